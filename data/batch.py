@@ -1,0 +1,49 @@
+"""What the loader yields and the trainer consumes: one batch of click logs on one rank."""
+
+from dataclasses import dataclass
+
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+
+@dataclass
+class Batch(Pipelineable):
+    """One rank's part of one step, `B` samples.
+
+    Attributes:
+        dense: float32 `[B, 13]`, already log-transformed.
+        sparse: ids of all features, feature-major, int64 values and lengths; `B` bags a feature.
+        labels: float32 `[B]`, 0 or 1.
+        num_valid: samples that count. The last `B - num_valid` repeat a sample so that every rank
+            sees full batches during evaluation; leave them out of metrics. Training batches are full.
+    """
+
+    dense: torch.Tensor
+    sparse: KeyedJaggedTensor
+    labels: torch.Tensor
+    num_valid: int
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """The same batch on `device`."""
+        return Batch(
+            dense=self.dense.to(device, non_blocking=non_blocking),
+            sparse=self.sparse.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            num_valid=self.num_valid,
+        )
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in page-locked host memory, for asynchronous copies to a CUDA device."""
+        return Batch(
+            dense=self.dense.pin_memory(),
+            sparse=self.sparse.pin_memory(),
+            labels=self.labels.pin_memory(),
+            num_valid=self.num_valid,
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the CUDA allocator that `stream` uses this batch."""
+        self.dense.record_stream(stream)
+        self.sparse.record_stream(stream)
+        self.labels.record_stream(stream)

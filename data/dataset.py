@@ -1,0 +1,140 @@
+"""A prepared data set: a folder of Parquet files and the manifest that makes them count.
+
+`data.prepare` and `data.synthetic` write it, `data.loader` reads it. The manifest `dataset.json`
+is written last, under a temporary name, and renamed: a folder without it is not a data set. A
+folder can live on any pyarrow filesystem.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pyarrow import fs
+
+from data.criteo import DENSE_NAMES
+
+MANIFEST_NAME: Final = "dataset.json"
+FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One categorical feature and the table that its ids index."""
+
+    name: str
+    """Column name in the Parquet files; the column is int32 (one id a sample) or list<int32> (multi-hot)."""
+    rows: int
+    """Number of rows a table for this feature needs: every id is in [0, rows)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One Parquet file."""
+
+    path: str
+    """Path relative to the data set's folder, with forward slashes, e.g. `day=3/part-00007.parquet`."""
+    day: int
+    """Day, for splitting by time. Data without days is split into equal parts that count as days."""
+    num_rows: int
+    """Samples in the file."""
+    row_groups: tuple[int, ...]
+    """Rows in each Parquet row group, in order: a reader can plan without opening the file."""
+    num_bytes: int
+    """Size of the file."""
+    sha256: str
+    """Hex SHA-256 of the file's bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetManifest:
+    """What `dataset.json` holds."""
+
+    features: tuple[Feature, ...]
+    """Categorical features, in model order."""
+    parts: tuple[Part, ...]
+    """Files in time order."""
+    dense: tuple[str, ...] = DENSE_NAMES
+    """Names of the float32 columns, in model order."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How the data was made (the maker's configuration); e.g. `best_auc` of a planted teacher."""
+    format_version: int = FORMAT_VERSION
+    """Raised when a reader of this version could misread the folder."""
+
+    @property
+    def num_rows(self) -> int:
+        """Samples in the whole data set."""
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def days(self) -> tuple[int, ...]:
+        """The days present, ascending."""
+        return tuple(sorted({part.day for part in self.parts}))
+
+    def on_days(self, days: Sequence[int]) -> "DatasetManifest":
+        """The same data set with only the parts of `days`, still in time order.
+
+        Raises:
+            ValueError: a day is not in the data set.
+        """
+        missing = sorted(set(days) - set(self.days))
+        if missing:
+            raise ValueError(f"the data set has no day {missing}; it has days {list(self.days)}")
+        parts = tuple(part for part in self.parts if part.day in set(days))
+        return DatasetManifest(
+            features=self.features, parts=parts, dense=self.dense, provenance=self.provenance
+        )
+
+    def to_json(self) -> str:
+        """The manifest as stable, human-readable JSON: equal manifests give equal text."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "DatasetManifest":
+        """Parse what `to_json` wrote.
+
+        Raises:
+            ValueError: not a manifest, or one of another format version.
+        """
+        try:
+            raw = json.loads(text)
+            version = raw["format_version"]
+            if version != FORMAT_VERSION:
+                raise ValueError(
+                    f"data set format {version} is not the format {FORMAT_VERSION} that this version reads; "
+                    "prepare the data again"
+                )
+            return cls(
+                features=tuple(Feature(**feature) for feature in raw["features"]),
+                parts=tuple(
+                    Part(**{**part, "row_groups": tuple(part["row_groups"])}) for part in raw["parts"]
+                ),
+                dense=tuple(raw["dense"]),
+                provenance=raw["provenance"],
+            )
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{MANIFEST_NAME} cannot be read ({error!r}); prepare the data again") from error
+
+
+def open_folder(uri: str) -> tuple[fs.FileSystem, str]:
+    """Resolve a local path or any pyarrow filesystem URI to a filesystem and a path on it."""
+    filesystem, path = fs.FileSystem.from_uri(uri) if "://" in uri else (fs.LocalFileSystem(), uri)
+    return filesystem, path.rstrip("/") or "/"
+
+
+def read_manifest(uri: str) -> DatasetManifest:
+    """Read `dataset.json` of the data set at `uri`.
+
+    Raises:
+        ValueError: there is no data set there, or its manifest cannot be read.
+    """
+    filesystem, path = open_folder(uri)
+    try:
+        with filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
+            text = stream.read().decode()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{uri} holds no {MANIFEST_NAME}: it is not a finished data set. Make one with "
+            "`python -m data.prepare` (from raw Criteo files) or `python -m data.synthetic`"
+        ) from error
+    return DatasetManifest.from_json(text)

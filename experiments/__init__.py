@@ -1,0 +1,1 @@
+"""Scripts that reproduce a table or a figure: `python -m experiments.NAME [--quick]`."""
