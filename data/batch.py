@@ -8,7 +8,7 @@ from torchrec.streamable import Pipelineable
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
     """One rank's part of one step, `B` samples.
 
     Attributes:

@@ -1,9 +1,9 @@
 """The Criteo click logs: columns, raw format, and the published table sizes.
 
-One raw line is a label, 13 integers and 26 hexadecimal categories, separated by tabs; any field but the
-label may be empty. Criteo Kaggle is one file of seven days; Criteo Terabyte is `day_0` .. `day_23`. Everything
-in `data/` names columns by the constants below; Parquet keeps one column a feature, because a
-KeyedJaggedTensor wants its values feature by feature and so does a person reading the file.
+One raw line is a label, 13 integers and 26 hexadecimal categories, separated by tabs; any field but
+the label may be empty. Criteo Kaggle is one file of seven days; Criteo Terabyte is `day_0` ..
+`day_23`. Everything in `data/` names columns by the constants below; Parquet keeps one column a
+feature, because a KeyedJaggedTensor wants its values feature by feature and so does a person.
 """
 
 from typing import Final
