@@ -1,0 +1,1 @@
+"""The trainer: DLRM and its family on sharded embedding tables. `torchrun -m dlrm.train` is its front door."""
