@@ -1,1 +1,1 @@
-"""The trainer: DLRM and its family on sharded embedding tables. `torchrun -m dlrm.train` is its front door."""
+"""The trainer: DLRM and its family on sharded embedding tables. Its front door: `torchrun -m dlrm.train`."""

@@ -77,7 +77,7 @@ def check_versions(device: str) -> None:
     if problem:
         raise IncompatiblePackagesError(
             f"{problem}.\nInstalled: {_describe_installed()}.\n"
-            f"In a clone of this project `rm -rf .venv && make install DEVICE={device}` mends it. Elsewhere:\n"
+            f"In a clone of this project: `rm -rf .venv && make install DEVICE={device}`. Elsewhere:\n"
             f"{_best_pairing().commands(device)}"
         )
 

@@ -1,0 +1,65 @@
+"""What holds for every test: it leaves nothing behind for the next one."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+GRACE_S = 5.0
+"""How long a thread that was told to stop may take to do so."""
+
+ENVIRONMENT_OF_OTHERS = {
+    "PYTEST_CURRENT_TEST",  # pytest itself, around every phase of every test
+    "KMP_DUPLICATE_LIB_OK",  # set by scikit-learn when it is first imported
+    "KMP_INIT_AT_FORK",  # the same
+}
+
+THREADS_OF_OTHERS = {"TMonitor"}
+"""Classes of threads that a library starts once and keeps: tqdm's monitor."""
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    leaked = []
+    for thread in set(threading.enumerate()) - before:
+        if type(thread).__name__ not in THREADS_OF_OTHERS:
+            thread.join(GRACE_S)
+            if thread.is_alive():
+                leaked.append(thread.name)
+    if leaked:
+        pytest.fail(f"the test left threads running: {', '.join(sorted(leaked))}")
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    leaked = sorted(changed - ENVIRONMENT_OF_OTHERS)
+    for name in leaked:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    if leaked:
+        pytest.fail(f"the test left environment variables changed: {', '.join(leaked)}")
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_process_group() -> Iterator[None]:
+    """Fails a test that did not destroy a process group it made; one of a wider fixture may stay."""
+    before = _has_process_group()
+    yield
+    if _has_process_group() and not before:
+        sys.modules["torch.distributed"].destroy_process_group()
+        pytest.fail("the test left a process group of torch.distributed behind")
+
+
+def _has_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
