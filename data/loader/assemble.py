@@ -1,0 +1,111 @@
+"""From the rows of a window to its batches, with one gather a column for the whole window.
+
+A window is laid out as `[batches, features, batch_size]`, so that each batch's feature-major values
+are one contiguous slice of it: making a batch copies nothing. Only multi-hot features, whose bags
+differ in length, are joined batch by batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.batch import Batch
+from data.loader.columns import Column, Rows, join
+from data.loader.order import Window
+
+
+class Assembler:
+    """Makes the batches of one rank.
+
+    Args:
+        keys: names of the features, in manifest order.
+        batch_size: samples in a batch, `B`.
+        pin_memory: put batches into page-locked memory.
+    """
+
+    def __init__(self, keys: Sequence[str], batch_size: int, pin_memory: bool) -> None:
+        self._keys = list(keys)
+        self._index_per_key = {key: index for index, key in enumerate(keys)}
+        self._batch_size = batch_size
+        self._pin_memory = pin_memory
+        # With one id a bag all batches have the same lengths and offsets: made once, shared by all.
+        num_bags = len(keys) * batch_size
+        self._ones, self._counting = self._empty(num_bags), self._empty(num_bags + 1)
+        torch.ones(num_bags, out=self._ones)
+        torch.arange(num_bags + 1, out=self._counting)
+
+    def batches(self, pieces: Sequence[Rows], window: Window) -> list[Batch]:
+        """The batches of a window.
+
+        Args:
+            pieces: the rows `window.rows`, in that order, in one or more pieces.
+            window: which of these rows go where.
+        """
+        order, size = window.order, self._batch_size
+        num_batches, num_dense = len(order) // size, len(pieces[0].dense)
+        labels = self._empty(num_batches, size, dtype=torch.float32)
+        labels.numpy().reshape(-1)[:] = join([piece.label for piece in pieces]).take(order).values
+        dense = self._empty(num_batches, size, num_dense, dtype=torch.float32)
+        dense_rows = dense.numpy().reshape(len(order), num_dense)
+        for index in range(num_dense):
+            dense_rows[:, index] = join([piece.dense[index] for piece in pieces]).take(order).values
+        ids = (join([piece.ids[index] for piece in pieces]).take(order) for index in range(len(self._keys)))
+        one_hot = all(column.offsets is None for piece in pieces for column in piece.ids)
+        sparse = self._one_hot(list(ids), num_batches) if one_hot else self._multi_hot(list(ids), num_batches)
+        return [
+            Batch(
+                dense=dense[index],
+                sparse=sparse[index],
+                labels=labels[index],
+                num_valid=min(size, window.num_valid - index * size),
+            )
+            for index in range(num_batches)
+        ]
+
+    def _one_hot(self, columns: Sequence[Column], num_batches: int) -> list[KeyedJaggedTensor]:
+        ids = self._empty(num_batches, len(columns), self._batch_size)
+        for index, column in enumerate(columns):
+            ids.numpy()[:, index] = column.values.reshape(num_batches, -1)
+        lengths = [self._batch_size] * len(columns)
+        return [self._jagged(values.view(-1), self._ones, self._counting, lengths) for values in ids.unbind()]
+
+    def _multi_hot(self, columns: Sequence[Column], num_batches: int) -> list[KeyedJaggedTensor]:
+        lengths = self._empty(num_batches, len(columns), self._batch_size)
+        for index, column in enumerate(columns):
+            lengths.numpy()[:, index] = column.lengths().reshape(num_batches, -1)
+        bounds = [column.bounds(self._batch_size) for column in columns]
+        made = []
+        for batch in range(num_batches):
+            bags = [
+                column.values[bound[batch] : bound[batch + 1]]
+                for column, bound in zip(columns, bounds, strict=True)
+            ]
+            length_per_key = [len(ids) for ids in bags]
+            values = self._empty(sum(length_per_key))
+            np.concatenate(bags, out=values.numpy())
+            batch_lengths = lengths[batch].view(-1)
+            offsets = self._empty(len(batch_lengths) + 1)
+            offsets[0] = 0
+            np.cumsum(batch_lengths.numpy(), out=offsets.numpy()[1:])
+            made.append(self._jagged(values, batch_lengths, offsets, length_per_key))
+        return made
+
+    def _jagged(
+        self, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, length_per_key: list[int]
+    ) -> KeyedJaggedTensor:
+        """The jagged tensor with all that TorchRec would else compute, or wait for a GPU to tell."""
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=values,
+            lengths=lengths,
+            offsets=offsets,
+            stride=self._batch_size,
+            length_per_key=length_per_key,
+            offset_per_key=[0, *np.cumsum(length_per_key).tolist()],
+            index_per_key=self._index_per_key,
+        )
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pin_memory)

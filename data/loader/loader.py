@@ -1,0 +1,233 @@
+"""The data loader: batches of one rank, made ahead in the background, with an exact position."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from data.batch import Batch
+from data.dataset import DatasetManifest, read_manifest
+from data.loader.assemble import Assembler
+from data.loader.background import Feed
+from data.loader.order import Phase, PhaseOrder, current_order
+from data.loader.reader import RowReader
+from data.loader.source import ParquetSource, RowGroupSource
+
+STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """How samples become batches."""
+
+    batch_size: int
+    """Samples of one rank in one step."""
+    window_batches: int = 64
+    """Shuffle window, in batches of one rank; 1 with `shuffle=False` reads in time order."""
+    shuffle: bool = True
+    """Shuffle inside each window; the windows themselves stay in time order."""
+    seed: int = 0
+    """Seed of the shuffle."""
+    drop_last: bool = True
+    """Leave out the last samples of an epoch, fewer than one batch on every rank. False (evaluation): they
+    make one more, padded batch on every rank, and `Batch.num_valid` says how many of its samples count."""
+    prefetch: int = 4
+    """Batches decoded ahead at least, in whole windows."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "window_batches", "prefetch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative, but is {self.seed}")
+
+
+class DataLoader:
+    """Batches of one rank from a prepared data set.
+
+    Every rank gets the same number of batches. One iterator at a time: a new one, `load_state_dict` or
+    `close` ends the one before.
+
+    Args:
+        uri: folder of the data set, a local path or any pyarrow filesystem URI.
+        config: batch size, order, read-ahead.
+        rank: this rank, in `[0, world_size)`.
+        world_size: ranks that share the samples.
+        days: read only these days; default all.
+        pin_memory: put batches into page-locked memory, for copies to a CUDA device.
+        source: read row groups from it, e.g. a cache, instead of the files; the caller closes it.
+
+    Raises:
+        ValueError: no data set at `uri`, a day that it does not have, or fewer samples than one global batch.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        config: LoaderConfig,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        days: Sequence[int] | None = None,
+        pin_memory: bool = False,
+        source: RowGroupSource | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size} ranks, 0 to {world_size - 1}")
+        manifest = read_manifest(uri)
+        self.manifest: DatasetManifest = manifest if days is None else manifest.on_days(days)
+        self.config = config
+        self._uri, self._rank = uri, rank
+        self._own_source = ParquetSource(uri, manifest)
+        self._source = self._own_source if source is None else source
+        keys = [feature.name for feature in manifest.features]
+        self._assembler = Assembler(keys, config.batch_size, pin_memory)
+        self._shape = Phase(
+            world_size=world_size, batch_size=config.batch_size, window_batches=config.window_batches
+        )
+        self._epoch = 0
+        self._phases = [self._shape]
+        self._feed: Feed[list[Batch]] | None = None
+        self._check_size()
+
+    def __len__(self) -> int:
+        """Batches every rank gets in one whole epoch."""
+        return self._order(0, [self._shape]).num_steps(self.config.drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from the current position to the end of the epoch; then a new epoch begins.
+
+        Raises:
+            OSError: a file is missing, damaged or cannot be reached.
+            ValueError: a file does not fit the manifest.
+            FeedClosedError: the loader was closed or began anew meanwhile.
+        """
+        self._stop()
+        self._feed = feed = self._start_feed()
+        try:
+            for batches in feed:
+                for batch in batches:
+                    feed.check_open()
+                    self._advance()
+                    yield batch
+            self._epoch, self._phases = self._epoch + 1, [self._shape]
+        finally:
+            feed.close()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the current position, from 0."""
+        return self._epoch
+
+    @property
+    def steps_left(self) -> int:
+        """Batches from the current position to the end of the epoch, equal on all ranks."""
+        order = self._order(self._epoch, self._phases)
+        return max(0, order.num_steps(self.config.drop_last) - self._phases[-1].steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was handed out; the same on all ranks, ready for JSON."""
+        return {
+            "version": STATE_VERSION,
+            "num_rows": self.manifest.num_rows,
+            "parts_digest": _parts_digest(self.manifest),
+            "seed": self.config.seed,
+            "shuffle": self.config.shuffle,
+            "epoch": self._epoch,
+            "phases": [asdict(phase) for phase in self._phases if phase.steps],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a position, also one that another world size or batch size reached.
+
+        Raises:
+            ValueError: the position belongs to other data, another seed or another shuffle setting.
+        """
+        mine = self.state_dict()
+        for name in ("version", "num_rows", "parts_digest", "seed", "shuffle"):
+            if state.get(name) != mine[name]:
+                raise ValueError(
+                    f"this data position has {name} {state.get(name)!r}, but the loader has {mine[name]!r}: "
+                    "resume with data, days, seed and shuffle of the run that saved it, or begin a new run"
+                )
+        self._stop()
+        phases = [Phase(**phase) for phase in state["phases"]]
+        if not (phases and phases[-1].same_shape(self._shape)):
+            phases.append(self._shape)
+        self._epoch, self._phases = state["epoch"], phases
+
+    def close(self) -> None:
+        """Stop the background thread and let go of the files; a waiting iterator raises FeedClosedError."""
+        self._stop()
+        self._own_source.close()
+
+    def _stop(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+
+    def _advance(self) -> None:
+        self._phases[-1] = replace(self._phases[-1], steps=self._phases[-1].steps + 1)
+
+    def _order(self, epoch: int, phases: Sequence[Phase]) -> PhaseOrder:
+        config = self.config
+        return current_order(
+            self.manifest.num_rows, phases, shuffle=config.shuffle, seed=config.seed, epoch=epoch
+        )
+
+    def _start_feed(self) -> Feed[list[Batch]]:
+        """Begin to make windows of batches from the current position on."""
+        order = self._order(self._epoch, self._phases)
+        steps = range(self._phases[-1].steps, order.num_steps(self.config.drop_last))
+        windows = partial(
+            _windows,
+            reader=RowReader(self._uri, self.manifest, self._source),
+            assembler=self._assembler,
+            order=order,
+            steps=steps,
+            rank=self._rank,
+        )
+        ahead = -(-self.config.prefetch // self.config.window_batches)
+        return Feed(windows, ahead=ahead, name=f"data-loader-{self._rank}")
+
+    def _check_size(self) -> None:
+        rows, shape, config = self.manifest.num_rows, self._shape, self.config
+        if rows == 0:
+            raise ValueError(f"{self._uri} has no samples on days {list(self.manifest.days)}")
+        if config.drop_last and rows < shape.global_batch:
+            raise ValueError(
+                f"{self._uri} has {rows} samples on days {list(self.manifest.days)}, fewer than one step of "
+                f"{shape.world_size} ranks x {shape.batch_size} samples: use a smaller batch_size, fewer "
+                "ranks or more days (or, for evaluation, drop_last=False)"
+            )
+
+
+def _windows(
+    closed: Callable[[], bool],
+    *,
+    reader: RowReader,
+    assembler: Assembler,
+    order: PhaseOrder,
+    steps: range,
+    rank: int,
+) -> Iterator[list[Batch]]:
+    """Body of the background thread; a plain function, so that the thread does not keep the loader alive."""
+    step = steps.start
+    while step < steps.stop:
+        window = order.window(step, rank)
+        pieces = []
+        for piece in reader.pieces(window.rows):
+            if closed():
+                return
+            pieces.append(piece)
+        batches = assembler.batches(pieces, window)
+        step += len(batches)
+        yield batches
+
+
+def _parts_digest(manifest: DatasetManifest) -> str:
+    """Names the samples and their order: equal for equal files in equal order."""
+    digest = hashlib.sha256()
+    for part in manifest.parts:
+        digest.update(f"{part.path} {part.num_rows} {part.sha256}\n".encode())
+    return digest.hexdigest()[:32]
