@@ -5,37 +5,47 @@ its `Feed` is closed, dropped, or the interpreter exits; every wait wakes up reg
 signals are honoured; an error of the thread is raised again, unchanged, where the consumer waits.
 """
 
+import atexit
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 WAKE_UP_S: Final = 0.2
 """How often a waiting thread looks around."""
-JOIN_S: Final = 5.0
-"""How long closing waits for the item that is being made; a thread stuck in storage is left behind."""
+CLOSE_S: Final = 0.5
+"""How long closing waits for the item that is being made; a thread that is stuck in storage ends later."""
+EXIT_S: Final = 5.0
+"""How long exiting waits for all of them: native code must not return into a dead interpreter."""
 
 
 class FeedClosedError(RuntimeError):
     """The consumer waited for an item of a feed that somebody closed."""
 
 
-class _Shared(Generic[T]):
-    """What the two threads share. The maker holds only this, so that a dropped `Feed` can be collected."""
+class _Maker(Generic[T]):
+    """The background thread and what it shares. It does not know its `Feed`, so that one can be collected."""
 
-    def __init__(self, ahead: int) -> None:
+    def __init__(self, produce: Callable[[Callable[[], bool]], Iterator[T]], ahead: int, name: str) -> None:
         self.changed = threading.Condition()
         self.items: deque[T] = deque()
         self.ahead = ahead
         self.closed = False
         self.finished = False
         self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._make, args=(produce,), name=name, daemon=True)
 
-    def make(self, produce: Callable[[Callable[[], bool]], Iterator[T]]) -> None:
-        """Body of the background thread."""
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.items.clear()
+            self.changed.notify_all()
+
+    def _make(self, produce: Callable[[Callable[[], bool]], Iterator[T]]) -> None:
         try:
             items = produce(lambda: self.closed)
             while self._wait_for_room():
@@ -51,12 +61,7 @@ class _Shared(Generic[T]):
             with self.changed:
                 self.finished = True
                 self.changed.notify_all()
-
-    def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.items.clear()
-            self.changed.notify_all()
+            _running.discard(self)
 
     def _wait_for_room(self) -> bool:
         with self.changed:
@@ -76,11 +81,13 @@ class Feed(Generic[T]):
     """
 
     def __init__(self, produce: Callable[[Callable[[], bool]], Iterator[T]], ahead: int, name: str) -> None:
-        self._shared: _Shared[T] = _Shared(ahead)
-        thread = threading.Thread(target=self._shared.make, args=(produce,), name=name, daemon=True)
-        # Also runs at interpreter exit: native code must not come back into a torn-down interpreter.
-        self._finalizer = weakref.finalize(self, _stop, self._shared, thread)
-        thread.start()
+        self._maker = _Maker(produce, ahead, name)
+        weakref.finalize(self, self._maker.close)
+
+    def start(self) -> None:
+        """Start the thread. Apart from construction, so that a signal handler can already close the feed."""
+        _running.add(self._maker)
+        self._maker.thread.start()
 
     def __iter__(self) -> "Feed[T]":
         return self
@@ -92,28 +99,38 @@ class Feed(Generic[T]):
             FeedClosedError: the feed was closed.
             BaseException: whatever `produce` raised, after the items that it made before.
         """
-        shared = self._shared
-        with shared.changed:
-            while not (shared.items or shared.finished or shared.closed):
-                shared.changed.wait(WAKE_UP_S)
+        maker = self._maker
+        with maker.changed:
+            while not (maker.items or maker.finished or maker.closed):
+                maker.changed.wait(WAKE_UP_S)
             self.check_open()
-            if shared.items:
-                shared.changed.notify_all()
-                return shared.items.popleft()
-        if shared.error is not None:
-            raise shared.error
+            if maker.items:
+                maker.changed.notify_all()
+                return maker.items.popleft()
+        if maker.error is not None:
+            raise maker.error
         raise StopIteration
 
     def check_open(self) -> None:
         """Raise FeedClosedError if the feed was closed."""
-        if self._shared.closed:
+        if self._maker.closed:
             raise FeedClosedError("the data loader was closed, or began anew, while this iterator was in use")
 
     def close(self) -> None:
         """Stop the thread and drop what it made. Safe to repeat, and to call from a signal handler."""
-        self._finalizer()
+        self._maker.close()
+        if self._maker.thread.is_alive():
+            self._maker.thread.join(CLOSE_S)
 
 
-def _stop(shared: _Shared[T], thread: threading.Thread) -> None:
-    shared.close()
-    thread.join(JOIN_S)
+_running: set[_Maker[Any]] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    makers = list(_running)
+    for maker in makers:
+        maker.close()
+    deadline = time.monotonic() + EXIT_S
+    for maker in makers:
+        maker.thread.join(max(0.0, deadline - time.monotonic()))

@@ -104,8 +104,9 @@ class DataLoader:
             FeedClosedError: the loader was closed or began anew meanwhile.
         """
         self._stop()
-        self._feed = feed = self._start_feed()
+        self._feed = feed = self._new_feed()
         try:
+            feed.start()
             for batches in feed:
                 for batch in batches:
                     feed.check_open()
@@ -175,8 +176,8 @@ class DataLoader:
             self.manifest.num_rows, phases, shuffle=config.shuffle, seed=config.seed, epoch=epoch
         )
 
-    def _start_feed(self) -> Feed[list[Batch]]:
-        """Begin to make windows of batches from the current position on."""
+    def _new_feed(self) -> Feed[list[Batch]]:
+        """Windows of batches from the current position on."""
         order = self._order(self._epoch, self._phases)
         steps = range(self._phases[-1].steps, order.num_steps(self.config.drop_last))
         windows = partial(

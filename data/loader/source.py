@@ -109,7 +109,7 @@ def _named_errors(path: str, row_group: int) -> Iterator[None]:
         raise FileNotFoundError(
             f"{path} is in the data set's manifest but not in its folder; copy it there or {PREPARE_AGAIN}"
         ) from error
-    except (OSError, pa.ArrowException, MemoryError) as error:
+    except (OSError, pa.ArrowException, UnicodeError, MemoryError) as error:
         raise OSError(
             f"cannot read row group {row_group} of {path}: {error}. If the storage can be reached, the file "
             "is damaged: copy it again (`python -m data.prepare --verify` names the damaged files) or "

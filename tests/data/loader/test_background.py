@@ -1,0 +1,172 @@
+"""The background thread ends when it should, and nobody ever hangs because of it."""
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from data.loader import DataLoader, FeedClosedError, LoaderConfig
+from data.loader.background import Feed
+
+CONFIG = LoaderConfig(batch_size=4, window_batches=2, prefetch=1)
+
+
+class StuckSource:
+    """A storage that does not answer until `released`."""
+
+    def __init__(self):
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def read(self, part, row_group):
+        self.asked.set()
+        self.released.wait(30)
+        raise OSError("released")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, make_dataset):
+    folder = tmp_path_factory.mktemp("data")
+    make_dataset(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def stuck(folder):
+    source = StuckSource()
+    yield source
+    source.released.set()
+
+
+def alive():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("data-loader")]
+
+
+def test_items_come_in_order_and_no_further_ahead_than_asked():
+    made = []
+
+    def produce(closed):
+        for item in range(100):
+            made.append(item)
+            yield item
+
+    feed = Feed(produce, ahead=3, name="feed")
+    feed.start()
+    got = [next(feed) for _ in range(5)]
+    deadline = time.monotonic() + 10
+    while len(made) < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    feed.close()
+    assert got == [0, 1, 2, 3, 4]
+    assert made == list(range(8))
+
+
+def test_an_error_of_the_thread_comes_after_the_items_before_it():
+    error = KeyError("mine")
+
+    def produce(closed):
+        yield 1
+        raise error
+
+    feed = Feed(produce, ahead=5, name="feed")
+    feed.start()
+    assert next(feed) == 1
+    with pytest.raises(KeyError) as caught:
+        next(feed)
+    assert caught.value is error
+
+
+def test_an_error_of_the_source_reaches_the_training_loop(folder):
+    class Failing:
+        def read(self, part, row_group):
+            raise RuntimeError("no such luck")
+
+    with pytest.raises(RuntimeError, match="no such luck"):
+        next(iter(DataLoader(folder, CONFIG, source=Failing())))
+
+
+def test_closing_wakes_up_a_waiting_loop(folder, stuck):
+    loader = DataLoader(folder, CONFIG, source=stuck)
+    closer = threading.Thread(target=lambda: (stuck.asked.wait(30), loader.close()))
+    closer.start()
+    with pytest.raises(FeedClosedError):
+        next(iter(loader))
+    assert not stuck.released.is_set()
+    stuck.released.set()
+    closer.join()
+
+
+def test_ctrl_c_interrupts_a_waiting_loop(folder, stuck):
+    main = threading.main_thread().ident
+    killer = threading.Thread(target=lambda: (stuck.asked.wait(30), signal.pthread_kill(main, signal.SIGINT)))
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(DataLoader(folder, CONFIG, source=stuck)))
+    assert not stuck.released.is_set()
+    killer.join()
+
+
+def test_a_signal_handler_may_close_the_loader(folder, stuck):
+    loader = DataLoader(folder, CONFIG, source=stuck)
+    before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    main = threading.main_thread().ident
+    killer = threading.Thread(
+        target=lambda: (stuck.asked.wait(30), signal.pthread_kill(main, signal.SIGUSR1))
+    )
+    killer.start()
+    try:
+        with pytest.raises(FeedClosedError):
+            next(iter(loader))
+    finally:
+        killer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_iterator_of_a_closed_loader_gives_nothing_more(folder):
+    loader = DataLoader(folder, CONFIG)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    loader.close()
+    with pytest.raises(FeedClosedError):
+        next(batches)
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("how", ["drop", "close", "exhaust", "break", "new"])
+def test_the_thread_ends(folder, how):
+    loader = DataLoader(folder, CONFIG)
+    batches = iter(loader)
+    next(batches)
+    (thread,) = alive()
+    if how == "drop":
+        del batches, loader
+        gc.collect()
+    elif how == "close":
+        loader.close()
+    elif how == "exhaust":
+        list(batches)
+    elif how == "break":
+        batches.close()
+    else:
+        next(iter(loader))
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(0)", "loader.close()"])
+def test_the_interpreter_exits_in_the_middle_of_an_epoch(folder, ending):
+    script = f"""
+from data.loader import DataLoader, LoaderConfig
+loader = DataLoader({folder!r}, LoaderConfig(batch_size=4, window_batches=2))
+batches = iter(loader)
+next(batches)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, timeout=50)
+    assert done.returncode == 0, done.stderr.decode()
