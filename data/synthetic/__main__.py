@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from data.synthetic.build import generate, is_finished
 from data.synthetic.config import CARDINALITIES, COMPRESSIONS, FORMATS, SyntheticConfig
@@ -54,15 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(f"{out} was already there, complete" if there else f"made {out}", end=": ")
     print(f"{config.days} days x {config.rows_per_day:,} rows, {sum(config.table_rows):,} table rows")
-    for name, figures in [
-        *((f"day {day}", day_) for day, day_ in provenance["days"].items()),
-        ("all", provenance),
-    ]:
-        print(
-            f"{name}: best reachable AUC {figures['best_auc']:.4f} (expected {figures['best_auc_expected']:.4f}), "
-            f"best log loss {figures['best_log_loss']:.4f}, click rate {figures['click_rate']:.4f}"
-        )
+    for day, figures in provenance["days"].items():
+        print(f"day {day}: {_describe(figures)}")
+    print(f"all: {_describe(provenance)}")
     return 0
+
+
+def _describe(figures: Mapping[str, float]) -> str:
+    return (
+        f"best reachable AUC {figures['best_auc']:.4f} (expected {figures['best_auc_expected']:.4f}), "
+        f"best log loss {figures['best_log_loss']:.4f}, click rate {figures['click_rate']:.4f}"
+    )
 
 
 if __name__ == "__main__":

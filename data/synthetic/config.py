@@ -62,7 +62,8 @@ class SyntheticConfig:
             _check(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; choose at least 1")
         _check(
             self.rows_per_file % self.rows_per_block == 0,
-            f"rows_per_file ({self.rows_per_file}) must be a multiple of rows_per_block ({self.rows_per_block})",
+            f"rows_per_file is {self.rows_per_file}; choose a multiple of rows_per_block, "
+            f"which is {self.rows_per_block}",
         )
         if self.format == "parquet":
             _check(self.compression == "none", "Parquet compresses by itself: leave out the compression")

@@ -5,19 +5,20 @@ the number of ids in all columns before it at full scale, and `mix` is the final
 a bijection on 32-bit numbers: no two (column, id) share a value, and values tell nothing of ids.
 """
 
+import contextlib
 import gzip
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 import zstandard
+from pyarrow import csv
 
 from data.criteo import CATEGORY_NAMES, COLUMN_NAMES, DENSE_NAMES, LABEL
 from data.synthetic.config import CARDINALITIES, COMPRESSIONS, SyntheticConfig
@@ -86,7 +87,7 @@ def write_file(path: Path, config: SyntheticConfig, blocks: Iterator[Block]) -> 
         os.fsync(file.fileno())
 
 
-def _write_parquet(file: IO[bytes], config: SyntheticConfig, blocks: Iterator[Block]) -> None:
+def _write_parquet(file: BinaryIO, config: SyntheticConfig, blocks: Iterator[Block]) -> None:
     ids_type = pa.list_(pa.int32()) if config.multi_hot else pa.int32()
     columns = [(LABEL, pa.int8())]
     columns += [(name, pa.float32()) for name in DENSE_NAMES]
@@ -94,7 +95,7 @@ def _write_parquet(file: IO[bytes], config: SyntheticConfig, blocks: Iterator[Bl
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
     with pq.ParquetWriter(file, schema, compression="zstd", compression_level=ZSTD_LEVEL) as writer:
         for block in blocks:
-            arrays = [pa.array(block.labels), *map(pa.array, block.dense), *map(_ids_array, block.bags)]
+            arrays = [pa.array(block.labels), *map(pa.array, block.dense.T), *map(_ids_array, block.bags)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=len(block))
 
 
@@ -107,25 +108,27 @@ def _ids_array(bag: Bag) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-def _compressed(file: IO[bytes], compression: str) -> Any:
-    """A stream that compresses into `file` (closing it leaves the file open)."""
-    streams: dict[str, Callable[[], Any]] = {
-        "none": lambda: open(file.fileno(), "wb", closefd=False),  # noqa: SIM115
-        "gz": lambda: gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0),
-        "zst": lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).stream_writer(file, closefd=False),
-    }
-    return streams[compression]()
+def _compressed(
+    file: BinaryIO, compression: str
+) -> contextlib.AbstractContextManager[BinaryIO | gzip.GzipFile]:
+    """A stream that compresses into `file`; closing it leaves the file open."""
+    if compression == "gz":
+        return gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0)  # no name, no time: the same bytes
+    if compression == "zst":
+        return zstandard.ZstdCompressor(level=ZSTD_LEVEL).stream_writer(file, closefd=False)
+    return contextlib.nullcontext(file)
 
 
-def _write_lines(stream: Any, config: SyntheticConfig, block: Block) -> None:
+def _write_lines(stream: BinaryIO | gzip.GzipFile, config: SyntheticConfig, block: Block) -> None:
     arrays = [pa.array(block.labels)]
-    arrays += [pa.array(x, mask=gone) for x, gone in zip(block.integers, block.integers_missing, strict=True)]
+    for column, missing in zip(block.integers.T, block.integers_missing.T, strict=True):
+        arrays.append(pa.array(column, mask=missing))
     first = 0
     for bag, cardinality in zip(block.bags, CARDINALITIES[config.preset], strict=True):
         arrays.append(_hex_array(bag.ids, first))
         first += cardinality
-    options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    pyarrow.csv.write_csv(pa.Table.from_arrays(arrays, names=list(COLUMN_NAMES)), stream, options)
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    csv.write_csv(pa.Table.from_arrays(arrays, names=list(COLUMN_NAMES)), stream, options)
 
 
 def _hex_array(ids: npt.NDArray[np.int64], first: int) -> pa.Array:

@@ -40,4 +40,4 @@ TOP_SHARE: Final = 0.01
 """The most popular ids, as a share of a table ..."""
 
 TOP_COVERAGE: Final = 0.75
-"""... and the share of all accesses that they get (Zheng et al. and the CPR paper see this skew in Criteo)."""
+"""... and the share of all accesses that they get (about what Criteo's large tables show)."""

@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from data.criteo import NUM_DENSE
+from data.criteo import NUM_CATEGORIES, NUM_DENSE
 from data.synthetic import profile
+from data.synthetic.calibration import Calibration
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.popularity import MovingPopularity, Popularity
-from data.synthetic.teacher import Bag, Calibration, Teacher
+from data.synthetic.teacher import Bag, Teacher
 
 EFFECTS_STREAM: Final = 0
 CALIBRATION_STREAM: Final = 1
@@ -32,9 +33,10 @@ class Block:
     Attributes:
         labels: int8 `[n]`, 0 or 1, drawn from `probabilities`.
         probabilities: float64 `[n]`, the teacher's: the best score that any model could give.
-        integers: int64 `[13, n]`, raw; meaningless where missing.
-        integers_missing: bool `[13, n]`.
-        dense: float32 `[13, n]`, `log(max(integer, 0) + 1)`, 0 where missing.
+        integers: int64 `[n, 13]`, raw; meaningless where missing. Like the next two, the transpose of
+            an array that holds column after column, as files want it.
+        integers_missing: bool `[n, 13]`.
+        dense: float32 `[n, 13]`, `log(max(integer, 0) + 1)`, 0 where missing: what a model sees.
         bags: the ids of each of the 26 features.
     """
 
@@ -108,7 +110,7 @@ class ClickSource:
     def _draw_integers(
         self, rng: np.random.Generator, num_rows: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-        """Raw integers, where they are missing, and what a model sees of them; each `[13, num_rows]`."""
+        """Raw integers, where they are missing, and what a model sees of them; each `[num_rows, 13]`."""
         missing = rng.random((NUM_DENSE, num_rows), np.float32) < _column(profile.DENSE_MISSING)
         counts = rng.standard_normal((NUM_DENSE, num_rows), np.float32)
         counts *= _column(profile.DENSE_SIGMA)
@@ -121,26 +123,26 @@ class ClickSource:
         seen += 1
         dense = np.log(seen, out=seen).astype(np.float32)
         dense[missing] = 0
-        return integers, missing, dense
+        return integers.T, missing.T, dense.T
 
     def _draw_bags(self, rng: np.random.Generator, num_rows: int) -> tuple[Bag, ...]:
-        """The ids of each feature; one draw decides both what is missing and a single id."""
-        bags = []
-        for feature, (law, size) in enumerate(zip(self.popularity, self.config.bag_sizes, strict=True)):
-            absent = profile.CATEGORY_MISSING[feature]
-            if self.config.multi_hot:
-                lengths = np.where(rng.random(num_rows) < absent, 0, size)
-                bags.append(Bag(self._ids(rng, feature, rng.random(int(lengths.sum()))), lengths))
-                continue
-            uniform = rng.random(num_rows)
-            if absent:
-                uniform -= absent
-                uniform /= 1 - absent
-            ids = self._ids(rng, feature, np.maximum(uniform, 0) if absent else uniform)
-            if absent:
-                ids[uniform < 0] = 0
-            bags.append(Bag(ids))
-        return tuple(bags)
+        """The ids of each feature."""
+        draw = self._draw_bag if self.config.multi_hot else self._draw_single_ids
+        return tuple(draw(rng, num_rows, feature) for feature in range(NUM_CATEGORIES))
+
+    def _draw_single_ids(self, rng: np.random.Generator, num_rows: int, feature: int) -> Bag:
+        """One id a sample: the lower quantiles stand for missing values, the others pick an id."""
+        absent = profile.CATEGORY_MISSING[feature]
+        uniform = (rng.random(num_rows) - absent) / (1 - absent)
+        ids = self._ids(rng, feature, np.maximum(uniform, 0))
+        ids[uniform < 0] = 0
+        return Bag(ids)
+
+    def _draw_bag(self, rng: np.random.Generator, num_rows: int, feature: int) -> Bag:
+        """As many ids as the feature's bags hold, or none."""
+        absent = profile.CATEGORY_MISSING[feature]
+        lengths = np.where(rng.random(num_rows) < absent, 0, self.config.bag_sizes[feature])
+        return Bag(self._ids(rng, feature, rng.random(int(lengths.sum()))), lengths)
 
     def _ids(
         self, rng: np.random.Generator, feature: int, uniform: npt.NDArray[np.float64]

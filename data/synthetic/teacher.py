@@ -12,9 +12,7 @@ categories are pure interactions, which no sum of main effects can stand in for.
 towards rare ids: nobody could learn those from a few samples. A bag of ids counts with its mean, an
 empty bag with zero; row 0 (missing) has effects like any other.
 
-The logit is `intercept + main_slope * main + pairs_slope * pairs`. The three are solved for on a
-calibration sample, so that click rate, best reachable AUC and the share of the interactions are the
-wanted ones whatever the seed and the tables.
+`data.synthetic.calibration` turns the two parts into a probability.
 """
 
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ import numpy.typing as npt
 
 from data.criteo import NUM_DENSE
 from data.synthetic.popularity import Popularity
-from data.synthetic.profile import BEST_AUC, CLICK_RATE, DENSE_MEDIAN, DENSE_MISSING, DENSE_SIGMA
+from data.synthetic.profile import DENSE_MEDIAN, DENSE_MISSING, DENSE_SIGMA
 
 NUM_FACTORS: Final = 2
 WIDTH: Final = NUM_FACTORS + 2
@@ -34,12 +32,9 @@ WIDTH: Final = NUM_FACTORS + 2
 NUM_EFFECT_ROWS: Final = 65_536
 """Effects kept a table. In larger tables, ids that are equal modulo this number share their effects."""
 
-INTERACTION_SHARE: Final = 0.15
-"""Share of the interactions in the variance of the logit."""
-
 TABLE_SPREAD: Final = 0.5
 """Tables differ in the size of their main effects: standard deviation of its logarithm ..."""
-FACTOR_SPREAD: Final = 1.0
+FACTOR_SPREAD: Final = 1.25
 """... and of the logarithm of the size of their factors: a few tables carry most interactions."""
 
 RARE_RANK: Final = 30.0
@@ -53,9 +48,6 @@ DENSE_MAIN_SCALE: Final = 0.5
 """Size of the integers' main effects; that of a table is about 1."""
 DENSE_FACTOR_SCALE: Final = 0.5
 """Size of the integers' factors; that of a table is about 1."""
-
-MAX_SLOPE: Final = 20.0
-"""Slopes searched: the logit of a standardised score is never as steep as this."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -100,22 +92,22 @@ class Teacher:
             effects = [cos * first + sin * second for first, second in zip(effects, turned, strict=True)]
         *self._tables, self._dense = effects
         for table in self._tables:
-            table[:, 1] = (table[:, 2:] ** 2).sum(1) / 2
+            _with_squares(table)
         self._mean, self._deviation = _dense_moments()
 
     def score(self, dense: npt.NDArray[np.float32], bags: tuple[Bag, ...]) -> tuple[Floats, Floats]:
         """Main and pairs part of the score of `n` samples.
 
         Args:
-            dense: float32 `[13, n]`, transformed.
+            dense: float32 `[n, 13]`, transformed.
             bags: the ids of each feature.
 
         Returns:
             Two float64 arrays `[n]`.
         """
-        total = np.zeros((dense.shape[1], WIDTH), np.float32)
+        total = np.zeros((len(dense), WIDTH), np.float32)
         for column, mean, deviation, effect in zip(
-            dense, self._mean, self._deviation, self._dense, strict=True
+            dense.T, self._mean, self._deviation, self._dense, strict=True
         ):
             total += ((column - mean) / deviation)[:, None] * effect
         gathered = np.empty_like(total)
@@ -124,8 +116,8 @@ class Teacher:
             if bag.lengths is None:
                 total += table.take(rows, axis=0, out=gathered, mode="clip")
             elif len(rows):
-                size = bag.lengths.max()
-                total[bag.lengths > 0] += table.take(rows, axis=0).reshape(-1, size, WIDTH).mean(1)
+                bags_of_ids = table.take(rows, axis=0).reshape(-1, bag.lengths.max(), WIDTH)
+                total[bag.lengths > 0] += _with_squares(bags_of_ids.mean(1))
         pairs = (total[:, 2:] ** 2).sum(1) / 2 - total[:, 1]
         return total[:, 0].astype(np.float64), pairs.astype(np.float64)
 
@@ -150,6 +142,12 @@ def _draw_effects(
     return drawn
 
 
+def _with_squares(effects: Effects) -> Effects:
+    """Half the squared lengths of the factors, written to their column of `effects`."""
+    effects[:, 1] = (effects[:, 2:] ** 2).sum(1) / 2
+    return effects
+
+
 def _dense_moments() -> tuple[Floats, Floats]:
     """Mean and standard deviation of each transformed integer, from the law that it is drawn from."""
     normal = np.linspace(-3, 3, 201)[:, None]
@@ -159,63 +157,3 @@ def _dense_moments() -> tuple[Floats, Floats]:
     mean = (weights * values).sum(0)
     deviation = np.sqrt((weights * values**2).sum(0) - mean**2)
     return mean.astype(np.float32), deviation.astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """From scores to click probabilities."""
-
-    intercept: float
-    main_slope: float
-    pairs_slope: float
-
-    @classmethod
-    def fit(cls, main: Floats, pairs: Floats) -> "Calibration":
-        """Solve for the wanted click rate, best AUC and share of the interactions.
-
-        Args:
-            main: main part of the score of a sample of samples, float64 `[n]`.
-            pairs: pairs part.
-        """
-        main_unit = np.sqrt(1 - INTERACTION_SHARE) / main.std()
-        pairs_unit = np.sqrt(INTERACTION_SHARE) / pairs.std()
-        standard = np.sort(main * main_unit + pairs * pairs_unit)
-        low, high = 0.0, MAX_SLOPE
-        for _ in range(30):
-            slope = (low + high) / 2
-            intercept = _intercept_at_rate(slope * standard)
-            low, high = (
-                (slope, high)
-                if _expected_auc(_sigmoid(slope * standard + intercept)) < BEST_AUC
-                else (low, slope)
-            )
-        return cls(float(intercept), float(slope * main_unit), float(slope * pairs_unit))
-
-    def probabilities(self, score: tuple[Floats, Floats]) -> Floats:
-        """Click probability of each sample, float64 `[n]`."""
-        main, pairs = score
-        return _sigmoid(self.intercept + self.main_slope * main + self.pairs_slope * pairs)
-
-
-def _sigmoid(logit: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-logit)))
-
-
-def _intercept_at_rate(logit: Floats) -> float:
-    """What to add to the logits for a mean probability of `CLICK_RATE`."""
-    low, high = -100.0, 100.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if _sigmoid(logit + middle).mean() < CLICK_RATE:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _expected_auc(ascending: Floats) -> float:
-    """AUC to expect when labels are drawn from these probabilities and they are also the score."""
-    below = np.cumsum(1 - ascending)
-    pairs_won = (ascending[1:] * below[:-1]).sum()
-    pairs_of_one = (ascending * (1 - ascending)).sum()
-    return float(pairs_won / (ascending.sum() * below[-1] - pairs_of_one))

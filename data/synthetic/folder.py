@@ -1,0 +1,171 @@
+"""The folder of a synthetic data set: complete, or visibly not there yet.
+
+While a data set is being made, everything unfinished lives in its folder `.unfinished`: the
+configuration, temporary files, and what is known of each finished file. A file is moved into place
+when it is whole and on disk. The manifest comes last; then `.unfinished` goes.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from data.dataset import MANIFEST_NAME, Part
+from data.synthetic.config import SyntheticConfig
+from data.synthetic.files import FilePlan, write_file
+from data.synthetic.scores import Scores
+from data.synthetic.source import Block
+
+MAKER: Final = "data.synthetic"
+GENERATOR_VERSION: Final = 1
+"""Raised whenever the same configuration would give other bytes."""
+
+RAW_MANIFEST_NAME: Final = "synthetic.json"
+"""Takes the manifest's place beside raw files, which no loader reads."""
+
+
+class DatasetFolder:
+    """What one configuration finds, or leaves, in one folder.
+
+    Args:
+        config: the data set.
+        path: its folder, on a local disk; need not exist.
+    """
+
+    def __init__(self, config: SyntheticConfig, path: Path) -> None:
+        self.path = path
+        self.identity = {"maker": MAKER, "generator_version": GENERATOR_VERSION, **asdict(config)}
+        self._config = config
+        self._manifest = path / (MANIFEST_NAME if config.format == "parquet" else RAW_MANIFEST_NAME)
+        self._work = path / ".unfinished"
+
+    def provenance(self) -> dict[str, Any] | None:
+        """Provenance of the finished data set; None if there is none yet.
+
+        Raises:
+            ValueError: the folder holds another data set, or this one is damaged.
+        """
+        found = [name for name in (MANIFEST_NAME, RAW_MANIFEST_NAME) if (self.path / name).exists()]
+        if not found:
+            return None
+        try:
+            manifest = json.loads((self.path / found[0]).read_text())
+            provenance, parts = dict(manifest["provenance"]), manifest["parts"]
+            made_as = dict(provenance["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{MAKER} did not make the data set in {self.path}; choose another folder"
+            ) from error
+        self._check_identity(made_as)
+        for part in parts:
+            file = self.path / part["path"]
+            if not file.exists() or file.stat().st_size != part["num_bytes"]:
+                raise ValueError(f"{file} is missing or has changed; delete {self.path} and make it again")
+        return provenance
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Hold the folder for writing, new or as an unfinished run of the same configuration left it.
+
+        Raises:
+            ValueError: the folder holds something else, or somebody is writing it now.
+        """
+        identity = self._work / "config.json"
+        if identity.exists():
+            self._check_identity(json.loads(identity.read_text()))
+        elif self.path.exists() and any(file != self._work for file in self.path.iterdir()):
+            raise ValueError(f"{self.path} is not empty and holds no data set; choose another folder")
+        self._work.mkdir(parents=True, exist_ok=True)
+        with (self._work / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"another process is making {self.path} right now; wait for it") from error
+            self._write(identity, json.dumps(self.identity, indent=1).encode())
+            yield
+
+    def write(self, plan: FilePlan, blocks: Iterator[Block]) -> None:
+        """Make one file of the data set, whole or not at all."""
+        scores = Scores()
+        unfinished = self._temporary(plan.path)
+        write_file(unfinished, self._config, _scored(blocks, scores))
+        with unfinished.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        num_bytes = unfinished.stat().st_size
+        (self.path / plan.path).parent.mkdir(exist_ok=True)
+        unfinished.replace(self.path / plan.path)
+        unfinished = self._temporary(plan.path)
+        with unfinished.open("wb") as file:
+            np.savez(file, num_bytes=num_bytes, sha256=digest, **vars(scores))
+        unfinished.replace(self._result(plan))
+
+    def written(self, plan: FilePlan) -> tuple[Part, Scores] | None:
+        """A finished file and the scores of its samples; None if it has to be made."""
+        try:
+            with np.load(self._result(plan)) as stored:
+                result = dict(stored)
+            num_bytes = (self.path / plan.path).stat().st_size
+        except FileNotFoundError:
+            return None
+        if num_bytes != result["num_bytes"]:
+            return None
+        part = Part(
+            path=plan.path,
+            day=plan.day,
+            num_rows=plan.num_rows,
+            row_groups=plan.block_rows,
+            num_bytes=num_bytes,
+            sha256=str(result["sha256"]),
+        )
+        return part, Scores(result["bins"], result["log_loss"])
+
+    def commit(self, manifest_json: str) -> None:
+        """Write the manifest: from here on the data set exists."""
+        self._write(self._manifest, manifest_json.encode())
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove what only an unfinished data set needs."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _check_identity(self, made_as: dict[str, Any]) -> None:
+        differ = [
+            f"{key} is {made_as.get(key)!r} there and {self.identity.get(key)!r} now"
+            for key in sorted(self.identity.keys() | made_as.keys())
+            if made_as.get(key) != self.identity.get(key)
+        ]
+        if differ:
+            raise ValueError(
+                f"{self.path} belongs to another configuration: {'; '.join(differ)}. "
+                "Choose another folder, or delete this one"
+            )
+
+    def _result(self, plan: FilePlan) -> Path:
+        return self._work / (plan.path.replace("/", "_") + ".npz")
+
+    def _temporary(self, name: str) -> Path:
+        """A name of this process's own: a worker may outlive a killed parent by a moment."""
+        return self._work / f"{name.replace('/', '_')}.{os.getpid()}.part"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        unfinished = self._temporary(path.name)
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+
+
+def _scored(blocks: Iterator[Block], scores: Scores) -> Iterator[Block]:
+    """The same blocks, counted in passing."""
+    for block in blocks:
+        scores.add(block.probabilities, block.labels)
+        yield block
