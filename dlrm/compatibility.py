@@ -9,6 +9,7 @@ milliseconds and works when nothing can be imported; only then are operators loo
     python -m dlrm.compatibility cpu
 """
 
+import logging
 import re
 import sys
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ OPERATORS: Final = (
     "split_embedding_codegen_lookup_rowwise_adagrad_function_pt2",
 )
 """FBGEMM operators that every step needs: one of the input exchange, one of the tables."""
+
+DRIVER_LIBRARIES: Final = ("libcuda.", "libnvidia-ml.")
+"""What comes with NVIDIA's driver and with no Python package."""
 
 
 class IncompatiblePackagesError(RuntimeError):
@@ -110,15 +114,28 @@ def _problem_of_pairing(device: str) -> str | None:
 
 
 def _problem_of_operators(device: str) -> str | None:
-    """What is wrong when the packages are really loaded, as a sentence without its full stop."""
+    """What is wrong when the packages are really loaded, as a sentence without its full stop.
+
+    Raises:
+        IncompatiblePackagesError: the packages are right for `device` but the machine has no driver for them.
+    """
     try:
+        logging.disable()  # fbgemm logs the same error at length
         torch = import_module("torch")
         import_module("fbgemm_gpu")
         for operator in OPERATORS:
             getattr(torch.ops.fbgemm, operator)
     # Broken binaries show themselves as any of these: a missing library, a symbol, a missing operator.
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        return f"fbgemm's operators cannot be loaded ({type(error).__name__}: {error})"
+        reason = str(error.__cause__ or error)
+        if device == "cuda" and reason.startswith(DRIVER_LIBRARIES):
+            raise IncompatiblePackagesError(
+                f"fbgemm needs the NVIDIA driver, which this machine lacks ({reason}).\n"
+                "The packages are right: use a machine with a GPU and its driver, or install for the CPU"
+            ) from error
+        return f"fbgemm's operators cannot be loaded ({reason})"
+    finally:
+        logging.disable(logging.NOTSET)
     if device == "cuda" and torch.version.cuda is None:
         return "the device is cuda, but this build of torch has no CUDA"
     return None
