@@ -1,0 +1,164 @@
+"""What makes a piece of work count: its files are synced and renamed, then its record is.
+
+A record is one small JSON file. A piece whose record is there is finished and never redone; one
+without it left nothing that counts, whatever the moment it was killed. Everything about a job in
+progress lies in `.prepare` inside the output folder and goes away with the job.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+STATE_FOLDER: Final = ".prepare"
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written for a piece: nothing if it had no good line."""
+
+    row_groups: tuple[int, ...] = ()
+    """Rows of the row groups of its Parquet file."""
+    num_bytes: int = 0
+    """Size of that file."""
+    sha256: str = ""
+    """Digest of that file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceRecord(Written):
+    """What is known of a finished piece."""
+
+    name: str
+    """The piece, e.g. `day=3/part-00007`; its Parquet file is that with `.parquet`."""
+    raw_name: str
+    """The raw file."""
+    day: int
+    """Its day."""
+    index: int
+    """Its position in the day."""
+    start: int
+    """Byte of the raw text at which its first line starts."""
+    end: int
+    """Byte after its last line."""
+    last: bool
+    """Whether the raw file's text ends with it."""
+    num_lines: int
+    """Lines read, good and bad."""
+    num_rejects: Mapping[str, int]
+    """Bad lines by reason."""
+
+    @property
+    def num_rows(self) -> int:
+        """Good lines."""
+        return sum(self.row_groups)
+
+    def write(self, folder: Path) -> None:
+        """Commit the piece."""
+        with durable_file(record_path(folder, self.name)) as stream:
+            stream.write(json.dumps(asdict(self), indent=1, sort_keys=True).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> "PieceRecord":
+        """Read what `write` wrote."""
+        raw: dict[str, Any] = json.loads(path.read_text())
+        return cls(**{**raw, "row_groups": tuple(raw["row_groups"])})
+
+
+def piece_name(day: int, index: int) -> str:
+    """Name of a piece of a data set."""
+    return f"day={day}/part-{index:05d}"
+
+
+def record_path(folder: Path, name: str, suffix: str = ".json") -> Path:
+    """Where a piece's record lies; `folder` is the pass's folder."""
+    return folder / (name.replace("/", "-") + suffix)
+
+
+def read_records(folder: Path) -> dict[str, PieceRecord]:
+    """The records of a pass, by name."""
+    records = [PieceRecord.read(path) for path in sorted(folder.glob("*.json"))]
+    return {record.name: record for record in records}
+
+
+class DigestFile:
+    """A file being written, with the SHA-256 and the size of what was written."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        """Append `data`."""
+        self._digest.update(data)
+        self._stream.write(data)
+        self.num_bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self.num_bytes
+
+    def flush(self) -> None:
+        """Hand buffers to the kernel."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Say that no more comes; the file itself is closed by `durable_file`."""
+        self.closed = True
+
+    def readable(self) -> bool:
+        """No."""
+        return False
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of what was written."""
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def durable_file(path: Path) -> Iterator[DigestFile]:
+    """Write a file that is at `path` whole, and on disk, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as stream:
+            yield DigestFile(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove temporary files that a killed process left in the output folder."""
+    for path in out.rglob(f"*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)

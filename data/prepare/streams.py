@@ -1,0 +1,277 @@
+r"""Whole lines of a raw file, plain, .gz or .zst, in blocks of bounded size.
+
+`Content` is the decompressed text of a file as a stream; it knows at which byte of the text each
+day starts. `LineReader` cuts it into blocks of whole lines. Both hold a few blocks at most, however
+long the file or a line of it.
+"""
+
+import bisect
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import zstandard
+
+from data.prepare.lines import MAX_LINE_BYTES
+
+_READ_BYTES: Final = 64 << 10
+"""Stored bytes that are decompressed at once."""
+_KEPT_BYTES: Final = MAX_LINE_BYTES + 2
+r"""What is kept of a line that is too long: enough to be too long still without a `\r\n`."""
+
+
+class Content(Protocol):
+    """The text of a raw file as a stream."""
+
+    @property
+    def day_starts(self) -> list[int]:
+        """Bytes of the text at which days start, as far as it has been read."""
+
+    @property
+    def stored_position(self) -> int:
+        """Bytes of the stored file consumed."""
+
+    @property
+    def damage(self) -> str | None:
+        """Why the text ends before its end, or None."""
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; none at the end."""
+
+    def skip_to(self, offset: int) -> None:
+        """Move forward to a byte of the text."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class PlainContent:
+    """A file that is its own text."""
+
+    def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
+        self._file = path.open("rb", buffering=0)
+        self.day_starts = list(day_starts)
+        self.damage: str | None = None
+
+    @property
+    def stored_position(self) -> int:
+        """Bytes of the file consumed."""
+        return self._file.tell()
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; none at the end."""
+        return self._file.read(size)
+
+    def skip_to(self, offset: int) -> None:
+        """Move to a byte of the file."""
+        self._file.seek(offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class CompressedContent:
+    """The text of a .gz (also of several members) or .zst (also of several frames) file.
+
+    Input is read up to each day's first stored byte and no further before the text up to there is
+    handed out: so the text offset at which a day starts depends on nothing but the file.
+    """
+
+    def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
+        self._file: BinaryIO = path.open("rb")
+        self._new = _zlib_decompressor if path.suffix == ".gz" else _zstd_decompressor
+        self._stored_bounds = [start for start in day_starts if start > 0]
+        self._decompressor: _Decompressor | None = None
+        self._ready = b""
+        self._text_bytes = 0  # all text produced so far, handed out or not
+        self.day_starts = [0]
+        self.stored_position = 0
+        self.damage: str | None = None
+
+    def read(self, size: int) -> bytes:
+        """The next bytes of text, at most `size`; none at the end or where the file is damaged."""
+        while not self._ready and self._decompress_more():
+            pass
+        piece, self._ready = self._ready[:size], self._ready[size:]
+        return piece
+
+    def skip_to(self, offset: int) -> None:
+        """Decompress and drop the text before `offset`."""
+        position = self._text_bytes - len(self._ready)
+        while position < offset:
+            position += len(self.read(min(offset - position, 1 << 20))) or offset
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _decompress_more(self) -> bool:
+        """Decompress one more read of the file. False at its end."""
+        while self._stored_bounds and self._stored_bounds[0] <= self.stored_position:
+            self._stored_bounds.pop(0)
+            self.day_starts.append(self._text_bytes)
+        bound = self._stored_bounds[0] if self._stored_bounds else self.stored_position + _READ_BYTES
+        stored = self._file.read(min(_READ_BYTES, bound - self.stored_position)) if not self.damage else b""
+        if not stored:
+            if self._decompressor is not None and self.damage is None:
+                self.damage = "the compressed data ends in the middle"
+            return False
+        self.stored_position += len(stored)
+        try:
+            self._ready = self._decompress(stored)
+        except (zlib.error, zstandard.ZstdError) as error:
+            self.damage = f"the compressed data is damaged ({error})"
+            return False
+        self._text_bytes += len(self._ready)
+        return True
+
+    def _decompress(self, stored: bytes) -> bytes:
+        texts = []
+        while stored:
+            if self._decompressor is None:
+                stored = stored.lstrip(b"\0")  # tape blocks are padded so, and gzip takes it
+                if not stored:
+                    break
+                self._decompressor = self._new()
+            texts.append(self._decompressor.decompress(stored))
+            stored = b""
+            if self._decompressor.eof:
+                stored = self._decompressor.unused_data
+                self._decompressor = None
+        return b"".join(texts)
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _zlib_decompressor() -> _Decompressor:
+    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+
+def _zstd_decompressor() -> _Decompressor:
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+def open_content(path: Path, day_starts: Sequence[int]) -> Content:
+    """The text of a raw file; the suffix says how it is compressed.
+
+    Args:
+        path: the file.
+        day_starts: stored bytes at which its days start, the first one 0.
+    """
+    if path.suffix in (".gz", ".zst"):
+        return CompressedContent(path, day_starts)
+    return PlainContent(path, day_starts)
+
+
+class LineReader:
+    r"""Cuts a content into blocks of whole lines.
+
+    Args:
+        content: the text, at a line's start.
+        offset: the byte of the text at which it stands.
+        block_bytes: size of a block; a block with a longer line is longer.
+    """
+
+    def __init__(self, content: Content, offset: int, block_bytes: int) -> None:
+        self.content = content
+        self._block_bytes = block_bytes
+        self._buffer = b""
+        self._at_end = False
+        self.partial = b""
+        """The line in the middle of which a damaged content ends."""
+        self.offset = offset
+        """Byte of the text at which the first line starts that has not been handed out."""
+
+    def skip_partial_line(self) -> None:
+        """Drop the rest of a line whose start lies before the content's position."""
+        while not self._at_end:
+            self._fill()
+            cut = self._buffer.find(b"\n") + 1
+            self.offset += cut or len(self._buffer)
+            self._buffer = self._buffer[cut:] if cut else b""
+            if cut:
+                return
+
+    @property
+    def day(self) -> int:
+        """Position among the content's days of the next line's day; reads ahead as needed."""
+        self._fill()
+        return bisect.bisect_right(self.content.day_starts, self.offset) - 1
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no line is left; reads ahead as needed."""
+        self._fill()
+        return self._at_end and not self._buffer
+
+    def day_end(self, start: int) -> int | None:
+        """Where the day that `start` lies in ends, or None if that is not known yet."""
+        position = bisect.bisect_right(self.content.day_starts, start)
+        return self.content.day_starts[position] if position < len(self.content.day_starts) else None
+
+    def blocks(self, end: Callable[[], int | None]) -> Iterator[bytes]:
+        r"""The lines that start before `end`, in blocks; every line ended by `\n`.
+
+        Args:
+            end: gives that byte of the text, as far as it is known, or None; asked again after every read.
+        """
+        while not self.exhausted:
+            limit = end()
+            if limit is not None and self.offset >= limit:
+                return
+            yield self._take(limit)
+
+    def _fill(self) -> None:
+        parts, size = [self._buffer], len(self._buffer)
+        while size < self._block_bytes and not self._at_end:
+            more = self.content.read(self._block_bytes - size)
+            self._at_end = not more
+            parts.append(more)
+            size += len(more)
+        if len(parts) > 1:
+            self._buffer = b"".join(parts)
+        if self._at_end and self.content.damage:
+            cut = self._buffer.rfind(b"\n") + 1
+            self.partial = self.partial or self._buffer[cut:]
+            self._buffer = self._buffer[:cut]
+
+    def _take(self, limit: int | None) -> bytes:
+        """Take whole lines off the buffer, at least one, those that start before `limit`."""
+        size = len(self._buffer)
+        if limit is not None and limit - self.offset < size:
+            cut = self._buffer.find(b"\n", limit - self.offset - 1) + 1
+            cut = cut or self._buffer.rfind(b"\n") + 1
+        else:
+            cut = self._buffer.rfind(b"\n") + 1
+        if not cut:
+            return self._take_unfinished()
+        block, self._buffer = self._buffer[:cut], self._buffer[cut:]
+        self.offset += cut
+        return block
+
+    def _take_unfinished(self) -> bytes:
+        """The buffer is one line without its end: read on, but keep only what a bad line needs."""
+        kept, self._buffer = self._buffer, b""
+        self.offset += len(kept)
+        while not self._at_end:
+            self._fill()
+            cut = self._buffer.find(b"\n") + 1
+            tail, self._buffer = (self._buffer[:cut], self._buffer[cut:]) if cut else (self._buffer, b"")
+            self.offset += len(tail)
+            kept = (kept + tail)[: _KEPT_BYTES + 1]
+            if cut:
+                break
+        if self.content.damage and not kept.endswith(b"\n"):
+            self.partial = (kept + self.partial)[:_KEPT_BYTES]
+            return b""
+        return kept if kept.endswith(b"\n") else kept[:_KEPT_BYTES] + b"\n"
