@@ -7,7 +7,7 @@ transformed integers z, in two parts:
     pairs = 1/2 (|t|^2 - sum_c |v_c|^2),    t = sum_c v_c + sum_j z_j u_j
 
 Every id has a main effect w and `NUM_FACTORS` factors v; `pairs` sums the dot products of all pairs of
-features. Under the popularity of the ids the effects of a table average to zero, hence pairs of
+features, and for integers half their own squares. Under the popularity of the ids the effects of a table average to zero, hence pairs of
 categories are pure interactions, which no sum of main effects can stand in for. Effects shrink
 towards rare ids: nobody could learn those from a few samples. A bag of ids counts with its mean, an
 empty bag with zero; row 0 (missing) has effects like any other.
