@@ -27,7 +27,8 @@ PROCESSES := $(if $(filter cuda,$(DEVICE)),gpu,2)
 
 # One thread a process: on the CPU two processes share two cores (torchrun would choose the same, and say so).
 train: $(INSTALLED) $(DATASET)/dataset.json
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) -m dlrm.train --recipe tiny
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) -m dlrm.train \
+		--recipe tiny --set train.device=$(DEVICE)
 
 test: unit system
 

@@ -1,0 +1,59 @@
+"""The learning curve of a run as a picture: quality on the test days against training samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """One evaluation on the learning curve."""
+
+    samples: int
+    """Training samples done before it."""
+    auc: float | None
+    """Its AUC."""
+    log_loss: float | None
+    """Its log loss."""
+
+
+def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
+    """Draw AUC and log loss of the evaluations against training samples.
+
+    Args:
+        path: the picture; its ending gives the format.
+        curve: the evaluations, in order.
+        best_auc: drawn as a line where it is known.
+        title: above the picture.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw(left, "AUC on the test days", [(point.samples, point.auc) for point in curve])
+    _draw(right, "log loss on the test days", [(point.samples, point.log_loss) for point in curve])
+    if best_auc is not None:
+        left.axhline(best_auc, color="black", linestyle="--", linewidth=1)
+        left.annotate(
+            f"best any model can reach: {best_auc:.4f}",
+            (0.98, best_auc),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+        )
+    figure.suptitle(title)
+    figure.savefig(path, dpi=150)
+
+
+def _draw(axes: "Axes", label: str, points: Sequence[tuple[int, float | None]]) -> None:
+    defined = [(samples, value) for samples, value in points if value is not None]
+    axes.plot([samples for samples, _ in defined], [value for _, value in defined], marker="o", markersize=3)
+    axes.set_xlabel("training samples")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,79 @@
+"""The end of a run: the table that a person reads, the same as JSON, and the learning curve."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from dlrm.learning_curve import CurvePoint, draw_learning_curve
+from dlrm.metrics import MetricValues
+
+UNDEFINED: Final = "not defined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a finished run has to say."""
+
+    recipe: str
+    """Name of the recipe."""
+    run_folder: str
+    """Where everything about the run is."""
+    metrics: MetricValues | None
+    """The last evaluation on the test days; None if there was none."""
+    best_auc: float | None
+    """The AUC that no model can beat on this data; None where nobody knows (real data)."""
+    steps: int
+    """Training steps done."""
+    samples: int
+    """Training samples done, over all ranks."""
+    seconds: float
+    """Wall-clock time of the run, evaluations included."""
+    samples_per_s: float
+    """Training samples a second over all ranks, evaluations left out."""
+
+
+def format_report(report: Report) -> str:
+    """The report as an aligned table of plain text, without a final newline."""
+    best = "unknown for real data" if report.best_auc is None else f"{report.best_auc:.4f}"
+    rows = [
+        *_quality_rows(report.metrics),
+        ("best AUC any model can reach", best),
+        ("training samples/s", f"{report.samples_per_s:,.0f}"),
+        ("steps", f"{report.steps:,}"),
+        ("training samples", f"{report.samples:,}"),
+        ("time", _duration(report.seconds)),
+        ("run folder", report.run_folder),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> None:
+    """Write `report.json`, `report.txt` and, where there was an evaluation, `learning_curve.png`."""
+    (folder / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n")
+    (folder / "report.txt").write_text(format_report(report) + "\n")
+    if curve:
+        draw_learning_curve(folder / "learning_curve.png", curve, report.best_auc, report.recipe)
+
+
+def _quality_rows(metrics: MetricValues | None) -> list[tuple[str, str]]:
+    if metrics is None:
+        return [("AUC", "not evaluated")]
+    named = {
+        "AUC": metrics.auc,
+        "log loss": metrics.log_loss,
+        "normalized entropy": metrics.normalized_entropy,
+        "calibration": metrics.calibration,
+    }
+    return [
+        (name, f"{UNDEFINED}: {metrics.note}" if value is None else f"{value:.4f}")
+        for name, value in named.items()
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,9 @@
+"""What a run leaves behind and shows while it goes: its folder, its metrics, its progress.
+
+Rank 0 holds a `Telemetry`, the other ranks a `NoTelemetry`; `open_telemetry` gives the right one.
+"""
+
+from dlrm.telemetry.folder import make_run_folder
+from dlrm.telemetry.recorder import NoTelemetry, Telemetry, open_telemetry
+
+__all__ = ["NoTelemetry", "Telemetry", "make_run_folder", "open_telemetry"]

@@ -1,0 +1,73 @@
+"""The run folder: `runs/<date>-<time>-<recipe>/`, and what is known before the first step.
+
+`config.json` is the resolved configuration; `versions.json` says with what it ran: Python, packages,
+machine and command.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
+    """Make a new folder in `root`, named after the moment and the recipe; never one that was there.
+
+    Only one rank calls this and tells the others.
+
+    Args:
+        root: made if it is not there.
+        recipe: a recipe's name or its file.
+        now: local time of the start.
+
+    Raises:
+        ValueError: the folder cannot be made.
+    """
+    name = f"{now:%Y%m%d-%H%M%S}-{Path(recipe).stem}"
+    attempt = 1
+    while True:
+        folder = root / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as error:
+            if not root.is_dir():
+                raise ValueError(f"{root} is a file; runs need a folder") from error
+            attempt += 1
+        except OSError as error:
+            raise ValueError(
+                f"the run folder {folder} cannot be made ({error}); choose another place"
+            ) from error
+        else:
+            return folder
+
+
+def write_circumstances(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write `config.json` and `versions.json` into `folder`."""
+    write_json(folder / "config.json", config)
+    write_json(folder / "versions.json", circumstances())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` for people to read as well."""
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def circumstances() -> dict[str, Any]:
+    """With what this process runs: command, machine, Python and all installed packages."""
+    packages = {each.name: each.version for each in metadata.distributions()}
+    return {
+        "command": sys.argv,
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "machine": {"name": platform.node(), "system": platform.platform(), "cores": os.cpu_count()},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "packages": dict(sorted(packages.items())),
+    }

@@ -1,0 +1,226 @@
+"""The one object a training loop tells what happened; it decides what to measure, write and show.
+
+Most of a step costs it two small copies and an addition on the device; every `log_every_steps` steps it
+waits for the device, takes the running AUC, writes a line and moves the bar.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol, TextIO
+
+import torch
+
+from dlrm.learning_curve import CurvePoint
+from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
+from dlrm.report import Report, write_report
+from dlrm.telemetry.folder import write_circumstances
+from dlrm.telemetry.progress import open_progress
+from dlrm.telemetry.sinks import Figures, open_sinks
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """What `Telemetry` and `NoTelemetry` have in common."""
+
+    def step(
+        self,
+        *,
+        step: int,
+        samples: int,
+        loss: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        learning_rates: Mapping[str, float],
+    ) -> None:
+        """Tell that a training step is done."""
+
+    def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
+        """Tell the result of an evaluation, right after it."""
+
+    def finish(self) -> Report | None:
+        """Write the report of a run that reached its end."""
+
+    def close(self) -> None:
+        """Release everything; call it however the run ended."""
+
+
+def open_telemetry(rank: int, folder: Path, **options: Any) -> Recorder:
+    """`Telemetry(folder, **options)` on rank 0, silence on the others."""
+    return Telemetry(folder, **options) if rank == 0 else NoTelemetry()
+
+
+class Telemetry:
+    """Records a run in its folder and shows its progress. For rank 0 only.
+
+    Args:
+        folder: the run folder; it exists.
+        recipe: name of the recipe, for the report.
+        config: the resolved configuration, JSON-able.
+        total_samples: samples of the whole run, over all ranks.
+        device: where losses, logits and labels live.
+        log_every_steps: steps between two lines of metrics.
+        best_auc: the AUC that no model can beat on this data; None where nobody knows.
+        first_sample: samples done before this start, when it goes on with an earlier run.
+        stream: where the progress bar goes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        recipe: str,
+        config: Mapping[str, Any],
+        total_samples: int,
+        device: torch.device,
+        log_every_steps: int,
+        best_auc: float | None = None,
+        first_sample: int = 0,
+        stream: TextIO = sys.stderr,
+    ) -> None:
+        write_circumstances(folder, config)
+        self._folder = folder
+        self._recipe = recipe
+        self._best_auc = best_auc
+        self._log_every_steps = log_every_steps
+        self._sinks = open_sinks(folder)
+        self._progress = open_progress(total_samples, first_sample, stream)
+        self._running_auc = RunningAuc(device)
+        self._watch = ChanceWatch()
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss_steps = 0
+        self._steps = 0
+        self._first_sample = self._samples = self._logged_samples = first_sample
+        self._curve: list[CurvePoint] = []
+        self._values: MetricValues | None = None
+        self._started = self._stepped = self._logged = monotonic()
+        self._evaluation_s = 0.0
+
+    def step(
+        self,
+        *,
+        step: int,
+        samples: int,
+        loss: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        learning_rates: Mapping[str, float],
+    ) -> None:
+        """Tell that a training step is done.
+
+        Args:
+            step: steps done so far.
+            samples: samples done so far, over all ranks.
+            loss: mean loss of this rank's batch, a scalar; not waited for.
+            logits: of this rank's batch, `[B]`.
+            labels: of this rank's batch, 0 or 1, `[B]`.
+            learning_rates: the current ones by name.
+        """
+        self._running_auc.update(logits, labels)
+        self._loss_sum += loss.detach()
+        self._loss_steps += 1
+        self._steps, self._samples = step, samples
+        self._stepped = monotonic()
+        self._progress.advance(samples)
+        if step % self._log_every_steps == 0:
+            self._log(learning_rates)
+
+    def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
+        """Tell the result of an evaluation, right after it; its time does not count as training."""
+        now = monotonic()
+        self._evaluation_s += now - self._stepped
+        self._logged += now - self._stepped
+        self._stepped = now
+        self._values = values
+        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
+        self._write(
+            "evaluation",
+            step,
+            {
+                "samples": samples,
+                "seconds": now - self._started,
+                "evaluated_samples": values.num_samples,
+                "auc": values.auc,
+                "log_loss": values.log_loss,
+                "normalized_entropy": values.normalized_entropy,
+                "calibration": values.calibration,
+            },
+        )
+        logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
+
+    def finish(self) -> Report:
+        """Write `report.json`, `report.txt` and the learning curve, and return the report."""
+        trained_s = self._stepped - self._started - self._evaluation_s
+        report = Report(
+            recipe=self._recipe,
+            run_folder=str(self._folder),
+            metrics=self._values,
+            best_auc=self._best_auc,
+            steps=self._steps,
+            samples=self._samples,
+            seconds=monotonic() - self._started,
+            samples_per_s=(self._samples - self._first_sample) / trained_s if trained_s > 0 else 0.0,
+        )
+        write_report(self._folder, report, self._curve)
+        return report
+
+    def close(self) -> None:
+        """Close files and bar; call it however the run ended."""
+        self._progress.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _log(self, learning_rates: Mapping[str, float]) -> None:
+        """Write and show what the steps since the last time gave."""
+        loss = float(self._loss_sum) / self._loss_steps  # waits for the device, so that the time is right
+        auc = self._running_auc.value()
+        now = monotonic()
+        samples_per_s = (self._samples - self._logged_samples) / max(now - self._logged, 1e-9)
+        self._loss_sum.zero_()
+        self._loss_steps = 0
+        self._logged, self._logged_samples = now, self._samples
+        self._write(
+            "train",
+            self._steps,
+            {
+                "samples": self._samples,
+                "seconds": now - self._started,
+                "loss": loss,
+                "auc": auc,
+                "samples_per_s": samples_per_s,
+                "learning_rates": dict(learning_rates),
+            },
+        )
+        self._progress.show(loss, auc, samples_per_s)
+        warning = self._watch.observe(self._samples, auc)
+        if warning:
+            logger.warning(warning)
+
+    def _write(self, kind: str, step: int, figures: Figures) -> None:
+        for sink in self._sinks:
+            sink.write(kind, step, figures)
+
+
+class NoTelemetry:
+    """Telemetry of all ranks but 0: says and writes nothing."""
+
+    def step(self, **_: Any) -> None:
+        """Nothing."""
+
+    def evaluation(self, **_: Any) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def _short(values: MetricValues) -> str:
+    if values.auc is None or values.log_loss is None:
+        return f"AUC not defined: {values.note}"
+    return f"AUC {values.auc:.4f}, log loss {values.log_loss:.4f}"

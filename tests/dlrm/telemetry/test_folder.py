@@ -1,0 +1,25 @@
+"""Run folders are new, named after moment and recipe, and refused where none can be."""
+
+from datetime import datetime
+
+import pytest
+
+from dlrm.telemetry import make_run_folder
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
+    folders = [make_run_folder(tmp_path / "runs", "recipes/tiny.toml", NOW) for _ in range(3)]
+    assert [folder.name for folder in folders] == [
+        "20260102-030405-tiny",
+        "20260102-030405-tiny-2",
+        "20260102-030405-tiny-3",
+    ]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ValueError, match="runs"):
+        make_run_folder(tmp_path / "runs", "tiny", NOW)

@@ -1,0 +1,196 @@
+"""What a run leaves in its folder and what it shows."""
+
+import io
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dlrm.metrics import ClickMetrics, MetricValues
+from dlrm.telemetry import NoTelemetry, Telemetry, open_telemetry, recorder
+
+CPU = torch.device("cpu")
+BATCH = 100
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def open_run(folder: Path, **options: object) -> Telemetry:
+    defaults = {
+        "recipe": "tiny",
+        "config": {"model": {"kind": "dlrm"}},
+        "total_samples": 20 * BATCH,
+        "device": CPU,
+        "log_every_steps": 5,
+        "stream": io.StringIO(),
+    }
+    return Telemetry(folder, **{**defaults, **options})
+
+
+def train(telemetry: Telemetry, steps: int, good: bool = True) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, steps + 1):
+        labels = (torch.rand(BATCH, generator=generator) < 0.5).float()
+        logits = labels if good else torch.rand(BATCH, generator=generator)
+        telemetry.step(
+            step=step,
+            samples=step * BATCH,
+            loss=torch.tensor(float(step)),
+            logits=logits,
+            labels=labels,
+            learning_rates={"tables": 0.1, "dense": 0.2},
+        )
+
+
+def evaluation() -> MetricValues:
+    metrics = ClickMetrics(CPU)
+    metrics.update(torch.tensor([1.0, -1.0, 0.5]), torch.tensor([1.0, 0.0, 0.0]))
+    return metrics.compute()
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_whole_run_leaves_its_circumstances_metrics_and_report(tmp_path):
+    telemetry = open_run(tmp_path, best_auc=0.8)
+    train(telemetry, 20)
+    values = evaluation()
+    telemetry.evaluation(step=20, samples=20 * BATCH, values=values)
+    report = telemetry.finish()
+    telemetry.close()
+
+    assert json.loads((tmp_path / "config.json").read_text()) == {"model": {"kind": "dlrm"}}
+    assert json.loads((tmp_path / "versions.json").read_text())["packages"]["torch"] == torch.__version__
+    *training, evaluated = lines(tmp_path)
+    assert [line["step"] for line in training] == [5, 10, 15, 20]
+    assert [line["loss"] for line in training] == [3.0, 8.0, 13.0, 18.0]  # means over 1-5, 6-10, ...
+    assert {line["auc"] for line in training} == {1.0}
+    assert training[0]["learning_rates"] == {"tables": 0.1, "dense": 0.2}
+    assert all(line["samples_per_s"] > 0 for line in training)
+    assert (evaluated["kind"], evaluated["auc"], evaluated["evaluated_samples"]) == ("evaluation", 1.0, 3)
+
+    assert (report.steps, report.samples, report.metrics) == (20, 20 * BATCH, values)
+    assert json.loads((tmp_path / "report.json").read_text())["metrics"]["auc"] == 1.0
+    assert "0.8000" in (tmp_path / "report.txt").read_text()
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_finds_the_same_figures(tmp_path):
+    telemetry = open_run(tmp_path)
+    train(telemetry, 10)
+    telemetry.evaluation(step=10, samples=10 * BATCH, values=evaluation())
+    telemetry.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(5, 3.0), (10, 8.0)]
+    assert events.Scalars("train/learning_rates/dense")[0].value == pytest.approx(0.2)
+    assert events.Scalars("evaluation/auc")[0].value == 1.0
+
+
+def test_without_tensorboard_it_says_so_once_and_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with caplog.at_level(logging.INFO, "dlrm"):
+        telemetry = open_run(tmp_path)
+        train(telemetry, 10)
+        telemetry.close()
+    assert [record.message for record in caplog.records if "tensorboard" in record.message] == [
+        "tensorboard is not installed: no event files (metrics.jsonl has the same figures)"
+    ]
+    assert len(lines(tmp_path)) == 2
+
+
+def test_what_was_measured_before_a_kill_is_on_disk(tmp_path):
+    telemetry = open_run(tmp_path)
+    train(telemetry, 10)
+    assert [line["step"] for line in lines(tmp_path)] == [5, 10]  # nothing was closed
+    telemetry.close()
+
+
+def test_a_loss_that_json_cannot_write_becomes_null(tmp_path):
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    zeros = torch.zeros(2)
+    telemetry.step(
+        step=1, samples=2, loss=torch.tensor(torch.nan), logits=zeros, labels=zeros, learning_rates={}
+    )
+    telemetry.close()
+    assert lines(tmp_path)[0]["loss"] is None
+    assert lines(tmp_path)[0]["auc"] is None
+
+
+def test_a_terminal_shows_a_bar_with_speed_loss_and_auc(tmp_path):
+    terminal = Terminal()
+    telemetry = open_run(tmp_path, stream=terminal)
+    train(telemetry, 20)
+    telemetry.close()
+    last = terminal.getvalue().split("\r")[-1]
+    for shown in ("100%", "2.00k/2.00k", "samples/s", "loss 18.0000", "AUC 1.0000"):
+        assert shown in last
+
+
+def test_elsewhere_a_line_now_and_then_goes_through_logging(tmp_path, caplog):
+    stream = io.StringIO()
+    with caplog.at_level(logging.INFO, "dlrm"):
+        telemetry = open_run(tmp_path, stream=stream)
+        train(telemetry, 20)
+        telemetry.close()
+    assert stream.getvalue() == ""
+    (line,) = [record.message for record in caplog.records if "samples/s" in record.message]
+    assert line.startswith("500 of 2,000 samples (25 %)")
+    assert line.endswith("loss 3.0000, AUC 1.0000")
+
+
+def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    zeros = torch.zeros(2)
+    for step in (1, 2):
+        clock[0] += 2.0
+        telemetry.step(
+            step=step, samples=step * 100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={}
+        )
+        clock[0] += 50.0
+        telemetry.evaluation(step=step, samples=step * 100, values=evaluation())
+    report = telemetry.finish()
+    telemetry.close()
+    assert [line["samples_per_s"] for line in lines(tmp_path) if line["kind"] == "train"] == [50.0, 50.0]
+    assert report.samples_per_s == 50.0
+    assert report.seconds == 104.0
+
+
+def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
+    telemetry = open_run(tmp_path, log_every_steps=1, first_sample=1000)
+    clock[0] = 1.0
+    zeros = torch.zeros(2)
+    telemetry.step(step=11, samples=1100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={})
+    assert telemetry.finish().samples_per_s == 100.0
+    telemetry.close()
+
+
+def test_a_model_at_chance_brings_the_warning_into_the_log(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(recorder.ChanceWatch.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(recorder.RunningAuc, "value", lambda self: 0.503)
+    telemetry = open_run(tmp_path)
+    train(telemetry, 20, good=False)
+    telemetry.close()
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no better than chance" in warning.message
+
+
+def test_other_ranks_stay_silent(tmp_path):
+    telemetry = open_telemetry(1, tmp_path)
+    assert isinstance(telemetry, NoTelemetry)
+    train(telemetry, 5)
+    telemetry.evaluation(step=5, samples=5, values=evaluation())
+    assert telemetry.finish() is None
+    telemetry.close()
+    assert list(tmp_path.iterdir()) == []

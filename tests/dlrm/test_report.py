@@ -1,0 +1,80 @@
+"""The final table says what is known, and that something is not known."""
+
+from dataclasses import replace
+
+from dlrm.learning_curve import CurvePoint
+from dlrm.metrics import MetricValues
+from dlrm.report import Report, format_report, write_report
+
+VALUES = MetricValues(
+    num_samples=1000,
+    auc=0.78123,
+    auc_error_bound=0.0,
+    log_loss=0.45,
+    normalized_entropy=0.81,
+    calibration=1.002,
+    note="",
+)
+REPORT = Report(
+    recipe="tiny",
+    run_folder="runs/here",
+    metrics=VALUES,
+    best_auc=0.8,
+    steps=4000,
+    samples=4_096_000,
+    seconds=131.2,
+    samples_per_s=31_204.4,
+)
+
+
+def test_the_table_is_aligned_and_complete():
+    assert format_report(REPORT) == "\n".join(
+        [
+            "AUC                           0.7812",
+            "log loss                      0.4500",
+            "normalized entropy            0.8100",
+            "calibration                   1.0020",
+            "best AUC any model can reach  0.8000",
+            "training samples/s            31,204",
+            "steps                         4,000",
+            "training samples              4,096,000",
+            "time                          2 min 11 s",
+            "run folder                    runs/here",
+        ]
+    )
+
+
+def test_the_best_auc_of_real_data_is_called_unknown():
+    assert "best AUC any model can reach  unknown for real data" in format_report(
+        replace(REPORT, best_auc=None)
+    )
+
+
+def test_what_is_not_defined_says_why():
+    values = replace(VALUES, auc=None, normalized_entropy=None, note="all 1000 labels are 0")
+    text = format_report(replace(REPORT, metrics=values))
+    assert text.count("not defined: all 1000 labels are 0") == 2
+
+
+def test_a_run_without_evaluation_is_not_given_an_auc():
+    assert "not evaluated" in format_report(replace(REPORT, metrics=None))
+
+
+def test_long_and_short_runs_state_their_time_in_fitting_units():
+    assert "time                          2 h 5 min" in format_report(replace(REPORT, seconds=7530))
+    assert "time                          9 s" in format_report(replace(REPORT, seconds=9.4))
+
+
+def test_a_curve_with_gaps_is_still_drawn(tmp_path):
+    curve = [
+        CurvePoint(samples=0, auc=None, log_loss=0.7),
+        CurvePoint(samples=10, auc=0.6, log_loss=0.6),
+        CurvePoint(samples=20, auc=0.7, log_loss=0.5),
+    ]
+    write_report(tmp_path, REPORT, curve)
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_evaluation_no_picture(tmp_path):
+    write_report(tmp_path, replace(REPORT, metrics=None), [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
