@@ -25,6 +25,11 @@ OPEN_FILES: Final = 4
 class RowGroupSource(Protocol):
     """Gives decoded row groups. Loaders may share a source, so it is called from several threads."""
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `read` gives, in order."""
+        ...
+
     def read(self, part: Part, row_group: int) -> pa.Table:
         """All needed columns of one row group.
 
@@ -57,7 +62,7 @@ class ParquetSource:
         self, uri: str, manifest: DatasetManifest, *, filesystem: fs.FileSystem | None = None
     ) -> None:
         self._filesystem, self._folder = (filesystem, uri) if filesystem else open_folder(uri)
-        self._columns = column_names(manifest)
+        self.columns = column_names(manifest)
         self._files: OrderedDict[str, pq.ParquetFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,14 +79,14 @@ class ParquetSource:
         path = f"{self._folder}/{part.path}"
         with _named_errors(path, row_group):
             file = self._open(path, part)
-        missing = sorted(set(self._columns) - set(file.schema_arrow.names))
+        missing = sorted(set(self.columns) - set(file.schema_arrow.names))
         if missing:
             raise ValueError(f"{path} lacks the columns {missing} that its manifest names; {PREPARE_AGAIN}")
         with _named_errors(path, row_group):
-            table = file.read_row_group(row_group, columns=list(self._columns), use_threads=False)
+            table = file.read_row_group(row_group, columns=list(self.columns), use_threads=False)
             if table.num_rows != part.row_groups[row_group]:
                 raise OSError(f"{table.num_rows} rows instead of {part.row_groups[row_group]}")
-        return table.select(list(self._columns))
+        return table.select(list(self.columns))
 
     def _open(self, path: str, part: Part) -> pq.ParquetFile:
         if path in self._files:

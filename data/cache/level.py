@@ -1,0 +1,191 @@
+"""One level of the cache: a folder of entries under a limit, shared by the workers of a node.
+
+An entry is written under a temporary name and renamed, so a reader sees all of it or nothing. The
+sum of sizes is kept in a file, under a lock, and counted anew when it reaches the limit.
+
+What goes first when room is needed: the least recently used entries, but none that a current worker
+has used or stored since it began. An epoch reads in a circle, so pure LRU on data that is a little
+larger than the limit would evict each row group just before its turn and never hit anything; this
+way the part that fits stays, and only what earlier runs and other data sets left behind goes.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from data.cache.entry import is_whole
+from data.cache.lock import FileLock
+
+logger = logging.getLogger(__name__)
+
+SUFFIX: Final = ".arrow"
+TEMPORARY: Final = ".tmp"
+SPARE: Final = 1 / 16
+"""Part of the limit that one eviction makes free, so that not every new entry has to count them all."""
+WITHOUT: Final = "nothing more is stored there, and what it lacks is read from the data set"
+
+
+class Level:
+    """A folder of cached entries.
+
+    Args:
+        name: what messages call it.
+        folder: created if absent.
+        limit_bytes: all entries of all workers together take at most this; 0 switches the level off.
+    """
+
+    def __init__(self, name: str, folder: Path, limit_bytes: int) -> None:
+        self._label, self._folder, self._limit_bytes = f"the {name} cache in {folder}", folder, limit_bytes
+        self._opened_s = time.time()
+        self._checked: dict[str, int] = {}  # inodes of the entries that this process found to be whole
+        self._failed, self._full = limit_bytes == 0, False
+        if limit_bytes:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                self._give_up("be made", error)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether something new can be stored, as far as is known."""
+        return not (self._failed or self._full)
+
+    def load(self, key: str) -> pa.Buffer | None:
+        """The entry, mapped into memory, or None. A damaged one is removed, to be stored anew."""
+        path = self._folder / f"{key}{SUFFIX}"
+        try:
+            inode = path.stat().st_ino
+        except OSError:
+            return None
+        try:
+            with pa.memory_map(str(path)) as file:
+                blob = file.read_buffer()
+            if self._checked.get(key) != inode and not is_whole(blob):
+                raise OSError("its checksum is wrong")
+        except (OSError, pa.ArrowException) as error:
+            self._remove_damaged(path, error)
+            return None
+        self._checked[key] = inode
+        with contextlib.suppress(OSError):  # gone meanwhile, or on a read-only disk, where nothing is evicted
+            os.utime(path)
+        return blob
+
+    def store(self, key: str, blob: pa.Buffer) -> None:
+        """Keep an entry, if there is or can be made room for it. Never raises for a failing disk."""
+        path = self._folder / f"{key}{SUFFIX}"
+        try:
+            if self.accepts and not path.exists():
+                self._store(path, blob)
+        except OSError as error:
+            self._give_up("be written", error)
+
+    def claim(self, key: str) -> FileLock | None:
+        """The right to be the one who fetches `key`, or None: another worker has it, or the folder fails.
+
+        To be released with `remove=True`.
+        """
+        try:
+            return FileLock.try_acquire(self._folder / f"{key}.lock")
+        except OSError as error:
+            self._give_up("be written", error)
+            return None
+
+    def _store(self, path: Path, blob: pa.Buffer) -> None:
+        temporary = path.with_suffix(f".{os.getpid()}{TEMPORARY}")
+        lock = self._reserve(temporary, blob.size)
+        if lock is None:
+            return
+        try:
+            with temporary.open("r+b") as file:
+                file.write(blob)
+            with self._total_lock():  # whoever counts sees the file under one name or the other
+                temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            lock.release()
+
+    def _total_lock(self) -> FileLock:
+        return FileLock.acquire(self._folder / "total.lock")
+
+    def _reserve(self, temporary: Path, size: int) -> FileLock | None:
+        """Make a file of `size` that counts against the limit, and lock it.
+
+        None if there is no room, or another thread of this process is just writing the same.
+        """
+        with self._total_lock():
+            total = self._read_total()
+            if total is None or total + size > self._limit_bytes:
+                total = self._make_room(size)
+            if total + size > self._limit_bytes:
+                self._full = True
+                logger.info("%s is full (%d of %d bytes): %s", self._label, total, self._limit_bytes, WITHOUT)
+                return None
+            lock = FileLock.try_acquire(temporary)
+            if lock is None:
+                return None
+            try:
+                os.truncate(temporary, size)
+                (self._folder / "total").write_text(str(total + size))
+            except OSError:
+                lock.release(remove=True)
+                raise
+            return lock
+
+    def _read_total(self) -> int | None:
+        try:
+            return int((self._folder / "total").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _make_room(self, size: int) -> int:
+        """Evict what may be evicted until `size` fits, and a little more; the bytes then in use."""
+        total, evictable = 0, []
+        for path in self._folder.iterdir():
+            if path.suffix not in (SUFFIX, TEMPORARY) or _removed_abandoned(path):
+                continue
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # another worker found it damaged
+            total += status.st_size
+            if path.suffix == SUFFIX and status.st_mtime < self._opened_s:
+                evictable.append((status.st_mtime, status.st_size, path))
+        if total + size <= self._limit_bytes:
+            return total
+        for _, entry_size, path in sorted(evictable):
+            if total + size <= self._limit_bytes * (1 - SPARE):
+                break
+            path.unlink(missing_ok=True)
+            total -= entry_size
+        return total
+
+    def _remove_damaged(self, path: Path, error: Exception) -> None:
+        logger.warning("the cached file %s is damaged (%s): it is read again from the data set", path, error)
+        self._full = False
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as unlink_error:
+            self._give_up("be repaired", unlink_error)
+
+    def _give_up(self, what: str, error: OSError) -> None:
+        if not self._failed:
+            logger.warning("%s cannot %s (%s): %s", self._label, what, error, WITHOUT)
+        self._failed = True
+
+
+def _removed_abandoned(path: Path) -> bool:
+    """Remove a temporary file whose writer died: nobody holds its lock."""
+    if path.suffix != TEMPORARY:
+        return False
+    lock = FileLock.try_acquire(path)
+    if lock is None:
+        return False
+    lock.release(remove=True)
+    return True

@@ -1,0 +1,81 @@
+"""Locks between processes that a `kill -9` releases: `flock` on a file that is removed after use."""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+
+class FileLock:
+    """One held lock. It is gone when released, dropped, or when its process ends in any way."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path, self._fd = path, fd
+
+    @classmethod
+    def acquire(cls, path: Path) -> "FileLock":
+        """Wait for the exclusive lock."""
+        lock = cls._lock(path, fcntl.LOCK_EX)
+        assert lock is not None
+        return lock
+
+    @classmethod
+    def try_acquire(cls, path: Path) -> "FileLock | None":
+        """The exclusive lock, or None if somebody holds it."""
+        return cls._lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @classmethod
+    def share(cls, path: Path) -> "FileLock":
+        """Wait for a lock that others may share."""
+        lock = cls._lock(path, fcntl.LOCK_SH)
+        assert lock is not None
+        return lock
+
+    def try_make_exclusive(self) -> bool:
+        """Turn a shared lock into the exclusive one, if nobody shares it."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock up; with `remove` (exclusive locks only) its file goes too."""
+        if self._fd < 0:
+            return
+        if remove:
+            self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> "FileLock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+    @classmethod
+    def _lock(cls, path: Path, how: int) -> "FileLock | None":
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = cls(path, fd)
+            try:
+                fcntl.flock(fd, how)
+            except BlockingIOError:
+                return None
+            # Whoever held the lock before may have removed the file: then this lock guards nothing.
+            if _is_still(fd, path):
+                return lock
+            lock.release()
+
+
+def _is_still(fd: int, path: Path) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,167 @@
+"""`CachedSource`: a row group source that remembers, for data that lives on remote storage.
+
+The multi-level cache of Shi et al., "Towards Scalable Distributed Training of Deep Learning on
+Public Cloud Clusters" (MLSys 2021), for decoded row groups. Level 1 is a folder on a memory file
+system that all workers of a node map without a copy, level 2 a folder on local disk, and behind
+both is the data set itself. What is fetched is written through to both by a background thread.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from data.cache.entry import decode, encode
+from data.cache.level import Level
+from data.cache.lock import FileLock
+from data.cache.writer import BackgroundWriter
+from data.dataset import Part
+from data.loader.source import RowGroupSource
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+"""Part of every key: entries of another format are never found."""
+POLL_S: Final = 0.005
+"""How often a worker looks whether the row group that another one fetches has arrived."""
+PATIENCE_S: Final = 30.0
+"""How long it looks before it fetches the row group itself: a worker may be stopped, not dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Where decoded row groups are kept, and how much of them."""
+
+    folder: Path
+    """On local disk. Workers of a node that name the same folder share the cache; it stays for later runs."""
+    disk_limit_bytes: int
+    """All files in `folder` together; 0 keeps nothing on disk."""
+    memory_limit_bytes: int
+    """All files in memory together, of all workers of the node; 0 keeps nothing in memory."""
+    memory_folder: Path = Path("/dev/shm")
+    """A memory file system. The last worker to close its cache removes what is in it."""
+
+    def __post_init__(self) -> None:
+        for name in ("disk_limit_bytes", "memory_limit_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+
+class CachedSource:
+    """Row groups from the cache, or else from `inner`, through the cache.
+
+    Never fails where `inner` would not: a full, read-only or damaged cache costs speed and a warning.
+
+    Args:
+        inner: where row groups come from.
+        config: where they are kept.
+    """
+
+    def __init__(self, inner: RowGroupSource, config: CacheConfig) -> None:
+        self._inner = inner
+        self._memory_users, memory_folder = _share_memory(config)
+        self._memory_folder = memory_folder
+        memory_limit_bytes = config.memory_limit_bytes if self._memory_users else 0
+        disk = Level("disk", config.folder, config.disk_limit_bytes)
+        self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
+        self._writer = BackgroundWriter()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of `inner`."""
+        return self._inner.columns
+
+    def read(self, part: Part, row_group: int) -> pa.Table:
+        """One row group, as `RowGroupSource.read` says."""
+        key = self._key(part, row_group)
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            table = self._load(key)
+            if table is not None:
+                return table
+            claim = self._claim(key)
+            if claim is not None:
+                return self._fetch(part, row_group, key, claim)
+            if not any(level.accepts for level in self._levels) or time.monotonic() > give_up_s:
+                return self._inner.read(part, row_group)
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Finish what is being written; the last worker of the node empties the memory level."""
+        self._writer.close()
+        users, self._memory_users = self._memory_users, None
+        if users is None:
+            return
+        last = users.try_make_exclusive()
+        if last:
+            shutil.rmtree(self._memory_folder, ignore_errors=True)
+        users.release(remove=last)
+
+    def _key(self, part: Part, row_group: int) -> str:
+        """Names the content: the same file in another folder or data set is found, a changed one is not."""
+        what = [FORMAT, part.sha256, row_group, list(self.columns)]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+    def _load(self, key: str) -> pa.Table | None:
+        for level in self._levels:
+            blob = level.load(key)
+            if blob is not None:
+                above = self._levels[: self._levels.index(level)]
+                if any(other.accepts for other in above):
+                    self._writer.put(partial(_store, above, key, blob))
+                return decode(blob)
+        return None
+
+    def _claim(self, key: str) -> FileLock | None:
+        for level in self._levels:
+            if level.accepts:
+                return level.claim(key)
+        return None
+
+    def _fetch(self, part: Part, row_group: int, key: str, claim: FileLock) -> pa.Table:
+        """Read from `inner`; the claim is kept until the row group is stored, so that others wait for it."""
+        levels = self._levels
+
+        def keep() -> None:
+            try:
+                _store(levels, key, encode(table))
+            finally:
+                claim.release(remove=True)
+
+        kept = False
+        try:
+            table = self._load(key)  # another worker may have stored it just before the claim
+            if table is None:
+                table = self._inner.read(part, row_group)
+                kept = self._writer.put(keep)
+            return table
+        finally:
+            if not kept:
+                claim.release(remove=True)
+
+
+def _store(levels: Sequence[Level], key: str, blob: pa.Buffer) -> None:
+    for level in levels:
+        level.store(key, blob)
+
+
+def _share_memory(config: CacheConfig) -> tuple[FileLock | None, Path]:
+    """The node's folder in memory, and a lock that says that we use it; None if there is no such memory."""
+    name = hashlib.sha256(str(config.folder.resolve()).encode()).hexdigest()[:16]
+    folder = config.memory_folder / f"cpr-cache-{os.getuid()}-{name}"
+    if config.memory_limit_bytes == 0:
+        return None, folder
+    try:
+        return FileLock.share(folder.with_suffix(".users")), folder
+    except OSError as error:
+        logger.warning("no cache in memory (%s): row groups are kept on disk only", error)
+        return None, folder

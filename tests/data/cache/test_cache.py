@@ -1,0 +1,358 @@
+"""The cache gives what the source gives, whatever happens to its files, its disk or its other users."""
+
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from data.cache import CacheConfig, CachedSource
+from data.cache.level import SUFFIX
+from data.cache.lock import FileLock
+from data.dataset import read_manifest
+from data.loader import DataLoader, LoaderConfig, ParquetSource
+
+GROUPS = ((400, 300), (500,), (200, 200))
+READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
+
+
+class CountingSource:
+    """Counts what is read from the data set, and can be made to wait."""
+
+    def __init__(self, folder):
+        self.manifest = read_manifest(str(folder))
+        self._inner = ParquetSource(str(folder), self.manifest)
+        self.columns = self._inner.columns
+        self.reads = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, part, row_group):
+        self.reads.append((self.manifest.parts.index(part), row_group))
+        self.gate.wait(30)
+        return self._inner.read(part, row_group)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, make_dataset):
+    folder = tmp_path_factory.mktemp("data")
+    make_dataset(folder, row_groups=GROUPS, kinds=("one", "bag"))
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path):
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def open_cache(tmp_path, memory, dataset):
+    """Open a cache with a fresh counting source, as another worker or another run would."""
+    opened = []
+
+    def open_one(disk=10**8, in_memory=10**8, folder=tmp_path / "disk", inner=None):
+        config = CacheConfig(
+            folder=folder, disk_limit_bytes=disk, memory_limit_bytes=in_memory, memory_folder=memory
+        )
+        inner = inner or CountingSource(dataset)
+        opened.append(CachedSource(inner, config))
+        return opened[-1], inner
+
+    yield open_one
+    for cache in opened:
+        cache.close()
+
+
+def read_all(cache, inner, which=READS):
+    return [cache.read(inner.manifest.parts[part], group) for part, group in which]
+
+
+def settle(cache):
+    """Wait until everything read so far is stored."""
+    deadline = time.monotonic() + 10
+    while cache._writer._tasks.unfinished_tasks and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def read_settled(cache, inner, which=READS):
+    tables = []
+    for one in which:
+        tables += read_all(cache, inner, [one])
+        settle(cache)
+    return tables
+
+
+def entries(folder):
+    return sorted(folder.rglob(f"*{SUFFIX}"))
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in entries(folder))
+
+
+def test_reads_each_row_group_once_and_gives_the_same(open_cache, dataset):
+    cache, inner = open_cache()
+    first = read_settled(cache, inner)
+    assert inner.reads == READS
+    second = read_all(cache, inner)
+    assert inner.reads == READS
+    plain = read_all(CountingSource(dataset)._inner, inner)
+    assert first == second == plain
+
+
+def test_workers_share_and_later_runs_find_the_disk(open_cache, tmp_path, memory):
+    one, inner_one = open_cache()
+    read_settled(one, inner_one)
+    two, inner_two = open_cache()
+    read_all(two, inner_two)
+    assert inner_two.reads == []
+    two.close()
+    assert len(entries(memory)) == len(READS)
+    one.close()
+    assert list(memory.iterdir()) == []
+    later, inner_later = open_cache()
+    read_settled(later, inner_later)
+    assert inner_later.reads == []
+    assert len(entries(memory)) == len(READS), "what was found on disk was not brought into memory"
+
+
+@pytest.mark.parametrize(("disk", "in_memory"), [(10**8, 0), (0, 10**8)])
+def test_either_level_alone_is_enough(open_cache, disk, in_memory):
+    cache, inner = open_cache(disk=disk, in_memory=in_memory)
+    read_settled(cache, inner)
+    read_all(cache, inner)
+    assert inner.reads == READS
+
+
+def test_without_both_levels_it_only_passes_on(open_cache):
+    cache, inner = open_cache(disk=0, in_memory=0)
+    read_settled(cache, inner)
+    read_all(cache, inner)
+    assert inner.reads == READS * 2
+
+
+def test_the_loader_gives_the_same_batches_from_the_cache(open_cache, dataset):
+    config = LoaderConfig(batch_size=16, window_batches=4)
+    plain = [batch.sparse.values() for batch in DataLoader(str(dataset), config)]
+    cache, inner = open_cache()
+    read_settled(cache, inner)
+    loader = DataLoader(str(dataset), config, source=cache)
+    cached = [batch.sparse.values() for batch in loader]
+    assert inner.reads == READS
+    assert all(one.equal(other) for one, other in zip(plain, cached, strict=True))
+
+
+def test_the_table_in_memory_is_a_view_of_the_file(open_cache):
+    cache, inner = open_cache()
+    read_settled(cache, inner)
+    before = pa.total_allocated_bytes()
+    tables = read_all(cache, inner)
+    assert pa.total_allocated_bytes() - before < 0.1 * sum(table.nbytes for table in tables)
+
+
+@pytest.mark.parametrize("level", ["shm", "disk"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "garbage"])
+def test_damaged_files_are_read_again_and_replaced(open_cache, tmp_path, dataset, caplog, level, damage):
+    one, inner = open_cache(**({"disk": 0} if level == "shm" else {"in_memory": 0}))
+    read_settled(one, inner)
+    good = {path: path.read_bytes() for path in entries(tmp_path / level)}
+    for path, content in good.items():
+        middle = len(content) // 2
+        damaged = {
+            "flip": content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :],
+            "cut": content[:-8],
+            "empty": b"",
+            "garbage": os.urandom(middle),
+        }[damage]
+        path.unlink()  # who has mapped the old file keeps it
+        path.write_bytes(damaged)
+    other, inner_other = open_cache(**({"disk": 0} if level == "shm" else {"in_memory": 0}))
+    with caplog.at_level(logging.WARNING):
+        tables = read_settled(other, inner_other)
+    assert inner_other.reads == READS
+    assert tables == read_all(CountingSource(dataset)._inner, inner)
+    assert {path: path.read_bytes() for path in entries(tmp_path / level)} == good
+    assert len([r for r in caplog.records if "damaged" in r.message]) == len(READS)
+
+
+@pytest.mark.parametrize("level", ["shm", "disk"])
+def test_limits_hold_and_what_fits_stays_through_the_epochs(open_cache, tmp_path, caplog, level):
+    whole, inner = open_cache()
+    read_settled(whole, inner)
+    sizes = [path.stat().st_size for path in entries(tmp_path / "disk")]
+    whole.close()
+    for path in entries(tmp_path):
+        path.unlink()
+    limit = sum(sizes) - 1
+    cache, inner = open_cache(
+        **{"disk": limit, "in_memory": 0} if level == "disk" else {"disk": 0, "in_memory": limit}
+    )
+    for _ in range(3):
+        read_settled(cache, inner)
+        assert 0 < size_of(tmp_path / level) <= limit
+    missed_later = inner.reads[len(READS) :]
+    assert len(missed_later) == 2 * len(set(missed_later)), "the same row groups are missed in every epoch"
+    assert len(set(missed_later)) < len(READS) / 2
+
+
+def test_what_earlier_runs_left_goes_least_recently_used_first(open_cache, tmp_path):
+    before, inner = open_cache(in_memory=0)
+    read_settled(before, inner, READS[:3])
+    before.close()
+    old = {path: path.stat().st_size for path in entries(tmp_path / "disk")}
+    long_ago = time.time() - 1000
+    for age, path in enumerate(old):
+        os.utime(path, (long_ago + age, long_ago + age))
+    limit = sum(old.values())
+    now, inner = open_cache(in_memory=0, disk=limit)
+    read_settled(now, inner, READS[3:4])
+    left = set(entries(tmp_path / "disk"))
+    assert size_of(tmp_path / "disk") <= limit
+    gone = [path for path in old if path not in left]
+    assert gone == list(old)[: len(gone)]
+    assert len(gone) in (1, 2)
+
+
+def test_two_workers_that_want_the_same_fetch_it_once(open_cache):
+    one, inner_one = open_cache()
+    two, inner_two = open_cache()
+    inner_one.gate.clear()
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n, c=c, i=i: results.update({n: read_all(c, i, READS[:1])}))
+        for n, c, i in [("one", one, inner_one), ("two", two, inner_two)]
+    ]
+    threads[0].start()
+    while not inner_one.reads:
+        time.sleep(0.001)
+    threads[1].start()
+    time.sleep(0.05)
+    assert inner_two.reads == [], "the second worker did not wait for the first"
+    inner_one.gate.set()
+    for thread in threads:
+        thread.join()
+    assert results["one"] == results["two"]
+    assert inner_two.reads == []
+
+
+def test_a_failing_source_raises_and_lets_the_others_try(open_cache):
+    cache, inner = open_cache()
+    part = inner.manifest.parts[0]
+
+    class Failing(CountingSource):
+        def read(self, part, row_group):
+            raise OSError("the network is down")
+
+    broken, _ = open_cache(inner=Failing(Path(inner._inner._folder)))
+    with pytest.raises(OSError, match="the network is down"):
+        broken.read(part, 0)
+    assert cache.read(part, 0).num_rows == 400
+
+
+def test_a_cache_that_cannot_be_made_costs_one_warning(open_cache, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        cache, inner = open_cache(folder=tmp_path / "file" / "cache", in_memory=0)
+        read_settled(cache, inner)
+        read_settled(cache, inner)
+    assert inner.reads == READS * 2
+    assert len(caplog.records) == 1
+    assert "cannot be made" in caplog.text
+
+
+def test_a_full_disk_costs_one_warning(open_cache, tmp_path, caplog):
+    cache, inner = open_cache(in_memory=0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with caplog.at_level(logging.WARNING):
+            tables = read_settled(cache, inner)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [table.num_rows for table in tables] == [400, 300, 500, 200, 200]
+    assert inner.reads == READS
+    assert entries(tmp_path / "disk") == []
+    assert not list((tmp_path / "disk").glob("*.tmp"))
+    assert len([r for r in caplog.records if "cannot be written" in r.message]) == len(caplog.records) == 1
+
+
+def test_an_entry_that_can_be_read_but_not_touched_still_serves(open_cache, monkeypatch):
+    cache, inner = open_cache(in_memory=0)
+    read_settled(cache, inner)
+
+    def refuse(*_, **__):
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    other, inner_other = open_cache(in_memory=0)
+    read_all(other, inner_other)
+    assert inner_other.reads == []
+
+
+@pytest.mark.parametrize("name", ["disk_limit_bytes", "memory_limit_bytes"])
+def test_negative_limits_are_refused(tmp_path, name):
+    limits = {"disk_limit_bytes": 0, "memory_limit_bytes": 0, name: -1}
+    with pytest.raises(ValueError, match=name):
+        CacheConfig(folder=tmp_path, **limits)
+
+
+def test_a_removed_lock_file_guards_nothing(tmp_path):
+    path = tmp_path / "lock"
+    first = FileLock.acquire(path)
+    waited = []
+    waiter = threading.Thread(target=lambda: waited.append(FileLock.acquire(path)))
+    waiter.start()
+    time.sleep(0.05)
+    first.release(remove=True)
+    waiter.join(10)
+    assert FileLock.try_acquire(path) is None, "the waiter holds a file that is gone"
+    waited[0].release()
+    again = FileLock.try_acquire(path)
+    assert again is not None
+    again.release(remove=True)
+
+
+def _fill_and_hang(folder, memory, dataset, holding):
+    config = CacheConfig(
+        folder=folder, disk_limit_bytes=10**8, memory_limit_bytes=10**8, memory_folder=memory
+    )
+    inner = CountingSource(dataset)
+    inner.gate.clear()
+    cache = CachedSource(inner, config)
+    threading.Thread(target=lambda: cache.read(inner.manifest.parts[0], 0), daemon=True).start()
+    while not inner.reads:
+        time.sleep(0.001)
+    holding.set()
+    time.sleep(60)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(60)
+def test_a_filler_killed_with_kill_9_blocks_nobody(open_cache, tmp_path, memory, dataset):
+    context = multiprocessing.get_context("spawn")
+    holding = context.Event()
+    filler = context.Process(target=_fill_and_hang, args=(tmp_path / "disk", memory, dataset, holding))
+    filler.start()
+    try:
+        assert holding.wait(40)
+        cache, inner = open_cache()
+        part = inner.manifest.parts[0]
+        result = []
+        reader = threading.Thread(target=lambda: result.append(cache.read(part, 0)))
+        reader.start()
+        reader.join(0.1)
+        assert reader.is_alive(), "it should wait for the filler as long as that lives"
+    finally:
+        os.kill(filler.pid, signal.SIGKILL)
+        filler.join()
+    reader.join(10)
+    assert result[0].num_rows == 400
+    assert inner.reads == [(0, 0)]
