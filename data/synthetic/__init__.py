@@ -11,7 +11,8 @@ one on disk and `ClickSource` yields blocks in memory:
 
 from data.synthetic.build import generate, is_finished
 from data.synthetic.config import SyntheticConfig
+from data.synthetic.popularity import Popularity
 from data.synthetic.source import Block, ClickSource
 from data.synthetic.teacher import Bag
 
-__all__ = ["Bag", "Block", "ClickSource", "SyntheticConfig", "generate", "is_finished"]
+__all__ = ["Bag", "Block", "ClickSource", "Popularity", "SyntheticConfig", "generate", "is_finished"]

@@ -89,8 +89,12 @@ class DatasetFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ValueError(f"another process is making {self.path} right now; wait for it") from error
+            self._sweep()
             self._write(identity, json.dumps(self.identity, indent=1).encode())
-            yield
+            try:
+                yield
+            finally:
+                self._sweep()
 
     def write(self, plan: FilePlan, blocks: Iterator[Block]) -> None:
         """Make one file of the data set, whole or not at all."""
@@ -154,6 +158,11 @@ class DatasetFolder:
     def _temporary(self, name: str) -> Path:
         """A name of this process's own: a worker may outlive a killed parent by a moment."""
         return self._work / f"{name.replace('/', '_')}.{os.getpid()}.part"
+
+    def _sweep(self) -> None:
+        """Remove half-written files: they help nobody and take room."""
+        for unfinished in self._work.glob("*.part"):
+            unfinished.unlink(missing_ok=True)
 
     def _write(self, path: Path, content: bytes) -> None:
         unfinished = self._temporary(path.name)

@@ -1,8 +1,8 @@
 """What Criteo's columns look like: missing values and the shape of the integers.
 
-The figures are rounded from what public summaries of Criteo Kaggle's training file report (share of
-empty fields; mean and median of each integer); we have not measured them ourselves. Terabyte orders
-its columns differently, but no such figures are public, so both presets share these.
+Round figures after public summaries of Criteo Kaggle's training file (share of empty fields, median
+and mean of each integer). We have not measured that file: take them as plausible, not as facts.
+Terabyte orders its columns differently; both presets share these figures.
 """
 
 from typing import Final
@@ -31,10 +31,10 @@ DENSE_LIMIT: Final = 2_000_000_000
 """No integer is larger: Criteo's fit 32 bits, and a float32 holds this number exactly."""
 
 CLICK_RATE: Final = 0.25
-"""Share of clicks that the teacher is set to; Criteo Kaggle, after its subsampling, has 0.256."""
+"""Share of clicks that the teacher is set to; Criteo Kaggle, after its subsampling, has 0.26."""
 
 BEST_AUC: Final = 0.80
-"""Best reachable AUC that the teacher is set to; the best published models reach 0.81 on Criteo Kaggle."""
+"""Best reachable AUC that the teacher is set to; about where published models end on Criteo Kaggle."""
 
 TOP_SHARE: Final = 0.01
 """The most popular ids, as a share of a table ..."""

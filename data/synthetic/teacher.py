@@ -6,11 +6,11 @@ transformed integers z, in two parts:
     main  = sum_c w_c + sum_j a_j z_j
     pairs = 1/2 (|t|^2 - sum_c |v_c|^2),    t = sum_c v_c + sum_j z_j u_j
 
-Every id has a main effect w and `NUM_FACTORS` factors v; `pairs` sums the dot products of all pairs of
-features, and for integers half their own squares. Under the popularity of the ids the effects of a table average to zero, hence pairs of
-categories are pure interactions, which no sum of main effects can stand in for. Effects shrink
-towards rare ids: nobody could learn those from a few samples. A bag of ids counts with its mean, an
-empty bag with zero; row 0 (missing) has effects like any other.
+Every id has a main effect w and `NUM_FACTORS` factors v; `pairs` sums the dot products of all pairs
+of features, and for integers half their own squares. Under the popularity of the ids the effects of
+a table average to zero, hence pairs of categories are pure interactions, which no sum of main effects
+can stand in for. Effects shrink towards rare ids: nobody could learn those from a few samples. A bag
+of ids counts with its mean, an empty bag with zero; row 0 (missing) has effects like any other.
 
 `data.synthetic.calibration` turns the two parts into a probability.
 """

@@ -100,6 +100,7 @@ def test_interrupted_data_set_looks_unfinished_and_goes_on_to_the_same_bytes(
     assert not is_finished(TINY, tmp_path)
     finished = [path for path in contents(tmp_path) if path.endswith(".parquet")]
     assert len(finished) == num_files, "a half-written file is in no place of a data file"
+    assert not list(tmp_path.rglob("*.part")), "and takes no room"
     rest = interrupt_after(NUM_FILES - num_files)
     generate(TINY, tmp_path)
     assert len(rest) == NUM_FILES - num_files, "finished files are not made again"
