@@ -1,12 +1,12 @@
 """Criteo-like click logs with a planted teacher, so that the best reachable AUC is known.
 
 `python -m data.synthetic --out DIR` makes the data set of `make train`. In code, `generate` makes
-one on disk and `ClickSource` yields blocks in memory:
+one on disk, `ClickSource` yields blocks in memory, and `Popularity` draws skewed ids alone:
 
 >>> from data.synthetic import ClickSource, SyntheticConfig
 >>> block = ClickSource(SyntheticConfig(rows_per_day=100)).block(day=0, index=0)
 >>> block.dense.shape, len(block.bags), block.bags[0].ids.shape
-((13, 100), 26, (100,))
+((100, 13), 26, (100,))
 """
 
 from data.synthetic.build import generate, is_finished

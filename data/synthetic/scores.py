@@ -3,7 +3,8 @@
 The best reachable AUC of a set of samples is the AUC of the Bayes-optimal score: the true click
 probability given all the features that a model sees, on the labels that were drawn. Its expectation
 over the labels is kept beside it: what a model gains on top of that comes from luck. The best log
-loss is that of the same probabilities.
+loss is that of the same probabilities. Preparing raw files with a hash, a modulo or a threshold hides
+some ids from the model; the best AUC stays that of the full features.
 
 Samples are counted in bins of equal probability width, so a day of any size takes the same small
 memory; two samples of one bin count as a tie, which moves the AUC by less than 1e-5.

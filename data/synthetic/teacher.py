@@ -135,7 +135,8 @@ def _draw_effects(
         rarity = (1 + np.arange(rows)[:, None] / RARE_RANK) ** -decay
         effects = rng.standard_normal((rows, WIDTH)) * size * rarity
         accesses = np.concatenate([[absent], (1 - absent) * table.probabilities(rows - 1)])
-        effects -= accesses @ effects / accesses.sum()
+        # Not `accesses @ effects`: BLAS rounds differently with another number of threads.
+        effects -= (accesses[:, None] * effects).sum(0) / accesses.sum()
         drawn.append(effects.astype(np.float32))
     size = np.array([DENSE_MAIN_SCALE, 0] + [DENSE_FACTOR_SCALE] * NUM_FACTORS)
     drawn.append((rng.standard_normal((NUM_DENSE, WIDTH)) * size).astype(np.float32))
