@@ -37,16 +37,9 @@ def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float
     _draw(left, "AUC on the test days", [(point.samples, point.auc) for point in curve])
     _draw(right, "log loss on the test days", [(point.samples, point.log_loss) for point in curve])
     if best_auc is not None:
-        left.axhline(best_auc, color="black", linestyle="--", linewidth=1)
-        left.annotate(
-            f"best any model can reach: {best_auc:.4f}",
-            (0.98, best_auc),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-        )
+        label = f"best any model can reach: {best_auc:.4f}"
+        left.axhline(best_auc, color="black", linestyle="--", linewidth=1, label=label)
+        left.legend(loc="lower right")
     figure.suptitle(title)
     figure.savefig(path, dpi=150)
 

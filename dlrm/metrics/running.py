@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import numpy as np
 import torch
 
 WINDOW: Final = 2**16
@@ -50,19 +51,13 @@ class RunningAuc:
 
     def value(self) -> float | None:
         """The AUC, ties counting one half; None while only one kind of label is in the window."""
-        scores, labels = self._ring[:, : min(self._seen, self._window)]
-        values, order = scores.sort()
-        clicks = labels[order].double()
-        num_clicks = float(clicks.sum())
-        num_others = len(clicks) - num_clicks
-        if not num_clicks or not num_others:
+        scores, labels = self._ring[:, : min(self._seen, self._window)].cpu().numpy()
+        clicks, others = np.sort(scores[labels == 1]), np.sort(scores[labels != 1])
+        if not len(clicks) or not len(others):
             return None
-        _, tied, sizes = values.unique_consecutive(return_inverse=True, return_counts=True)
-        ends = sizes.cumsum(0).double()
-        # Mann-Whitney: the AUC from the clicks' ranks, where equal scores share their mean rank (from 1).
-        ranks = (ends - (sizes.double() - 1) / 2)[tied]
-        rank_sum = float(clicks @ ranks)
-        return (rank_sum - num_clicks * (num_clicks + 1) / 2) / (num_clicks * num_others)
+        lower = np.searchsorted(others, clicks, side="left").sum()
+        not_higher = np.searchsorted(others, clicks, side="right").sum()
+        return float(lower + not_higher) / (2 * len(clicks) * len(others))
 
 
 class ChanceWatch:

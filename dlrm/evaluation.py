@@ -1,0 +1,27 @@
+"""Evaluation on the test days: every sample once, over all ranks."""
+
+import torch
+from torch import nn
+
+from data.loader import DataLoader
+from dlrm.metrics import ClickMetrics, MetricValues
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> MetricValues:
+    """Metrics of `model` on all batches of `loader`; a collective, equal on all ranks.
+
+    Args:
+        model: gives fp32 logits `[B]` for dense features and a KeyedJaggedTensor.
+        loader: at the start of its epoch; padded samples are left out.
+        device: where the model is.
+    """
+    was_training = model.training
+    model.eval()
+    metrics = ClickMetrics(device)
+    for batch in loader:
+        batch = batch.to(device, non_blocking=True)
+        logits = model(batch.dense, batch.sparse)
+        metrics.update(logits[: batch.num_valid], batch.labels[: batch.num_valid])
+    model.train(was_training)
+    return metrics.compute()

@@ -1,0 +1,46 @@
+"""DLRM (Naumov et al., arXiv 1906.00091): bottom MLP, pairwise dot products, top MLP."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.dataset import Feature
+from dlrm.models.interaction import DotInteraction
+from dlrm.models.mlp import MLP, Head
+from dlrm.models.tables import PooledFeatures
+
+
+class DLRM(nn.Module):
+    """Deep learning recommendation model.
+
+    Args:
+        features: sparse features in canonical order; one table each.
+        num_dense: number of dense features.
+        embedding_dim: columns of each table, and last width of the bottom MLP.
+        bottom_mlp: widths over the dense features.
+        top_mlp: widths over the interaction; the last is 1.
+        dtype: of the arithmetic; parameters are fp32.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        num_dense: int,
+        embedding_dim: int,
+        bottom_mlp: Sequence[int],
+        top_mlp: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.sparse = PooledFeatures(features, embedding_dim, dtype)
+        self.bottom = MLP(num_dense, bottom_mlp)
+        self.interaction = DotInteraction([feature.name for feature in features], embedding_dim)
+        self.top = Head(self.interaction.out_features, top_mlp)
+        self.dtype = dtype
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        pooled, names = self.sparse(sparse)
+        return self.top(self.interaction(self.bottom(dense.to(self.dtype)), pooled, names))

@@ -1,0 +1,81 @@
+"""The dot interaction of DLRM: all pairwise dot products of the features' embeddings.
+
+Written as one autograd function, because the plain form is the slowest thing in a CPU step: fancy
+indexing of the triangle is slow forward and worse backward. Here the triangle is read by one
+gather, and the backward pass reads the symmetric gradient by one gather too, so that a single
+batched product gives the gradient of all embeddings.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _DotInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, pooled: Tensor, pairs: Tensor, symmetric: Tensor) -> Tensor:
+        batch, dim = dense.shape
+        vectors = torch.cat([dense, pooled], dim=1).view(batch, -1, dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).view(batch, -1)
+        ctx.save_for_backward(vectors, symmetric)
+        return torch.cat([dense, products.gather(1, pairs.expand(batch, -1))], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        vectors, symmetric = ctx.saved_tensors
+        batch, num_vectors, dim = vectors.shape
+        grad_products = grad.gather(1, symmetric.expand(batch, -1))
+        grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
+        grad_products = grad_products.view(batch, num_vectors, num_vectors)
+        grad_dense = torch.bmm(grad_products[:, :1], vectors).view(batch, dim).add_(grad[:, :dim])
+        grad_pooled = torch.bmm(grad_products[:, 1:], vectors).view(batch, -1)
+        return grad_dense, grad_pooled, None, None
+
+
+class DotInteraction(nn.Module):
+    """Concatenates the dense vector with the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
+
+    Args:
+        names: the sparse features in canonical order; `F` of them.
+        embedding_dim: length of every vector.
+
+    The output is `[B, dim + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector first,
+    lower triangle row by row, whatever order the pooled input comes in. Sharding delivers features in an order
+    of its own, and undoing that in the index of a gather costs nothing.
+    """
+
+    pairs: Tensor
+    symmetric: Tensor
+
+    def __init__(self, names: Sequence[str], embedding_dim: int) -> None:
+        super().__init__()
+        self.names = list(names)
+        self.embedding_dim = embedding_dim
+        num_vectors = len(self.names) + 1
+        self.out_features = embedding_dim + num_vectors * (num_vectors - 1) // 2
+        self.register_buffer("pairs", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.register_buffer("symmetric", torch.empty(0, dtype=torch.int64), persistent=False)
+        self._indexed_order: list[str] = []
+
+    def _index(self, names: Sequence[str], device: torch.device) -> None:
+        position = {name: 1 + place for place, name in enumerate(names)}
+        places = torch.tensor([0, *(position[name] for name in self.names)])
+        num_vectors = places.numel()
+        row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+        first, second = places[row], places[column]
+        slots = self.embedding_dim + torch.arange(row.numel())
+        symmetric = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
+        symmetric[first, second] = slots
+        symmetric[second, first] = slots
+        self.pairs = (first * num_vectors + second).view(1, -1).to(device)
+        self.symmetric = symmetric.view(1, -1).to(device)
+        self._indexed_order = list(names)
+
+    def forward(self, dense: Tensor, pooled: Tensor, names: Sequence[str]) -> Tensor:
+        """Interact `dense` `[B, dim]` and `pooled` `[B, F * dim]`, whose columns hold the features `names`."""
+        if names != self._indexed_order:
+            self._index(names, pooled.device)
+        out: Tensor = _DotInteraction.apply(dense, pooled, self.pairs, self.symmetric)  # type: ignore[no-untyped-call]
+        return out

@@ -1,0 +1,57 @@
+"""The embedding tables of a model, and what every model does with their output."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from data.dataset import Feature
+
+
+class PooledFeatures(nn.Module):
+    """One sum-pooled table a feature, looked up together.
+
+    The tables are made on the meta device: sharding allocates them, with initial values uniform in
+    +-1 / sqrt(rows) as in facebookresearch/dlrm (TorchRec's default).
+
+    Args:
+        features: the features, in canonical order.
+        dim: columns of each table.
+        dtype: of the output, which is what the ranks exchange.
+        prefix: of the tables' names.
+    """
+
+    def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype, prefix: str = "") -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection(
+            device=torch.device("meta"),
+            tables=[
+                EmbeddingBagConfig(
+                    name=f"{prefix}{feature.name}",
+                    embedding_dim=dim,
+                    num_embeddings=feature.rows,
+                    feature_names=[feature.name],
+                    pooling=PoolingType.SUM,
+                )
+                for feature in features
+            ],
+        )
+        self.names = [feature.name for feature in features]
+        self.dtype = dtype
+
+    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, list[str]]:
+        """Pooled embeddings `[B, F * dim]`, and the features' names in the order of its columns."""
+        pooled: KeyedTensor = self.tables(sparse)
+        return pooled.values().to(self.dtype), pooled.keys()
+
+    def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
+        """Pooled embeddings `[B, F, dim]` in canonical order: sharding delivers them in an order of its own."""
+        values, names = self(sparse)
+        pooled: Tensor = values.view(values.shape[0], len(names), -1)
+        if names == self.names:
+            return pooled
+        places = torch.tensor([names.index(name) for name in self.names], device=pooled.device)
+        return pooled.index_select(1, places)

@@ -1,0 +1,1 @@
+"""How tables are laid over ranks, and how their rows are read and updated on each."""

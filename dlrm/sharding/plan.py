@@ -1,0 +1,164 @@
+"""Which table goes where: TorchRec's planner under the constraints of a configuration.
+
+Small tables are replicated (data_parallel), because exchanging their rows costs more than keeping
+them equal; the rest is sharded by the kinds that the configuration allows and the device has.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from dlrm.config import ShardingConfig, TablesConfig
+
+FUSED_OPTIMIZERS: Final = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class TablePlacement:
+    """One line of the printed plan."""
+
+    table: str
+    rows: int
+    dim: int
+    kind: str
+    ranks: tuple[int, ...]
+    num_bytes: int
+    """fp32 weights on all ranks together, without optimizer state."""
+
+
+def make_sharder(
+    tables: TablesConfig, device: torch.device, dtype: torch.dtype
+) -> EmbeddingBagCollectionSharder:
+    """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`."""
+    fused_params = {
+        "optimizer": FUSED_OPTIMIZERS[tables.optimizer],
+        "learning_rate": tables.learning_rate,
+        "eps": tables.eps,
+    }
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        fused_params["output_dtype"] = SparseType.BF16
+    return EmbeddingBagCollectionSharder(fused_params=fused_params)
+
+
+def make_plan(
+    model: nn.Module,
+    sharder: EmbeddingBagCollectionSharder,
+    config: ShardingConfig,
+    device: torch.device,
+    batch_size: int,
+) -> ShardingPlan:
+    """Plan on rank 0, agreed by all ranks.
+
+    Args:
+        model: holds `EmbeddingBagCollection`s on the meta device.
+        sharder: from `make_sharder`.
+        config: which kinds, and which tables are small.
+        device: where the tables live.
+        batch_size: samples of one rank in one step.
+
+    Raises:
+        ValueError: the device lacks a kind, or the tables do not fit.
+    """
+    config.check_device(device.type)
+    world_size = dist.get_world_size()
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    memory_bytes = _host_memory_bytes() // local_world_size
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=world_size,
+            local_world_size=local_world_size,
+            compute_device=device.type,
+            ddr_cap=memory_bytes,
+            **({"hbm_cap": torch.cuda.get_device_properties(device).total_memory} if device.type == "cuda" else {}),
+        ),
+        batch_size=batch_size,
+        constraints=_constraints(model, config, world_size),
+    )
+    try:
+        return planner.collective_plan(model, [sharder], dist.group.WORLD)
+    except PlannerError as error:
+        raise ValueError(
+            f"the tables cannot be laid over {world_size} ranks with {memory_bytes / 1e9:.0f} GB of host memory "
+            f"each: {error}. Use more ranks, a smaller model.embedding_dim, a lower cap when preparing the data, "
+            "or more sharding.kinds"
+        ) from error
+
+
+def _constraints(
+    model: nn.Module, config: ShardingConfig, world_size: int
+) -> dict[str, ParameterConstraints]:
+    constraints = {}
+    for collection in model.modules():
+        if not isinstance(collection, EmbeddingBagCollection):
+            continue
+        for table in collection.embedding_bag_configs():
+            replicated = world_size > 1 and table.num_embeddings <= config.data_parallel_rows
+            kinds = [ShardingType.DATA_PARALLEL.value] if replicated else list(config.kinds)
+            if table.embedding_dim < 2 * config.min_column_dim and "table_wise" in kinds:
+                kinds = [kind for kind in kinds if kind != ShardingType.COLUMN_WISE.value]
+            constraints[table.name] = ParameterConstraints(
+                sharding_types=kinds,
+                min_partition=config.min_column_dim,
+                # rows in the device's own memory, or the planner counts on paging that nobody asked for
+                compute_kernels=None if replicated else [EmbeddingComputeKernel.FUSED.value],
+            )
+    return constraints
+
+
+def _host_memory_bytes() -> int:
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if cgroup.exists() and (limit := cgroup.read_text().strip()).isdigit():
+        return min(total, int(limit))
+    return total
+
+
+def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
+    """Where each table of `model` (unsharded) lies under `plan`, largest first."""
+    shapes = {
+        table.name: (table.num_embeddings, table.embedding_dim)
+        for collection in model.modules()
+        if isinstance(collection, EmbeddingBagCollection)
+        for table in collection.embedding_bag_configs()
+    }
+    found = []
+    for module_plan in plan.plan.values():
+        for name, sharding in module_plan.items():
+            rows, dim = shapes[name]
+            ranks = tuple(sharding.ranks or ())
+            copies = len(ranks) if sharding.sharding_type == ShardingType.DATA_PARALLEL.value else 1
+            found.append(
+                TablePlacement(name, rows, dim, sharding.sharding_type, ranks, copies * rows * dim * FP32_BYTES)
+            )
+    return sorted(found, key=lambda table: (-table.num_bytes, table.table))
+
+
+def format_plan(tables: list[TablePlacement]) -> str:
+    """The plan as a short table for people."""
+    lines = [f"{'table':<16} {'rows':>12} {'dim':>4}  {'kind':<18} {'ranks':<10} {'bytes':>10}"]
+    for table in tables:
+        ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"all {len(table.ranks)}"
+        lines.append(
+            f"{table.table:<16} {table.rows:>12,} {table.dim:>4}  {table.kind:<18} {ranks:<10} "
+            f"{table.num_bytes / 1e6:>8.1f}MB"
+        )
+    total = sum(table.num_bytes for table in tables)
+    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {total / 1e6:.1f} MB")
+    return "\n".join(lines)

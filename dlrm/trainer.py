@@ -1,0 +1,122 @@
+"""The training loop: batch, forward, backward, average, update, tell."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from data.batch import Batch
+from data.loader import DataLoader
+from dlrm.config import TrainConfig
+from dlrm.metrics import MetricValues
+from dlrm.optim import Optimizers
+from dlrm.replicas import Replicas
+from dlrm.session import Session
+from dlrm.stop import StopSignal
+from dlrm.telemetry.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+NUM_SCALARS = 2  # that travel with the gradients: loss, wish to stop
+
+
+class DivergedError(RuntimeError):
+    """The loss is NaN or infinite; the message names step, batch and ranks."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Trains a model until its steps are done, somebody asks to stop, or the loss is no number.
+
+    Everything is built before; see `dlrm.build`.
+    """
+
+    config: TrainConfig
+    model: nn.Module
+    """Gives fp32 logits `[B]`; updates its tables in the backward pass."""
+    optimizers: Optimizers
+    replicas: Replicas
+    loader: DataLoader
+    evaluate: Callable[[], MetricValues]
+    telemetry: Recorder
+    session: Session
+    stop: StopSignal
+    device: torch.device
+    steps_done: int = 0
+    samples_done: int = 0
+
+    def train(self) -> None:
+        """Run to the end.
+
+        Raises:
+            DivergedError: the loss is no number.
+            StopRequested: somebody asked to stop; the last step is complete on all ranks.
+        """
+        self.session.restore()
+        evaluated_at = -1
+        while self.should_continue():
+            for batch in self.loader:
+                with self.stop.deferred():
+                    self._train_on(batch)
+                if self._should_evaluate():
+                    self._evaluate()
+                    evaluated_at = self.steps_done
+                if not self.should_continue():
+                    break
+        if evaluated_at != self.steps_done:
+            self._evaluate()
+
+    def should_continue(self) -> bool:
+        """Whether epochs and steps are left."""
+        if self.config.max_steps and self.steps_done >= self.config.max_steps:
+            return False
+        return self.loader.epoch < self.config.epochs
+
+    def _should_evaluate(self) -> bool:
+        every = self.config.evaluate_every_steps
+        return every > 0 and self.steps_done % every == 0
+
+    def _evaluate(self) -> None:
+        values = self.evaluate()
+        self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
+
+    def _train_on(self, batch: Batch) -> None:
+        batch = batch.to(self.device, non_blocking=True)
+        self.optimizers.begin_step(self.steps_done)
+        logits = self.model(batch.dense, batch.sparse)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()
+        wish = torch.full((), float(self.stop.requested), device=self.device)
+        mean_loss, stop = self.replicas.average(torch.stack([loss.detach(), wish])).tolist()
+        if not math.isfinite(mean_loss):
+            self._raise_diverged(loss.detach())
+        self.optimizers.step()
+        self.steps_done += 1
+        self.samples_done += batch.labels.numel() * dist.get_world_size()
+        self.session.step()
+        self.telemetry.step(
+            step=self.steps_done,
+            samples=self.samples_done,
+            loss=loss,
+            logits=logits,
+            labels=batch.labels,
+            learning_rates=self.optimizers.learning_rates,
+        )
+        if stop:
+            self.stop.leave()
+
+    def _raise_diverged(self, loss: Tensor) -> None:
+        losses: list[float] = [0.0] * dist.get_world_size()
+        dist.all_gather_object(losses, loss.item())
+        ranks = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
+        batch = self.loader.state_dict()["phases"][-1]["steps"]
+        raise DivergedError(
+            f"the loss is {losses[ranks[0]]} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch "
+            f"{batch} of it, rank {', '.join(map(str, ranks))}). Lower dense.learning_rate and "
+            "tables.learning_rate, or lengthen schedule.warmup_steps; if it is always the same batch, look at the data"
+        )

@@ -1,0 +1,113 @@
+"""The host lookup against FBGEMM's own CPU operators: same rows out, same rows after the update."""
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from dlrm.sharding.host_lookup import UPDATES, HostLookup, use_host_lookups
+
+ROWS = (7, 40, 1000)
+DIM = 8
+FEATURE_TABLES = [0, 1, 2]
+
+
+def make_tbe(optimizer, **kwargs):
+    torch.manual_seed(3)
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS],
+        feature_table_map=FEATURE_TABLES,
+        optimizer=optimizer,
+        learning_rate=0.1,
+        eps=1e-6,
+        **kwargs,
+    )
+    tbe.init_embedding_weights_uniform(-1, 1)
+    return tbe
+
+
+def make_bags(generator, batch, one_hot):
+    num_bags = len(FEATURE_TABLES) * batch
+    lengths = (
+        torch.ones(num_bags, dtype=torch.int64)
+        if one_hot
+        else torch.randint(0, 4, (num_bags,), generator=generator)
+    )
+    table_of_bag = torch.tensor(FEATURE_TABLES).repeat_interleave(batch)
+    limits = torch.tensor(ROWS)[table_of_bag].repeat_interleave(lengths)
+    ids = (torch.rand(limits.numel(), generator=generator).pow(3) * limits).long()
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return ids, offsets
+
+
+@pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
+@pytest.mark.parametrize("optimizer", list(UPDATES), ids=str)
+def test_equals_fbgemm_over_steps(optimizer, one_hot):
+    theirs, ours = make_tbe(optimizer), make_tbe(optimizer)
+    assert use_host_lookups([ours], torch.float32) == 1
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        ids, offsets = make_bags(generator, 32, one_hot)
+        grad = torch.randn(32, len(FEATURE_TABLES) * DIM, generator=generator)
+        outputs = [tbe(ids, offsets) for tbe in (theirs, ours)]
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+        for output in outputs:
+            output.backward(grad)
+    torch.testing.assert_close(ours.weights_host, theirs.weights_host, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.momentum1_host, theirs.momentum1_host, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_follows_the_table():
+    ours, theirs = make_tbe(EmbOptimType.EXACT_SGD), make_tbe(EmbOptimType.EXACT_SGD)
+    use_host_lookups([ours], torch.float32)
+    ids, offsets = make_bags(torch.Generator().manual_seed(1), 16, one_hot=True)
+    for tbe in (ours, theirs):
+        tbe.set_learning_rate(0.7)
+        output = tbe(ids, offsets)
+        output.backward(torch.ones_like(output))
+    torch.testing.assert_close(ours.weights_host, theirs.weights_host)
+
+
+def test_bfloat16_rounds_only_what_is_exchanged():
+    exact, rounded = make_tbe(EmbOptimType.EXACT_SGD), make_tbe(EmbOptimType.EXACT_SGD)
+    use_host_lookups([exact], torch.float32)
+    use_host_lookups([rounded], torch.bfloat16)
+    ids, offsets = make_bags(torch.Generator().manual_seed(1), 16, one_hot=True)
+    output = rounded(ids, offsets)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, exact(ids, offsets).to(torch.bfloat16))
+    assert rounded.weights_host.dtype == torch.float32
+
+
+def test_empty_batches_change_nothing():
+    tbe = make_tbe(EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    use_host_lookups([tbe], torch.float32)
+    before = tbe.weights_host.clone()
+    output = tbe(torch.empty(0, dtype=torch.int64), torch.zeros(3 * 5 + 1, dtype=torch.int64))
+    assert output.shape == (5, 3 * DIM)
+    assert not output.any()
+    output.backward(torch.ones_like(output))
+    assert torch.equal(tbe.weights_host, before)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"weights_precision": SparseType.FP16}, {"pooling_mode": PoolingMode.MEAN}],
+    ids=["half_precision_tables", "mean_pooling"],
+)
+def test_what_does_not_suit_is_left_to_fbgemm(kwargs):
+    tbe = make_tbe(EmbOptimType.EXACT_SGD, **kwargs)
+    assert use_host_lookups([tbe], torch.float32) == 0
+
+
+def test_weighted_bags_are_refused():
+    tbe = make_tbe(EmbOptimType.EXACT_SGD)
+    use_host_lookups([tbe], torch.float32)
+    ids, offsets = make_bags(torch.Generator().manual_seed(1), 4, one_hot=True)
+    with pytest.raises(ValueError, match="weighted bags"):
+        tbe(ids, offsets, per_sample_weights=torch.ones(ids.numel()))
