@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import psutil
@@ -76,6 +77,22 @@ def test_refusal_is_one_line_and_a_failed_exit(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.system
+@pytest.mark.timeout(60)
+def test_progress_is_shown_on_a_terminal(tmp_path):
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "data.synthetic", "--out", str(tmp_path / "set"), *SMALL]
+    termios.tcsetwinsize(theirs, (40, 120))
+    try:
+        subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True)
+    finally:
+        os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        shown = terminal.read(4096).decode()
+    assert "2.00k/2.00k" in shown
+    assert "row/s" in shown
 
 
 LONG = SyntheticConfig(days=16, rows_per_day=65_536, scale=1e-4)
