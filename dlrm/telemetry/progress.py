@@ -29,9 +29,9 @@ class Progress(Protocol):
 
 def open_progress(total_samples: int, first_sample: int, stream: TextIO) -> Progress:
     """A bar if `stream` is a terminal, else lines through logging."""
-    return (
-        ProgressBar(total_samples, first_sample, stream) if stream.isatty() else ProgressLines(total_samples)
-    )
+    if stream.isatty():
+        return ProgressBar(total_samples, first_sample, stream)
+    return ProgressLines(total_samples)
 
 
 class ProgressBar:
