@@ -3,7 +3,7 @@
 polars is fast and forgiving: it fills short lines with nulls and skips empty ones. So the shape of
 a block is proved first: with the bytes that fields may hold taken away, what is left of n good
 lines is exactly n times 39 tabs and a line end. Only then polars parses, strictly. A block that
-fails either way goes through `lines.vet` and its good rest is parsed; the tests hold both ways to
+fails either way goes through `vet` and its good rest is parsed; the tests hold both ways to
 the same answers for arbitrary bytes.
 """
 
@@ -11,8 +11,8 @@ from typing import Final
 
 import polars as pl
 
-from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL, NUM_FIELDS
-from data.prepare.lines import MAX_LINE_BYTES, BadLine, normalize_line_ends, vet
+from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL, NUM_CATEGORIES, NUM_DENSE, NUM_FIELDS
+from data.prepare.lines import MAX_LINE_BYTES, BadLine, judge_line
 
 _FIELD_BYTES: Final = b"0123456789abcdefABCDEF-"
 _SKELETON: Final = b"\t" * (NUM_FIELDS - 1) + b"\n"
@@ -25,6 +25,10 @@ _SCHEMA: Final = {
 }
 _LABEL: Final = pl.col(LABEL).replace_strict({"0": 0, "1": 1}, return_dtype=pl.UInt8)
 _CATEGORIES: Final = pl.col(CATEGORY_NAMES).str.to_integer(base=16, dtype=pl.UInt32, strict=True)
+_SURELY_GOOD: Final = (
+    rf"\A[01](?:\t(?:-?[0-9]{{1,18}})?){{{NUM_DENSE}}}(?:\t[0-9a-fA-F]{{0,8}}){{{NUM_CATEGORIES}}}\z"
+)
+"""Good lines as nearly all of them look. What it does not match goes to `judge_line`."""
 
 
 def read_block(block: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
@@ -37,7 +41,7 @@ def read_block(block: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
         The good lines in order, with columns label (UInt8), int_0.. (Int64) and cat_0.. (UInt32),
         null where a field is empty; and the bad lines in order.
     """
-    block = normalize_line_ends(block)
+    block = block.replace(b"\r\n", b"\n") if b"\r" in block else block
     frame = _parse(block)
     if frame is not None:
         return frame, []
@@ -61,3 +65,28 @@ def _parse(block: bytes) -> pl.DataFrame | None:
     except pl.exceptions.PolarsError:
         return None
     return frame if frame.height == num_lines and not frame[LABEL].null_count() else None
+
+
+def vet(block: bytes) -> tuple[bytes, list[BadLine]]:
+    r"""Part the good lines of a block from the bad ones.
+
+    Args:
+        block: whole lines, each ended by `\n`.
+
+    Returns:
+        The good lines as a block, and the bad ones in order.
+    """
+    # Latin-1 keeps one character a byte, so that a broken line stays one line and cannot match.
+    texts = block.decode("latin-1").split("\n")
+    texts.pop()
+    sure = pl.Series(texts, dtype=pl.String).str.contains(_SURELY_GOOD)
+    bad = []
+    for index in (~sure).arg_true().to_list():
+        line = texts[index].encode("latin-1")
+        reason = judge_line(line)
+        if reason is not None:
+            bad.append(BadLine(index, reason, line))
+    for line_ in reversed(bad):
+        del texts[line_.index]
+    texts.append("")
+    return "\n".join(texts).encode("latin-1"), bad

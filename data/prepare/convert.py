@@ -18,7 +18,8 @@ from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
 from data.prepare.ids import IdRule, to_samples
 from data.prepare.inputs import Span
 from data.prepare.pieces import PieceRecord, Written, durable_file
-from data.prepare.walk import Piece, Report, read_pieces
+from data.prepare.progress import Report
+from data.prepare.walk import Piece, read_pieces
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows in a row group."""

@@ -29,6 +29,7 @@ DEFAULT_DAYS: Final = 7
 
 _DAY_NAME: Final = re.compile(r"day_(\d+)(?:\.(?:tsv|txt|csv))?(?:\.(?:gz|zst))?")
 _HEAD_BYTES: Final = 1 << 20
+_LOOK_BYTES: Final = 64 << 10
 _GOOD_SHARE_NEEDED: Final = 0.5
 
 
@@ -155,7 +156,7 @@ def _refuse_another_format(raw: RawFile) -> None:
     """Say at once, not after an hour, that a file is something else than labelled Criteo lines."""
     content = open_content(raw.path, [0])
     try:
-        lines = content.read(_HEAD_BYTES).split(b"\n")
+        lines = content.read(_LOOK_BYTES).split(b"\n")
     finally:
         content.close()
     if content.damage and not any(lines):

@@ -1,20 +1,18 @@
-r"""The grammar of a raw Criteo line, and the bad lines of a block.
+r"""The grammar of a raw Criteo line, and why a line is refused.
 
 A line is 40 fields separated by tabs: a label `0` or `1`, 13 integers, 26 hexadecimal categories.
 Integers and categories may be empty, which means missing. An integer is an optional minus and
 decimal digits, in the range of 64 bits; a category is hexadecimal digits of either case, below 2^32. There
 is no quoting, no plus sign, no blank and no comment. A line ends with `\n` or `\r\n`; the last
-one may lack it. `judge_line` is this paragraph as code, one line at a time; `vet` gives the same
-answers for a block of lines at a speed that a large file can afford.
+one may lack it. `judge_line` is this paragraph as code, one line at a time; `columns` does the
+same for a block of lines at a speed that a large file can afford.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-import polars as pl
-
-from data.criteo import NUM_CATEGORIES, NUM_DENSE, NUM_FIELDS
+from data.criteo import NUM_DENSE, NUM_FIELDS
 
 MAX_LINE_BYTES: Final = 1 << 20
 """A longer line is refused whatever it holds, so that a file without line ends cannot fill the memory."""
@@ -25,10 +23,6 @@ REASONS: Final = ("too_long", "broken_utf8", "field_count", "label", "number", "
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
 _HEX: Final = re.compile(rb"[0-9a-fA-F]+")
 _MAX_INTEGER: Final = 2**63 - 1
-_SURELY_GOOD: Final = (
-    rf"\A[01](?:\t(?:-?[0-9]{{1,18}})?){{{NUM_DENSE}}}(?:\t[0-9a-fA-F]{{0,8}}){{{NUM_CATEGORIES}}}\z"
-)
-"""Good lines as nearly all of them look. What it does not match goes to `judge_line`."""
 
 
 @dataclass(frozen=True)
@@ -82,33 +76,3 @@ def _is_integer(field: bytes) -> bool:
 
 def _is_category(field: bytes) -> bool:
     return not field or (bool(_HEX.fullmatch(field)) and len(field.lstrip(b"0")) <= 8)
-
-
-def normalize_line_ends(block: bytes) -> bytes:
-    r"""The block with `\r\n` read as `\n`."""
-    return block.replace(b"\r\n", b"\n") if b"\r" in block else block
-
-
-def vet(block: bytes) -> tuple[bytes, list[BadLine]]:
-    r"""Part the good lines of a block from the bad ones.
-
-    Args:
-        block: whole lines, each ended by `\n` (see `normalize_line_ends`).
-
-    Returns:
-        The good lines as a block, and the bad ones in order.
-    """
-    # Latin-1 keeps one character a byte, so that a broken line stays one line and cannot match.
-    texts = block.decode("latin-1").split("\n")
-    texts.pop()
-    sure = pl.Series(texts, dtype=pl.String).str.contains(_SURELY_GOOD)
-    bad = []
-    for index in (~sure).arg_true().to_list():
-        line = texts[index].encode("latin-1")
-        reason = judge_line(line)
-        if reason is not None:
-            bad.append(BadLine(index, reason, line))
-    for line_ in reversed(bad):
-        del texts[line_.index]
-    texts.append("")
-    return "\n".join(texts).encode("latin-1"), bad

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,26 +17,12 @@ from data.prepare.columns import read_block
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span
 from data.prepare.lines import BadLine
 from data.prepare.pieces import DigestFile, PieceRecord, Written, durable_file, piece_name, record_path
+from data.prepare.progress import Progress, Report
 from data.prepare.streams import Content, LineReader, open_content
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096
 """What is kept of a bad line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a worker says after every block."""
-
-    stored_position: int
-    """Bytes of the raw file, as stored, up to which it has read."""
-    num_lines: int
-    """Lines of the block, good and bad."""
-    num_bad: int
-    """Bad lines of the block."""
-
-
-Report = Callable[[Progress], None]
 
 
 class Piece:

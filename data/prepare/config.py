@@ -1,0 +1,128 @@
+"""What the user asked of `data.prepare`, checked once."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from data.criteo import (
+    KAGGLE_CARDINALITIES,
+    NUM_CATEGORIES,
+    TERABYTE_CAP,
+    TERABYTE_CARDINALITIES,
+    capped,
+)
+
+ID_RULES: Final = ("modulo", "hash", "vocabulary")
+TABLE_PRESETS: Final[dict[str, tuple[int, ...]]] = {
+    "terabyte": TERABYTE_CARDINALITIES,
+    "kaggle": KAGGLE_CARDINALITIES,
+}
+
+WORKER_FIXED_BYTES: Final = 192 << 20
+"""What a worker holds besides what grows with a block: its code, the libraries and a row group."""
+PARENT_FIXED_BYTES: Final = 96 << 20
+"""What the parent process holds."""
+BYTES_PER_BLOCK_BYTE: Final = 12
+"""Memory a worker needs per byte of a block of raw text: text, shape, columns, ids, copies."""
+_MIN_BLOCK_BYTES: Final = 256 << 10
+_MAX_BLOCK_BYTES: Final = 4 << 20
+_MAX_ROWS: Final = 2**31 - 1
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """One job of `data.prepare`."""
+
+    raw: tuple[Path, ...]
+    """The raw files."""
+    out: Path
+    """Folder of the data set."""
+    ids: str = "modulo"
+    """How categories become ids: one of `ID_RULES`."""
+    table_rows: str = "terabyte"
+    """Rows of the 26 tables for modulo and hash: a preset, one number for all, or 26 numbers with commas."""
+    cap: int = TERABYTE_CAP
+    """Rows a table may have at most."""
+    min_count: int = 3
+    """Vocabulary only: a value that occurs less often is rare."""
+    num_days: int | None = None
+    """Days to cut a single file into that is not named `day_N`; None for the default."""
+    num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Worker processes."""
+    memory_bytes: int = 2 << 30
+    """Memory that all processes together may take, see `data.prepare.config`."""
+    max_bad_ratio: float = 1e-4
+    """Bad lines among all lines beyond which the job fails."""
+
+    def __post_init__(self) -> None:
+        if not self.raw:
+            raise ValueError("give at least one raw file")
+        if self.ids not in ID_RULES:
+            raise ValueError(f"--ids is one of {', '.join(ID_RULES)}, not {self.ids!r}")
+        if not 0 <= self.max_bad_ratio <= 1:
+            raise ValueError(f"--max-bad-ratio is a share between 0 and 1, not {self.max_bad_ratio}")
+        for flag, value, least in (
+            ("--cap", self.cap, 3),
+            ("--min-count", self.min_count, 1),
+            ("--processes", self.num_processes, 1),
+            ("--days", 1 if self.num_days is None else self.num_days, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{flag} is at least {least}, not {value}")
+        _ = self.static_table_rows, self.block_bytes
+
+    @property
+    def static_table_rows(self) -> tuple[int, ...]:
+        """Rows of the 26 tables, capped, for modulo and hash."""
+        rows = TABLE_PRESETS.get(self.table_rows)
+        if rows is None:
+            parts = self.table_rows.split(",")
+            if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts) or len(parts) not in (
+                1,
+                NUM_CATEGORIES,
+            ):
+                raise ValueError(
+                    f"--table-rows is {', '.join(TABLE_PRESETS)}, one number, or {NUM_CATEGORIES} numbers "
+                    f"separated by commas, not {self.table_rows!r}"
+                )
+            rows = tuple(int(part) for part in parts) * (NUM_CATEGORIES // len(parts))
+        if not all(1 <= count <= _MAX_ROWS for count in rows):
+            raise ValueError(f"a table has between 1 and {_MAX_ROWS} rows; change --table-rows")
+        return capped(rows, self.cap)
+
+    @property
+    def block_bytes(self) -> int:
+        """Raw text that a worker parses at once, so that all processes stay within `memory_bytes`."""
+        share = (self.memory_bytes - PARENT_FIXED_BYTES) // self.num_processes - WORKER_FIXED_BYTES
+        block_bytes = share // BYTES_PER_BLOCK_BYTE
+        if block_bytes < _MIN_BLOCK_BYTES:
+            needed = PARENT_FIXED_BYTES + self.num_processes * (
+                WORKER_FIXED_BYTES + _MIN_BLOCK_BYTES * BYTES_PER_BLOCK_BYTE
+            )
+            raise ValueError(
+                f"{self.num_processes} processes need at least --memory {-(-needed >> 20)}M, "
+                f"not {self.memory_bytes >> 20}M; give more memory or fewer --processes"
+            )
+        return min(block_bytes, _MAX_BLOCK_BYTES)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the output besides the inputs; processes, memory and the ratio do not."""
+        if self.ids == "vocabulary":
+            return {"ids": self.ids, "min_count": self.min_count, "cap": self.cap}
+        return {"ids": self.ids, "table_rows": list(self.static_table_rows)}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from text such as `2G`, `500M` or `1048576`; units are powers of 1024.
+
+    Raises:
+        ValueError: not a size.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{text!r} is not a size; write for example 2G or 500M")
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])

@@ -1,0 +1,66 @@
+"""Whether a finished data set is still what its manifest says: every digest, every row count."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.dataset import Part, read_manifest
+
+
+def verify(out: Path) -> list[str]:
+    """Check a data set.
+
+    Returns:
+        What is wrong, a sentence each; nothing if all is well.
+
+    Raises:
+        ValueError: there is no finished data set.
+    """
+    manifest = read_manifest(str(out))
+    rejects, files = manifest.provenance.get("rejects"), manifest.provenance.get("files", [])
+    with ThreadPoolExecutor(max_workers=2) as threads:  # hashing releases the GIL; more would only seek
+        problems = [*threads.map(lambda part: _check_part(out, part), manifest.parts)]
+        problems += threads.map(
+            lambda file: _check_file(out, file), [*files, *([rejects] if rejects else [])]
+        )
+    return [problem for problem in problems if problem] + list(_strangers(out, manifest.parts))
+
+
+def _check_part(out: Path, part: Part) -> str | None:
+    known = {"path": part.path, "num_bytes": part.num_bytes, "sha256": part.sha256}
+    problem = _check_file(out, known)
+    if problem:
+        return problem
+    try:
+        metadata = pq.read_metadata(out / part.path)
+    except pa.ArrowInvalid as error:
+        return f"{part.path} is not a Parquet file ({error})"
+    groups = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+    if groups != part.row_groups or metadata.num_rows != part.num_rows:
+        return f"{part.path} has row groups {list(groups)}, not {list(part.row_groups)}"
+    return None
+
+
+def _check_file(out: Path, known: dict[str, Any]) -> str | None:
+    path = out / known["path"]
+    if not path.is_file():
+        return f"{known['path']} is missing"
+    if path.stat().st_size != known["num_bytes"]:
+        return f"{known['path']} has {path.stat().st_size:,} bytes, not {known['num_bytes']:,}"
+    with path.open("rb") as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != known["sha256"]:
+            return f"{known['path']} has other bytes than were written: its digest differs"
+    return None
+
+
+def _strangers(out: Path, parts: tuple[Part, ...]) -> Iterator[str]:
+    known = {part.path for part in parts}
+    for path in sorted(out.glob("day=*/*.parquet")):
+        name = path.relative_to(out).as_posix()
+        if name not in known:
+            yield f"{name} is not part of the data set"
