@@ -40,8 +40,8 @@ quiet_pip() {
 # Half an installation, one of the other device or one whose Python has gone cannot be mended: start again.
 other=$([ "$device" = cpu ] && echo cuda || echo cpu)
 if [ -e "$unfinished" ] || [ -e "$venv/installed-$other" ] || ! is_usable "$venv/bin/python"; then
-    rm -rf "$venv"
     python=$(find_python)
+    rm -rf "$venv"
     echo "Making $venv with $("$python" --version)"
     "$python" -m venv "$venv"
 fi

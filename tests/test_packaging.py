@@ -15,7 +15,7 @@ from dlrm.compatibility import PAIRINGS, TORCHREC_NEEDS
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = ("data", "dlrm", "cpr")
+OURS = ("data", "dlrm", "cpr", "experiments", "tests")
 
 
 def pins(lock: str) -> dict[str, str]:
@@ -83,12 +83,21 @@ def test_what_torchrec_needs_is_what_it_declares():
     assert declared == names(list(TORCHREC_NEEDS))
 
 
-def test_everything_the_library_imports_is_declared():
-    own = {"data", "dlrm", "cpr"}
-    declared = names(PROJECT["dependencies"]) | {"torchrec", "fbgemm_gpu"}
-    for package in PACKAGES:
-        foreign = imported_by(package) - own - set(sys.stdlib_module_names)
-        assert foreign <= declared, f"{package} imports undeclared {foreign - declared}"
+@pytest.mark.parametrize(
+    ("packages", "extras"), [(("data", "dlrm", "cpr"), ("cpu",)), (("experiments", "tests"), ("cpu", "dev"))]
+)
+def test_everything_imported_is_declared(packages, extras):
+    modules = {"scikit-learn": "sklearn"}
+    declared = names(
+        [
+            *PROJECT["dependencies"],
+            *(each for extra in extras for each in PROJECT["optional-dependencies"][extra]),
+        ]
+    )
+    known = {modules.get(name, name) for name in declared} | {"torchrec", "fbgemm_gpu", *OURS}
+    for package in packages:
+        foreign = imported_by(package) - known - set(sys.stdlib_module_names)
+        assert not foreign, f"{package} imports {foreign}, which pyproject.toml does not declare"
 
 
 @pytest.mark.system
