@@ -95,10 +95,8 @@ def _prepare(flags: argparse.Namespace) -> int:
     )
     manifest = prepare(config)
     num_bad = sum(manifest.provenance["rejects"]["num_rejects"].values())
-    print(
-        f"{flags.out}: {manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files; "
-        f"{num_bad:,} bad lines"
-    )
+    size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
+    print(f"{flags.out}: {size}; {num_bad:,} bad lines")
     return 0
 
 

@@ -154,9 +154,9 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
 
 def _refuse_another_format(raw: RawFile) -> None:
     """Say at once, not after an hour, that a file is something else than labelled Criteo lines."""
-    content = open_content(raw.path, [0])
+    content, head = open_content(raw.path, [0]), memoryview(bytearray(_LOOK_BYTES))
     try:
-        lines = content.read(_LOOK_BYTES).split(b"\n")
+        lines = bytes(head[: content.readinto(head)]).split(b"\n")
     finally:
         content.close()
     if content.damage and not any(lines):

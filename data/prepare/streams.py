@@ -36,8 +36,8 @@ class Content(Protocol):
     def damage(self) -> str | None:
         """Why the text ends before its end, or None."""
 
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`; none at the end."""
+    def readinto(self, target: memoryview) -> int:
+        """Put the next bytes into `target`; how many, 0 at the end."""
 
     def skip_to(self, offset: int) -> None:
         """Move forward to a byte of the text."""
@@ -59,9 +59,9 @@ class PlainContent:
         """Bytes of the file consumed."""
         return self._file.tell()
 
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`; none at the end."""
-        return self._file.read(size)
+    def readinto(self, target: memoryview) -> int:
+        """Put the next bytes into `target`; how many, 0 at the end."""
+        return self._file.readinto(target) or 0
 
     def skip_to(self, offset: int) -> None:
         """Move to a byte of the file."""
@@ -84,24 +84,30 @@ class CompressedContent:
         self._new = _zlib_decompressor if path.suffix == ".gz" else _zstd_decompressor
         self._stored_bounds = [start for start in day_starts if start > 0]
         self._decompressor: _Decompressor | None = None
-        self._ready = b""
+        self._ready = memoryview(b"")
         self._text_bytes = 0  # all text produced so far, handed out or not
         self.day_starts = [0]
         self.stored_position = 0
         self.damage: str | None = None
 
-    def read(self, size: int) -> bytes:
-        """The next bytes of text, at most `size`; none at the end or where the file is damaged."""
+    def readinto(self, target: memoryview) -> int:
+        """Put the next bytes into `target`; how many, 0 at the end or where the file is damaged."""
         while not self._ready and self._decompress_more():
             pass
-        piece, self._ready = self._ready[:size], self._ready[size:]
-        return piece
+        size = min(len(target), len(self._ready))
+        target[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
 
     def skip_to(self, offset: int) -> None:
         """Decompress and drop the text before `offset`."""
+        scratch = memoryview(bytearray(1 << 20))
         position = self._text_bytes - len(self._ready)
         while position < offset:
-            position += len(self.read(min(offset - position, 1 << 20))) or offset
+            got = self.readinto(scratch[: offset - position])
+            if not got:
+                return
+            position += got
 
     def close(self) -> None:
         """Close the file."""
@@ -120,7 +126,7 @@ class CompressedContent:
             return False
         self.stored_position += len(stored)
         try:
-            self._ready = self._decompress(stored)
+            self._ready = memoryview(self._decompress(stored))
         except (zlib.error, zstandard.ZstdError) as error:
             self.damage = f"the compressed data is damaged ({error})"
             return False
@@ -179,13 +185,13 @@ class LineReader:
     Args:
         content: the text, at a line's start.
         offset: the byte of the text at which it stands.
-        block_bytes: size of a block; a block with a longer line is longer.
+        block_bytes: size of a block; only a longer line makes a longer one.
     """
 
     def __init__(self, content: Content, offset: int, block_bytes: int) -> None:
         self.content = content
-        self._block_bytes = block_bytes
-        self._buffer = b""
+        self._buffer = bytearray(block_bytes)  # one for all blocks: fresh memory is slow to touch
+        self._size = 0  # bytes of it that are filled
         self._at_end = False
         self.partial = b""
         """The line in the middle of which a damaged content ends."""
@@ -194,11 +200,9 @@ class LineReader:
 
     def skip_partial_line(self) -> None:
         """Drop the rest of a line whose start lies before the content's position."""
-        while not self._at_end:
-            self._fill()
-            cut = self._buffer.find(b"\n") + 1
-            self.offset += cut or len(self._buffer)
-            self._buffer = self._buffer[cut:] if cut else b""
+        while not self.exhausted:
+            cut = self._buffer.find(b"\n", 0, self._size) + 1
+            self._drop(cut or self._size)
             if cut:
                 return
 
@@ -212,66 +216,63 @@ class LineReader:
     def exhausted(self) -> bool:
         """Whether no line is left; reads ahead as needed."""
         self._fill()
-        return self._at_end and not self._buffer
+        return self._at_end and not self._size
 
     def day_end(self, start: int) -> int | None:
         """Where the day that `start` lies in ends, or None if that is not known yet."""
         position = bisect.bisect_right(self.content.day_starts, start)
         return self.content.day_starts[position] if position < len(self.content.day_starts) else None
 
-    def blocks(self, end: Callable[[], int | None]) -> Iterator[bytes]:
-        r"""The lines that start before `end`, in blocks; every line ended by `\n`.
+    def blocks(self, limit: Callable[[], int | None]) -> Iterator[bytes]:
+        r"""The lines that start before `limit`, in blocks; every line ended by `\n`.
 
         Args:
-            end: gives that byte of the text, as far as it is known, or None; asked again after every read.
+            limit: gives that byte of the text, or None as long as it is not known; asked for every block.
         """
         while not self.exhausted:
-            limit = end()
-            if limit is not None and self.offset >= limit:
+            end = limit()
+            if end is not None and self.offset >= end:
                 return
-            yield self._take(limit)
+            yield self._take(end)
 
     def _fill(self) -> None:
-        parts, size = [self._buffer], len(self._buffer)
-        while size < self._block_bytes and not self._at_end:
-            more = self.content.read(self._block_bytes - size)
-            self._at_end = not more
-            parts.append(more)
-            size += len(more)
-        if len(parts) > 1:
-            self._buffer = b"".join(parts)
+        with memoryview(self._buffer) as view:
+            while self._size < len(view) and not self._at_end:
+                got = self.content.readinto(view[self._size :])
+                self._at_end = not got
+                self._size += got
         if self._at_end and self.content.damage:
-            cut = self._buffer.rfind(b"\n") + 1
-            self.partial = self.partial or self._buffer[cut:]
-            self._buffer = self._buffer[:cut]
+            cut = self._buffer.rfind(b"\n", 0, self._size) + 1
+            self.partial = self.partial or bytes(self._buffer[cut : self._size])
+            self._size = cut
 
-    def _take(self, limit: int | None) -> bytes:
-        """Take whole lines off the buffer, at least one, those that start before `limit`."""
-        size = len(self._buffer)
-        if limit is not None and limit - self.offset < size:
-            cut = self._buffer.find(b"\n", limit - self.offset - 1) + 1
-            cut = cut or self._buffer.rfind(b"\n") + 1
-        else:
-            cut = self._buffer.rfind(b"\n") + 1
-        if not cut:
-            return self._take_unfinished()
-        block, self._buffer = self._buffer[:cut], self._buffer[cut:]
-        self.offset += cut
-        return block
+    def _take(self, end: int | None) -> bytes:
+        """Take whole lines off the buffer, at least one, all that start before `end`."""
+        cut = 0
+        if end is not None and end - self.offset < self._size:
+            # The last of them holds byte `end - 1`; it may end beyond the buffer.
+            cut = self._buffer.find(b"\n", end - self.offset - 1, self._size) + 1
+        cut = cut or self._buffer.rfind(b"\n", 0, self._size) + 1
+        return self._drop(cut) if cut else self._take_long()
 
-    def _take_unfinished(self) -> bytes:
+    def _take_long(self) -> bytes:
         """The buffer is one line without its end: read on, but keep only what a bad line needs."""
-        kept, self._buffer = self._buffer, b""
-        self.offset += len(kept)
-        while not self._at_end:
-            self._fill()
-            cut = self._buffer.find(b"\n") + 1
-            tail, self._buffer = (self._buffer[:cut], self._buffer[cut:]) if cut else (self._buffer, b"")
-            self.offset += len(tail)
-            kept = (kept + tail)[: _KEPT_BYTES + 1]
+        kept = self._drop(self._size)
+        while not self.exhausted:
+            cut = self._buffer.find(b"\n", 0, self._size) + 1
+            kept = (kept + self._drop(cut or self._size))[: _KEPT_BYTES + 1]
             if cut:
                 break
-        if self.content.damage and not kept.endswith(b"\n"):
-            self.partial = (kept + self.partial)[:_KEPT_BYTES]
-            return b""
+        else:
+            if self.content.damage:
+                self.partial = (kept + self.partial)[:_KEPT_BYTES]
+                return b""
         return kept if kept.endswith(b"\n") else kept[:_KEPT_BYTES] + b"\n"
+
+    def _drop(self, cut: int) -> bytes:
+        """Take the first `cut` bytes off the buffer."""
+        block = bytes(memoryview(self._buffer)[:cut])
+        self._buffer[: self._size - cut] = self._buffer[cut : self._size]
+        self._size -= cut
+        self.offset += cut
+        return block

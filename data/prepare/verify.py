@@ -22,12 +22,12 @@ def verify(out: Path) -> list[str]:
         ValueError: there is no finished data set.
     """
     manifest = read_manifest(str(out))
-    rejects, files = manifest.provenance.get("rejects"), manifest.provenance.get("files", [])
+    files = list(manifest.provenance.get("files", []))
+    if "rejects" in manifest.provenance:
+        files.append(manifest.provenance["rejects"])
     with ThreadPoolExecutor(max_workers=2) as threads:  # hashing releases the GIL; more would only seek
         problems = [*threads.map(lambda part: _check_part(out, part), manifest.parts)]
-        problems += threads.map(
-            lambda file: _check_file(out, file), [*files, *([rejects] if rejects else [])]
-        )
+        problems += threads.map(lambda file: _check_file(out, file), files)
     return [problem for problem in problems if problem] + list(_strangers(out, manifest.parts))
 
 

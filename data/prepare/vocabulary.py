@@ -50,9 +50,10 @@ class CountSpan:
         """Do it."""
         for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
             columns: list[list[npt.NDArray[np.uint32]]] = [[] for _ in CATEGORY_NAMES]
-            for frame in piece.frames():
-                for column, name in zip(columns, CATEGORY_NAMES, strict=True):
-                    column.append(frame[name].drop_nulls().to_numpy())
+            with piece.rejects_into(self.records):
+                for frame in piece.frames():
+                    for column, name in zip(columns, CATEGORY_NAMES, strict=True):
+                        column.append(frame[name].drop_nulls().to_numpy())
             for column, name in zip(columns, CATEGORY_NAMES, strict=True):
                 values, counts = np.unique(np.concatenate(column), return_counts=True)
                 with durable_file(run_path(self.records, piece.name, name)) as sink:

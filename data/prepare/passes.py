@@ -1,0 +1,117 @@
+"""One pass over the input: what is left of it, run by the pool, and how far it is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from data.prepare.inputs import RawFile, Span, plan
+from data.prepare.pieces import PieceRecord, piece_name, read_records
+from data.prepare.pool import Task, WorkerPool
+from data.prepare.progress import Progress, ProgressDisplay
+
+SHORTEST_LINE_BYTES: Final = 41
+"""A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""
+
+MakeTask = Callable[[Span, tuple[PieceRecord, ...]], Task]
+"""A task from a span and its finished pieces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """What a pass has done."""
+
+    records: tuple[PieceRecord, ...]
+    """Of its pieces, in time order."""
+    complete: bool
+    """False if it stopped early because too many lines are bad, whatever the rest may be."""
+
+
+def run_pass(
+    title: str,
+    inputs: Sequence[RawFile],
+    folder: Path,
+    make: MakeTask,
+    pool: WorkerPool,
+    max_bad_ratio: float,
+) -> PassResult:
+    """Do what is left of a pass.
+
+    Args:
+        title: for the progress display.
+        inputs: the raw files.
+        folder: where the pass keeps its records.
+        make: makes the task of a span.
+        pool: runs the tasks.
+        max_bad_ratio: share of bad lines beyond which the job is going to fail.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    before = read_records(folder)
+    spans = [span for raw in inputs for span in plan(raw)]
+    finished = {span: _finished_of(span, before) for span in spans}
+    left = [span for span in spans if not _is_done(span, finished[span])]
+    watch = _Watch(title, spans, left, tuple(before.values()), max_bad_ratio)
+    try:
+        pool.run([make(span, finished[span]) for span in left], watch)
+    finally:
+        watch.close()
+    after = read_records(folder)
+    return PassResult(
+        records=tuple(sorted(after.values(), key=lambda record: (record.day, record.index))),
+        complete=all(_is_done(span, _finished_of(span, after)) for span in spans),
+    )
+
+
+class _Watch:
+    """Follows a pass: shows how far it is, and stops it when too many lines are bad whatever comes."""
+
+    def __init__(
+        self,
+        title: str,
+        spans: Sequence[Span],
+        left: Sequence[Span],
+        finished: Sequence[PieceRecord],
+        max_bad_ratio: float,
+    ) -> None:
+        self._left = left
+        self._max_bad_ratio = max_bad_ratio
+        self._total = sum(_stored_bytes(span) for span in spans)
+        self._base = self._total - sum(_stored_bytes(span) for span in self._left)
+        self._done = [0] * len(self._left)
+        self._num_lines = sum(record.num_lines for record in finished)
+        self._num_bad = sum(sum(record.num_rejects.values()) for record in finished)
+        self._display = ProgressDisplay(title, self._total, self._base)
+
+    def __call__(self, position: int, progress: Progress | None) -> bool:
+        num_lines = 0
+        if progress is not None:
+            span = self._left[position]
+            self._done[position] = min(progress.stored_position - span.start, _stored_bytes(span))
+            num_lines = progress.num_lines
+            self._num_lines += num_lines
+            self._num_bad += progress.num_bad
+        done = self._base + sum(self._done)
+        self._display.update(done, num_lines)
+        if any(span.raw.compressed for span in self._left):
+            return True  # nobody knows how many lines are left in a compressed file
+        most_lines = self._num_lines + (self._total - done) / SHORTEST_LINE_BYTES
+        return self._num_bad <= self._max_bad_ratio * most_lines
+
+    def close(self) -> None:
+        """End the display."""
+        self._display.close()
+
+
+def _finished_of(span: Span, records: Mapping[str, PieceRecord]) -> tuple[PieceRecord, ...]:
+    if span.end is None:
+        return tuple(record for record in records.values() if record.raw_name == span.raw.path.name)
+    record = records.get(piece_name(span.day, span.index))
+    return (record,) if record else ()
+
+
+def _is_done(span: Span, finished: Sequence[PieceRecord]) -> bool:
+    return bool(finished) if span.end is not None else any(record.last for record in finished)
+
+
+def _stored_bytes(span: Span) -> int:
+    return (span.raw.num_bytes if span.end is None else span.end) - span.start

@@ -1,0 +1,79 @@
+"""The bad lines of a job: joined into one file, counted by reason, and judged against what is allowed."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from data.prepare.passes import PassResult
+from data.prepare.pieces import PieceRecord, durable_file, record_path
+from data.prepare.walk import REJECTS_SUFFIX
+
+REJECTS_NAME: Final = "rejects.jsonl"
+
+
+def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> dict[str, Any]:
+    """Join the pieces' bad lines into one file, with line numbers of the whole raw files.
+
+    Args:
+        out: folder of the data set.
+        folder: where the pass kept its records.
+        records: of the pass, in time order.
+
+    Returns:
+        What the manifest says about them.
+    """
+    lines_before: Counter[str] = Counter()
+    with durable_file(out / REJECTS_NAME) as sink:
+        for record in records:
+            path = record_path(folder, record.name, REJECTS_SUFFIX)
+            for line in path.open(encoding="utf-8") if record.num_rejects else ():
+                reject = json.loads(line)
+                reject["line"] += lines_before[record.raw_name]
+                sink.write((json.dumps(reject, ensure_ascii=False) + "\n").encode())
+            lines_before[record.raw_name] += record.num_lines
+    return {
+        "path": REJECTS_NAME,
+        "num_bytes": sink.num_bytes,
+        "sha256": sink.sha256,
+        "num_lines": sum(record.num_lines for record in records),
+        "num_rejects": dict(_by_reason(records)),
+    }
+
+
+def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
+    """Refuse an input with too many bad lines, or with a file that ends too early.
+
+    A file that is cut off has lost unknown many lines, so no share of bad lines below 1 allows it.
+
+    Raises:
+        ValueError: says how many lines are bad, why, and where to see them.
+    """
+    reasons = _by_reason(result.records)
+    where = f"{out / REJECTS_NAME} lists them with file and line number"
+    if reasons["truncated"] and max_bad_ratio < 1:
+        raise ValueError(
+            f"{_cut_off(result.records)}. Nobody knows how many lines are lost. Get the file again and "
+            "start in a new --out, or take what is readable with --max-bad-ratio 1"
+        )
+    num_lines, num_bad = sum(record.num_lines for record in result.records), reasons.total()
+    if not result.complete or num_bad > max_bad_ratio * num_lines:
+        by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        so_far = "" if result.complete else " read so far, and the rest cannot make up for it"
+        raise ValueError(
+            f"{num_bad:,} of {num_lines:,} lines{so_far} are bad ({by_reason}): more than --max-bad-ratio "
+            f"{max_bad_ratio:g} allows. {where}. Repair the input and start in a new --out, or allow more"
+        )
+
+
+def _by_reason(records: Sequence[PieceRecord]) -> Counter[str]:
+    return sum((Counter(record.num_rejects) for record in records), Counter[str]())
+
+
+def _cut_off(records: Sequence[PieceRecord]) -> str:
+    names = [record.raw_name for record in records if "truncated" in record.num_rejects]
+    readable: Counter[str] = Counter()
+    for record in records:
+        readable[record.raw_name] += record.num_lines - record.num_rejects.get("truncated", 0)
+    return "; ".join(f"{name} is cut off or damaged after {readable[name]:,} lines" for name in names)
