@@ -123,6 +123,18 @@ def test_lower_precision_and_gradients_are_taken_as_they_are():
     assert metrics.compute().auc == 1.0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_predictions_on_a_gpu_give_the_same_values():
+    rng = np.random.default_rng(5)
+    labels = random_labels(rng, 100_000)
+    logits = rng.normal(size=len(labels)).astype(np.float32)
+    metrics = ClickMetrics(torch.device("cuda"))
+    for part in range(0, len(labels), 2048):
+        batch = slice(part, part + 2048)
+        metrics.update(torch.from_numpy(logits[batch]).cuda(), torch.from_numpy(labels[batch]).cuda())
+    assert metrics.compute() == measure(logits, labels, batch=2048)
+
+
 @pytest.mark.parametrize("label", [0, 1])
 def test_one_kind_of_label_leaves_the_auc_undefined_and_says_why(label):
     values = measure(np.zeros(10, np.float32), np.full(10, label, np.float32))
