@@ -66,6 +66,7 @@ def circumstances() -> dict[str, Any]:
         "command": sys.argv,
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "machine": {"name": platform.node(), "system": platform.platform(), "cores": os.cpu_count()},
+        "torch_build": torch.__version__,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -68,7 +68,9 @@ def test_a_whole_run_leaves_its_circumstances_metrics_and_report(tmp_path):
     telemetry.close()
 
     assert json.loads((tmp_path / "config.json").read_text()) == {"model": {"kind": "dlrm"}}
-    assert json.loads((tmp_path / "versions.json").read_text())["packages"]["torch"] == torch.__version__
+    versions = json.loads((tmp_path / "versions.json").read_text())
+    assert versions["torch_build"] == torch.__version__
+    assert "torchrec" in versions["packages"]
     *training, evaluated = lines(tmp_path)
     assert [line["step"] for line in training] == [5, 10, 15, 20]
     assert [line["loss"] for line in training] == [3.0, 8.0, 13.0, 18.0]  # means over 1-5, 6-10, ...
