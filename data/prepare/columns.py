@@ -42,7 +42,7 @@ def read_block(block: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
         null where a field is empty; and the bad lines in order.
     """
     block = block.replace(b"\r\n", b"\n") if b"\r" in block else block
-    frame = _parse(block)
+    frame = None if _ZEROS in block else _parse(block)
     if frame is not None:
         return frame, []
     good, bad = vet(block)
@@ -55,7 +55,7 @@ def _parse(block: bytes) -> pl.DataFrame | None:
     """The block's columns, or None if any line of it is bad."""
     shape = block.translate(None, _FIELD_BYTES)
     num_lines = len(shape) // NUM_FIELDS
-    if shape != _SKELETON * num_lines or _ZEROS in block:
+    if shape != _SKELETON * num_lines:
         return None
     try:
         raw = pl.read_csv(block, has_header=False, separator="\t", quote_char=None, schema=_SCHEMA)

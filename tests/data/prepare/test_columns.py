@@ -1,0 +1,91 @@
+"""Parsing a block of lines: the fast way and the vetting agree with the grammar, for any bytes."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from data.criteo import COLUMN_NAMES
+from data.prepare.columns import read_block
+from data.prepare.lines import MAX_LINE_BYTES, judge_line
+from tests.data.prepare.conftest import make_lines
+
+SPOILERS = [
+    b"+5", b" 5", b"5 ", b"0x5", b"-", b"--1", b"-0", b"1-", b"1e5", b"abcdefabc", b"0000000000ff", b"ffffffff",
+    b"100000000", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"-9223372036854775809",
+    b"000000000000000000000000000007", b"\x00", b'"', b"'", b'"a\tb"', b"\r", b"\n", b"\r\n", b"\t", b"\xff", b"\xc3\xa9",
+    b"2", b"01", b"", b"1.0", b"-5", b"F", b"-f", b"NaN", b"null", b"inf", b"#", b"1_0", b"\xef\xbb\xbf1", b"\x85",
+]  # fmt: skip
+GOOD_LINES = make_lines(20)
+
+
+def reference(block: bytes) -> tuple[list[tuple[int | None, ...]], list[tuple[int, str]]]:
+    """What a block holds by the grammar, a line and a field at a time."""
+    good, bad = [], []
+    for index, line in enumerate(block.split(b"\n")[:-1]):
+        line = line.removesuffix(b"\r")  # noqa: PLW2901
+        reason = judge_line(line)
+        if reason:
+            bad.append((index, reason))
+            continue
+        fields = line.split(b"\t")
+        bases = [10] * 14 + [16] * 26
+        good.append(tuple(int(f, base) if f else None for f, base in zip(fields, bases, strict=True)))
+    return good, bad
+
+
+@st.composite
+def spoiled_blocks(draw):
+    lines = []
+    for line in draw(st.lists(st.sampled_from(GOOD_LINES), min_size=1, max_size=5)):
+        fields = line.split(b"\t")
+        for _ in range(draw(st.integers(0, 2))):
+            position = draw(st.integers(0, len(fields) - 1))
+            fields[position] = draw(st.sampled_from(SPOILERS) | st.binary(max_size=6))
+        if draw(st.integers(0, 9)) == 0:
+            fields.pop()
+        lines.append(b"\t".join(fields) + draw(st.sampled_from([b"\n", b"\n", b"\r\n"])))
+    return b"".join(lines)
+
+
+@settings(max_examples=400, deadline=None)
+@given(spoiled_blocks())
+def test_agrees_with_the_grammar(block):
+    good, bad = reference(block)
+    frame, found = read_block(block)
+    assert frame.columns == list(COLUMN_NAMES)
+    assert frame.rows() == good
+    assert [(line.index, line.reason) for line in found] == bad
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300))
+def test_takes_any_bytes(block):
+    good, bad = reference(block + b"\n")
+    frame, found = read_block(block + b"\n")
+    assert (frame.rows(), [(line.index, line.reason) for line in found]) == (good, bad)
+
+
+def test_a_bad_line_costs_its_block_nothing_else():
+    lines = make_lines(1000, seed=1)
+    lines[17], lines[400] = lines[17].replace(b"\t", b" ", 1), b""
+    frame, bad = read_block(b"\n".join(lines) + b"\n")
+    assert frame.height == 998
+    assert [(line.index, line.reason, line.text) for line in bad] == [
+        (17, "field_count", lines[17]),
+        (400, "field_count", b""),
+    ]
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_longest_line_is_the_same_for_both_ways(excess):
+    fields = GOOD_LINES[0].split(b"\t")
+    fields[39] = b""
+    fields[39] = b"0" * (MAX_LINE_BYTES - len(b"\t".join(fields)) + excess)
+    frame, bad = read_block(b"\t".join(fields) + b"\n")
+    assert [line.reason for line in bad] == ["too_long"] * excess
+    assert frame.height == 1 - excess
+
+
+def test_an_empty_block_has_the_columns():
+    frame, bad = read_block(b"")
+    assert (frame.height, frame.columns, bad) == (0, list(COLUMN_NAMES), [])

@@ -1,0 +1,63 @@
+"""Counting and ranking against a Counter, with runs and windows so small that every path is taken."""
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from data.prepare import vocabulary
+from data.prepare.vocabulary import RankCategory, run_path, vocabulary_size
+
+
+@pytest.fixture(autouse=True)
+def tiny_windows(monkeypatch):
+    monkeypatch.setattr(vocabulary, "FAN_IN", 3)
+    monkeypatch.setattr(vocabulary, "WINDOW_ENTRIES", 2)
+
+
+def rank(folder, pieces, min_count, cap):
+    runs = []
+    for index, values in enumerate(pieces):
+        run = run_path(folder, f"day=0/part-{index}", "cat_0")
+        distinct, counts = np.unique(np.array(values, np.uint32), return_counts=True)
+        run.write_bytes(vocabulary._entries(distinct, counts).tobytes())
+        runs.append(run)
+    path = folder / "cat_0.npy"
+    path.unlink(missing_ok=True)
+    task = RankCategory(
+        name="cat_0", runs=tuple(runs), scratch=folder, path=path, min_count=min_count, cap=cap
+    )
+    task.run(lambda progress: None)
+    return path
+
+
+def expected(pieces, min_count, cap):
+    counts = Counter(value for values in pieces for value in values)
+    frequent = [value for value, count in counts.items() if count >= min_count]
+    ranked = sorted(frequent, key=lambda value: (-counts[value], value))[: cap - 2]
+    return {value: rank + 2 for rank, value in enumerate(ranked)}
+
+
+VALUES = st.integers(0, 12) | st.integers(2**32 - 4, 2**32 - 1)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(VALUES, max_size=25), min_size=1, max_size=11), st.integers(1, 4), st.integers(3, 20)
+)
+def test_ids_are_by_count_then_value(tmp_path, pieces, min_count, cap):
+    path = rank(tmp_path, pieces, min_count, cap)
+    values, ids = np.load(path)
+    found = dict(zip(values.tolist(), ids.tolist(), strict=True))
+    assert found == expected(pieces, min_count, cap)
+    assert values.tolist() == sorted(values.tolist())
+    assert vocabulary_size(path) == len(found) + 2
+
+
+def test_a_finished_vocabulary_is_not_made_again(tmp_path):
+    path = rank(tmp_path, [[1, 1, 2]], 1, 10)
+    before = path.stat().st_mtime_ns
+    RankCategory(name="cat_0", runs=(), scratch=tmp_path, path=path, min_count=1, cap=10).run(lambda p: None)
+    assert path.stat().st_mtime_ns == before
