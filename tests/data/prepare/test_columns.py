@@ -10,10 +10,11 @@ from data.prepare.lines import MAX_LINE_BYTES, judge_line
 from tests.data.prepare.conftest import make_lines
 
 SPOILERS = [
-    b"+5", b" 5", b"5 ", b"0x5", b"-", b"--1", b"-0", b"1-", b"1e5", b"abcdefabc", b"0000000000ff", b"ffffffff",
-    b"100000000", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808", b"-9223372036854775809",
-    b"000000000000000000000000000007", b"\x00", b'"', b"'", b'"a\tb"', b"\r", b"\n", b"\r\n", b"\t", b"\xff", b"\xc3\xa9",
-    b"2", b"01", b"", b"1.0", b"-5", b"F", b"-f", b"NaN", b"null", b"inf", b"#", b"1_0", b"\xef\xbb\xbf1", b"\x85",
+    b"+5", b" 5", b"5 ", b"0x5", b"-", b"--1", b"-0", b"1-", b"1e5", b"abcdefabc", b"0000000000ff",
+    b"ffffffff", b"100000000", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775808",
+    b"-9223372036854775809", b"000000000000000000000000000007", b"\x00", b'"', b"'", b'"a\tb"', b"\r",
+    b"\n", b"\r\n", b"\t", b"\xff", b"\xc3\xa9", b"2", b"01", b"", b"1.0", b"-5", b"F", b"-f", b"NaN",
+    b"null", b"inf", b"#", b"1_0", b"\xef\xbb\xbf1", b"\x85",
 ]  # fmt: skip
 GOOD_LINES = make_lines(20)
 

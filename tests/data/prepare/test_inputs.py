@@ -1,6 +1,7 @@
 """Which raw files there are, their days and their pieces."""
 
 import gzip
+import itertools
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_single_file_is_cut_into_days_and_pieces_that_cover_it(raw_file, monke
     (raw,) = find_inputs([raw_file(make_lines(300))], 4)
     spans = plan(raw)
     assert [(span.start, span.end) for span in spans[1:]] == [
-        (before.end, after.end) for before, after in zip(spans, spans[1:], strict=False)
+        (before.end, after.end) for before, after in itertools.pairwise(spans)
     ]
     assert (spans[0].start, spans[-1].end) == (0, raw.num_bytes)
     assert max(span.end - span.start for span in spans) <= 3000

@@ -224,7 +224,7 @@ def test_a_cut_off_file_fails_and_says_how_much_is_readable(tmp_path, suffix):
 
 
 def test_a_folder_in_use_or_with_other_files_is_refused(raw, tmp_path):
-    with locked(tmp_path / "used"), pytest.raises(ValueError, match="in use by another live data.prepare"):
+    with locked(tmp_path / "used"), pytest.raises(ValueError, match="in use by another live"):
         job(raw, tmp_path / "used")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()

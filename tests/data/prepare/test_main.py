@@ -8,8 +8,8 @@ from data.prepare import __main__ as command
 from data.prepare.pool import WorkerDiedError
 
 FLAGS = [
-    "--cap", "--days", "--help", "--ids", "--max-bad-ratio", "--memory", "--min-count", "--out", "--processes",
-    "--table-rows", "--verify",
+    "--cap", "--days", "--help", "--ids", "--max-bad-ratio", "--memory", "--min-count", "--out",
+    "--processes", "--table-rows", "--verify",
 ]  # fmt: skip
 
 
