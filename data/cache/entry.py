@@ -14,16 +14,28 @@ HEADER: Final = struct.Struct("<12sIQ40x")
 """Magic, CRC-32 of the IPC stream, its length; 64 bytes, so that mapped columns stay aligned."""
 
 
-def encode(table: pa.Table) -> pa.Buffer:
-    """The bytes of the entry for `table`."""
-    sink = pa.BufferOutputStream()
-    sink.write(bytes(HEADER.size))
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    blob = sink.getvalue()
-    body = blob.slice(HEADER.size)
-    memoryview(blob).cast("B")[: HEADER.size] = HEADER.pack(MAGIC, zlib.crc32(body), body.size)
-    return blob
+class Encoder:
+    """Turns tables into bytes, in one buffer that it uses again and again.
+
+    Fresh memory for each table would be paid for by the thread that decodes: both map pages of the
+    same process, one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = pa.allocate_buffer(0)
+
+    def encode(self, table: pa.Table) -> pa.Buffer:
+        """The bytes of the entry for `table`, until the next call."""
+        measure = pa.MockOutputStream()
+        _write(table, measure)
+        size = measure.size()
+        if self._buffer.size < size:
+            self._buffer = pa.allocate_buffer(size)
+        _write(table, pa.FixedSizeBufferWriter(self._buffer))
+        body = self._buffer.slice(HEADER.size, size - HEADER.size)
+        header = HEADER.pack(MAGIC, zlib.crc32(body), body.size)
+        memoryview(self._buffer).cast("B")[: HEADER.size] = header
+        return self._buffer.slice(0, size)
 
 
 def is_whole(blob: pa.Buffer) -> bool:
@@ -38,3 +50,9 @@ def is_whole(blob: pa.Buffer) -> bool:
 def decode(blob: pa.Buffer) -> pa.Table:
     """The table, as a view of the bytes."""
     return pa.ipc.open_stream(blob.slice(HEADER.size)).read_all()
+
+
+def _write(table: pa.Table, sink: pa.NativeFile) -> None:
+    sink.write(bytes(HEADER.size))  # the header's place
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)

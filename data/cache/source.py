@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from data.cache.entry import decode, encode
+from data.cache.entry import Encoder, decode
 from data.cache.level import Level
 from data.cache.lock import FileLock
 from data.cache.writer import BackgroundWriter
@@ -74,6 +74,7 @@ class CachedSource:
         disk = Level("disk", config.folder, config.disk_limit_bytes)
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
         self._writer = BackgroundWriter()
+        self._encoder = Encoder()  # used by the writer's thread only
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -129,11 +130,11 @@ class CachedSource:
 
     def _fetch(self, part: Part, row_group: int, key: str, claim: FileLock) -> pa.Table:
         """Read from `inner`; the claim is kept until the row group is stored, so that others wait for it."""
-        levels = self._levels
+        levels, encoder = self._levels, self._encoder
 
         def keep() -> None:
             try:
-                _store(levels, key, encode(table))
+                _store(levels, key, encoder.encode(table))
             finally:
                 claim.release(remove=True)
 
