@@ -230,7 +230,7 @@ def test_a_folder_in_use_or_with_other_files_is_refused(raw, tmp_path):
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ValueError, match=r"other files \(thesis\.tex"):
         job(raw, tmp_path / "other")
-    with pytest.raises(ValueError, match="a file is in its place"):
+    with pytest.raises(ValueError, match="a file in its place"):
         job(raw, raw)
 
 
