@@ -57,6 +57,13 @@ def test_each_lock_holds_its_own_build_of_fbgemm_and_a_supported_pairing():
         assert locked["torch"] == f"{PAIRINGS[0].torch}.0"
 
 
+def test_the_documented_pairings_are_the_checked_ones():
+    rows = re.findall(
+        r"^\| (2\.\d+).*? \| (1\.\d+) \| (1\.\d+) \|$", (REQUIREMENTS / "README.md").read_text(), re.M
+    )
+    assert rows == [(pairing.torch, pairing.torchrec, pairing.torchrec) for pairing in PAIRINGS]
+
+
 def test_the_cpu_lock_leaves_out_only_what_a_gpu_needs():
     extra = pins("cuda.lock").keys() - pins("cpu.lock").keys()
     assert all(re.match(r"cuda-|nvidia-|triton|fbgemm-gpu", name) for name in extra)
