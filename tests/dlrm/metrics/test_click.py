@@ -87,7 +87,11 @@ def test_few_samples_are_exact(pairs, batch):
     assert values.auc == pytest.approx(roc_auc_score(labels, logits), abs=1e-12)
 
 
-@given(pairs=scores_of_any_kind, capacity=st.sampled_from([16, 64]), points=st.sampled_from([20, 100]))
+@given(
+    pairs=scores_of_any_kind,
+    capacity=st.sampled_from([16, 64, 2**18]),
+    points=st.sampled_from([2, 5, 20, 100]),
+)
 def test_the_stated_bound_holds_however_small_the_memory(pairs, capacity, points):
     logits, labels = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
     values = measure(logits, labels, capacity=capacity, points=points)
