@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from data.prepare.display import ProgressDisplay
 from data.prepare.inputs import RawFile, Span, plan
 from data.prepare.pieces import PieceRecord, piece_name, read_records
 from data.prepare.pool import Task, WorkerPool
-from data.prepare.progress import Progress, ProgressDisplay
+from data.prepare.progress import Progress
 
 SHORTEST_LINE_BYTES: Final = 41
 """A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""

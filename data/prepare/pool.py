@@ -1,20 +1,21 @@
 """Tasks on worker processes that cannot be orphaned and cannot die unnoticed.
 
-Each worker has a pipe to the parent and does one task at a time. It watches for its parent: when
-that is gone, even by `kill -9`, the worker exits at once. The parent watches its workers: one that
-dies is an error that says so. Libraries in the workers run single-threaded; processes are the parallelism.
+Each worker (`data.prepare.worker`) has a connection to the parent and does one task at a time. Its
+standard input is a pipe that the parent holds: when the parent is gone, even by `kill -9`, that ends
+and the worker exits at once. The parent watches its workers: one that dies is an error that says so.
+Libraries in the workers run single-threaded; processes are the parallelism. Workers are programs of
+their own rather than `multiprocessing` ones, because those would first import the caller's main
+module again, whatever it drags in.
 """
 
-import multiprocessing
 import os
 import signal
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
 from typing import Final, Protocol
 
 from data.prepare.progress import Progress, Report
@@ -44,7 +45,7 @@ class WorkerDiedError(RuntimeError):
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
+    process: "subprocess.Popen[bytes]"
     pipe: "connection.Connection[object, object]"
     task: int | None = None
 
@@ -57,15 +58,7 @@ class WorkerPool:
     """
 
     def __init__(self, num_processes: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._workers = []
-        with _environment(_WORKER_ENVIRONMENT):
-            for _ in range(num_processes):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,), daemon=True)
-                process.start()
-                theirs.close()
-                self._workers.append(_Worker(process, ours))
+        self._workers = [_start_worker() for _ in range(num_processes)]
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -74,9 +67,8 @@ class WorkerPool:
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
-            worker.process.join()
+            worker.process.communicate()
             worker.pipe.close()
-            worker.process.close()
 
     def run(self, tasks: Sequence[Task], on_progress: Callable[[int, Progress | None], bool]) -> None:
         """Run the tasks, started in order.
@@ -115,6 +107,19 @@ class WorkerPool:
                     go_on &= on_progress(position, message)
 
 
+def _start_worker() -> _Worker:
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, **_WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "data.prepare.worker", str(theirs.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+        )
+    return _Worker(process, connection.Connection(ours.detach()))
+
+
 def _send(worker: _Worker, task: Task) -> None:
     try:
         worker.pipe.send(task)
@@ -130,51 +135,9 @@ def _receive(worker: _Worker) -> object:
 
 
 def _death(worker: _Worker) -> WorkerDiedError:
-    worker.process.join(timeout=5)
-    code = worker.process.exitcode
-    how = f"with exit code {code}"
-    if code is not None and code < 0:
-        how = f"by signal {signal.Signals(-code).name}"
-    hint = (
-        " (the kernel does that when memory runs out; try fewer --processes)"
-        if code == -signal.SIGKILL
-        else ""
+    code = worker.process.wait(timeout=60)
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    hint = " (the kernel does that when memory runs out: try fewer --processes)"
+    return WorkerDiedError(
+        f"worker process {worker.process.pid} ended {how}{hint if code == -signal.SIGKILL else ''}"
     )
-    return WorkerDiedError(f"worker process {worker.process.pid} ended {how}{hint}")
-
-
-def _serve(pipe: "connection.Connection[object, object]") -> None:
-    """Life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    while True:
-        task: Task = pipe.recv()  # type: ignore[assignment]
-        try:
-            task.run(pipe.send)
-            pipe.send(None)
-        except (ValueError, OSError) as error:
-            pipe.send(error)
-        except Exception:
-            pipe.send(RuntimeError(f"a worker process failed:\n{traceback.format_exc()}"))
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-@contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    """Environment variables for processes started inside the block."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,0 +1,68 @@
+"""How far a job is, for the person who waits."""
+
+import sys
+import time
+from typing import Final, TextIO
+
+from tqdm import tqdm
+
+QUIET_INTERVAL_S: Final = 30.0
+"""Between two lines when the output is not a terminal."""
+
+
+class ProgressDisplay:
+    """A bar on a terminal, a line now and then elsewhere: share done, rows/s, time left.
+
+    Args:
+        title: what is being done.
+        total_bytes: all bytes to read, as stored.
+        done_bytes: of which an earlier run has read these.
+        stream: where to write.
+    """
+
+    def __init__(self, title: str, total_bytes: int, done_bytes: int, stream: TextIO | None = None) -> None:
+        self._title, self._total = title, total_bytes
+        self._initial = self._done = done_bytes
+        self._num_lines = 0
+        self._stream = stream or sys.stderr
+        self._start_s = self._said_s = time.monotonic()
+        self._bar: tqdm[None] | None = None
+        if self._stream.isatty():
+            self._bar = tqdm(
+                desc=title,
+                total=total_bytes,
+                initial=done_bytes,
+                file=self._stream,
+                bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} < {remaining} {postfix}",
+            )
+
+    def update(self, done_bytes: int, num_lines: int) -> None:
+        """Show that `done_bytes` of all bytes are read, and `num_lines` lines more than at the last call."""
+        self._num_lines += num_lines
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self.rows_per_s:,.0f} rows/s", refresh=False)
+            self._bar.update(done_bytes - self._done)
+        self._done = done_bytes
+        now_s = time.monotonic()
+        if self._bar is None and now_s - self._said_s >= QUIET_INTERVAL_S:
+            self._said_s = now_s
+            print(f"{self._title}: {self._summary()}", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away and say what was done."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._num_lines:
+            took = f"{time.monotonic() - self._start_s:.1f} s, {self.rows_per_s:,.0f} rows/s"
+            print(f"{self._title}: {self._num_lines:,} rows in {took}", file=self._stream, flush=True)
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows read since the start, per second."""
+        return self._num_lines / max(time.monotonic() - self._start_s, 1e-9)
+
+    def _summary(self) -> str:
+        share = self._done / max(self._total, 1)
+        elapsed_s = time.monotonic() - self._start_s
+        left_s = elapsed_s * (self._total - self._done) / max(self._done - self._initial, 1)
+        return f"{share:.0%}, {self.rows_per_s:,.0f} rows/s, about {left_s:,.0f} s left"
