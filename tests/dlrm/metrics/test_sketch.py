@@ -52,12 +52,23 @@ def test_no_point_of_the_distribution_shifts_by_more_than_the_bound(values, capa
         assert sketch.error_bound <= (levels + 2) / (2 * capacity)
 
 
-@given(zeros=st.lists(st.sampled_from([1, 3]), min_size=32, max_size=64))
-def test_an_adversary_who_knows_when_levels_collapse_gains_nothing(zeros):
-    """Every collapse of the lowest level has an odd number below 0.5: all could shift it one way."""
-    chunks = [[0.0] * number + [1.0] * (4 - number) for number in zeros]
-    exact = np.array(chunks, np.float32).ravel()
-    sketch = sketch_of(exact, capacity=4, chunk=4)
+def odd_below(level: int, kept: int) -> list[int]:
+    """Zeros in each of `2**level` chunks, such that every collapse that keeps the odd ones meets an odd number.
+
+    `kept` zeros come out of the last collapse, so `2 * kept - 1` go in, and two lower ones have to give those.
+    """
+    if level == 0:
+        return [2 * kept - 1]
+    return odd_below(level - 1, kept - 1) + odd_below(level - 1, kept)
+
+
+def test_an_adversary_cannot_make_all_collapses_shift_the_same_way():
+    capacity, levels = 64, 6
+    zeros = odd_below(levels - 1, levels + 2)
+    exact = np.array([[0.0] * number + [1.0] * (capacity - number) for number in zeros], np.float32).ravel()
+    sketch = sketch_of(exact, capacity, chunk=capacity)
+    one_way = sum(2**level * (len(zeros) >> level) for level in range(levels)) / len(exact)
+    assert sketch.error_bound < 0.6 * one_way  # what always keeping the odd ones would give here
     assert worst_shift(exact, *sketch.weighted()) <= sketch.error_bound + 1e-12
 
 
