@@ -106,15 +106,16 @@ def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
     config.sharding.check_device(device.type)
     if data.global_batch_size % ranks.world_size:
         raise ValueError(
-            f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} ranks"
+            f"data.global_batch_size {data.global_batch_size} cannot be divided among "
+            f"{ranks.world_size} ranks"
         )
     manifest = read_manifest(data.uri)
     test_days = data.test_days or manifest.days[-1:]
     train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
     if not train_days:
         raise ValueError(
-            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, or set "
-            "data.train_days and data.test_days"
+            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
+            "or set data.train_days and data.test_days"
         )
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
@@ -167,7 +168,7 @@ def _cached_source(config: Config, manifest: DatasetManifest) -> CachedSource | 
     return CachedSource(
         ParquetSource(data.uri, manifest),
         CacheConfig(
-            folder=data.cache_folder,
+            folder=Path(data.cache_folder),
             disk_limit_bytes=int(data.cache_disk_gb * 1e9),
             memory_limit_bytes=int(data.cache_memory_gb * 1e9),
         ),
@@ -188,14 +189,14 @@ def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSourc
 
 
 def start_process_group(ranks: Ranks, device: torch.device) -> None:
-    """Meet the other ranks: NCCL on CUDA, gloo on the CPU; a process without torchrun is a group of its own."""
+    """Meet the other ranks, by NCCL on CUDA and gloo on the CPU; without torchrun, be a group of one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
 
 
 def shard(inputs: Inputs) -> DistributedModelParallel:

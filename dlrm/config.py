@@ -36,7 +36,7 @@ class DataConfig:
     """Where the samples come from and in which order."""
 
     uri: str = "datasets/tiny"
-    """Folder of a prepared data set (`python -m data.prepare` or `data.synthetic`); any pyarrow filesystem URI."""
+    """Prepared data set (`python -m data.prepare` or `data.synthetic`): a folder or a pyarrow URI."""
     train_days: tuple[int, ...] = ()
     """Days to train on, in time order; empty: all but the test days."""
     test_days: tuple[int, ...] = ()
@@ -204,7 +204,7 @@ class TrainConfig:
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     precision: str = "bf16"
-    """Of the dense arithmetic and the embedding exchange: `bf16` (fp32 master weights and tables) or `fp32`."""
+    """Of arithmetic and embedding exchange: `bf16` (with fp32 master weights and tables) or `fp32`."""
     epochs: int = 1
     """Passes over the training days."""
     max_steps: int = 0
@@ -280,7 +280,8 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
         if not separator or not dot or not section or not key:
             raise ValueError(f"--set wants section.key=value, not {override!r}")
         raw.setdefault(section, {})[key] = _parse_value(value.strip())
-    return _build(Config, raw, where="")
+    config: Config = _build(Config, raw, where="")
+    return config
 
 
 def _parse_value(text: str) -> Any:

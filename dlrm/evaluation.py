@@ -19,8 +19,8 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> Metr
     was_training = model.training
     model.eval()
     metrics = ClickMetrics(device)
-    for batch in loader:
-        batch = batch.to(device, non_blocking=True)
+    for each in loader:
+        batch = each.to(device, non_blocking=True)
         logits = model(batch.dense, batch.sparse)
         metrics.update(logits[: batch.num_valid], batch.labels[: batch.num_valid])
     model.train(was_training)

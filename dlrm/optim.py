@@ -1,6 +1,6 @@
-"""Optimizers and the learning rate: fused in the tables, ordinary for everything else, one schedule for all."""
+"""Optimizers and the learning rate: fused in the tables, ordinary for the rest, one schedule for all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -11,12 +11,12 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
 
-TABLE_CLASSES: Final[dict[str, type[Optimizer]]] = {
+TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
     "sgd": SGD,
     "adagrad": Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
 }
-DENSE_CLASSES: Final[dict[str, type[Optimizer]]] = {"sgd": SGD, "adagrad": Adagrad, "adam": Adam}
+DENSE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {"sgd": SGD, "adagrad": Adagrad, "adam": Adam}
 
 
 def schedule_factor(config: ScheduleConfig, step: int) -> float:
@@ -26,7 +26,7 @@ def schedule_factor(config: ScheduleConfig, step: int) -> float:
     if config.decay_steps == 0 or step < config.decay_start_step:
         return 1.0
     progress = min(1.0, (step - config.decay_start_step) / config.decay_steps)
-    return (1.0 - progress) ** config.power
+    return float((1.0 - progress) ** config.power)
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -83,7 +83,7 @@ class Optimizers:
             if self._replicated is not None:
                 self._set(self._replicated, "tables")
             self._set(self._fused, "tables")
-            self._fused.step()  # hands the learning rate to FBGEMM; the rows were updated in the backward pass
+            self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
         self._dense.zero_grad()
         if self._replicated is not None:
             self._replicated.zero_grad(set_to_none=False)  # views of DistributedDataParallel's buckets

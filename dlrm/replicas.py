@@ -25,7 +25,7 @@ class Replicas:
         sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._flat = torch.zeros(sum(sizes) + num_scalars, device=device)
-        *pieces, self._scalars = self._flat.split([*sizes, num_scalars])
+        *pieces, self._scalars = torch.split(self._flat, [*sizes, num_scalars])
         self._gradients = [
             piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)
         ]
@@ -38,12 +38,11 @@ class Replicas:
         """
         if self._world_size == 1:
             return scalars
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        torch._foreach_copy_(
-            [*self._gradients, self._scalars], [*(p.grad for p in self._parameters), scalars]
-        )
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._parameters
+        ]
+        torch._foreach_copy_([*self._gradients, self._scalars], [*gradients, scalars])
         dist.all_reduce(self._flat)
         self._flat /= self._world_size
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):

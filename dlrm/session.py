@@ -1,10 +1,10 @@
-"""The seam for fault tolerance: what the training loop asks of `cpr.PartialRecovery`, and the loop without it."""
+"""The seam for fault tolerance: what the training loop asks of it, and the loop without any."""
 
 from typing import Protocol
 
 
 class Session(Protocol):
-    """What a training loop holds to survive failures."""
+    """What a training loop holds to survive failures: the verbs of `cpr.PartialRecovery`."""
 
     def restore(self) -> None:
         """Bring model and position back to where training goes on; called once, before the first step."""

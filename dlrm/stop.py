@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopRequested(BaseException):  # noqa: N818  # not an error; must pass `except Exception`
+class StopRequested(BaseException):  # not an error: must pass `except Exception`
     """Somebody asked this process to stop.
 
     Args:

@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -39,9 +40,11 @@ def run(arguments: argparse.Namespace) -> None:
     check_versions("cpu" if config.train.device == "auto" else config.train.device)
     # torchrec is imported from here on, when it is known to fit
     from dlrm.build import Ranks, build, prepare, start_process_group  # noqa: PLC0415
+    from dlrm.memory import keep_freed_memory  # noqa: PLC0415
     from dlrm.report import format_report  # noqa: PLC0415
     from dlrm.stop import StopSignal  # noqa: PLC0415
 
+    keep_freed_memory()
     with StopSignal() as stop:
         ranks = Ranks.from_environment()
         inputs = prepare(config, arguments.recipe, ranks)
@@ -62,7 +65,17 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> int:
     """Run, and turn the user's mistakes into one line instead of a traceback."""
     first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING if first else logging.ERROR, format="%(message)s")
+    for ours in ("dlrm", "data"):
+        logging.getLogger(ours).setLevel(logging.INFO if first else logging.ERROR)
+    # the libraries warn of choices that are meant, TorchRec's planner through the root logger
+    logging.getLogger().addFilter(
+        lambda record: not record.getMessage().startswith("Sharding spec not found")
+    )
+    for theirs in ("torchrec", "torch.fx"):
+        logging.getLogger(theirs).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
+    warnings.filterwarnings("ignore", message=".*lookup_.*_ssd", category=DeprecationWarning)
     try:
         run(parse())
     except (ValueError, IncompatiblePackagesError) as error:

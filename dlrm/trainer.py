@@ -90,7 +90,7 @@ class Trainer:
         self.optimizers.begin_step(self.steps_done)
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         wish = torch.full((), float(self.stop.requested), device=self.device)
         mean_loss, stop = self.replicas.average(torch.stack([loss.detach(), wish])).tolist()
         if not math.isfinite(mean_loss):
@@ -118,5 +118,6 @@ class Trainer:
         raise DivergedError(
             f"the loss is {losses[ranks[0]]} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch "
             f"{batch} of it, rank {', '.join(map(str, ranks))}). Lower dense.learning_rate and "
-            "tables.learning_rate, or lengthen schedule.warmup_steps; if it is always the same batch, look at the data"
+            "tables.learning_rate, or lengthen schedule.warmup_steps; if it is always "
+            "the same batch, look at the data"
         )

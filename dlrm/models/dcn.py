@@ -12,7 +12,7 @@ from dlrm.models.tables import PooledFeatures
 
 
 class LowRankCross(nn.Module):
-    """Cross layers `x <- x0 * (W (V x) + b) + x` with `V: width -> rank`, `W: rank -> width` (section 3.3 there).
+    """Cross layers `x <- x0 * (W (V x) + b) + x`, with `V: width -> rank` and `W: rank -> width`.
 
     Args:
         width: of the input and output.
@@ -70,4 +70,5 @@ class DCNv2(nn.Module):
         """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         pooled = self.sparse.in_order(sparse).flatten(1)
         vector = torch.cat([self.bottom(dense.to(self.dtype)), pooled], dim=1)
-        return self.top(self.cross(vector))
+        logits: Tensor = self.top(self.cross(vector))
+        return logits

@@ -1,4 +1,4 @@
-"""DeepFM (Guo et al., arXiv 1703.04247): a linear part, a factorization machine and a deep part over shared embeddings."""
+"""DeepFM (Guo et al., arXiv 1703.04247): linear part, factorization machine and deep part."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -43,4 +43,6 @@ class DLRM(nn.Module):
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         pooled, names = self.sparse(sparse)
-        return self.top(self.interaction(self.bottom(dense.to(self.dtype)), pooled, names))
+        vector = self.bottom(dense.to(self.dtype))
+        logits: Tensor = self.top(self.interaction(vector, pooled, names))
+        return logits

@@ -6,8 +6,8 @@ gather, and the backward pass reads the symmetric gradient by one gather too, so
 batched product gives the gradient of all embeddings.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class _DotInteraction(torch.autograd.Function):
         return torch.cat([dense, products.gather(1, pairs.expand(batch, -1))], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors, symmetric = ctx.saved_tensors
         batch, num_vectors, dim = vectors.shape
         grad_products = grad.gather(1, symmetric.expand(batch, -1))
@@ -35,15 +35,15 @@ class _DotInteraction(torch.autograd.Function):
 
 
 class DotInteraction(nn.Module):
-    """Concatenates the dense vector with the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
+    """The dense vector, then the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
 
     Args:
         names: the sparse features in canonical order; `F` of them.
         embedding_dim: length of every vector.
 
-    The output is `[B, dim + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector first,
-    lower triangle row by row, whatever order the pooled input comes in. Sharding delivers features in an order
-    of its own, and undoing that in the index of a gather costs nothing.
+    The output is `[B, dim + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector
+    first, lower triangle row by row, whatever order the pooled input comes in. Sharding delivers features
+    in an order of its own, and undoing that in the index of a gather costs nothing.
     """
 
     pairs: Tensor
@@ -74,8 +74,8 @@ class DotInteraction(nn.Module):
         self._indexed_order = list(names)
 
     def forward(self, dense: Tensor, pooled: Tensor, names: Sequence[str]) -> Tensor:
-        """Interact `dense` `[B, dim]` and `pooled` `[B, F * dim]`, whose columns hold the features `names`."""
+        """Interact `dense` `[B, dim]` with `pooled` `[B, F * dim]`, whose columns hold `names`."""
         if names != self._indexed_order:
             self._index(names, pooled.device)
-        out: Tensor = _DotInteraction.apply(dense, pooled, self.pairs, self.symmetric)  # type: ignore[no-untyped-call]
-        return out
+        apply = cast("Callable[..., Tensor]", _DotInteraction.apply)
+        return apply(dense, pooled, self.pairs, self.symmetric)

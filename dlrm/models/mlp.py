@@ -5,33 +5,42 @@ multiply in bfloat16, and hand fp32 gradients to the fp32 weights. One autograd 
 included, keeps the step's small work small.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """`x @ weight.t() + bias`, then ReLU; on the CPU one oneDNN call, the one that torch.compile uses."""
+    if x.device.type == "cpu" and ONEDNN:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+        return out
+    out = functional.linear(x, weight, bias)
+    return out.relu_() if relu else out
 
 
 class _LinearReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         rounded = weight.to(x.dtype)
-        out = functional.linear(x, rounded, None if bias is None else bias.to(x.dtype))
-        if relu:
-            out.relu_()
+        out = _product(x, rounded, None if bias is None else bias.to(x.dtype), relu)
         ctx.relu = relu
         ctx.save_for_backward(x, rounded, out if relu else None)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rounded, out = ctx.saved_tensors
         if ctx.relu:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        grad_x = grad @ rounded if ctx.needs_input_grad[0] else None
+        grad_x = _product(grad, rounded.t(), None, relu=False) if ctx.needs_input_grad[0] else None
         grad_weight = (grad.t() @ x).to(torch.float32)
-        grad_bias = grad.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+        grad_bias = grad.sum(0).to(torch.float32) if ctx.needs_input_grad[2] else None  # sums in fp32
         return grad_x, grad_weight, grad_bias, None
 
 
@@ -60,8 +69,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, in]` to `[B, out]`, in the dtype of `x`."""
-        out: Tensor = _LinearReLU.apply(x, self.weight, self.bias, self.relu)  # type: ignore[no-untyped-call]
-        return out
+        apply = cast("Callable[..., Tensor]", _LinearReLU.apply)
+        return apply(x, self.weight, self.bias, self.relu)
 
 
 class MLP(nn.Sequential):
@@ -81,7 +90,9 @@ class MLP(nn.Sequential):
 
 
 class Head(nn.Module):
-    """An MLP that ends in one logit; the last layer runs in fp32, because bfloat16 cannot tell close scores apart.
+    """An MLP that ends in one logit.
+
+    The last layer runs in fp32, because bfloat16 cannot tell close scores apart.
 
     Args:
         in_features: input width.

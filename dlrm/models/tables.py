@@ -48,7 +48,7 @@ class PooledFeatures(nn.Module):
         return pooled.values().to(self.dtype), pooled.keys()
 
     def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
-        """Pooled embeddings `[B, F, dim]` in canonical order: sharding delivers them in an order of its own."""
+        """Pooled embeddings `[B, F, dim]` in canonical order; sharding has an order of its own."""
         values, names = self(sparse)
         pooled: Tensor = values.view(values.shape[0], len(names), -1)
         if names == self.names:

@@ -4,22 +4,25 @@ The tables stay FBGEMM's: its modules own the weights and the optimizer state, s
 sharding, `state_dict` and everything built on them see no difference. Only `forward` of the module
 is replaced. Two reasons: FBGEMM's CPU operators spend three to four times as long on the same rows
 (`python -m experiments.throughput` shows where a step's time goes), and they cannot put out
-bfloat16, which halves what ranks exchange.
+bfloat16, which halves what ranks exchange. Replicated (data-parallel) tables get the same treatment
+with a dense gradient for their optimizer.
 
 The update is the exact one: the gradients of all bags that read a row are summed first, then the
 optimizer sees that row once, as in FBGEMM's EXACT_SGD, EXACT_ROWWISE_ADAGRAD and EXACT_ADAGRAD.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    DenseTableBatchedEmbeddingBagsCodegen,
     PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 RowUpdate = Callable[[SplitTableBatchedEmbeddingBagsCodegen, Tensor, Tensor], None]
 
@@ -68,39 +71,98 @@ class _Lookup(torch.autograd.Function):
         lookup: "HostLookup",
         rows: Tensor,
         starts: Tensor,
-        bags: Tensor | None,
+        places: Tensor | None,
     ) -> Tensor:
-        ctx.lookup, ctx.rows, ctx.bags = lookup, rows, bags
-        return lookup.pool(rows, starts, one_hot=bags is None)
+        ctx.lookup, ctx.rows, ctx.places = lookup, rows, places
+        return lookup.bags.pool(lookup.weights, rows, starts, one_hot=places is None)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        ctx.lookup.update(ctx.rows, ctx.bags, grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        ctx.lookup.update(ctx.rows, ctx.places, grad)
         return None, None, None, None, None
+
+
+class _Bags:
+    """Turns feature-major ids into rows of one joint table: all tables of an FBGEMM module in a stack.
+
+    Args:
+        table_rows: rows of each table.
+        feature_table_map: table of each feature.
+        dim: width of all tables.
+        output_dtype: of the pooled embeddings.
+    """
+
+    def __init__(
+        self, table_rows: Sequence[int], feature_table_map: Sequence[int], dim: int, output_dtype: torch.dtype
+    ) -> None:
+        first_rows = torch.tensor([0, *table_rows]).cumsum(0)
+        self.index_dtype = torch.int32 if int(first_rows[-1]) < 2**31 else torch.int64
+        self.first_rows = first_rows[list(feature_table_map)].to(self.index_dtype)
+        self.num_features = len(feature_table_map)
+        self.dim = dim
+        self.output_dtype = output_dtype
+        self._one_hot_offsets = torch.zeros(1, dtype=torch.int64)
+        self._one_hot_starts = torch.zeros(0, dtype=self.index_dtype)
+
+    def rows(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows to read, where each bag starts among them, and where each row's gradient comes from.
+
+        The third names a row of the output's gradient, seen as `[B * F, dim]`, for each row read; None: row k
+        is for k.
+        """
+        num_bags = offsets.numel() - 1
+        batch = num_bags // self.num_features
+        indices = indices.to(self.index_dtype)
+        if self._is_one_hot(indices, offsets):
+            # read sample by sample, so that the output needs no transposition
+            rows = (indices.view(self.num_features, batch) + self.first_rows.unsqueeze(1)).t().reshape(-1)
+            return rows, self._one_hot_starts, None
+        ends = offsets[:: max(batch, 1)]
+        rows = indices + self.first_rows.repeat_interleave(ends.diff()[: self.num_features])
+        # bag (feature f, sample b) is row b * F + f of the output
+        places = torch.arange(num_bags, dtype=self.index_dtype).view(batch, self.num_features).t().reshape(-1)
+        return rows, offsets[:-1].to(self.index_dtype), places.repeat_interleave(offsets.diff())
+
+    def pool(self, weights: Tensor, rows: Tensor, starts: Tensor, one_hot: bool) -> Tensor:
+        """Sum the rows of each bag: `[B, F * dim]` in the output dtype."""
+        pooled = embedding_bag(rows, weights.view(-1, self.dim), starts, mode="sum")
+        if not one_hot:
+            pooled = pooled.view(self.num_features, -1, self.dim).transpose(0, 1)
+        return pooled.to(self.output_dtype).reshape(-1, self.num_features * self.dim)
+
+    def _is_one_hot(self, indices: Tensor, offsets: Tensor) -> bool:
+        if indices.numel() != offsets.numel() - 1:
+            return False
+        if self._one_hot_offsets.shape != offsets.shape:
+            self._one_hot_offsets = torch.arange(offsets.numel(), dtype=torch.int64)
+            self._one_hot_starts = self._one_hot_offsets[:-1].to(self.index_dtype)
+        return torch.equal(offsets.to(torch.int64), self._one_hot_offsets)
+
+
+def _refuse_weights(per_sample_weights: Tensor | None) -> None:
+    if per_sample_weights is not None:
+        raise ValueError("weighted bags are not supported by the host lookup; drop the weights of the KJT")
 
 
 class HostLookup:
     """Stands in for `SplitTableBatchedEmbeddingBagsCodegen.forward` on the CPU.
 
     Args:
-        tbe: the FBGEMM module; must be `suits`-able.
+        tbe: the FBGEMM module; see `suits`.
         output_dtype: of the pooled embeddings.
     """
 
     def __init__(self, tbe: SplitTableBatchedEmbeddingBagsCodegen, output_dtype: torch.dtype) -> None:
         self._tbe = tbe
         self._update = UPDATES[tbe.optimizer]
-        self._output_dtype = output_dtype
-        self._dim = tbe.dims[0]
-        table_rows = torch.tensor([0, *(spec[0] for spec in tbe.embedding_specs)]).cumsum(0)
-        self._index_dtype = torch.int32 if int(table_rows[-1]) < 2**31 else torch.int64
-        self._first_rows = table_rows[tbe.feature_table_map].to(self._index_dtype)
+        self.bags = _Bags(
+            [spec[0] for spec in tbe.embedding_specs], tbe.feature_table_map, tbe.dims[0], output_dtype
+        )
         self._anchor = torch.zeros((), requires_grad=True)
-        self._one_hot_offsets = torch.zeros(1, dtype=torch.int64)
 
     @staticmethod
     def suits(tbe: nn.Module) -> bool:
-        """Whether this lookup can stand in for `tbe`: fp32 host tables of one width, summed, a known optimizer."""
+        """Whether this can stand in for `tbe`: fp32 host tables of one width, summed, a known optimizer."""
         return (
             isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen)
             and tbe.use_cpu
@@ -109,6 +171,12 @@ class HostLookup:
             and tbe.optimizer in UPDATES
             and len(set(tbe.dims)) == 1
         )
+
+    @property
+    def weights(self) -> Tensor:
+        """All tables of the module, flat."""
+        flat: Tensor = self._tbe.weights_host.detach()
+        return flat
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled embeddings `[B, F * dim]` of `F * B` bags, feature-major.
@@ -121,65 +189,69 @@ class HostLookup:
         Raises:
             ValueError: weights were given.
         """
-        if per_sample_weights is not None:
-            raise ValueError(
-                "weighted bags are not supported by the host lookup; drop the weights of the KJT"
-            )
-        num_features = self._first_rows.numel()
-        num_bags = offsets.numel() - 1
-        batch = num_bags // num_features
-        indices = indices.to(self._index_dtype)
-        if self._is_one_hot(indices, offsets):
-            # read sample by sample, so that the output needs no transposition
-            rows = (indices.view(num_features, batch) + self._first_rows.unsqueeze(1)).t().reshape(-1)
-            starts, bags = self._one_hot_offsets[:-1].to(self._index_dtype), None
-        else:
-            per_feature = offsets[::batch].diff() if batch else offsets.new_zeros(num_features)
-            rows = indices + self._first_rows.repeat_interleave(per_feature)
-            starts = offsets[:-1].to(self._index_dtype)
-            # bag (feature f, sample b) puts its gradient at row b * F + f of the output's gradient
-            order = torch.arange(num_bags, dtype=self._index_dtype).view(batch, num_features).t().reshape(-1)
-            bags = order.repeat_interleave(offsets.diff())
-        out: Tensor = _Lookup.apply(self._anchor, self, rows, starts, bags)  # type: ignore[no-untyped-call]
-        return out
+        _refuse_weights(per_sample_weights)
+        rows, starts, places = self.bags.rows(indices, offsets)
+        apply = cast("Callable[..., Tensor]", _Lookup.apply)
+        return apply(self._anchor, self, rows, starts, places)
 
-    def pool(self, rows: Tensor, starts: Tensor, one_hot: bool) -> Tensor:
-        """Sum the table rows of each bag: `[B, F * dim]` in the output dtype."""
-        weights = _rows_of(self._tbe.weights_host, self._dim)
-        num_features = self._first_rows.numel()
-        pooled = torch.embedding_bag(weights, rows, starts, mode=0)[0]
-        if not one_hot:
-            pooled = pooled.view(num_features, -1, self._dim).transpose(0, 1)
-        return pooled.to(self._output_dtype).reshape(-1, num_features * self._dim)
-
-    def update(self, rows: Tensor, bags: Tensor | None, grad: Tensor) -> None:
+    def update(self, rows: Tensor, places: Tensor | None, grad: Tensor) -> None:
         """Sum the gradients of each row that was read and let the optimizer update it.
 
         Args:
             rows: table row of each id, `[N]`.
-            bags: row of `grad`, seen as `[B * F, dim]`, that holds the gradient of each id; None: the same place.
+            places: row of `grad`, seen as `[B * F, dim]`, that holds the gradient of each id; None: the same.
             grad: gradient of the pooled embeddings, `[B, F * dim]`.
         """
         if rows.numel() == 0:
             return
         ordered, permutation = torch.sort(rows)
         unique, counts = torch.unique_consecutive(ordered, return_counts=True)
-        starts = (counts.cumsum(0) - counts).to(self._index_dtype)
-        sources = (permutation if bags is None else bags[permutation]).to(self._index_dtype)
-        grads = torch.embedding_bag(grad.reshape(-1, self._dim), sources, starts, mode=0)[0]
+        starts = (counts.cumsum(0) - counts).to(rows.dtype)
+        sources = (permutation if places is None else places[permutation]).to(rows.dtype)
+        grads = embedding_bag(sources, grad.reshape(-1, self.bags.dim), starts, mode="sum")
         self._update(self._tbe, unique.to(torch.int64), grads.to(torch.float32))
 
-    def _is_one_hot(self, indices: Tensor, offsets: Tensor) -> bool:
-        if indices.numel() != offsets.numel() - 1:
-            return False
-        if self._one_hot_offsets.shape != offsets.shape:
-            self._one_hot_offsets = torch.arange(offsets.numel(), dtype=torch.int64)
-        return torch.equal(offsets.to(torch.int64), self._one_hot_offsets)
+
+class ReplicatedLookup:
+    """Stands in for `DenseTableBatchedEmbeddingBagsCodegen.forward` on the CPU.
+
+    Gradients go to `tbe.weights.grad`.
+
+    Args:
+        tbe: the FBGEMM module of replicated tables; see `suits`.
+        output_dtype: of the pooled embeddings.
+    """
+
+    def __init__(self, tbe: DenseTableBatchedEmbeddingBagsCodegen, output_dtype: torch.dtype) -> None:
+        self._tbe = tbe
+        rows, dims = zip(*tbe.embedding_specs, strict=True)
+        self._bags = _Bags(rows, range(len(rows)), dims[0], output_dtype)
+
+    @staticmethod
+    def suits(tbe: nn.Module) -> bool:
+        """Whether this can stand in for `tbe`: fp32 host tables of one width, summed, one feature each."""
+        return (
+            isinstance(tbe, DenseTableBatchedEmbeddingBagsCodegen)
+            and tbe.use_cpu
+            and tbe.weights.dtype == torch.float32
+            and tbe.pooling_mode == PoolingMode.SUM
+            and len({dim for _, dim in tbe.embedding_specs}) == 1
+            and tbe.D_offsets.numel() - 1 == len(tbe.embedding_specs)
+        )
+
+    def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
+        """As `HostLookup.__call__`."""
+        _refuse_weights(per_sample_weights)
+        rows, starts, places = self._bags.rows(indices, offsets)
+        return self._bags.pool(self._tbe.weights, rows, starts, one_hot=places is None)
 
 
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:
-    """Put a `HostLookup` into every FBGEMM host module of `tables` that suits; returns how many."""
-    suitable = [tbe for tbe in tables if HostLookup.suits(tbe)]
-    for tbe in suitable:
-        tbe.forward = HostLookup(tbe, output_dtype)
-    return len(suitable)
+    """Put a host lookup into every FBGEMM host module of `tables` that suits; returns how many."""
+    replaced = 0
+    for tbe in tables:
+        for lookup in (HostLookup, ReplicatedLookup):
+            if lookup.suits(tbe):
+                tbe.forward = lookup(tbe, output_dtype)
+                replaced += 1
+    return replaced

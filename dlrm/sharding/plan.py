@@ -86,7 +86,11 @@ def make_plan(
             local_world_size=local_world_size,
             compute_device=device.type,
             ddr_cap=memory_bytes,
-            **({"hbm_cap": torch.cuda.get_device_properties(device).total_memory} if device.type == "cuda" else {}),
+            **(
+                {"hbm_cap": torch.cuda.get_device_properties(device).total_memory}
+                if device.type == "cuda"
+                else {}
+            ),
         ),
         batch_size=batch_size,
         constraints=_constraints(model, config, world_size),
@@ -95,9 +99,9 @@ def make_plan(
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
         raise ValueError(
-            f"the tables cannot be laid over {world_size} ranks with {memory_bytes / 1e9:.0f} GB of host memory "
-            f"each: {error}. Use more ranks, a smaller model.embedding_dim, a lower cap when preparing the data, "
-            "or more sharding.kinds"
+            f"the tables cannot be laid over {world_size} ranks with {memory_bytes / 1e9:.0f} GB of host "
+            f"memory each: {error}. Use more ranks, a smaller model.embedding_dim, a lower cap when "
+            "preparing the data, or more sharding.kinds"
         ) from error
 
 
@@ -145,7 +149,9 @@ def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
             ranks = tuple(sharding.ranks or ())
             copies = len(ranks) if sharding.sharding_type == ShardingType.DATA_PARALLEL.value else 1
             found.append(
-                TablePlacement(name, rows, dim, sharding.sharding_type, ranks, copies * rows * dim * FP32_BYTES)
+                TablePlacement(
+                    name, rows, dim, sharding.sharding_type, ranks, copies * rows * dim * FP32_BYTES
+                )
             )
     return sorted(found, key=lambda table: (-table.num_bytes, table.table))
 

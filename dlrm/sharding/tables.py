@@ -20,8 +20,8 @@ def table_groups(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, ShardedEmbeddingBagCollection):
             for lookup in module._lookups:  # TorchRec hides lookups from modules()
-                lookup = getattr(lookup, "module", lookup)  # replicated ones sit in a DistributedDataParallel
-                yield from lookup._emb_modules
+                # replicated ones sit in a DistributedDataParallel
+                yield from getattr(lookup, "module", lookup)._emb_modules
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
@@ -30,12 +30,12 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
         shards = group.split_embedding_weights()
         for table, weights in zip(group.config.embedding_tables, shards, strict=True):
             row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
-            _fill(weights.detach(), table.name, (table.num_embeddings, table.embedding_dim), (row, column), seed)
+            _fill(
+                weights.detach(), table.name, (table.num_embeddings, table.embedding_dim), (row, column), seed
+            )
 
 
-def _fill(
-    shard: Tensor, name: str, shape: tuple[int, int], offsets: tuple[int, int], seed: int
-) -> None:
+def _fill(shard: Tensor, name: str, shape: tuple[int, int], offsets: tuple[int, int], seed: int) -> None:
     (num_rows, dim), (first_row, first_column) = shape, offsets
     bound = num_rows**-0.5
     last_row = first_row + shard.shape[0]

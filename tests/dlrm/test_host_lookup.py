@@ -6,11 +6,12 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
+    DenseTableBatchedEmbeddingBagsCodegen,
     PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from dlrm.sharding.host_lookup import UPDATES, HostLookup, use_host_lookups
+from dlrm.sharding.host_lookup import UPDATES, use_host_lookups
 
 ROWS = (7, 40, 1000)
 DIM = 8
@@ -111,3 +112,32 @@ def test_weighted_bags_are_refused():
     ids, offsets = make_bags(torch.Generator().manual_seed(1), 4, one_hot=True)
     with pytest.raises(ValueError, match="weighted bags"):
         tbe(ids, offsets, per_sample_weights=torch.ones(ids.numel()))
+
+
+@pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
+def test_replicated_tables_get_the_gradient_of_a_dense_product(one_hot):
+    tbe = DenseTableBatchedEmbeddingBagsCodegen([(rows, DIM) for rows in ROWS], use_cpu=True)
+    torch.manual_seed(2)
+    torch.nn.init.normal_(tbe.weights)
+    assert use_host_lookups([tbe], torch.float32) == 1
+    generator = torch.Generator().manual_seed(5)
+    ids, offsets = make_bags(generator, 16, one_hot)
+    output = tbe(ids, offsets)
+
+    tables = [t.view(-1, DIM) for t in tbe.weights.detach().split([rows * DIM for rows in ROWS])]
+    tables = [table.clone().requires_grad_() for table in tables]
+    pooled = []
+    for feature, table in enumerate(tables):
+        counts = torch.zeros(16, table.shape[0])  # sample x row: a bag as a matrix product
+        for sample in range(16):
+            bag = feature * 16 + sample
+            for row in ids[offsets[bag] : offsets[bag + 1]]:
+                counts[sample, row] += 1
+        pooled.append(counts @ table)
+    expected = torch.cat(pooled, dim=1)
+    torch.testing.assert_close(output, expected)
+
+    grad = torch.randn(output.shape, generator=generator)
+    output.backward(grad)
+    expected.backward(grad)
+    torch.testing.assert_close(tbe.weights.grad.view(-1, DIM), torch.cat([table.grad for table in tables]))
