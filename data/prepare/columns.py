@@ -1,21 +1,22 @@
-"""Blocks of raw lines to typed columns, by polars, without its ever guessing.
+r"""Blocks of raw lines to typed columns, by polars, without its ever guessing.
 
-polars is fast and forgiving: it fills short lines with nulls and skips empty ones. So the shape of
-a block is proved first: with the bytes that fields may hold taken away, what is left of n good
-lines is exactly n times 39 tabs and a line end. Only then polars parses, strictly. A block that
-fails either way goes through `vet` and its good rest is parsed; the tests hold both ways to
-the same answers for arbitrary bytes.
+polars is fast and forgiving: it fills short lines with nulls, skips empty ones, takes a plus sign or a blank before a number. So a
+block is parsed strictly and the result believed only if the tabs, the line ends and the rows add up
+(no line is longer than 40 fields, polars refuses those, so none is shorter) and no byte is there
+that it would overlook. Any other block goes through `vet` and its good rest is parsed; the tests
+hold both ways to the same answers for arbitrary bytes.
 """
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL, NUM_CATEGORIES, NUM_DENSE, NUM_FIELDS
 from data.prepare.lines import MAX_LINE_BYTES, BadLine, judge_line
 
-_FIELD_BYTES: Final = b"0123456789abcdefABCDEF-"
-_SKELETON: Final = b"\t" * (NUM_FIELDS - 1) + b"\n"
+_OVERLOOKED: Final = b"+ \r"
+"""What polars takes, but the grammar does not."""
 _ZEROS: Final = b"0" * (MAX_LINE_BYTES // NUM_FIELDS - 32)
 """A line beyond `MAX_LINE_BYTES` with values all in range must hold a field with that many leading zeros."""
 _SCHEMA: Final = {
@@ -53,9 +54,9 @@ def read_block(block: bytes) -> tuple[pl.DataFrame, list[BadLine]]:
 
 def _parse(block: bytes) -> pl.DataFrame | None:
     """The block's columns, or None if any line of it is bad."""
-    shape = block.translate(None, _FIELD_BYTES)
-    num_lines = len(shape) // NUM_FIELDS
-    if shape != _SKELETON * num_lines:
+    codes = np.frombuffer(block, np.uint8)  # several times faster to count in than bytes.count
+    num_lines, num_tabs = (int(np.count_nonzero(codes == ord(byte))) for byte in "\n\t")
+    if num_tabs != (NUM_FIELDS - 1) * num_lines or any(byte in block for byte in _OVERLOOKED):
         return None
     try:
         raw = pl.read_csv(block, has_header=False, separator="\t", quote_char=None, schema=_SCHEMA)

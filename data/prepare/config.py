@@ -27,7 +27,7 @@ PARENT_FIXED_BYTES: Final = 96 << 20
 BYTES_PER_BLOCK_BYTE: Final = 12
 """Memory a worker needs per byte of a block of raw text: text, shape, columns, ids, copies."""
 _MIN_BLOCK_BYTES: Final = 256 << 10
-_MAX_BLOCK_BYTES: Final = 4 << 20
+_MAX_BLOCK_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 2**31 - 1
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -3,16 +3,13 @@
 Dense: float32(log(x + 1)) in float32, a missing integer counts as 0 and a negative one as 0. That
 is facebookresearch/dlrm's rule (data_utils.py: `X_int[X_int < 0] = 0`, `np.log(X_int + 1)`);
 TorchRec's scripts take log(x + 3) instead, so that Kaggle's int_1, which goes down to -3, stays
-apart from 0. Ids: one of the three classes below. A missing category gets id 0 in all of them; only
-the vocabulary keeps that id for it alone.
+apart from 0. Ids: the two classes below, or `lookup.VocabularyIds`. A missing category gets id 0 in
+all of them; only the vocabulary keeps that id for it alone.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
@@ -56,63 +53,21 @@ class HashIds:
     """
 
     def __init__(self, table_rows: Sequence[int]) -> None:
-        self._table_rows = tuple(table_rows)
+        self._ids = [
+            (mix32(pl.col(name)) % rows).cast(pl.Int32).fill_null(MISSING_ID)
+            for name, rows in zip(CATEGORY_NAMES, table_rows, strict=True)
+        ]
 
     def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
         """See `IdRule`."""
-        tables = zip(CATEGORY_NAMES, self._table_rows, strict=True)
-        return frame.with_columns(
-            pl.Series(name, _hashed(frame[name], rows), dtype=pl.Int32) for name, rows in tables
-        )
+        return frame.with_columns(self._ids)
 
 
-class VocabularyIds:
-    """Dense ids of the values that occur often enough; 0 is missing, 1 is rare.
-
-    Args:
-        files: one a category, as `data.prepare.vocabulary` writes them. They are mapped, not read: the
-            kernel shares their pages between processes and drops them when memory is needed.
-    """
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = tuple(files)
-        self._tables: list[npt.NDArray[np.uint32]] | None = None
-
-    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """See `IdRule`."""
-        if self._tables is None:  # after it has reached its process
-            self._tables = [np.load(path, mmap_mode="r") for path in self._files]
-        return frame.with_columns(
-            pl.Series(name, _look_up(frame[name], table), dtype=pl.Int32)
-            for name, table in zip(CATEGORY_NAMES, self._tables, strict=True)
-        )
-
-
-def _hashed(column: pl.Series, rows: int) -> npt.NDArray[np.int32]:
-    return (mix32(column.fill_null(0).to_numpy()) % np.uint32(rows)).astype(np.int32)
-
-
-def _look_up(column: pl.Series, table: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    values, ids = table
-    wanted = column.fill_null(0).to_numpy()
-    found = np.full(len(wanted), RARE_ID, np.int32)
-    if len(values):
-        order = np.argsort(wanted)  # neighbours then search the same pages
-        wanted = wanted[order]
-        position = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-        found[order] = np.where(values[position] == wanted, ids[position].astype(np.int32), RARE_ID)
-    found[column.is_null().to_numpy()] = MISSING_ID
-    return found
-
-
-def mix32(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """MurmurHash3's 32-bit finalizer, elementwise; a new array."""
-    mixed = values ^ (values >> np.uint32(16))
-    mixed *= np.uint32(0x85EBCA6B)
-    mixed ^= mixed >> np.uint32(13)
-    mixed *= np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
-    return mixed
+def mix32(values: pl.Expr) -> pl.Expr:
+    """MurmurHash3's 32-bit finalizer of UInt32 values; polars' products wrap around as it wants."""
+    mixed = (values ^ (values // 2**16)) * pl.lit(0x85EBCA6B, pl.UInt32)
+    mixed = (mixed ^ (mixed // 2**13)) * pl.lit(0xC2B2AE35, pl.UInt32)
+    return mixed ^ (mixed // 2**16)
 
 
 def to_samples(frame: pl.DataFrame, rule: IdRule) -> pl.DataFrame:

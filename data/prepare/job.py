@@ -10,8 +10,9 @@ from data.criteo import CATEGORY_NAMES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
 from data.prepare.config import PrepareConfig
 from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan
-from data.prepare.ids import HashIds, IdRule, ModuloIds, VocabularyIds
+from data.prepare.ids import HashIds, IdRule, ModuloIds
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span, find_inputs
+from data.prepare.lookup import VocabularyIds
 from data.prepare.passes import PassResult, run_pass
 from data.prepare.pieces import PieceRecord, durable_file
 from data.prepare.pool import WorkerPool
@@ -61,7 +62,7 @@ class _Job:
         out = self._config.out
         rule, table_rows, files = self._ids()
         folder = self._state / "pieces"
-        result = self._convert(folder, rule, table_rows)
+        result = self._convert(folder, rule)
         rejects = collect_rejects(out, folder, result.records)
         check_rejects(out, result, self._config.max_bad_ratio)
         parts = tuple(_part(record) for record in result.records if record.row_groups)
@@ -76,7 +77,7 @@ class _Job:
         with durable_file(out / MANIFEST_NAME) as sink:
             sink.write(manifest.to_json().encode())
 
-    def _convert(self, folder: Path, rule: IdRule, table_rows: tuple[int, ...]) -> PassResult:
+    def _convert(self, folder: Path, rule: IdRule) -> PassResult:
         config = self._config
 
         def convert(span: Span, finished: tuple[PieceRecord, ...]) -> ConvertSpan:
@@ -86,7 +87,6 @@ class _Job:
                 out=config.out,
                 records=folder,
                 rule=rule,
-                table_rows=table_rows,
                 block_bytes=config.block_bytes,
             )
 

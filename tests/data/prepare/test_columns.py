@@ -66,6 +66,18 @@ def test_takes_any_bytes(block):
     assert (frame.rows(), [(line.index, line.reason) for line in found]) == (good, bad)
 
 
+@pytest.mark.parametrize("position", [0, 5, 30])
+def test_every_byte_in_every_place_of_a_field_is_judged_alike(position):
+    fields = [b"1", *[b"12"] * 13, *[b"ab"] * 26]
+    for byte in range(256):
+        for before in range(3):
+            field = fields[position][:before] + bytes([byte]) + fields[position][before:]
+            block = b"\t".join([*fields[:position], field, *fields[position + 1 :]]) + b"\n"
+            good, bad = reference(block)
+            frame, found = read_block(block)
+            assert (frame.rows(), [(line.index, line.reason) for line in found]) == (good, bad), field
+
+
 def test_a_bad_line_costs_its_block_nothing_else():
     lines = make_lines(1000, seed=1)
     lines[17], lines[400] = lines[17].replace(b"\t", b" ", 1), b""

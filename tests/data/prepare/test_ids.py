@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 
 from data.prepare.columns import read_block
-from data.prepare.ids import HashIds, ModuloIds, VocabularyIds, mix32, to_samples
+from data.prepare.ids import HashIds, ModuloIds, mix32, to_samples
+from data.prepare.lookup import VocabularyIds
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(200, seed=3)
@@ -46,7 +47,8 @@ def test_modulo_and_hash():
 
 def test_mixing_is_murmur3s_and_keeps_zero():
     # Known answers of fmix32, from the published murmur3 test values.
-    assert mix32(np.array([0, 1, 0xFFFFFFFF], np.uint32)).tolist() == [0, 0x514E28B7, 0x81F16F39]
+    values = pl.DataFrame({"value": pl.Series([0, 1, 0xFFFFFFFF], dtype=pl.UInt32)})
+    assert values.select(mix32(pl.col("value"))).to_series().to_list() == [0, 0x514E28B7, 0x81F16F39]
 
 
 def test_vocabulary_ids(tmp_path):
