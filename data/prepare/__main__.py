@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cap", type=int, default=TERABYTE_CAP, help="rows a table may have at most (default %(default)s)")
     add("--min-count", type=int, default=defaults["min_count"], help="vocabulary: rarer values share an id")
     add("--days", type=int, help=f"equal parts to cut a single unnamed file into (default {DEFAULT_DAYS})")
-    add("--processes", type=int, help="worker processes (default: one a core)")
+    add("--processes", type=int, help="worker processes (default: one a core, as memory allows)")
     add("--memory", default="2G", help="memory of all processes together (default %(default)s)")
     add(
         "--max-bad-ratio",
@@ -89,9 +89,9 @@ def _prepare(flags: argparse.Namespace) -> int:
         cap=flags.cap,
         min_count=flags.min_count,
         num_days=flags.days,
+        num_processes=flags.processes,
         memory_bytes=parse_bytes(flags.memory),
         max_bad_ratio=flags.max_bad_ratio,
-        **({} if flags.processes is None else {"num_processes": flags.processes}),
     )
     manifest = prepare(config)
     num_bad = sum(manifest.provenance["rejects"]["num_rejects"].values())

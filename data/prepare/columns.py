@@ -1,10 +1,10 @@
 r"""Blocks of raw lines to typed columns, by polars, without its ever guessing.
 
-polars is fast and forgiving: it fills short lines with nulls, skips empty ones, takes a plus sign or a blank before a number. So a
-block is parsed strictly and the result believed only if the tabs, the line ends and the rows add up
-(no line is longer than 40 fields, polars refuses those, so none is shorter) and no byte is there
-that it would overlook. Any other block goes through `vet` and its good rest is parsed; the tests
-hold both ways to the same answers for arbitrary bytes.
+polars is fast and forgiving: it fills short lines with nulls, skips empty ones, takes a plus sign
+or a blank before a number. So a block is parsed strictly, and the result is believed only if the
+tabs, the line ends and the rows add up (polars refuses lines of more than 40 fields, so then none is
+shorter either) and no byte is there that it would overlook. Any other block goes through `vet` and its
+good rest is parsed; the tests hold both ways to the same answers for arbitrary bytes.
 """
 
 from typing import Final

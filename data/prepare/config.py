@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,14 @@ TABLE_PRESETS: Final[dict[str, tuple[int, ...]]] = {
     "kaggle": KAGGLE_CARDINALITIES,
 }
 
-WORKER_FIXED_BYTES: Final = 192 << 20
-"""What a worker holds besides what grows with a block: its code, the libraries and a row group."""
-PARENT_FIXED_BYTES: Final = 96 << 20
-"""What the parent process holds."""
-BYTES_PER_BLOCK_BYTE: Final = 12
-"""Memory a worker needs per byte of a block of raw text: text, shape, columns, ids, copies."""
+# Measured with lines of every length, down to the shortest (which make the most rows of a byte).
+PARENT_FIXED_BYTES: Final = 112 << 20
+"""What the parent process holds, its code included."""
+WORKER_FIXED_BYTES: Final = 352 << 20
+"""What a worker holds besides a block: its code, and the samples of a piece."""
+BYTES_PER_BLOCK_BYTE: Final = 17
+"""Memory a worker needs for each byte of a block: text, columns, ids, copies."""
+_COMFORTABLE_BLOCK_BYTES: Final = 2 << 20
 _MIN_BLOCK_BYTES: Final = 256 << 10
 _MAX_BLOCK_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 2**31 - 1
@@ -50,10 +52,11 @@ class PrepareConfig:
     """Vocabulary only: a value that occurs less often is rare."""
     num_days: int | None = None
     """Days to cut a single file into that is not named `day_N`; None for the default."""
-    num_processes: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Worker processes."""
+    num_processes: int | None = None
+    """Worker processes; None for one a core, as far as the memory allows."""
     memory_bytes: int = 2 << 30
-    """Memory that all processes together may take, see `data.prepare.config`."""
+    """Ceiling on the memory of all processes together (proportional set size, code included). Not in it is
+    the page cache, which the kernel takes back when it must: raw files, output, mapped vocabularies."""
     max_bad_ratio: float = 1e-4
     """Bad lines among all lines beyond which the job fails."""
 
@@ -67,7 +70,7 @@ class PrepareConfig:
         for flag, value, least in (
             ("--cap", self.cap, 3),
             ("--min-count", self.min_count, 1),
-            ("--processes", self.num_processes, 1),
+            ("--processes", self.processes, 1),
             ("--days", 1 if self.num_days is None else self.num_days, 1),
         ):
             if value < least:
@@ -94,16 +97,24 @@ class PrepareConfig:
         return capped(rows, self.cap)
 
     @property
+    def processes(self) -> int:
+        """Worker processes."""
+        if self.num_processes is not None:
+            return self.num_processes
+        worker_bytes = WORKER_FIXED_BYTES + _COMFORTABLE_BLOCK_BYTES * BYTES_PER_BLOCK_BYTE
+        return max(1, min(os.cpu_count() or 1, (self.memory_bytes - PARENT_FIXED_BYTES) // worker_bytes))
+
+    @property
     def block_bytes(self) -> int:
         """Raw text that a worker parses at once, so that all processes stay within `memory_bytes`."""
-        share = (self.memory_bytes - PARENT_FIXED_BYTES) // self.num_processes - WORKER_FIXED_BYTES
+        share = (self.memory_bytes - PARENT_FIXED_BYTES) // self.processes - WORKER_FIXED_BYTES
         block_bytes = share // BYTES_PER_BLOCK_BYTE
         if block_bytes < _MIN_BLOCK_BYTES:
-            needed = PARENT_FIXED_BYTES + self.num_processes * (
+            needed = PARENT_FIXED_BYTES + self.processes * (
                 WORKER_FIXED_BYTES + _MIN_BLOCK_BYTES * BYTES_PER_BLOCK_BYTE
             )
             raise ValueError(
-                f"{self.num_processes} processes need at least --memory {-(-needed >> 20)}M, "
+                f"{self.processes} processes need at least --memory {-(-needed >> 20)}M, "
                 f"not {self.memory_bytes >> 20}M; give more memory or fewer --processes"
             )
         return min(block_bytes, _MAX_BLOCK_BYTES)

@@ -36,7 +36,7 @@ def prepare(config: PrepareConfig) -> DatasetManifest:
     with locked(config.out):
         if not is_finished(config.out, identity):
             state = open_state(config.out, identity)
-            with WorkerPool(config.num_processes) as pool:
+            with WorkerPool(config.processes) as pool:
                 _Job(config, inputs, state, pool).run(identity)
         close_state(config.out)
     return read_manifest(str(config.out))

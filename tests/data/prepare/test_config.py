@@ -63,6 +63,14 @@ def test_the_memory_that_is_asked_for_is_enough():
     assert config(memory_bytes=parse_bytes(needed)).block_bytes > 0
 
 
+def test_processes_by_default_fit_the_memory(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    few, many = config(num_processes=None), config(num_processes=None, memory_bytes=64 << 30)
+    assert 1 < few.processes < 64
+    assert few.block_bytes > 0
+    assert many.processes == 64
+
+
 def test_processes_memory_and_ratio_do_not_decide_the_output():
     assert config(num_processes=1, memory_bytes=3 << 30, max_bad_ratio=1).identity == config().identity
     assert config(ids="hash").identity != config().identity

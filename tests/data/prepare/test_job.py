@@ -87,7 +87,7 @@ def test_bad_lines_have_their_line_in_the_whole_file(whole):
 
 
 def test_processes_and_memory_do_not_change_a_byte(raw, whole, tmp_path):
-    job(raw, tmp_path / "out", num_days=DAYS, num_processes=2, memory_bytes=550 << 20)
+    job(raw, tmp_path / "out", num_days=DAYS, num_processes=2, memory_bytes=900 << 20)
     assert digests(tmp_path / "out") == digests(whole)
 
 
