@@ -196,7 +196,8 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in its __all__
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def shard(inputs: Inputs) -> DistributedModelParallel:

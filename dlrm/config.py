@@ -1,20 +1,13 @@
-"""What a run is: one frozen dataclass per owner, read from a recipe, validated once.
+"""What a run is: one frozen dataclass per owner, validated once.
 
-A recipe is a TOML file (`dlrm/recipes/NAME.toml`, or any path) with one section a dataclass below;
-`--set section.key=value` changes single values. Everything a user can get wrong is refused here,
-before a process group exists. The resolved configuration is dumped into the run folder.
+`dlrm.recipe` reads them from TOML. What a user can get wrong without a look at machine or data is refused
+here, before a process group exists. The resolved configuration is dumped into the run folder.
 """
 
-import difflib
-import tomllib
-import types
-import typing
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-RECIPES: Final = Path(__file__).parent / "recipes"
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm")
@@ -29,6 +22,10 @@ SHARDING_KINDS: Final = {
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _check_rate(name: str, rate: float) -> None:
+    _check(rate > 0 and math.isfinite(rate), f"{name} must be positive and finite, not {rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +59,10 @@ class DataConfig:
             self.window_batches > 0, "data.window_batches must be positive (1: no shuffling across batches)"
         )
         _check(self.prefetch_batches > 0, "data.prefetch_batches must be positive")
+        _check(
+            self.cache_disk_gb >= 0 and self.cache_memory_gb >= 0,
+            "data.cache_disk_gb and data.cache_memory_gb must not be negative",
+        )
         overlap = sorted(set(self.train_days) & set(self.test_days))
         _check(not overlap, f"days {overlap} are both in data.train_days and in data.test_days")
 
@@ -123,8 +124,12 @@ class TablesConfig:
             self.optimizer in SPARSE_OPTIMIZERS,
             f"tables.optimizer is {self.optimizer!r}; choose one of {', '.join(SPARSE_OPTIMIZERS)}",
         )
-        _check(self.learning_rate > 0, "tables.learning_rate must be positive")
-        _check(self.eps >= 0, "tables.eps must not be negative")
+        _check_rate("tables.learning_rate", self.learning_rate)
+        _check(
+            self.eps > 0,
+            "tables.eps must be positive: without it, a row whose gradients were all 0 becomes 0 / 0",
+        )
+        _check(self.max_rows >= 0, "tables.max_rows must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +146,7 @@ class DenseConfig:
             self.optimizer in DENSE_OPTIMIZERS,
             f"dense.optimizer is {self.optimizer!r}; choose one of {', '.join(DENSE_OPTIMIZERS)}",
         )
-        _check(self.learning_rate > 0, "dense.learning_rate must be positive")
+        _check_rate("dense.learning_rate", self.learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +156,21 @@ class ScheduleConfig:
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     decay_start_step: int = 0
-    """Step at which the decay begins (0 with decay_steps 0: no decay)."""
+    """Step at which the decay begins."""
     decay_steps: int = 0
-    """Steps over which the learning rate falls to 0 as (1 - progress) ** power."""
+    """Steps over which the learning rate falls to 0 as (1 - progress) ** power; 0: no decay."""
     power: float = 2.0
     """Exponent of the decay; facebookresearch/dlrm uses 2."""
 
     def __post_init__(self) -> None:
-        _check(self.warmup_steps >= 0 and self.decay_steps >= 0, "schedule steps must not be negative")
+        _check(
+            min(self.warmup_steps, self.decay_start_step, self.decay_steps) >= 0,
+            "schedule steps must not be negative",
+        )
+        _check(
+            self.decay_steps > 0 or self.decay_start_step == 0,
+            "schedule.decay_start_step needs schedule.decay_steps, or nothing decays",
+        )
         _check(
             self.decay_steps == 0 or self.decay_start_step >= self.warmup_steps,
             "schedule.decay_start_step must not lie before the end of the warm-up",
@@ -182,6 +194,14 @@ class ShardingConfig:
         for kind in self.kinds:
             _check(kind in known, f"sharding.kinds holds {kind!r}; known kinds are {', '.join(known)}")
         _check(bool(self.kinds), "sharding.kinds is empty; name at least table_wise")
+        _check(
+            self.data_parallel_rows >= 0,
+            "sharding.data_parallel_rows must not be negative (0: replicate none)",
+        )
+        _check(
+            self.min_column_dim > 0 and self.min_column_dim % 4 == 0,
+            f"sharding.min_column_dim is {self.min_column_dim}; FBGEMM wants a positive multiple of 4",
+        )
 
     def check_device(self, device: str) -> None:
         """Refuse sharding kinds that `device` ("cpu" or "cuda") does not have.
@@ -231,6 +251,7 @@ class TrainConfig:
         _check(self.max_steps >= 0, "train.max_steps must not be negative")
         _check(self.evaluate_every_steps >= 0, "train.evaluate_every_steps must not be negative")
         _check(self.log_every_steps > 0, "train.log_every_steps must be positive")
+        _check(0 <= self.seed < 2**63, "train.seed must be a whole number from 0 to 2**63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,75 +269,3 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON-able values."""
         return asdict(self)
-
-
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
-    return sorted(path.stem for path in RECIPES.glob("*.toml"))
-
-
-def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe and apply `section.key=value` overrides.
-
-    Args:
-        recipe: a name of `recipe_names()` or the path of a TOML file.
-        overrides: values are TOML (`64`, `true`, `[512, 256, 1]`); what is not TOML is taken as a string.
-
-    Raises:
-        ValueError: unknown recipe, section or key, a value of the wrong type or an impossible combination.
-    """
-    path = Path(recipe) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
-    if not path.is_file():
-        raise ValueError(
-            f"there is no recipe {recipe!r}; choose {', '.join(recipe_names())}, or give a .toml file"
-        )
-    try:
-        raw = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
-    for override in overrides:
-        name, separator, value = override.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not separator or not dot or not section or not key:
-            raise ValueError(f"--set wants section.key=value, not {override!r}")
-        raw.setdefault(section, {})[key] = _parse_value(value.strip())
-    config: Config = _build(Config, raw, where="")
-    return config
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _build(cls: type[Any], raw: Any, where: str) -> Any:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where or 'the recipe'} must be a section of key = value lines")
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in fields(cls)}
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        name = f"{where}{key}"
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {where}{close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"unknown configuration key {name}; {hint}")
-        hint_type = hints[key]
-        nested = isinstance(hint_type, type) and hasattr(hint_type, "__dataclass_fields__")
-        values[key] = _build(hint_type, value, f"{name}.") if nested else _convert(name, value, hint_type)
-    return cls(**values)
-
-
-def _convert(name: str, value: Any, wanted: Any) -> Any:
-    if isinstance(wanted, types.GenericAlias):  # tuple[X, ...]
-        item = typing.get_args(wanted)[0]
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{name} must be a list, e.g. {name}=[...], not {value!r}")
-        return tuple(_convert(f"{name}[{i}]", entry, item) for i, entry in enumerate(value))
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise ValueError(f"{name} must be of type {wanted.__name__}, not {value!r}")
-    return value

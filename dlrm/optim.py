@@ -63,9 +63,7 @@ class Optimizers:
         self._schedule = schedule
         self._base = {"dense": dense.learning_rate, "tables": tables.learning_rate}
         self._fused = model.fused_optimizer
-        self._dense = DENSE_CLASSES[dense.optimizer](
-            dense_parameters(model), lr=dense.learning_rate, fused=True
-        )
+        self._dense = _dense_optimizer(dense_parameters(model), dense)
         self._replicated = _table_optimizer(replicated_tables(model), tables)
         self._factor = 1.0
 
@@ -97,6 +95,12 @@ class Optimizers:
     def _set(self, optimizer: Optimizer, name: str) -> None:
         for group in optimizer.param_groups:
             group["lr"] = self._base[name] * self._factor
+
+
+def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig) -> Optimizer:
+    # not every supported torch has a fused Adagrad for CUDA
+    fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
+    return DENSE_CLASSES[dense.optimizer](parameters, lr=dense.learning_rate, fused=fused)
 
 
 def _table_optimizer(parameters: Sequence[nn.Parameter], tables: TablesConfig) -> Optimizer | None:

@@ -1,11 +1,15 @@
 """Ctrl-C and SIGTERM: leave at once, and leave tidily where that is possible.
 
-Outside the step loop (loading, building, evaluating) the signal raises `StopRequested` at once, wherever
-the main thread is. Inside it, the signal is noted and all ranks agree to stop after the same step; a step
-that does not come to its end (a peer is gone, the storage hangs) is left by force after a grace time.
+Outside the step loop (importing, loading, building, evaluating) the signal raises `StopRequested` at once,
+wherever the main thread is. Inside it, the signal is noted and all ranks agree to stop after the same step.
+Whatever keeps that from happening (a peer that is gone, storage that hangs, a library deep in native code,
+where Python cannot run its signal handlers) is left by force: a second thread, which the kernel wakes
+through a pipe, knows of the signal too.
 """
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+NO_SIGNAL: Final = b"\0"
 
 
 class StopRequested(BaseException):  # not an error: must pass `except Exception`
@@ -36,19 +41,27 @@ class StopSignal:
     """Listens to the signals while it is entered (`with`); main thread only.
 
     Args:
-        grace: how long a deferred stop may wait for the end of a step.
+        grace: how long a deferred stop may wait for the end of a step; then `StopRequested` is raised
+            wherever the main thread is.
+        tidy_up: how long after that the main thread may still take to leave the `with` block; then the
+            process ends without it.
     """
 
-    def __init__(self, grace: timedelta = timedelta(seconds=5)) -> None:
-        self._grace = grace
-        self._signum: int | None = None
+    def __init__(
+        self, grace: timedelta = timedelta(seconds=4), tidy_up: timedelta = timedelta(seconds=3)
+    ) -> None:
+        self._grace_s = grace.total_seconds()
+        self._tidy_up_s = tidy_up.total_seconds()
+        self.signum: int | None = None
+        """The signal that came on this rank, if one did."""
         self._deferring = False
         self._previous: dict[int, Any] = {}
+        self._left = threading.Event()
 
     @property
     def requested(self) -> bool:
         """Whether a signal came on this rank."""
-        return self._signum is not None
+        return self.signum is not None
 
     def leave(self) -> None:
         """Stop now, because all ranks agreed to.
@@ -56,41 +69,69 @@ class StopSignal:
         Raises:
             StopRequested: always.
         """
-        raise StopRequested(self._signum if self._signum is not None else signal.SIGTERM)
+        raise StopRequested(self.signum if self.signum is not None else signal.SIGTERM)
+
+    def leave_if_requested(self) -> None:
+        """Stop now if a signal came while stopping was deferred; called before anything that takes long.
+
+        Raises:
+            StopRequested: a signal came on this rank.
+        """
+        if self.requested:
+            self.leave()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within this block signals are noted, and only after the grace time raised."""
+        """Within this block the first signal is only noted, for the ranks to agree on the last step."""
         self._deferring = True
         try:
             yield
         finally:
             self._deferring = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __enter__(self) -> Self:
         """Begin to listen."""
+        self._woken, self._wake_up = os.pipe()
+        os.set_blocking(self._wake_up, False)
+        self._previous_fd = signal.set_wakeup_fd(self._wake_up, warn_on_full_buffer=False)
         for signum in SIGNALS:
             self._previous[signum] = signal.signal(signum, self._on_signal)
-        self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_grace_over)
+        self._watchdog = threading.Thread(
+            target=self._watch, args=(threading.get_ident(),), name="stop-watchdog", daemon=True
+        )
+        self._watchdog.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the signals back."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._left.set()
+        os.write(self._wake_up, NO_SIGNAL)
+        self._watchdog.join()
+        os.close(self._wake_up)
+        os.close(self._woken)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        first = self._signum is None
-        self._signum = signum
-        if not self._deferring:
+        again = self.signum is not None
+        self.signum = signum
+        if again or not self._deferring:
             raise StopRequested(signum)
-        if first:
-            signal.setitimer(signal.ITIMER_REAL, self._grace.total_seconds())
 
-    def _on_grace_over(self, signum: int, frame: FrameType | None) -> None:
-        if self._deferring and self._signum is not None:
-            raise StopRequested(self._signum)
+    def _watch(self, main_thread: int) -> None:
+        """Body of the watchdog: after the first signal, see to it that the process ends in time."""
+        signum = 0
+        while signum not in SIGNALS:  # other signals are none of its business
+            signum = os.read(self._woken, 1)[0]
+            if self._left.is_set():
+                return
+        if self._left.wait(self._grace_s):
+            return
+        signal.pthread_kill(main_thread, signum)  # the second one raises even where stopping is deferred
+        if self._left.wait(self._tidy_up_s):
+            return
+        os.write(2, f"{StopRequested(signum)}, by force: a call did not return\n".encode())
+        os._exit(128 + signum)

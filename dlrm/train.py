@@ -4,23 +4,29 @@ One process does without torchrun: `python -m dlrm.train --recipe tiny --set tra
 """
 
 import argparse
-import logging
-import os
 import sys
-import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
-import torch.distributed as dist
+from dlrm.compatibility import check_versions
+from dlrm.process import exit_code_of, quiet_libraries
+from dlrm.recipe import load_config, recipe_names
+from dlrm.stop import StopSignal
 
-from dlrm.compatibility import IncompatiblePackagesError, check_versions
-from dlrm.config import load_config, recipe_names
 
-USER_MISTAKE = 2
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say it as every other mistake: once, not once a rank."""
+        raise ValueError(f"{message}; see --help")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="dlrm.train", description=__doc__.partition("\n")[0])
+    """The command line.
+
+    Raises:
+        ValueError: it is wrong.
+    """
+    parser = _Parser(prog="dlrm.train", description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
     parser.add_argument(
         "--set",
@@ -34,20 +40,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Parse, build, train, and close in any case."""
+def run(arguments: argparse.Namespace, stop: StopSignal) -> None:
+    """Read the configuration, build, train, and close in any case."""
     config = load_config(arguments.recipe, arguments.overrides)
-    check_versions("cpu" if config.train.device == "auto" else config.train.device)
-    # torchrec is imported from here on, when it is known to fit
+    check_versions("cuda" if config.train.device == "cuda" else "cpu")
+    # torch and torchrec are imported from here on, when they are known to fit
+    import torch.distributed as dist  # noqa: PLC0415
+
     from dlrm.build import Ranks, build, prepare, start_process_group  # noqa: PLC0415
     from dlrm.memory import keep_freed_memory  # noqa: PLC0415
     from dlrm.report import format_report  # noqa: PLC0415
-    from dlrm.stop import StopSignal  # noqa: PLC0415
 
     keep_freed_memory()
-    with StopSignal() as stop:
-        ranks = Ranks.from_environment()
-        inputs = prepare(config, arguments.recipe, ranks)
+    ranks = Ranks.from_environment()
+    inputs = prepare(config, arguments.recipe, ranks)
+    try:
+        check_versions(inputs.device.type)  # "auto" is decided
         start_process_group(ranks, inputs.device)
         trainer = build(inputs, stop)
         try:
@@ -56,33 +64,17 @@ def run(arguments: argparse.Namespace) -> None:
         finally:
             trainer.session.close()
             trainer.telemetry.close()
-            inputs.close()
+    finally:
+        inputs.close()
     dist.destroy_process_group()
     if report is not None:
         print(f"\n{format_report(report)}", flush=True)
 
 
 def main() -> int:
-    """Run, and turn the user's mistakes into one line instead of a traceback."""
-    first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.WARNING if first else logging.ERROR, format="%(message)s")
-    for ours in ("dlrm", "data"):
-        logging.getLogger(ours).setLevel(logging.INFO if first else logging.ERROR)
-    # the libraries warn of choices that are meant, TorchRec's planner through the root logger
-    logging.getLogger().addFilter(
-        lambda record: not record.getMessage().startswith("Sharding spec not found")
-    )
-    for theirs in ("torchrec", "torch.fx"):
-        logging.getLogger(theirs).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
-    warnings.filterwarnings("ignore", message=".*lookup_.*_ssd", category=DeprecationWarning)
-    try:
-        run(parse())
-    except (ValueError, IncompatiblePackagesError) as error:
-        if first:
-            print(f"dlrm.train: {error}", file=sys.stderr, flush=True)
-        return USER_MISTAKE
-    return 0
+    """The command; its exit code."""
+    quiet_libraries()
+    return exit_code_of("dlrm.train", lambda stop: run(parse(), stop))
 
 
 if __name__ == "__main__":

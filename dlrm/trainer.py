@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 NUM_SCALARS = 2  # that travel with the gradients: loss, wish to stop
 
 
-class DivergedError(RuntimeError):
+class DivergedError(FloatingPointError):
     """The loss is NaN or infinite; the message names step, batch and ranks."""
 
 
@@ -82,6 +82,7 @@ class Trainer:
         return every > 0 and self.steps_done % every == 0
 
     def _evaluate(self) -> None:
+        self.stop.leave_if_requested()
         values = self.evaluate()
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 

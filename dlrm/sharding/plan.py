@@ -146,7 +146,7 @@ def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
     for module_plan in plan.plan.values():
         for name, sharding in module_plan.items():
             rows, dim = shapes[name]
-            ranks = tuple(sharding.ranks or ())
+            ranks = tuple(sorted(set(sharding.ranks or ())))  # a rank may hold several column pieces
             copies = len(ranks) if sharding.sharding_type == ShardingType.DATA_PARALLEL.value else 1
             found.append(
                 TablePlacement(
@@ -158,13 +158,21 @@ def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
 
 def format_plan(tables: list[TablePlacement]) -> str:
     """The plan as a short table for people."""
-    lines = [f"{'table':<16} {'rows':>12} {'dim':>4}  {'kind':<18} {'ranks':<10} {'bytes':>10}"]
+    lines = [f"{'table':<16} {'rows':>13} {'dim':>4}  {'kind':<19} {'ranks':<10} {'size':>9}"]
     for table in tables:
-        ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"all {len(table.ranks)}"
+        ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"{len(table.ranks)} ranks"
         lines.append(
-            f"{table.table:<16} {table.rows:>12,} {table.dim:>4}  {table.kind:<18} {ranks:<10} "
-            f"{table.num_bytes / 1e6:>8.1f}MB"
+            f"{table.table:<16} {table.rows:>13,} {table.dim:>4}  {table.kind:<19} {ranks:<10} "
+            f"{_size(table.num_bytes):>9}"
         )
     total = sum(table.num_bytes for table in tables)
-    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {total / 1e6:.1f} MB")
+    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {_size(total)}")
     return "\n".join(lines)
+
+
+def _size(num_bytes: float) -> str:
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while num_bytes >= 1000 and len(units) > 1:
+        num_bytes /= 1000
+        units.pop(0)
+    return f"{num_bytes:.0f} B" if units[0] == "B" else f"{num_bytes:.1f} {units[0]}"

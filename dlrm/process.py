@@ -1,0 +1,86 @@
+"""A training process towards the outside: what it says, and with which code it ends.
+
+One process of many must not drown the message of another. What goes wrong on one rank makes the others
+fail a moment later, in a collective, with errors that say nothing. So rank 0 speaks at once where all ranks
+know the same, and everybody else waits a moment first: when the rank that failed has gone, torchrun ends
+those that wait.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Final
+
+from dlrm.compatibility import IncompatiblePackagesError
+from dlrm.stop import StopRequested, StopSignal
+
+FAILED: Final = 1
+USER_MISTAKE: Final = 2
+MISTAKES: Final = (ValueError, IncompatiblePackagesError)
+FAILURES: Final = (OSError, FloatingPointError)  # storage; a loss that is no number
+
+OTHERS_WAIT_S: Final = 2.0
+"""How long a failing process leaves the word to the others."""
+
+
+def quiet_libraries() -> None:
+    """Let this project speak on rank 0, and libraries only where it matters."""
+    first = _is_first()
+    logging.basicConfig(level=logging.WARNING if first else logging.ERROR, format="%(message)s")
+    for ours in ("dlrm", "data"):
+        logging.getLogger(ours).setLevel(logging.INFO if first else logging.ERROR)
+    # the libraries warn of choices that are meant, TorchRec's planner through the root logger
+    logging.getLogger().addFilter(
+        lambda record: not record.getMessage().startswith("Sharding spec not found")
+    )
+    for theirs in ("torchrec", "torch.fx"):
+        logging.getLogger(theirs).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
+    warnings.filterwarnings("ignore", message=".*lookup_.*_ssd", category=DeprecationWarning)
+
+
+def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
+    """Run `job` and turn the user's mistakes and wishes into one line instead of a traceback.
+
+    Args:
+        name: of the program, for its messages.
+        job: what to do; it is stopped by SIGINT and SIGTERM.
+
+    Returns:
+        0; 2 for a mistake of the user; 1 for storage that failed and a loss that is no number; 128 + number
+        of the signal that stopped it. Other errors, which can only be ours, are raised.
+    """
+    # Outside the listening below these end the process at once, without a KeyboardInterrupt's traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stop = StopSignal()
+    try:
+        with stop:
+            job(stop)
+    except StopRequested as request:
+        return _stopped(name, request)
+    except (*MISTAKES, *FAILURES) as error:
+        if not _is_first():
+            time.sleep(OTHERS_WAIT_S)
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        return USER_MISTAKE if isinstance(error, MISTAKES) else FAILED
+    except Exception:
+        if stop.signum is not None:  # the other ranks were told too, and have left their collectives
+            return _stopped(name, StopRequested(stop.signum))
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            time.sleep(OTHERS_WAIT_S)
+        raise
+    return 0
+
+
+def _stopped(name: str, request: StopRequested) -> int:
+    if _is_first():
+        print(f"{name}: {request}", file=sys.stderr, flush=True)
+    return request.exit_code
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,101 @@
+"""From a recipe to a configuration: TOML and `--set section.key=value`, with names and types checked.
+
+A recipe is a file with one section for each dataclass of `dlrm.config`: `dlrm/recipes/NAME.toml`, or any
+path.
+"""
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dlrm.config import Config
+
+RECIPES: Final = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe and apply `section.key=value` overrides.
+
+    Args:
+        recipe: a name of `recipe_names()` or the path of a TOML file.
+        overrides: values are TOML (`64`, `true`, `[512, 256, 1]`); what is not TOML is taken as a string.
+
+    Raises:
+        ValueError: unknown recipe, section or key, a value of the wrong type or an impossible combination.
+    """
+    raw = _read(recipe)
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not separator or not dot or not section or not key:
+            raise ValueError(f"--set wants section.key=value, not {override!r}")
+        values = raw.setdefault(section, {})
+        if isinstance(values, dict):  # else the recipe is wrong, which _build says
+            values[key] = _parse_value(value.strip())
+    config: Config = _build(Config, raw, where="")
+    return config
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
+    if not path.is_file():
+        raise ValueError(
+            f"there is no recipe {recipe!r}; choose {', '.join(recipe_names())}, or give a .toml file"
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _build(cls: type[Any], raw: Any, where: str) -> Any:
+    """An instance of the dataclass `cls` from a TOML table; `where` is its name and a dot."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where.rstrip('.')} must be a section of key = value lines, not {raw!r}")
+    hints = typing.get_type_hints(cls)
+    known = {field.name for field in fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = f"{where}{key}"
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {where}{close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"unknown configuration key {name}; {hint}")
+        wanted = hints[key]
+        nested = is_dataclass(wanted)
+        values[key] = _build(wanted, value, f"{name}.") if nested else _convert(name, value, wanted)
+    return cls(**values)
+
+
+def _convert(name: str, value: Any, wanted: Any) -> Any:
+    """`value` as the type `wanted`: int, float, bool, str, or a tuple of one of them."""
+    if isinstance(wanted, types.GenericAlias):  # tuple[X, ...]
+        item = typing.get_args(wanted)[0]
+        if not isinstance(value, list):
+            raise ValueError(f"{name} must be a list, e.g. {name}=[...], not {value!r}")
+        return tuple(_convert(f"{name}[{i}]", entry, item) for i, entry in enumerate(value))
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise ValueError(f"{name} must be {_NAMES[wanted]}, not {value!r}")
+    return value
+
+
+_NAMES: Final = {int: "a whole number", float: "a number", bool: "true or false", str: 'a "text"'}
