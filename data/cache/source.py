@@ -2,8 +2,9 @@
 
 The multi-level cache of Shi et al., "Towards Scalable Distributed Training of Deep Learning on
 Public Cloud Clusters" (MLSys 2021), for decoded row groups. Level 1 is a folder on a memory file
-system that all workers of a node map without a copy, level 2 a folder on local disk, and behind
-both is the data set itself. What is fetched is written through to both by a background thread.
+system that all workers of a node map without a copy, level 2 a folder on local disk, and behind both
+is the data set itself. A background thread writes through to disk what is fetched, and brings into
+memory what is asked for again.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ FORMAT: Final = 1
 """Part of every key: entries of another format are never found."""
 POLL_S: Final = 0.005
 """How often a worker looks whether the row group that another one fetches has arrived."""
+QUIET_S: Final = 0.1
+"""How long storing waits for the next fetch to begin."""
 PATIENCE_S: Final = 30.0
 """How long it looks before it fetches the row group itself: a worker may be stopped, not dead."""
 
@@ -75,6 +79,7 @@ class CachedSource:
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
         self._writer = BackgroundWriter()
         self._encoder = Encoder()  # used by the writer's thread only
+        self._fetching = threading.Event()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -130,11 +135,14 @@ class CachedSource:
 
     def _fetch(self, part: Part, row_group: int, key: str, claim: FileLock) -> pa.Table:
         """Read from `inner`; the claim is kept until the row group is stored, so that others wait for it."""
-        levels, encoder = self._levels, self._encoder
+        levels, encoder, fetching = self._levels, self._encoder, self._fetching
 
         def keep() -> None:
             try:
-                _store(levels, key, encoder.encode(table))
+                # While the next row group is on its way the processor is idle; now it is decoding this one.
+                fetching.wait(QUIET_S)
+                # The disk first, as in the paper: memory is filled when a row group is asked for again.
+                _store([level for level in levels if level.accepts][-1:], key, encoder.encode(table))
             finally:
                 claim.release(remove=True)
 
@@ -142,7 +150,9 @@ class CachedSource:
         try:
             table = self._load(key)  # another worker may have stored it just before the claim
             if table is None:
+                self._fetching.set()
                 table = self._inner.read(part, row_group)
+                self._fetching.clear()
                 kept = self._writer.put(keep)
             return table
         finally:

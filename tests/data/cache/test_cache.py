@@ -1,17 +1,19 @@
 """The cache gives what the source gives, whatever happens to its files, its disk or its other users."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import data.cache.source
 from data.cache import CacheConfig, CachedSource
 from data.cache.level import SUFFIX
 from data.cache.lock import FileLock
@@ -26,7 +28,7 @@ class CountingSource:
     """Counts what is read from the data set, and can be made to wait."""
 
     def __init__(self, folder):
-        self.manifest = read_manifest(str(folder))
+        self.folder, self.manifest = folder, read_manifest(str(folder))
         self._inner = ParquetSource(str(folder), self.manifest)
         self.columns = self._inner.columns
         self.reads = []
@@ -37,6 +39,12 @@ class CountingSource:
         self.reads.append((self.manifest.parts.index(part), row_group))
         self.gate.wait(30)
         return self._inner.read(part, row_group)
+
+
+@pytest.fixture(autouse=True)
+def _store_at_once(monkeypatch):
+    """These tests read one row group at a time: no next fetch begins that storing could wait for."""
+    monkeypatch.setattr("data.cache.source.QUIET_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +103,11 @@ def entries(folder):
 
 
 def size_of(folder):
-    return sum(path.stat().st_size for path in entries(folder))
+    sizes = []
+    for path in entries(folder):
+        with contextlib.suppress(FileNotFoundError):  # evicted while we look
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
 
 
 def test_reads_each_row_group_once_and_gives_the_same(open_cache, dataset):
@@ -108,20 +120,30 @@ def test_reads_each_row_group_once_and_gives_the_same(open_cache, dataset):
     assert first == second == plain
 
 
-def test_workers_share_and_later_runs_find_the_disk(open_cache, tmp_path, memory):
+def test_workers_share_what_is_in_memory(open_cache, tmp_path, memory):
     one, inner_one = open_cache()
     read_settled(one, inner_one)
+    assert len(entries(tmp_path / "disk")) == len(READS)
     two, inner_two = open_cache()
-    read_all(two, inner_two)
-    assert inner_two.reads == []
+    read_settled(two, inner_two)
+    assert len(entries(memory)) == len(READS), "what was found on disk was not brought into memory"
+    for path in entries(tmp_path / "disk"):
+        path.unlink()
+    read_settled(one, inner_one)
+    assert (inner_one.reads, inner_two.reads) == (READS, [])
     two.close()
     assert len(entries(memory)) == len(READS)
     one.close()
     assert list(memory.iterdir()) == []
+
+
+def test_later_runs_find_the_disk(open_cache):
+    one, inner = open_cache()
+    tables = read_settled(one, inner)
+    one.close()
     later, inner_later = open_cache()
-    read_settled(later, inner_later)
+    assert read_settled(later, inner_later) == tables
     assert inner_later.reads == []
-    assert len(entries(memory)) == len(READS), "what was found on disk was not brought into memory"
 
 
 @pytest.mark.parametrize(("disk", "in_memory"), [(10**8, 0), (0, 10**8)])
@@ -251,7 +273,7 @@ def test_a_failing_source_raises_and_lets_the_others_try(open_cache):
         def read(self, part, row_group):
             raise OSError("the network is down")
 
-    broken, _ = open_cache(inner=Failing(Path(inner._inner._folder)))
+    broken, _ = open_cache(inner=Failing(inner.folder))
     with pytest.raises(OSError, match="the network is down"):
         broken.read(part, 0)
     assert cache.read(part, 0).num_rows == 400
@@ -320,13 +342,15 @@ def test_a_removed_lock_file_guards_nothing(tmp_path):
     again.release(remove=True)
 
 
+def _config(folder, memory, **limits):
+    limits = {"disk_limit_bytes": 10**8, "memory_limit_bytes": 10**8, **limits}
+    return CacheConfig(folder=folder, memory_folder=memory, **limits)
+
+
 def _fill_and_hang(folder, memory, dataset, holding):
-    config = CacheConfig(
-        folder=folder, disk_limit_bytes=10**8, memory_limit_bytes=10**8, memory_folder=memory
-    )
     inner = CountingSource(dataset)
     inner.gate.clear()
-    cache = CachedSource(inner, config)
+    cache = CachedSource(inner, _config(folder, memory))
     threading.Thread(target=lambda: cache.read(inner.manifest.parts[0], 0), daemon=True).start()
     while not inner.reads:
         time.sleep(0.001)
@@ -356,3 +380,45 @@ def test_a_filler_killed_with_kill_9_blocks_nobody(open_cache, tmp_path, memory,
     reader.join(10)
     assert result[0].num_rows == 400
     assert inner.reads == [(0, 0)]
+
+
+def _read_in_random_order(seed, folder, memory, dataset, limit, failures):
+    data.cache.source.QUIET_S = 0.0
+    plain, inner = CountingSource(dataset), CountingSource(dataset)
+    config = _config(folder, memory, disk_limit_bytes=limit, memory_limit_bytes=limit // 2)
+    order = random.Random(seed)
+    for _ in range(8):
+        cache = CachedSource(inner, config)
+        for one in order.sample(READS * 4, len(READS) * 4):
+            if read_all(cache, inner, [one]) != read_all(plain, plain, [one]):
+                failures.put(f"{one} differs")
+        cache.close()
+    failures.put(None)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_many_workers_and_kills_never_give_a_wrong_row_group(tmp_path, memory, dataset):
+    context = multiprocessing.get_context("spawn")
+    failures = context.Queue()
+    limit = 30_000  # of the 41 kB of all row groups
+    arguments = (tmp_path / "disk", memory, dataset, limit, failures)
+    workers = [
+        context.Process(target=_read_in_random_order, args=(seed, *arguments), daemon=True)
+        for seed in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    victim = workers.pop()
+    while not entries(tmp_path):
+        time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    largest = 0
+    while any(worker.is_alive() for worker in workers):
+        largest = max(largest, size_of(tmp_path / "disk"))
+        time.sleep(0.01)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    found = [failures.get(timeout=10) for _ in workers]
+    assert found == [None] * 2
+    assert 0 < largest <= limit
