@@ -243,6 +243,21 @@ def test_what_earlier_runs_left_goes_least_recently_used_first(open_cache, tmp_p
     assert len(gone) in (1, 2)
 
 
+def test_what_this_run_used_stays_even_if_it_is_the_oldest(open_cache, tmp_path):
+    before, inner = open_cache(in_memory=0)
+    read_settled(before, inner, READS[:3])
+    before.close()
+    long_ago = time.time() - 1000
+    oldest = tmp_path / "disk" / f"{before._key(inner.manifest.parts[0], 0)}{SUFFIX}"
+    for path in entries(tmp_path / "disk"):
+        os.utime(path, (long_ago - (path == oldest), long_ago - (path == oldest)))
+    now, inner = open_cache(in_memory=0, disk=size_of(tmp_path / "disk"))
+    read_settled(now, inner, [READS[0], READS[3]])
+    assert inner.reads == [READS[3]]
+    assert oldest.exists()
+    assert len(entries(tmp_path / "disk")) < 4
+
+
 def test_two_workers_that_want_the_same_fetch_it_once(open_cache):
     one, inner_one = open_cache()
     two, inner_two = open_cache()
