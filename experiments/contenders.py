@@ -30,7 +30,7 @@ def ours(raw: Sequence[Path], out: Path, num_cores: int) -> None:
 
 
 def polars(raw: Sequence[Path], out: Path, num_cores: int) -> None:
-    """A lazy scan into a streaming Parquet sink; threads are set by POLARS_MAX_THREADS."""
+    """A lazy scan into a streaming Parquet sink; it takes the cores that its process may use."""
     schema = {
         LABEL: pl.UInt8,
         **dict.fromkeys(DENSE_NAMES, pl.Int64),

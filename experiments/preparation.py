@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -67,18 +68,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _time(name: str, raw: Path, folder: Path) -> Row:
     """Seconds of one conversion, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    os.environ["POLARS_MAX_THREADS"] = str(NUM_CORES)
-    process = context.Process(target=_convert, args=(name, raw, folder, theirs))
-    process.start()
-    theirs.close()
-    took_s = ours.recv()
+    process, pipe = _start(name, raw, folder)
+    took_s = pipe.recv()
     process.join()
     return {"took_s": took_s}
 
 
-def _convert(name: str, raw: Path, folder: Path, pipe: Connection) -> None:
+def _start(name: str, raw: Path, folder: Path) -> "tuple[SpawnProcess, Connection[float, float]]":
+    """Begin a conversion in a process that may use `NUM_CORES` cores, and so may its children."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_convert, args=(name, raw, folder, theirs))
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:NUM_CORES])
+    try:
+        process.start()
+    finally:
+        os.sched_setaffinity(0, allowed)
+    theirs.close()
+    return process, ours
+
+
+def _convert(name: str, raw: Path, folder: Path, pipe: "Connection[float, float]") -> None:
     convert = CONTENDERS[name]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         warm_up, few = Path(scratch) / "warm-up", Path(scratch) / "day_0"
@@ -117,10 +128,7 @@ def _compare_outputs(raw: Path, folder: Path) -> Row:
 
 def _peak_memory(raw: Path, folder: Path) -> Row:
     """Peak of the memory of all processes of one conversion together."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_convert, args=("ours", raw, folder, theirs))
-    process.start()
+    process, pipe = _start("ours", raw, folder)
     peak_bytes, done = 0, threading.Event()
 
     def sample() -> None:
@@ -130,7 +138,7 @@ def _peak_memory(raw: Path, folder: Path) -> Row:
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    ours.recv()
+    pipe.recv()
     done.set()
     sampler.join()
     process.join()

@@ -8,17 +8,17 @@ all of them; only the vocabulary keeps that id for it alone.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
 
-MISSING_ID = 0
-RARE_ID = 1
-FIRST_VOCABULARY_ID = 2
+MISSING_ID: Final = 0
+RARE_ID: Final = 1
+FIRST_VOCABULARY_ID: Final = 2
 
-_DENSE = (pl.col(DENSE_NAMES).cast(pl.Float32).fill_null(0).clip(0) + 1).log()
+_DENSE: Final = (pl.col(DENSE_NAMES).cast(pl.Float32).fill_null(0).clip(0) + 1).log()
 
 
 class IdRule(Protocol):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from data.criteo import NUM_FIELDS
+from data.prepare.content import open_content
 from data.prepare.lines import judge_line
-from data.prepare.streams import open_content
 
 PIECE_BYTES: Final = 64 << 20
 """Raw text in a piece, at most (a compressed file: at least, but for the last of a day)."""

@@ -47,7 +47,7 @@ def _identity(config: PrepareConfig, inputs: Sequence[RawFile]) -> dict[str, Any
         **config.identity,
         "inputs": [raw.identity for raw in inputs],
         "layout": {"piece_bytes": PIECE_BYTES, "row_group_rows": ROW_GROUP_ROWS, "compression": COMPRESSION},
-        "versions": {name: metadata.version(name) for name in ("polars", "pyarrow")},
+        "polars": metadata.version("polars"),  # decides the bytes of the Parquet files
     }
 
 

@@ -14,11 +14,12 @@ from typing import Final
 import polars as pl
 
 from data.prepare.columns import read_block
+from data.prepare.content import Content, open_content
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span
 from data.prepare.lines import BadLine
 from data.prepare.pieces import DigestFile, PieceRecord, Written, durable_file, piece_name, record_path
 from data.prepare.progress import Progress, Report
-from data.prepare.streams import Content, LineReader, open_content
+from data.prepare.streams import LineReader
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096

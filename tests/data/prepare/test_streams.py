@@ -8,8 +8,9 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 
+from data.prepare.content import open_content
 from data.prepare.lines import MAX_LINE_BYTES, judge_line
-from data.prepare.streams import LineReader, open_content
+from data.prepare.streams import LineReader
 
 
 def read_range(path, start, end, block_bytes):
