@@ -23,6 +23,7 @@ from data.loader.decode import decode
 from dlrm.config import Config
 from dlrm.evaluation import evaluate
 from dlrm.models import build_model
+from dlrm.models.tables import PooledFeatures
 from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
 from dlrm.replicas import Replicas
 from dlrm.session import NoRecovery
@@ -119,7 +120,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
         )
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
-    _check_first_rows(data.uri, manifest, source)
+    _check_first_rows(data.uri, manifest.on_days(train_days), source)
     batch_size = data.global_batch_size // ranks.world_size
     open_loader = partial(
         DataLoader,
@@ -214,7 +215,9 @@ def shard(inputs: Inputs) -> DistributedModelParallel:
         model, device=device, plan=plan, sharders=[sharder], init_data_parallel=False
     )
     initialize_tables(sharded, config.train.seed)
-    use_host_lookups([group.emb_module for group in table_groups(sharded)], dtype)
+    for features in sharded.modules():
+        if isinstance(features, PooledFeatures):  # each with a dtype of its own
+            use_host_lookups([group.emb_module for group in table_groups(features)], features.dtype)
     return sharded
 
 

@@ -1,0 +1,90 @@
+"""Fully connected layers against torch's own, and what mixed precision may and may not round."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlrm.models.mlp import MLP, Head, Linear
+
+
+def reference_of(layer):
+    """`nn.Linear` with the same weights, in float64."""
+    reference = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+    reference.load_state_dict(layer.state_dict())
+    return reference.double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize(("batch", "width_in", "width_out"), [(1, 13, 64), (128, 64, 1), (33, 479, 512)])
+def test_equals_torch_in_fp32(batch, width_in, width_out, relu, bias):
+    torch.manual_seed(0)
+    layer = Linear(width_in, width_out, relu=relu, bias=bias)
+    reference = reference_of(layer)
+    x = torch.randn(batch, width_in, requires_grad=True)
+    x64 = x.detach().double().requires_grad_()
+    out, expected = layer(x), reference(x64)
+    expected = expected.relu() if relu else expected
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    expected.backward(grad.double())
+    pairs = [(x.grad, x64.grad), (layer.weight.grad, reference.weight.grad)]
+    if bias:
+        pairs.append((layer.bias.grad, reference.bias.grad))
+    for found, wanted in pairs:
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_bfloat16_arithmetic_on_fp32_parameters(relu):
+    torch.manual_seed(0)
+    layer = Linear(64, 32, relu=relu)
+    reference = reference_of(layer)
+    x = torch.randn(256, 64)
+    rounded = x.to(torch.bfloat16).requires_grad_()
+    out = layer(rounded)
+    assert out.dtype == torch.bfloat16
+    expected = reference(x.double())
+    expected = expected.relu() if relu else expected
+    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.05)  # 8 bits of mantissa
+    out.float().square().mean().backward()
+    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
+    assert layer.bias.dtype == layer.bias.grad.dtype == torch.float32
+    assert rounded.grad.dtype == torch.bfloat16
+
+
+def test_the_bias_gradient_sums_in_fp32():
+    """4096 ones summed in bfloat16 one after the other would stop at 256."""
+    layer = Linear(4, 4, relu=False)
+    layer(torch.randn(4096, 4).to(torch.bfloat16)).sum().backward()
+    assert layer.bias.grad.tolist() == [4096.0] * 4
+
+
+def test_layers_run_without_gradients():
+    with torch.no_grad():
+        assert MLP(13, (8, 4))(torch.randn(5, 13)).shape == (5, 4)
+
+
+def test_every_layer_of_an_mlp_is_rectified():
+    out = MLP(13, (32, 16))(torch.randn(100, 13))
+    assert (out >= 0).all()
+    assert (out == 0).any()
+
+
+@pytest.mark.parametrize("widths", [(1,), (8, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_fp32_and_of_either_sign(widths, dtype):
+    torch.manual_seed(0)
+    logits = Head(13, widths)(torch.randn(200, 13).to(dtype))
+    assert logits.shape == (200,)
+    assert logits.dtype == torch.float32
+    assert (logits < 0).any()
+    assert (logits > 0).any()
+
+
+def test_initial_values_are_those_of_the_original():
+    torch.manual_seed(0)
+    layer = Linear(400, 600, relu=True)
+    assert layer.weight.std().item() == pytest.approx((2 / 1000) ** 0.5, rel=0.02)
+    assert layer.bias.std().item() == pytest.approx((1 / 600) ** 0.5, rel=0.1)

@@ -1,0 +1,129 @@
+"""The three models against their formulas, unsharded."""
+
+import copy
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dlrm.config import ModelConfig
+from dlrm.models import DLRM, DCNv2, DeepFM, build_model
+from dlrm.models.dcn import LowRankCross
+from dlrm.models.deepfm import factorization_machine
+
+DIM = 8
+KINDS = {"dlrm": DLRM, "dcnv2": DCNv2, "deepfm": DeepFM}
+
+
+@pytest.fixture
+def make_model(features, materialize):
+    def work(kind, dtype=torch.float32):
+        torch.manual_seed(1)
+        config = ModelConfig(
+            kind=kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_layers=2, cross_rank=5
+        )
+        return materialize(build_model(config, features, 13, dtype))
+
+    return work
+
+
+def bags_of(model, batch, prefix=""):
+    """Sum-pooled embeddings by the definition: one sample, one feature, one id after the other."""
+    tables = (model.wide if prefix else model.sparse).tables.embedding_bags
+    pooled = []
+    for name in batch.sparse.keys():  # noqa: SIM118  # no dict
+        ids, weight = batch.sparse[name], tables[f"{prefix}{name}"].weight
+        offsets = ids.offsets().tolist()
+        rows = [weight[ids.values()[begin:end]].sum(0) for begin, end in pairwise(offsets)]
+        pooled.append(torch.stack(rows))
+    return torch.stack(pooled, dim=1)  # [B, F, dim]
+
+
+def mlp(layers, x):
+    for layer in layers:
+        x = (x @ layer.weight.t() + layer.bias).relu()
+    return x
+
+
+def head(module, x):
+    x = mlp(module.hidden, x)
+    return (x @ module.logit.weight.t() + module.logit.bias).squeeze(1)
+
+
+def dlrm_by_definition(model, batch):
+    dense = mlp(model.bottom, batch.dense)
+    vectors = [dense, *bags_of(model, batch).unbind(1)]
+    pairs = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
+    return head(model.top, torch.cat([dense, torch.stack(pairs, 1)], 1))
+
+
+def dcn_by_definition(model, batch):
+    x0 = x = torch.cat([mlp(model.bottom, batch.dense), bags_of(model, batch).flatten(1)], 1)
+    for down, up in zip(model.cross.down, model.cross.up, strict=True):
+        x = x0 * (x @ down.weight.t() @ up.weight.t() + up.bias) + x
+    return head(model.top, x)
+
+
+def deepfm_by_definition(model, batch):
+    embeddings = bags_of(model, batch)
+    linear = bags_of(model, batch, "wide_").sum((1, 2))
+    linear = linear + batch.dense @ model.wide_dense.weight[0] + model.wide_dense.bias
+    pairs = sum((a * b).sum(1) for a, b in combinations(embeddings.unbind(1), 2))
+    return linear + pairs + head(model.deep, torch.cat([batch.dense, embeddings.flatten(1)], 1))
+
+
+DEFINITIONS = {"dlrm": dlrm_by_definition, "dcnv2": dcn_by_definition, "deepfm": deepfm_by_definition}
+
+
+@pytest.mark.parametrize("multi_hot", [False, True], ids=["one_hot", "multi_hot"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_equal_their_definition(kind, multi_hot, make_model, make_batch):
+    model = make_model(kind)
+    assert type(model) is KINDS[kind]
+    reference = copy.deepcopy(model)
+    batch = make_batch(17, seed=3, multi_hot=multi_hot)
+    if multi_hot:
+        assert (batch.sparse.lengths() == 0).any()
+    logits, expected = model(batch.dense, batch.sparse), DEFINITIONS[kind](reference, batch)
+    assert logits.shape == (17,)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    for out in (logits, expected):
+        binary_cross_entropy_with_logits(out, batch.labels).backward()
+    for (name, found), wanted in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert found.grad is not None, name
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_precision_keeps_parameters_and_gradients_in_fp32(kind, make_model, make_batch):
+    exact, mixed = make_model(kind), make_model(kind, torch.bfloat16)
+    batch = make_batch(64, seed=3, multi_hot=True)
+    logits = mixed(batch.dense, batch.sparse)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, exact(batch.dense, batch.sparse), rtol=0.05, atol=0.05)
+    binary_cross_entropy_with_logits(logits, batch.labels).backward()
+    for name, parameter in mixed.named_parameters():
+        assert parameter.dtype == parameter.grad.dtype == torch.float32, name
+
+
+def test_cross_layers_in_a_hand_made_case():
+    cross = LowRankCross(width=2, rank=1, num_layers=1)
+    cross.down[0].weight.data = torch.tensor([[1.0, 2.0]])
+    cross.up[0].weight.data = torch.tensor([[3.0], [-1.0]])
+    cross.up[0].bias.data = torch.tensor([0.5, 1.0])
+    # V x = 1 + 8 = 9; W V x + b = (27.5, -8); x0 * that + x
+    assert cross(torch.tensor([[1.0, 4.0]])).tolist() == [[28.5, -28.0]]
+
+
+def test_factorization_machine_in_a_hand_made_case():
+    embeddings = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    assert factorization_machine(embeddings).tolist() == [11 + 17 + 39]
+    assert factorization_machine(embeddings.to(torch.bfloat16)).dtype == torch.float32
+
+
+def test_features_come_in_canonical_order_whatever_the_input(make_model, make_batch):
+    """KeyedJaggedTensors may hold their features in any order; so may sharded output."""
+    model, batch = make_model("deepfm"), make_batch(5, seed=1)
+    shuffled = batch.sparse.permute([2, 0, 3, 1])
+    torch.testing.assert_close(model(batch.dense, shuffled), model(batch.dense, batch.sparse))

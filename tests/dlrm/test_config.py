@@ -1,0 +1,67 @@
+"""Combinations that cannot work are refused by the configuration itself."""
+
+import pytest
+
+from dlrm.config import ShardingConfig
+from dlrm.recipe import load_config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.global_batch_size=0"], "data.global_batch_size must be positive"),
+        (["data.window_batches=0"], "data.window_batches"),
+        (["data.prefetch_batches=0"], "data.prefetch_batches"),
+        (["data.cache_disk_gb=-1"], "data.cache_disk_gb"),
+        (["data.train_days=[0,1]", "data.test_days=[1,2]"], r"days \[1\] are both"),
+        (["model.kind=dlmr"], "model.kind is 'dlmr'; choose one of dlrm, dcnv2, deepfm"),
+        (["model.embedding_dim=6"], "positive multiple of 4"),
+        (["model.embedding_dim=0"], "positive multiple of 4"),
+        (["model.embedding_dim=32"], r"the last width of model\.bottom_mlp must equal .*32"),
+        (["model.bottom_mlp=[]"], r"model\.bottom_mlp"),
+        (["model.top_mlp=[64,2]"], r"the last width of model\.top_mlp must be 1"),
+        (["model.top_mlp=[]"], r"the last width of model\.top_mlp must be 1"),
+        (["model.top_mlp=[0,1]"], "widths must be positive"),
+        (["model.kind=dcnv2", "model.cross_layers=0"], r"model\.cross_layers"),
+        (["model.kind=dcnv2", "model.cross_rank=0"], r"model\.cross_rank"),
+        (["tables.optimizer=adam"], "tables.optimizer is 'adam'; choose one of sgd"),
+        (["tables.learning_rate=0"], "tables.learning_rate must be positive and finite"),
+        (["tables.learning_rate=inf"], "tables.learning_rate must be positive and finite"),
+        (["dense.learning_rate=nan"], "dense.learning_rate must be positive and finite"),
+        (["tables.eps=0"], "tables.eps must be positive"),
+        (["tables.max_rows=-1"], "tables.max_rows"),
+        (["dense.optimizer=rowwise_adagrad"], "dense.optimizer is 'rowwise_adagrad'; choose"),
+        (["schedule.warmup_steps=-1"], "schedule steps"),
+        (["schedule.decay_start_step=5"], "needs schedule.decay_steps"),
+        (
+            ["schedule.warmup_steps=10", "schedule.decay_start_step=5", "schedule.decay_steps=5"],
+            "must not lie before the end of the warm-up",
+        ),
+        (["schedule.power=0"], "schedule.power"),
+        (["sharding.kinds=[]"], "sharding.kinds is empty"),
+        (["sharding.kinds=['tablewise']"], "'tablewise'; known kinds are column_wise, row_wise"),
+        (["sharding.data_parallel_rows=-1"], "sharding.data_parallel_rows"),
+        (["sharding.min_column_dim=6"], "min_column_dim is 6; FBGEMM wants a positive multiple of 4"),
+        (["train.device=tpu"], "train.device is 'tpu'; choose auto, cpu or cuda"),
+        (["train.precision=fp16"], "train.precision is 'fp16'; choose one of fp32, bf16"),
+        (["train.epochs=0"], "train.epochs"),
+        (["train.max_steps=-1"], "train.max_steps"),
+        (["train.seed=-1"], "train.seed"),
+        (["train.evaluate_every_steps=-1"], "train.evaluate_every_steps"),
+        (["train.log_every_steps=0"], "train.log_every_steps"),
+    ],
+)
+def test_impossible_values_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_config("tiny", overrides)
+
+
+def test_deepfm_needs_no_bottom_mlp():
+    assert load_config("tiny", ["model.kind=deepfm", "model.bottom_mlp=[]"]).model.kind == "deepfm"
+
+
+def test_kinds_that_the_device_lacks():
+    config = ShardingConfig(kinds=("table_wise", "row_wise"))
+    config.check_device("cuda")
+    with pytest.raises(ValueError, match=r"on cpu, .*row_wise.*set sharding\.kinds to some of table_wise"):
+        config.check_device("cpu")

@@ -1,0 +1,40 @@
+"""The command line."""
+
+import argparse
+
+import pytest
+
+from dlrm import train
+from dlrm.train import parse
+
+
+def test_flags_are_pinned(monkeypatch):
+    flags = []
+    add_argument = argparse.ArgumentParser.add_argument
+
+    def spy(self, *names, **options):
+        flags.extend(names)
+        return add_argument(self, *names, **options)
+
+    monkeypatch.setattr(train._Parser, "add_argument", spy)
+    parse(["--recipe", "tiny"])
+    assert flags == ["-h", "--help", "--recipe", "--set"]
+
+
+def test_set_collects():
+    arguments = parse(["--recipe", "tiny", "--set", "a.b=1", "c.d=2", "--set", "e.f=3"])
+    assert arguments.overrides == ["a.b=1", "c.d=2", "e.f=3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--recipe"),
+        (["--recipe"], "expected one argument"),
+        (["--recipe", "tiny", "--epochs", "3"], "unrecognized arguments: --epochs 3; see --help"),
+        (["--rec", "tiny"], "--recipe"),
+    ],
+)
+def test_wrong_flags_are_a_mistake_like_any_other(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        parse(arguments)
