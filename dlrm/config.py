@@ -184,7 +184,7 @@ class ShardingConfig:
 
     kinds: tuple[str, ...] = ("table_wise", "column_wise")
     """Kinds that TorchRec's planner may choose from for tables that are not replicated."""
-    data_parallel_rows: int = 1000
+    data_parallel_rows: int = 200
     """Tables with at most this many rows are replicated on every rank (with more than one rank)."""
     min_column_dim: int = 16
     """column_wise: columns a piece has at least."""

@@ -1,15 +1,18 @@
 """Optimizers and the learning rate: fused in the tables, ordinary for the rest, one schedule for all."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
-from torch import nn
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.sharding.tables import table_groups
 
 TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
     "sgd": SGD,
@@ -34,13 +37,50 @@ def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if ".embedding_bags." not in name]
 
 
-def replicated_tables(model: nn.Module) -> list[nn.Parameter]:
-    """Data-parallel tables: TorchRec averages their gradients but leaves their update to us."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if ".embedding_bags." in name and not hasattr(parameter, "_in_backward_optimizers")
-    ]
+class ReplicatedTables:
+    """The data-parallel tables of a model: TorchRec averages their gradients but leaves their update to us.
+
+    They are small and many, so that neighbours of one width are updated as one tall table.
+
+    Args:
+        model: the sharded model.
+        config: their optimizer, the same as that of all tables.
+    """
+
+    def __init__(self, model: nn.Module, config: TablesConfig) -> None:
+        self._flat: list[tuple[nn.Parameter, Tensor, slice]] = []
+        for group in table_groups(model):
+            if isinstance(group.emb_module, DenseTableBatchedEmbeddingBagsCodegen):
+                self._flat += _tall_tables(group.emb_module)
+        self.optimizer: Optimizer | None = None
+        if self._flat:
+            options = {} if config.optimizer == "sgd" else {"eps": config.eps}
+            self.optimizer = TABLE_CLASSES[config.optimizer](
+                [tall for tall, _, _ in self._flat], lr=config.learning_rate, **options
+            )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, in place: they are views of DistributedDataParallel's buckets."""
+        for _, weights, _ in self._flat:
+            if weights.grad is not None:
+                weights.grad.zero_()
+
+    def step(self) -> None:
+        """Update all rows whose gradient is not zero."""
+        if self.optimizer is None:
+            return
+        for tall, weights, place in self._flat:
+            tall.grad = None if weights.grad is None else weights.grad[place].view_as(tall)
+        self.optimizer.step()
+
+
+def _tall_tables(tbe: DenseTableBatchedEmbeddingBagsCodegen) -> Iterator[tuple[nn.Parameter, Tensor, slice]]:
+    """Neighbouring tables of one width as one parameter, with the flat weights and their place in them."""
+    begin = 0
+    for dim, tables in itertools.groupby(tbe.embedding_specs, key=lambda spec: spec[1]):
+        end = begin + sum(rows for rows, _ in tables) * dim
+        yield nn.Parameter(tbe.weights.detach()[begin:end].view(-1, dim)), tbe.weights, slice(begin, end)
+        begin = end
 
 
 class Optimizers:
@@ -64,7 +104,7 @@ class Optimizers:
         self._base = {"dense": dense.learning_rate, "tables": tables.learning_rate}
         self._fused = model.fused_optimizer
         self._dense = _dense_optimizer(dense_parameters(model), dense)
-        self._replicated = _table_optimizer(replicated_tables(model), tables)
+        self._replicated = ReplicatedTables(model, tables)
         self._factor = 1.0
 
     @property
@@ -78,19 +118,17 @@ class Optimizers:
         if factor != self._factor:
             self._factor = factor
             self._set(self._dense, "dense")
-            if self._replicated is not None:
-                self._set(self._replicated, "tables")
+            if self._replicated.optimizer is not None:
+                self._set(self._replicated.optimizer, "tables")
             self._set(self._fused, "tables")
             self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
         self._dense.zero_grad()
-        if self._replicated is not None:
-            self._replicated.zero_grad(set_to_none=False)  # views of DistributedDataParallel's buckets
+        self._replicated.zero_grad()
 
     def step(self) -> None:
         """Update what the backward pass did not."""
         self._dense.step()
-        if self._replicated is not None:
-            self._replicated.step()
+        self._replicated.step()
 
     def _set(self, optimizer: Optimizer, name: str) -> None:
         for group in optimizer.param_groups:
@@ -101,13 +139,6 @@ def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig) -> 
     # not every supported torch has a fused Adagrad for CUDA
     fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
     return DENSE_CLASSES[dense.optimizer](parameters, lr=dense.learning_rate, fused=fused)
-
-
-def _table_optimizer(parameters: Sequence[nn.Parameter], tables: TablesConfig) -> Optimizer | None:
-    if not parameters:
-        return None
-    options = {} if tables.optimizer == "sgd" else {"eps": tables.eps}
-    return TABLE_CLASSES[tables.optimizer](parameters, lr=tables.learning_rate, **options)
 
 
 def arithmetic_dtype(precision: str) -> torch.dtype:
