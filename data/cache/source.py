@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,9 +73,9 @@ class CachedSource:
 
     def __init__(self, inner: RowGroupSource, config: CacheConfig) -> None:
         self._inner = inner
-        self._memory_users, memory_folder = _share_memory(config)
-        self._memory_folder = memory_folder
-        memory_limit_bytes = config.memory_limit_bytes if self._memory_users else 0
+        users, memory_folder = _share_memory(config)
+        memory_limit_bytes = config.memory_limit_bytes if users else 0
+        self._leave_memory = weakref.finalize(self, _leave_memory, users, memory_folder)
         disk = Level("disk", config.folder, config.disk_limit_bytes)
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
         self._writer = BackgroundWriter()
@@ -104,13 +105,7 @@ class CachedSource:
     def close(self) -> None:
         """Finish what is being written; the last worker of the node empties the memory level."""
         self._writer.close()
-        users, self._memory_users = self._memory_users, None
-        if users is None:
-            return
-        last = users.try_make_exclusive()
-        if last:
-            shutil.rmtree(self._memory_folder, ignore_errors=True)
-        users.release(remove=last)
+        self._leave_memory()
 
     def _key(self, part: Part, row_group: int) -> str:
         """Names the content: the same file in another folder or data set is found, a changed one is not."""
@@ -163,6 +158,16 @@ class CachedSource:
 def _store(levels: Sequence[Level], key: str, blob: pa.Buffer) -> None:
     for level in levels:
         level.store(key, blob)
+
+
+def _leave_memory(users: FileLock | None, folder: Path) -> None:
+    """Give up our share; the last one of the node removes the folder. Also when dropped, and at exit."""
+    if users is None:
+        return
+    last = users.try_make_exclusive()
+    if last:
+        shutil.rmtree(folder, ignore_errors=True)
+    users.release(remove=last)
 
 
 def _share_memory(config: CacheConfig) -> tuple[FileLock | None, Path]:

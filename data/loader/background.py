@@ -19,7 +19,7 @@ WAKE_UP_S: Final = 0.2
 """How often a waiting thread looks around."""
 CLOSE_S: Final = 0.5
 """How long closing waits for the item that is being made; a thread that is stuck in storage ends later."""
-EXIT_S: Final = 5.0
+EXIT_S: Final = 10.0
 """How long exiting waits for all of them: native code must not return into a dead interpreter."""
 
 

@@ -1,6 +1,7 @@
 """The cache gives what the source gives, whatever happens to its files, its disk or its other users."""
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -134,6 +135,16 @@ def test_workers_share_what_is_in_memory(open_cache, tmp_path, memory):
     two.close()
     assert len(entries(memory)) == len(READS)
     one.close()
+    assert list(memory.iterdir()) == []
+
+
+def test_a_dropped_cache_leaves_no_memory_behind(dataset, tmp_path, memory):
+    inner = CountingSource(dataset)
+    cache = CachedSource(inner, _config(tmp_path / "disk", memory, disk_limit_bytes=0))
+    read_settled(cache, inner)
+    assert len(entries(memory)) == len(READS)
+    del cache
+    gc.collect()
     assert list(memory.iterdir()) == []
 
 
