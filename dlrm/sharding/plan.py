@@ -5,6 +5,7 @@ them equal; the rest is sharded by the kinds that the configuration allows and t
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm.config import ShardingConfig, TablesConfig
@@ -79,18 +81,16 @@ def make_plan(
     config.check_device(device.type)
     world_size = dist.get_world_size()
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    memory_bytes = _host_memory_bytes() // local_world_size
+    host_bytes = _host_memory_bytes() // local_world_size
+    memory = {"ddr_cap": host_bytes}
+    if device.type == "cuda":
+        memory["hbm_cap"] = torch.cuda.get_device_properties(device).total_memory
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=world_size,
             local_world_size=local_world_size,
             compute_device=device.type,
-            ddr_cap=memory_bytes,
-            **(
-                {"hbm_cap": torch.cuda.get_device_properties(device).total_memory}
-                if device.type == "cuda"
-                else {}
-            ),
+            **memory,
         ),
         batch_size=batch_size,
         constraints=_constraints(model, config, world_size),
@@ -98,9 +98,11 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
+        reason, *_ = str(error).splitlines()  # the rest is a page of the planner's internals
         raise ValueError(
-            f"the tables cannot be laid over {world_size} ranks with {memory_bytes / 1e9:.0f} GB of host "
-            f"memory each: {error}. Use more ranks, a smaller model.embedding_dim, a lower cap when "
+            f"the tables ({_size(_table_bytes(model))} and their optimizer state) cannot be laid over "
+            f"{world_size} rank{'s'[: world_size > 1]} with {_size(memory.get('hbm_cap', host_bytes))} of "
+            f"memory each: {reason.strip()} Use more ranks, a smaller model.embedding_dim, a lower cap when "
             "preparing the data, or more sharding.kinds"
         ) from error
 
@@ -109,21 +111,29 @@ def _constraints(
     model: nn.Module, config: ShardingConfig, world_size: int
 ) -> dict[str, ParameterConstraints]:
     constraints = {}
-    for collection in model.modules():
-        if not isinstance(collection, EmbeddingBagCollection):
-            continue
-        for table in collection.embedding_bag_configs():
-            replicated = world_size > 1 and table.num_embeddings <= config.data_parallel_rows
-            kinds = [ShardingType.DATA_PARALLEL.value] if replicated else list(config.kinds)
-            if table.embedding_dim < 2 * config.min_column_dim and "table_wise" in kinds:
-                kinds = [kind for kind in kinds if kind != ShardingType.COLUMN_WISE.value]
-            constraints[table.name] = ParameterConstraints(
-                sharding_types=kinds,
-                min_partition=config.min_column_dim,
-                # rows in the device's own memory, or the planner counts on paging that nobody asked for
-                compute_kernels=None if replicated else [EmbeddingComputeKernel.FUSED.value],
-            )
+    for table in _tables(model):
+        replicated = world_size > 1 and table.num_embeddings <= config.data_parallel_rows
+        kinds = [ShardingType.DATA_PARALLEL.value] if replicated else list(config.kinds)
+        if table.embedding_dim < 2 * config.min_column_dim and "table_wise" in kinds:
+            kinds = [kind for kind in kinds if kind != ShardingType.COLUMN_WISE.value]
+        constraints[table.name] = ParameterConstraints(
+            sharding_types=kinds,
+            min_partition=config.min_column_dim,
+            # rows in the device's own memory, or the planner counts on paging that nobody asked for
+            compute_kernels=None if replicated else [EmbeddingComputeKernel.FUSED.value],
+        )
     return constraints
+
+
+def _tables(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
+    """All tables of an unsharded model."""
+    for collection in model.modules():
+        if isinstance(collection, EmbeddingBagCollection):
+            yield from collection.embedding_bag_configs()
+
+
+def _table_bytes(model: nn.Module) -> int:
+    return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in _tables(model))
 
 
 def _host_memory_bytes() -> int:
@@ -136,12 +146,7 @@ def _host_memory_bytes() -> int:
 
 def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
     """Where each table of `model` (unsharded) lies under `plan`, largest first."""
-    shapes = {
-        table.name: (table.num_embeddings, table.embedding_dim)
-        for collection in model.modules()
-        if isinstance(collection, EmbeddingBagCollection)
-        for table in collection.embedding_bag_configs()
-    }
+    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in _tables(model)}
     found = []
     for module_plan in plan.plan.values():
         for name, sharding in module_plan.items():

@@ -1,5 +1,8 @@
 """What tests of the trainer share: a world of one, models with real tables, batches of bags."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,7 +10,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
 from data.dataset import Feature
+from dlrm.build import Ranks, shard
+from dlrm.config import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
 from dlrm.models.tables import PooledFeatures
+from dlrm.sharding import plan
+from dlrm.sharding.tables import table_groups
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +69,61 @@ def make_batch(features):
             labels=torch.randint(0, 2, (size,), generator=generator).float(),
             num_valid=size,
         )
+
+    return work
+
+
+@pytest.fixture
+def shard_model(world_of_one, features, monkeypatch):
+    """Shards a model as the trainer does; `kinds` names the sharding kind of single tables.
+
+    TorchRec never replicates tables for one rank by itself, but it can, and the path is the same.
+    """
+
+    def work(kinds=None, model=None, tables=None, precision="fp32", batch_size=16):
+        constraints_of = plan._constraints
+
+        def with_kinds(*arguments):
+            constraints = constraints_of(*arguments)
+            for name, kind in (kinds or {}).items():
+                kernels = None if kind == "data_parallel" else constraints[name].compute_kernels
+                constraints[name] = replace(constraints[name], sharding_types=[kind], compute_kernels=kernels)
+            return constraints
+
+        monkeypatch.setattr(plan, "_constraints", with_kinds)
+        config = Config(
+            model=model or ModelConfig(embedding_dim=8, bottom_mlp=(16, 8), top_mlp=(16, 1)),
+            tables=tables or TablesConfig(),
+            sharding=ShardingConfig(min_column_dim=4),
+            train=TrainConfig(precision=precision),
+        )
+        inputs = SimpleNamespace(
+            config=config,
+            ranks=Ranks(rank=0, local_rank=0, world_size=1),
+            device=torch.device("cpu"),
+            manifest=SimpleNamespace(features=features, dense=("dense",) * 13),
+            loader=SimpleNamespace(config=SimpleNamespace(batch_size=batch_size)),
+        )
+        sharded = shard(inputs)
+        monkeypatch.setattr(plan, "_constraints", constraints_of)
+        return sharded
+
+    return work
+
+
+@pytest.fixture(scope="session")
+def whole_tables():
+    """Copies of all tables of a sharded model, put together from their pieces on this rank."""
+
+    def work(model):
+        tables = {}
+        for group in table_groups(model):
+            pieces = zip(group.config.embedding_tables, group.split_embedding_weights(), strict=True)
+            for table, weights in pieces:
+                row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
+                shape = (table.num_embeddings, table.embedding_dim)
+                whole = tables.setdefault(table.name, torch.full(shape, torch.nan))
+                whole[row : row + weights.shape[0], column : column + weights.shape[1]] = weights.detach()
+        return tables
 
     return work

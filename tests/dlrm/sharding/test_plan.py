@@ -1,0 +1,112 @@
+"""Which table may go where, what is refused, and how the plan is told."""
+
+import pytest
+import torch
+
+from data.dataset import Feature
+from dlrm.config import ModelConfig, ShardingConfig, TablesConfig
+from dlrm.models import build_model
+from dlrm.sharding.plan import (
+    TablePlacement,
+    _constraints,
+    format_plan,
+    make_plan,
+    make_sharder,
+    placements,
+)
+
+CPU = torch.device("cpu")
+
+
+def model_of(features, dim=32):
+    config = ModelConfig(embedding_dim=dim, bottom_mlp=(8, dim), top_mlp=(8, 1))
+    return build_model(config, features, 13, torch.float32)
+
+
+def plan_of(model, config=ShardingConfig()):  # noqa: B008  # frozen
+    return make_plan(model, make_sharder(TablesConfig(), CPU, torch.float32), config, CPU, 16)
+
+
+def kinds_of(features, config, world_size, dim=32):
+    constraints = _constraints(model_of(features, dim), config, world_size)
+    return {name: constraint.sharding_types for name, constraint in constraints.items()}
+
+
+def test_small_tables_are_replicated_where_there_is_somebody_to_share_with(features):
+    config = ShardingConfig(data_parallel_rows=50)
+    sharded = ["table_wise", "column_wise"]
+    assert kinds_of(features, config, world_size=2) == {
+        "cat_0": ["data_parallel"],  # exactly 50 rows
+        "cat_1": ["data_parallel"],
+        "cat_2": sharded,
+        "cat_3": ["data_parallel"],
+    }
+    assert set(map(tuple, kinds_of(features, config, world_size=1).values())) == {tuple(sharded)}
+
+
+def test_no_rows_replicates_nothing(features):
+    kinds = kinds_of(features, ShardingConfig(data_parallel_rows=0), world_size=2)
+    assert not any("data_parallel" in allowed for allowed in kinds.values())
+
+
+@pytest.mark.parametrize(("dim", "cut"), [(28, False), (32, True)])
+def test_columns_are_cut_where_two_pieces_are_wide_enough(features, dim, cut):
+    config = ShardingConfig(data_parallel_rows=0, min_column_dim=16)
+    for kinds in kinds_of(features, config, 2, dim).values():
+        assert ("column_wise" in kinds) == cut
+        assert "table_wise" in kinds
+
+
+def test_the_only_allowed_kind_stays(features):
+    config = ShardingConfig(data_parallel_rows=0, kinds=("column_wise",))
+    assert set(map(tuple, kinds_of(features, config, 2, dim=8).values())) == {("column_wise",)}
+
+
+def test_both_collections_of_deepfm_are_planned(features):
+    model = build_model(
+        ModelConfig(kind="deepfm", embedding_dim=16, top_mlp=(8, 1)), features, 13, torch.float32
+    )
+    names = set(_constraints(model, ShardingConfig(), 2))
+    assert names == {f"{prefix}cat_{i}" for prefix in ("", "wide_") for i in range(4)}
+
+
+def test_plan_of_one_rank(world_of_one, features):
+    model = model_of(features)
+    tables = placements(plan_of(model), model)
+    assert [table.table for table in tables] == ["cat_2", "cat_0", "cat_3", "cat_1"]  # largest first
+    assert tables[0].num_bytes == 300 * 32 * 4
+    assert {table.ranks for table in tables} == {(0,)}
+
+
+def test_a_rank_with_two_pieces_of_a_table_is_named_once(world_of_one, features):
+    model = model_of(features)
+    tables = placements(plan_of(model, ShardingConfig(kinds=("column_wise",))), model)
+    assert {(table.kind, table.ranks) for table in tables} == {("column_wise", (0,))}
+
+
+def test_kinds_that_the_device_lacks_are_refused(world_of_one, features):
+    with pytest.raises(ValueError, match="does not offer row_wise"):
+        plan_of(model_of(features), ShardingConfig(kinds=("row_wise",)))
+
+
+def test_tables_that_do_not_fit_are_a_clear_mistake(world_of_one):
+    model = model_of([Feature(name="cat_0", rows=10**12)])
+    with pytest.raises(
+        ValueError, match=r"\(128\.0 TB .* cannot be laid over 1 rank with .*Use more ranks"
+    ) as caught:
+        plan_of(model)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_format():
+    placed = [
+        TablePlacement("cat_2", 10_131_227, 128, "table_column_wise", tuple(range(8)), 5_187_188_224),
+        TablePlacement("cat_8", 3, 16, "data_parallel", (0, 1), 384),
+    ]
+    lines = format_plan(placed).splitlines()
+    assert lines == [
+        "table                     rows  dim  kind                ranks           size",
+        "cat_2               10,131,227  128  table_column_wise   8 ranks       5.2 GB",
+        "cat_8                        3   16  data_parallel       0,1            384 B",
+        "2 tables, 10,131,230 rows, 5.2 GB",
+    ]

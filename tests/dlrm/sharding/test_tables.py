@@ -1,0 +1,66 @@
+"""Initial values: a function of seed, table and place, however the table is cut."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm.sharding import tables
+from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill, table_groups
+
+DIM = 8
+
+
+def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", seed=1):
+    shard = torch.full(shape or (rows, dim), torch.nan)
+    _fill(shard, name, (rows, dim), (first_row, first_column), seed)
+    return shard
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 50), chunk=st.integers(1, 20))
+def test_every_piece_equals_its_place_in_the_whole(data, rows, chunk):
+    low = data.draw(st.integers(0, rows - 1))
+    high = data.draw(st.integers(low + 1, rows))
+    left = data.draw(st.integers(0, DIM - 1))
+    right = data.draw(st.integers(left + 1, DIM))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "INIT_CHUNK_ROWS", chunk)
+        whole = filled(rows, DIM)
+        piece = filled(rows, DIM, low, left, (high - low, right - left))
+    assert torch.equal(piece, whole[low:high, left:right])
+
+
+def test_large_tables_are_filled_to_the_last_row():
+    rows = INIT_CHUNK_ROWS + 3
+    whole = filled(rows, 4)
+    bound = rows**-0.5
+    assert whole.abs().max() <= bound
+    assert whole.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+    assert whole[-3:].unique().numel() == 12
+    assert not torch.equal(whole[-3:], whole[:3])
+
+
+def test_seed_and_name_decide():
+    first = filled(10, 4)
+    assert torch.equal(first, filled(10, 4))
+    assert not torch.equal(first, filled(10, 4, seed=2))
+    assert not torch.equal(first, filled(10, 4, name="cat_1"))
+
+
+def test_a_models_tables_do_not_depend_on_the_plan(shard_model, whole_tables):
+    kinds = {"cat_0": "data_parallel", "cat_1": "table_wise", "cat_2": "column_wise", "cat_3": "column_wise"}
+    cut, plain = shard_model(kinds), shard_model(dict.fromkeys(kinds, "table_wise"))
+    pieces = [table.name for group in table_groups(cut) for table in group.config.embedding_tables]
+    assert sorted(pieces) == ["cat_0", "cat_1", "cat_2", "cat_2", "cat_3", "cat_3"]
+    wanted = whole_tables(plain)
+    for name, values in whole_tables(cut).items():
+        assert torch.equal(values, wanted[name]), name
+
+
+def test_the_global_random_generator_does_not_matter(shard_model, whole_tables):
+    torch.manual_seed(1)
+    first = whole_tables(shard_model())
+    torch.manual_seed(2)
+    second = whole_tables(shard_model())
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,89 @@
+"""Exit codes and messages of a training process."""
+
+import os
+import signal
+
+import pytest
+
+from dlrm import process
+from dlrm.process import exit_code_of
+
+
+@pytest.fixture(autouse=True)
+def interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """How long the process waited for others to speak first."""
+    pauses = []
+    monkeypatch.setattr(process.time, "sleep", pauses.append)
+    return pauses
+
+
+def fail_with(error):
+    def job(stop):
+        raise error
+
+    return job
+
+
+def test_success_says_nothing(capsys):
+    assert exit_code_of("prog", lambda stop: None) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("do this"), 2),
+        (process.IncompatiblePackagesError("do this"), 2),
+        (OSError("do this"), 1),
+        (FloatingPointError("do this"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_mistakes_and_failures_are_one_line(error, code, capsys, slept):
+    assert exit_code_of("prog", fail_with(error)) == code
+    assert capsys.readouterr() == ("", "prog: do this\n")
+    assert not slept
+
+
+def test_other_ranks_wait_before_they_speak(monkeypatch, capsys, slept):
+    monkeypatch.setenv("RANK", "3")
+    assert exit_code_of("prog", fail_with(ValueError("only here"))) == 2
+    assert slept == [process.OTHERS_WAIT_S]
+    assert capsys.readouterr().err == "prog: only here\n"
+
+
+def test_our_own_errors_are_raised(slept):
+    with pytest.raises(RuntimeError, match="bug"):
+        exit_code_of("prog", fail_with(RuntimeError("bug")))
+    assert not slept
+
+
+def test_our_own_errors_wait_for_the_rank_that_failed_first(monkeypatch, slept):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="connection closed by peer"):
+        exit_code_of("prog", fail_with(RuntimeError("connection closed by peer")))
+    assert slept == [process.OTHERS_WAIT_S]
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "prog: stopped by SIGTERM\n"), ("1", "")])
+def test_stopping_is_said_once(rank, said, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    assert exit_code_of("prog", lambda stop: os.kill(os.getpid(), signal.SIGTERM)) == 143
+    assert capsys.readouterr().err == said
+
+
+def test_a_collective_that_breaks_while_all_stop_is_no_error(capsys):
+    def job(stop):
+        with stop.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError("connection closed by peer")
+
+    assert exit_code_of("prog", job) == 130
+    assert capsys.readouterr().err == "prog: stopped by SIGINT\n"
