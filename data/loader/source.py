@@ -96,7 +96,8 @@ class ParquetSource:
         if handle.size() != part.num_bytes:
             raise OSError(f"{handle.size()} bytes instead of {part.num_bytes}")
         # Checksums are checked where the writer stored them: a flipped bit in plain int32 data still decodes.
-        file = pq.ParquetFile(handle, page_checksum_verification=True)
+        # Buffering fetches the columns of a row group in one request, which is what counts on remote storage.
+        file = pq.ParquetFile(handle, page_checksum_verification=True, pre_buffer=True)
         if file.num_row_groups != len(part.row_groups):
             raise OSError(f"{file.num_row_groups} row groups instead of {len(part.row_groups)}")
         self._files[path] = file
