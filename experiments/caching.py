@@ -1,9 +1,9 @@
 """What the cache is worth on slow storage: `python -m experiments.caching [--quick]`.
 
-Each round reads whole epochs of the same batches with the same loader: without a cache, through an
-empty cache (first epoch), again (second epoch, from memory), and as a later run would (from local
-disk, since the memory level was emptied). The storage is local files behind a stated latency and
-bandwidth. Rounds alternate what comes first. Figures:
+Each round reads whole epochs of the same batches with the same loader: without a cache; through an
+empty cache (first epoch); again (second epoch, from disk, which brings it into memory); a third time
+(from memory); and as a later run would, after the memory level was emptied. The storage is local
+files behind a stated latency and bandwidth. Rounds alternate what comes first. Figures:
 
 - `second_epoch_speedup`: median over rounds of the time without a cache / that of the second epoch.
 - `first_epoch_ratio`: median over rounds of the time of the first epoch / that without a cache.
@@ -33,9 +33,10 @@ BYTES_PER_S: Final = 25e6
 LOADER: Final = LoaderConfig(batch_size=2048)
 EPOCHS: Final = {
     "uncached_s": "no cache",
-    "first_epoch_s": "first epoch\n(fills the cache)",
-    "second_epoch_s": "second epoch\n(from memory)",
-    "later_run_s": "a later run\n(from local disk)",
+    "first_epoch_s": "first epoch\n(fills the disk)",
+    "second_epoch_s": "second epoch\n(fills the memory)",
+    "third_epoch_s": "third epoch\n(from memory)",
+    "later_run_s": "a later run\n(from disk)",
 }
 
 
@@ -81,6 +82,7 @@ def _round(folder: Path, number: int) -> Row:
         cache = CachedSource(_slow_source(folder), config)
         row["first_epoch_s"] = _read_epoch(folder, cache)
         row["second_epoch_s"] = _read_epoch(folder, cache)
+        row["third_epoch_s"] = _read_epoch(folder, cache)
         cache.close()
         later = CachedSource(_slow_source(folder), config)
         row["later_run_s"] = _read_epoch(folder, later)
