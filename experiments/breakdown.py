@@ -4,7 +4,8 @@ Every operator's own time counts once, for the first kind below that the operato
 belongs to. So a copy inside an exchange is exchange, and one that stands alone is a copy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from statistics import median
 from typing import Final, Protocol, Self
 
 RULES: Final[dict[str, tuple[str, ...]]] = {
@@ -20,6 +21,7 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
 REST: Final = "the rest"
 """ReLU, bias, loss, metrics, and Python between the operators."""
 KINDS: Final = (*RULES, REST)
+STEP: Final = "ProfilerStep"
 
 
 class Event(Protocol):
@@ -31,27 +33,34 @@ class Event(Protocol):
     """Microseconds."""
 
 
-def kind_of(event: Event) -> str:
-    """The kind that an operator's own time counts for."""
-    names, caller = [event.name], event.cpu_parent
-    while caller is not None:
-        names.append(caller.name)
-        caller = caller.cpu_parent
+def kind_of(names: Iterable[str]) -> str:
+    """The kind that an operator's own time counts for, by the names of it and of its callers."""
+    names = list(names)
     for kind, parts in RULES.items():
         if any(part in name for part in parts for name in names):
             return kind
     return REST
 
 
-def breakdown_ms(events: Iterable[Event], steps: int) -> dict[str, float]:
-    """Milliseconds a step for each kind.
+def breakdown_ms(events: Iterable[Event]) -> dict[str, float]:
+    """Milliseconds a step for each kind, each the median over the steps of a profile.
 
     Args:
-        events: of a profile with a `schedule`, so that the time between operators belongs to the
-            profiler's own event around each step.
-        steps: steps in the profile.
+        events: of a profile with a `schedule`. It puts an event around each step, to which the time
+            between operators belongs. What runs on other threads meanwhile is left out.
     """
-    total = dict.fromkeys(KINDS, 0.0)
+    steps: dict[int, dict[str, float]] = {}
     for event in events:
-        total[kind_of(event)] += event.self_cpu_time_total / 1e3 / steps
-    return total
+        lineage = list(_lineage(event))
+        if lineage[-1].name.startswith(STEP):
+            step = steps.setdefault(id(lineage[-1]), dict.fromkeys(KINDS, 0.0))
+            step[kind_of(each.name for each in lineage)] += event.self_cpu_time_total / 1e3
+    return {kind: median(step[kind] for step in steps.values()) for kind in KINDS}
+
+
+def _lineage(event: Event) -> Iterator[Event]:
+    """The event and its callers, outermost last."""
+    caller: Event | None = event
+    while caller is not None:
+        yield caller
+        caller = caller.cpu_parent

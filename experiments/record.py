@@ -2,7 +2,7 @@
 
 An experiment adds rows as it measures them; each is on disk at once, so an interrupted experiment
 goes on where it stopped. Rows carry a `key` that says which measurement they are. A file belongs to
-one configuration: rows measured under another are not mixed in.
+one configuration, commit, machine and set of versions: rows measured under others are not mixed in.
 """
 
 import json
@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parent / "results"
+QUICK: Final = Path("runs") / "quick"
+"""Where quick runs leave their results, under the current folder."""
+CIRCUMSTANCES: Final = ("config", "commit", "versions", "machine", "seeds")
+"""What must be equal for rows to belong to one result."""
 PACKAGES: Final = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "pyarrow", "polars")
 
 Row = dict[str, Any]
@@ -29,8 +33,8 @@ class Record:
         name: the experiment; the result is `RESULTS/NAME.json`.
         config: everything that the figures depend on besides the code; another config starts over.
         seeds: the seeds used.
-        quick: a small run for tests: kept in `folder`, never over a stored result.
-        folder: where to write; default `experiments/results`, for quick runs `/tmp`-like scratch.
+        quick: a small run for tests, which never overwrites a stored result.
+        folder: where to write; default `experiments/results`, for quick runs `runs/quick`.
     """
 
     def __init__(
@@ -42,7 +46,7 @@ class Record:
         folder: Path | None = None,
     ) -> None:
         if folder is None:
-            folder = Path.cwd() / "runs" / "quick" if quick else RESULTS
+            folder = QUICK if quick else RESULTS
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.json"
         self._body: dict[str, Any] = {
@@ -52,7 +56,7 @@ class Record:
             "versions": versions(),
             "machine": machine(),
             "seeds": list(seeds),
-            "config": dict(config),
+            "config": json.loads(json.dumps(dict(config))),
             "finished": None,
             "figures": {},
             "notes": {},
@@ -60,7 +64,8 @@ class Record:
         }
         if self.path.exists():
             stored = json.loads(self.path.read_text())
-            if stored["finished"] is None and stored["config"] == json.loads(json.dumps(dict(config))):
+            same = all(stored[name] == self._body[name] for name in CIRCUMSTANCES)
+            if same and stored["finished"] is None:
                 self._body["rows"] = stored["rows"]
 
     @property

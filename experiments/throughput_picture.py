@@ -64,4 +64,4 @@ def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
     axes.set_xlabel("ms a step in the first process, under the profiler")
     axes.set_title("Where the time goes", fontsize=10)
     axes.margins(x=0.08)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=len(KINDS), fontsize=8, frameon=False)

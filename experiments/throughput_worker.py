@@ -75,7 +75,7 @@ def _measure(setting: Setting, workload: Workload, ranks: Ranks, profiled: bool)
     }
     if profiler:
         events = profiler.events()  # type: ignore[no-untyped-call]
-        measured["breakdown_ms"] = breakdown_ms(events, workload.steps)
+        measured["breakdown_ms"] = breakdown_ms(events)
     return measured
 
 
