@@ -1,0 +1,113 @@
+"""The learning rate over time, and that every optimizer moves what it owns and nothing else."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dlrm.config import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.optim import Optimizers, ReplicatedTables, arithmetic_dtype, dense_parameters, schedule_factor
+from dlrm.sharding.tables import table_groups
+
+KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [
+        (0, 0.25),
+        (1, 0.5),
+        (3, 1.0),
+        (4, 1.0),
+        (9, 1.0),
+        (10, 1.0),
+        (11, 0.9**2),
+        (15, 0.5**2),
+        (19, 0.1**2),
+        (20, 0.0),
+        (1000, 0.0),
+    ],
+)
+def test_schedule(step, factor):
+    config = ScheduleConfig(warmup_steps=4, decay_start_step=10, decay_steps=10)
+    assert schedule_factor(config, step) == pytest.approx(factor, abs=1e-12)
+
+
+def test_no_schedule_is_constant():
+    assert {schedule_factor(ScheduleConfig(), step) for step in (0, 1, 10**9)} == {1.0}
+
+
+def test_linear_decay():
+    config = ScheduleConfig(decay_steps=10, power=1.0)
+    assert [schedule_factor(config, step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
+
+
+def fused_rates(model):
+    modules = [group.emb_module for group in table_groups(model)]
+    return [tbe.get_learning_rate() for tbe in modules if hasattr(tbe, "get_learning_rate")]
+
+
+def test_one_schedule_for_all(shard_model):
+    model = shard_model(KINDS)
+    schedule = ScheduleConfig(warmup_steps=4, decay_start_step=4, decay_steps=2, power=1.0)
+    optimizers = Optimizers(model, DenseConfig(learning_rate=0.4), TablesConfig(learning_rate=0.8), schedule)
+    for step, factor in enumerate([0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0, 0.0]):
+        optimizers.begin_step(step)
+        assert optimizers.learning_rates == pytest.approx({"dense": 0.4 * factor, "tables": 0.8 * factor})
+        assert fused_rates(model)
+        assert fused_rates(model) == pytest.approx([0.8 * factor] * len(fused_rates(model)))
+        groups = optimizers._dense.param_groups + optimizers._replicated.optimizer.param_groups
+        assert [group["lr"] for group in groups] == pytest.approx([0.4 * factor, 0.8 * factor])
+
+
+def test_who_owns_which_parameters(shard_model):
+    model = shard_model(KINDS)
+    (tall,) = ReplicatedTables(model, TablesConfig()).optimizer.param_groups[0]["params"]
+    assert tall.shape == (50 + 7, 8)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all("embedding_bags" not in names[id(parameter)] for parameter in dense_parameters(model))
+    assert len(dense_parameters(model)) == 8  # two layers at the bottom and two on top
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("tables", "dense"), list(product(SPARSE_OPTIMIZERS, DENSE_OPTIMIZERS)), ids=lambda value: value
+)
+def test_all_combinations_learn(tables, dense, precision, shard_model, whole_tables, make_batch):
+    """Every table and every dense parameter moves, rows that were not read do not, and the loss falls."""
+    config = TablesConfig(optimizer=tables, learning_rate=0.05)
+    model = shard_model(KINDS, tables=config, precision=precision)
+    optimizers = Optimizers(model, DenseConfig(optimizer=dense, learning_rate=0.05), config, ScheduleConfig())
+    batch = make_batch(16, seed=1)
+    tables_before = whole_tables(model)
+    dense_before = [parameter.detach().clone() for parameter in dense_parameters(model)]
+    losses = []
+    for step in range(10):
+        optimizers.begin_step(step)
+        loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
+        loss.backward()
+        optimizers.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for name, after in whole_tables(model).items():
+        read = torch.zeros(after.shape[0], dtype=torch.bool)
+        read[batch.sparse[name].values()] = True
+        moved = (after != tables_before[name]).any(1)
+        assert moved[read].any(), name
+        assert not moved[~read].any(), name
+        assert after.isfinite().all(), name
+    for before, parameter in zip(dense_before, dense_parameters(model), strict=True):
+        assert not torch.equal(before, parameter)
+
+
+def test_without_replicated_tables_there_is_nothing_to_update(shard_model):
+    replicated = ReplicatedTables(shard_model(), TablesConfig())
+    assert replicated.optimizer is None
+    replicated.zero_grad()
+    replicated.step()
+
+
+def test_arithmetic_dtype():
+    assert arithmetic_dtype("fp32") == torch.float32
+    assert arithmetic_dtype("bf16") == torch.bfloat16
