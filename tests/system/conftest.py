@@ -1,0 +1,44 @@
+"""Real processes: started, watched, and never left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def start():
+    """Starts a program in the repository; whatever is left of it afterwards is killed by its pid."""
+    started = []
+
+    def work(*command, ranks=0):
+        if ranks:
+            torchrun = Path(sys.executable).with_name("torchrun")
+            command = (torchrun, "--standalone", "--nproc-per-node", ranks, *command)
+        else:
+            command = (sys.executable, *command)
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=REPO,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield work
+    for process in started:
+        if process.poll() is None:
+            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                each.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
