@@ -1,0 +1,65 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from experiments.breakdown import KINDS, REST, breakdown_ms, kind_of
+
+
+@dataclass
+class Event:
+    name: str
+    cpu_parent: "Event | None"
+    self_cpu_time_total: float
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["aten::mm", "aten::matmul", "_LinearReLUBackward"], "matrix products"),
+        (["mkldnn::_linear_pointwise", "_LinearReLU"], "matrix products"),
+        (["aten::copy_", "aten::to", "_LinearReLU"], "casts and copies"),
+        (["aten::copy_", "aten::_to_copy", "aten::linear"], "casts and copies"),
+        (["aten::cat", "All2All_Pooled_WaitBackward"], "exchange"),
+        (["c10d::allreduce_"], "exchange"),
+        (["aten::bmm", "_DotInteraction"], "interaction"),
+        (["aten::_index_put_impl_", "IndexBackward0"], "interaction"),
+        (["aten::sort", "_LookupBackward"], "embedding update"),
+        (["aten::embedding_bag", "_Lookup"], "embedding read"),
+        (["fbgemm::split_embedding_codegen_forward_cpu", "[lookup]_[tables]"], "embedding read"),
+        (["fbgemm::split_embedding_backward_codegen_sgd_cpu", "SplitLookupFunction"], "embedding update"),
+        (["aten::_fused_sgd_", "Optimizer.step#SGD.step"], "optimizer"),
+        (["aten::threshold_backward", "ReluBackward0"], REST),
+        (["ProfilerStep*"], REST),
+    ],
+)
+def test_an_operator_counts_for_the_kind_of_it_or_of_its_callers(names, kind):
+    assert kind_of([*names, "ProfilerStep*"]) == kind
+
+
+def test_each_kind_is_the_median_over_steps_and_other_threads_are_left_out():
+    events = []
+    for number, time_us in enumerate([1000.0, 2000.0, 90_000.0]):
+        step = Event(f"ProfilerStep#{number}", None, 500.0)
+        call = Event("_LinearReLU", step, 0.0)
+        events += [step, call, Event("aten::mm", call, time_us), Event("aten::cat", step, 10.0)]
+    events.append(Event("aten::mm", None, 1e9))
+    found = breakdown_ms(events)
+    assert found["matrix products"] == 2.0
+    assert found["casts and copies"] == 0.01
+    assert found[REST] == 0.5
+    assert list(found) == list(KINDS)
+
+
+def test_a_real_profile_is_read():
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=3, repeat=1)
+    ) as profiler:
+        for _ in range(4):
+            torch.mm(torch.ones(200, 200), torch.ones(200, 200))
+            profiler.step()
+    found = breakdown_ms(profiler.events())
+    assert found["matrix products"] > 0
+    assert found[REST] > 0  # Python between the operators
+    assert found["exchange"] == 0
