@@ -93,7 +93,9 @@ def _write_parquet(file: BinaryIO, config: SyntheticConfig, blocks: Iterator[Blo
     columns += [(name, pa.float32()) for name in DENSE_NAMES]
     columns += [(name, ids_type) for name in CATEGORY_NAMES]
     schema = pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
-    with pq.ParquetWriter(file, schema, compression="zstd", compression_level=ZSTD_LEVEL) as writer:
+    # page checksums let a reader notice a flipped bit, which would decode without one
+    options = {"compression": "zstd", "compression_level": ZSTD_LEVEL, "write_page_checksum": True}
+    with pq.ParquetWriter(file, schema, **options) as writer:
         for block in blocks:
             arrays = [pa.array(block.labels), *map(pa.array, block.dense.T), *map(_ids_array, block.bags)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=len(block))

@@ -1,7 +1,7 @@
 """What Criteo's columns look like: missing values and the shape of the integers.
 
-Round figures after public summaries of Criteo Kaggle's training file (share of empty fields, median
-and mean of each integer). We have not measured that file: take them as plausible, not as facts.
+Round figures from memory of Criteo Kaggle's training file (share of empty fields, median and mean of
+each integer), not measured and not checked against a source: take them as plausible, not as facts.
 Terabyte orders its columns differently; both presets share these figures.
 """
 
