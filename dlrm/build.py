@@ -107,8 +107,8 @@ def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
     config.sharding.check_device(device.type)
     if data.global_batch_size % ranks.world_size:
         raise ValueError(
-            f"data.global_batch_size {data.global_batch_size} cannot be divided among "
-            f"{ranks.world_size} ranks"
+            f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
+            f"ranks; choose a multiple of {ranks.world_size}"
         )
     manifest = read_manifest(data.uri)
     test_days = data.test_days or manifest.days[-1:]
