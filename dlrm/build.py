@@ -1,12 +1,7 @@
-"""From a configuration to everything that the training loop holds, in the order in which it can fail.
-
-What a user can get wrong is found by `prepare`, before a process group exists; what needs the group
-comes after it, in `build`.
-"""
+"""From the inputs to everything that the training loop holds; all ranks do this together."""
 
 import logging
 import os
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from data.cache import CacheConfig, CachedSource
-from data.dataset import DatasetManifest, read_manifest
-from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
-from data.loader.decode import decode
+from data.dataset import DatasetManifest
 from dlrm.config import Config
 from dlrm.evaluation import evaluate
+from dlrm.inputs import Inputs, Ranks
 from dlrm.models import build_model
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
@@ -35,158 +28,6 @@ from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.trainer import NUM_SCALARS, Trainer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Where this process stands among all, from torchrun's environment; alone without it."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-    @classmethod
-    def from_environment(cls) -> "Ranks":
-        """Read RANK, LOCAL_RANK and WORLD_SIZE."""
-        return cls(
-            rank=int(os.environ.get("RANK", "0")),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        )
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is known, checked and open before ranks meet."""
-
-    config: Config
-    recipe: str
-    ranks: Ranks
-    device: torch.device
-    manifest: DatasetManifest
-    loader: DataLoader
-    test_loader: DataLoader
-    source: RowGroupSource | None
-
-    def close(self) -> None:
-        """Stop background threads and let go of files."""
-        self.loader.close()
-        self.test_loader.close()
-        if isinstance(self.source, CachedSource):
-            self.source.close()
-
-
-def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device of this rank.
-
-    Raises:
-        ValueError: cuda is asked for and not there, or there are more local ranks than GPUs.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
-    if ranks.local_rank >= torch.cuda.device_count():
-        raise ValueError(
-            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
-            "start at most that many processes with --nproc-per-node"
-        )
-    return torch.device("cuda", ranks.local_rank)
-
-
-def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
-    """Check the configuration against machine and data, and open the data.
-
-    Raises:
-        ValueError: says what to change.
-    """
-    data = config.data
-    device = resolve_device(config.train.device, ranks)
-    config.sharding.check_device(device.type)
-    if data.global_batch_size % ranks.world_size:
-        raise ValueError(
-            f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
-            f"ranks; choose a multiple of {ranks.world_size}"
-        )
-    manifest = read_manifest(data.uri)
-    test_days = data.test_days or manifest.days[-1:]
-    train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
-    if not train_days:
-        raise ValueError(
-            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
-            "or set data.train_days and data.test_days"
-        )
-    _check_tables(config, manifest)
-    source = _cached_source(config, manifest)
-    _check_first_rows(data.uri, manifest.on_days(train_days), source)
-    batch_size = data.global_batch_size // ranks.world_size
-    open_loader = partial(
-        DataLoader,
-        data.uri,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        pin_memory=device.type == "cuda",
-        source=source,
-    )
-    loader_config = LoaderConfig(
-        batch_size=batch_size,
-        window_batches=data.window_batches,
-        shuffle=data.shuffle,
-        seed=config.train.seed,
-        prefetch=data.prefetch_batches,
-    )
-    test_config = LoaderConfig(
-        batch_size=batch_size, shuffle=False, drop_last=False, prefetch=data.prefetch_batches
-    )
-    return Inputs(
-        config=config,
-        recipe=recipe,
-        ranks=ranks,
-        device=device,
-        manifest=manifest,
-        loader=open_loader(loader_config, days=train_days),
-        test_loader=open_loader(test_config, days=test_days),
-        source=source,
-    )
-
-
-def _check_tables(config: Config, manifest: DatasetManifest) -> None:
-    limit = config.tables.max_rows
-    large = [feature for feature in manifest.features if limit and feature.rows > limit]
-    if large:
-        raise ValueError(
-            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; prepare "
-            f"the data with --cap {limit}, or raise tables.max_rows"
-        )
-
-
-def _cached_source(config: Config, manifest: DatasetManifest) -> CachedSource | None:
-    data = config.data
-    if not data.cache_folder:
-        return None
-    return CachedSource(
-        ParquetSource(data.uri, manifest),
-        CacheConfig(
-            folder=Path(data.cache_folder),
-            disk_limit_bytes=int(data.cache_disk_gb * 1e9),
-            memory_limit_bytes=int(data.cache_memory_gb * 1e9),
-        ),
-    )
-
-
-def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSource | None) -> None:
-    """Read the first row group, so that a wrong schema is found now and not in the middle of a step."""
-    part = manifest.parts[0]
-    if source is not None:
-        decode(source.read(part, 0), manifest, part.path)
-        return
-    files = ParquetSource(uri, manifest)
-    try:
-        decode(files.read(part, 0), manifest, part.path)
-    finally:
-        files.close()
 
 
 def start_process_group(ranks: Ranks, device: torch.device) -> None:

@@ -13,13 +13,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 from dlrm.compatibility import IncompatiblePackagesError
 from dlrm.stop import StopRequested, StopSignal
 
 FAILED: Final = 1
 USER_MISTAKE: Final = 2
+SIGNALLED: Final = 128
 MISTAKES: Final = (ValueError, IncompatiblePackagesError)
 FAILURES: Final = (OSError, FloatingPointError)  # storage; a loss that is no number
 
@@ -74,6 +75,19 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
             time.sleep(OTHERS_WAIT_S)
         raise
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code` from `exit_code_of`.
+
+    A process that was stopped does not wait for threads that hang in storage, as the interpreter would.
+    """
+    if code > SIGNALLED:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _stopped(name: str, request: StopRequested) -> int:

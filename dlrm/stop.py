@@ -48,13 +48,14 @@ class StopSignal:
     """
 
     def __init__(
-        self, grace: timedelta = timedelta(seconds=4), tidy_up: timedelta = timedelta(seconds=3)
+        self, grace: timedelta = timedelta(seconds=2), tidy_up: timedelta = timedelta(seconds=3)
     ) -> None:
         self._grace_s = grace.total_seconds()
         self._tidy_up_s = tidy_up.total_seconds()
         self.signum: int | None = None
         """The signal that came on this rank, if one did."""
         self._deferring = False
+        self._raised = False
         self._previous: dict[int, Any] = {}
         self._left = threading.Event()
 
@@ -119,6 +120,7 @@ class StopSignal:
         again = self.signum is not None
         self.signum = signum
         if again or not self._deferring:
+            self._raised = True
             raise StopRequested(signum)
 
     def _watch(self, main_thread: int) -> None:
@@ -130,7 +132,8 @@ class StopSignal:
                 return
         if self._left.wait(self._grace_s):
             return
-        signal.pthread_kill(main_thread, signum)  # the second one raises even where stopping is deferred
+        if not self._raised:
+            signal.pthread_kill(main_thread, signum)  # the second one raises in any case
         if self._left.wait(self._tidy_up_s):
             return
         os.write(2, f"{StopRequested(signum)}, by force: a call did not return\n".encode())

@@ -4,12 +4,11 @@ One process does without torchrun: `python -m dlrm.train --recipe tiny --set tra
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from dlrm.compatibility import check_versions
-from dlrm.process import exit_code_of, quiet_libraries
+from dlrm.process import exit_code_of, leave, quiet_libraries
 from dlrm.recipe import load_config, recipe_names
 from dlrm.stop import StopSignal
 
@@ -47,7 +46,8 @@ def run(arguments: argparse.Namespace, stop: StopSignal) -> None:
     # torch and torchrec are imported from here on, when they are known to fit
     import torch.distributed as dist  # noqa: PLC0415
 
-    from dlrm.build import Ranks, build, prepare, start_process_group  # noqa: PLC0415
+    from dlrm.build import build, start_process_group  # noqa: PLC0415
+    from dlrm.inputs import Ranks, prepare  # noqa: PLC0415
     from dlrm.memory import keep_freed_memory  # noqa: PLC0415
     from dlrm.report import format_report  # noqa: PLC0415
 
@@ -78,4 +78,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from data.loader import DataLoader
-from dlrm.build import Inputs, Ranks, build, start_process_group
+from dlrm.build import build, start_process_group
 from dlrm.config import Config
+from dlrm.inputs import Inputs, Ranks
 from dlrm.memory import keep_freed_memory
 from dlrm.recipe import load_config
 from dlrm.stop import StopSignal

@@ -10,8 +10,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
 from data.dataset import Feature
-from dlrm.build import Ranks, shard
+from dlrm.build import shard
 from dlrm.config import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
+from dlrm.inputs import Ranks
 from dlrm.models.tables import PooledFeatures
 from dlrm.sharding import plan
 from dlrm.sharding.tables import table_groups

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from data.synthetic import SyntheticConfig, generate
-from dlrm.build import Ranks, build, prepare, start_process_group
+from dlrm.build import build, start_process_group
+from dlrm.inputs import Ranks, prepare
 from dlrm.memory import keep_freed_memory
 from dlrm.recipe import load_config
 from dlrm.session import NoRecovery

@@ -28,6 +28,7 @@ from dlrm.config import (
     TrainConfig,
 )
 from dlrm.evaluation import evaluate
+from dlrm.inputs import Ranks
 from dlrm.optim import Optimizers, dense_parameters
 from dlrm.replicas import Replicas
 from dlrm.sharding import plan
@@ -135,7 +136,7 @@ def sharded_model(case):
     )
     inputs = SimpleNamespace(
         config=config,
-        ranks=build.Ranks(rank=dist.get_rank(), local_rank=dist.get_rank(), world_size=dist.get_world_size()),
+        ranks=Ranks(rank=dist.get_rank(), local_rank=dist.get_rank(), world_size=dist.get_world_size()),
         device=CPU,
         manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
         loader=SimpleNamespace(config=SimpleNamespace(batch_size=GLOBAL_BATCH // dist.get_world_size())),

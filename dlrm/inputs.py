@@ -1,0 +1,186 @@
+"""What a run needs before ranks meet: device, data and loaders, checked against the configuration.
+
+What a user can get wrong is found here, while no process group exists that could hang.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data.cache import CacheConfig, CachedSource
+from data.dataset import DatasetManifest, read_manifest
+from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
+from data.loader.decode import decode
+from dlrm.config import Config
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among all, from torchrun's environment; alone without it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """Read RANK, LOCAL_RANK and WORLD_SIZE."""
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known, checked and open before ranks meet."""
+
+    config: Config
+    recipe: str
+    ranks: Ranks
+    device: torch.device
+    manifest: DatasetManifest
+    loader: DataLoader
+    test_loader: DataLoader
+    source: CachedSource | None
+
+    def close(self) -> None:
+        """Stop background threads and let go of files."""
+        self.loader.close()
+        self.test_loader.close()
+        if self.source is not None:
+            self.source.close()
+
+
+def resolve_device(name: str, ranks: Ranks) -> torch.device:
+    """The device of this rank.
+
+    Raises:
+        ValueError: cuda is asked for and not there, or there are more local ranks than GPUs.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
+    if ranks.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
+            "start at most that many processes with --nproc-per-node"
+        )
+    return torch.device("cuda", ranks.local_rank)
+
+
+def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
+    """Check the configuration against machine and data, and open the data.
+
+    Raises:
+        ValueError: says what to change.
+    """
+    data = config.data
+    device = resolve_device(config.train.device, ranks)
+    config.sharding.check_device(device.type)
+    if data.global_batch_size % ranks.world_size:
+        raise ValueError(
+            f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
+            f"ranks; choose a multiple of {ranks.world_size}"
+        )
+    manifest = read_manifest(data.uri)
+    test_days = data.test_days or manifest.days[-1:]
+    train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
+    if not train_days:
+        raise ValueError(
+            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
+            "or set data.train_days and data.test_days"
+        )
+    _check_tables(config, manifest)
+    source = _cached_source(config, manifest)
+    try:
+        _check_first_rows(data.uri, manifest.on_days(train_days), source)
+        loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days))
+    except BaseException:
+        if source is not None:
+            source.close()
+        raise
+    return Inputs(
+        config=config,
+        recipe=recipe,
+        ranks=ranks,
+        device=device,
+        manifest=manifest,
+        loader=loader,
+        test_loader=test_loader,
+        source=source,
+    )
+
+
+def _open_loaders(
+    config: Config,
+    ranks: Ranks,
+    device: torch.device,
+    source: RowGroupSource | None,
+    days: tuple[Sequence[int], Sequence[int]],
+) -> tuple[DataLoader, DataLoader]:
+    """The loaders of the training days and of the test days."""
+    data = config.data
+    batch_size = data.global_batch_size // ranks.world_size
+    open_loader = partial(
+        DataLoader,
+        data.uri,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        pin_memory=device.type == "cuda",
+        source=source,
+    )
+    train = LoaderConfig(
+        batch_size=batch_size,
+        window_batches=data.window_batches,
+        shuffle=data.shuffle,
+        seed=config.train.seed,
+        prefetch=data.prefetch_batches,
+    )
+    test = LoaderConfig(batch_size=batch_size, shuffle=False, drop_last=False, prefetch=data.prefetch_batches)
+    return open_loader(train, days=days[0]), open_loader(test, days=days[1])
+
+
+def _check_tables(config: Config, manifest: DatasetManifest) -> None:
+    limit = config.tables.max_rows
+    large = [feature for feature in manifest.features if limit and feature.rows > limit]
+    if large:
+        raise ValueError(
+            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; prepare "
+            f"the data with --cap {limit}, or raise tables.max_rows"
+        )
+
+
+def _cached_source(config: Config, manifest: DatasetManifest) -> CachedSource | None:
+    data = config.data
+    if not data.cache_folder:
+        return None
+    return CachedSource(
+        ParquetSource(data.uri, manifest),
+        CacheConfig(
+            folder=Path(data.cache_folder),
+            disk_limit_bytes=int(data.cache_disk_gb * 1e9),
+            memory_limit_bytes=int(data.cache_memory_gb * 1e9),
+        ),
+    )
+
+
+def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSource | None) -> None:
+    """Read the first row group, so that a wrong schema is found now and not in the middle of a step."""
+    part = manifest.parts[0]
+    if source is not None:
+        decode(source.read(part, 0), manifest, part.path)
+        return
+    files = ParquetSource(uri, manifest)
+    try:
+        decode(files.read(part, 0), manifest, part.path)
+    finally:
+        files.close()

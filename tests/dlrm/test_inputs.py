@@ -1,0 +1,137 @@
+"""What `prepare` refuses before ranks meet."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+
+from data.synthetic import SyntheticConfig, generate
+from dlrm.inputs import Ranks, prepare, resolve_device
+from dlrm.recipe import load_config
+
+ALONE = Ranks(rank=0, local_rank=0, world_size=1)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    folder = tmp_path / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=128, rows_per_file=256), folder
+    )
+    return folder
+
+
+def prepare_with(dataset, *overrides, ranks=ALONE):
+    config = load_config("tiny", [f"data.uri={dataset}", "data.global_batch_size=32", *overrides])
+    inputs = prepare(config, "tiny", ranks)
+    inputs.close()
+    return inputs
+
+
+def change_first_part(dataset, change):
+    """Rewrite the first file with `change` of its table, and the manifest to fit the new file."""
+    manifest = json.loads((dataset / "dataset.json").read_text())
+    part = manifest["parts"][0]
+    path = dataset / part["path"]
+    pq.write_table(change(pq.read_table(path, partitioning=None)), path, row_group_size=128)
+    part["num_bytes"] = path.stat().st_size
+    (dataset / "dataset.json").write_text(json.dumps(manifest))
+
+
+def test_days_and_batches(dataset):
+    inputs = prepare_with(dataset)
+    assert inputs.loader.manifest.days == (0, 1)
+    assert inputs.test_loader.manifest.days == (2,)
+    assert len(inputs.loader) == 2 * 256 // 32
+    assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
+
+
+def test_ranks_share_the_global_batch(dataset):
+    inputs = prepare_with(dataset, ranks=Ranks(rank=1, local_rank=1, world_size=4))
+    assert inputs.loader.config.batch_size == 8
+    assert len(inputs.loader) == 2 * 256 // 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.uri=nowhere"], r"nowhere holds no dataset\.json.*python -m data\.prepare"),
+        (["data.train_days=[7]"], r"the data set has no day \[7\]; it has days \[0, 1, 2\]"),
+        (["data.test_days=[7]"], r"the data set has no day \[7\]"),
+        (["data.test_days=[0,1,2]"], "set data.train_days and data.test_days"),
+        (["data.global_batch_size=100000"], "fewer than one step"),
+        (["tables.max_rows=100"], r"rows, more than tables\.max_rows 100; prepare the data with --cap 100"),
+        (["train.device=cpu", "sharding.kinds=['row_wise']"], "on cpu, TorchRec does not offer row_wise"),
+    ],
+)
+def test_mistakes_are_found_before_ranks_meet(dataset, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        prepare_with(dataset, *overrides)
+    assert not dist.is_initialized()
+
+
+def test_a_batch_that_ranks_cannot_share(dataset):
+    with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
+        prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(dataset):
+    with pytest.raises(ValueError, match=r"no GPU here; set train\.device=cpu"):
+        prepare_with(dataset, "train.device=cuda")
+    assert resolve_device("auto", ALONE) == CPU
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop(["cat_3"]), r"lacks the columns \['cat_3'\]"),
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("int_0"),
+                "int_0",
+                pa.array(["text"] * table.num_rows),
+            ),
+            "column int_0 should be float32 but is string",
+        ),
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("cat_8"),
+                "cat_8",
+                pa.array([10**6] * table.num_rows, pa.int32()),
+            ),
+            "column cat_8 holds id 1000000, but its table has 3 rows",
+        ),
+    ],
+    ids=["missing_column", "wrong_type", "id_outside_its_table"],
+)
+def test_data_that_does_not_fit_its_manifest(dataset, change, message):
+    change_first_part(dataset, change)
+    with pytest.raises(ValueError, match=message):
+        prepare_with(dataset)
+
+
+def test_only_the_days_that_are_read_are_looked_at(dataset):
+    change_first_part(dataset, lambda table: table.drop(["cat_3"]))
+    prepare_with(dataset, "data.train_days=[1]")
+
+
+def test_the_environment_of_torchrun(monkeypatch):
+    for name, value in (("RANK", "5"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment() == Ranks(rank=5, local_rank=1, world_size=8)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert Ranks.from_environment() == ALONE
+
+
+def test_a_cache_between_files_and_loader(dataset, tmp_path):
+    folder = tmp_path / "cache"
+    config = [f"data.cache_folder={folder}", "data.cache_disk_gb=0.1", "data.cache_memory_gb=0.1"]
+    assert prepare_with(dataset, *config).source is not None
+    assert any(path.is_file() for path in Path(folder).rglob("*"))
