@@ -49,7 +49,7 @@ def _draw_rates(axes: Axes, rates: Sequence[dict[str, float]]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("thousand samples/s (bar: median; dots: rounds)")
     axes.set_title("Training speed: precision, processes x threads", fontsize=10)
-    axes.margins(x=0.08)
+    axes.set_xlim(right=1.1 * max(map(max, measured.values())))
 
 
 def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
@@ -63,5 +63,5 @@ def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
         axes.annotate(f"{total:.0f} ms", (total, place), (5, 0), textcoords="offset points", va="center")
     axes.set_xlabel("ms a step in the first process, under the profiler")
     axes.set_title("Where the time goes", fontsize=10)
-    axes.margins(x=0.08)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=len(KINDS), fontsize=8, frameon=False)
+    axes.set_xlim(right=1.1 * max(left))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.32), ncols=4, fontsize=8, frameon=False)
