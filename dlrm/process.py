@@ -24,8 +24,10 @@ SIGNALLED: Final = 128
 MISTAKES: Final = (ValueError, IncompatiblePackagesError)
 FAILURES: Final = (OSError, FloatingPointError)  # storage; a loss that is no number
 
-OTHERS_WAIT_S: Final = 2.0
-"""How long a failing process leaves the word to the others."""
+WAIT_BEFORE_MEETING_S: Final = 10.0
+"""How long another rank than 0 leaves the word to rank 0, which will find the same mistake."""
+WAIT_S: Final = 2.0
+"""How long a failing process leaves the word to the rank that failed first, once they have met."""
 
 
 def quiet_libraries() -> None:
@@ -65,14 +67,14 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
         return _stopped(name, request)
     except (*MISTAKES, *FAILURES) as error:
         if not _is_first():
-            time.sleep(OTHERS_WAIT_S)
+            time.sleep(WAIT_S if _have_met() else WAIT_BEFORE_MEETING_S)
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_MISTAKE if isinstance(error, MISTAKES) else FAILED
     except Exception:
         if stop.signum is not None:  # the other ranks were told too, and have left their collectives
             return _stopped(name, StopRequested(stop.signum))
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            time.sleep(OTHERS_WAIT_S)
+            time.sleep(WAIT_S)
         raise
     return 0
 
@@ -98,3 +100,9 @@ def _stopped(name: str, request: StopRequested) -> int:
 
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _have_met() -> bool:
+    """Whether there is a process group, without importing torch for the answer."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()

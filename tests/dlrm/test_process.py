@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from dlrm import process
-from dlrm.process import exit_code_of
+from dlrm.process import exit_code_of, leave
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +54,18 @@ def test_mistakes_and_failures_are_one_line(error, code, capsys, slept):
     assert not slept
 
 
-def test_other_ranks_wait_before_they_speak(monkeypatch, capsys, slept):
+def test_other_ranks_let_rank_0_speak_first(monkeypatch, capsys, slept):
     monkeypatch.setenv("RANK", "3")
-    assert exit_code_of("prog", fail_with(ValueError("only here"))) == 2
-    assert slept == [process.OTHERS_WAIT_S]
-    assert capsys.readouterr().err == "prog: only here\n"
+    assert exit_code_of("prog", fail_with(ValueError("found everywhere"))) == 2
+    assert slept == [process.WAIT_BEFORE_MEETING_S]
+    assert capsys.readouterr().err == "prog: found everywhere\n"
+
+
+def test_what_one_rank_finds_later_is_said_soon(world_of_one, monkeypatch, capsys, slept):
+    monkeypatch.setenv("RANK", "3")
+    assert exit_code_of("prog", fail_with(ValueError("found here"))) == 2
+    assert slept == [process.WAIT_S]
+    assert capsys.readouterr().err == "prog: found here\n"
 
 
 def test_our_own_errors_are_raised(slept):
@@ -69,7 +78,7 @@ def test_our_own_errors_wait_for_the_rank_that_failed_first(monkeypatch, slept):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="connection closed by peer"):
         exit_code_of("prog", fail_with(RuntimeError("connection closed by peer")))
-    assert slept == [process.OTHERS_WAIT_S]
+    assert slept == [process.WAIT_S]
 
 
 @pytest.mark.parametrize(("rank", "said"), [("0", "prog: stopped by SIGTERM\n"), ("1", "")])
@@ -87,3 +96,22 @@ def test_a_collective_that_breaks_while_all_stop_is_no_error(capsys):
 
     assert exit_code_of("prog", job) == 130
     assert capsys.readouterr().err == "prog: stopped by SIGINT\n"
+
+
+def test_a_stopped_process_waits_for_no_thread():
+    """As long as storage hangs, so does the thread that reads it, and the interpreter's exit with it."""
+    program = (
+        "import atexit, sys, time; from dlrm.process import leave;"
+        "atexit.register(time.sleep, 60); print('last words'); leave(int(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "143"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (143, "last words\n")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_others_end_as_programs_do(code):
+    with pytest.raises(SystemExit) as caught:
+        leave(code)
+    assert caught.value.code == code

@@ -116,6 +116,7 @@ def test_a_loader_that_waits_for_its_storage_is_interrupted():
 
 STUCK = """
 import ctypes
+import threading
 from datetime import timedelta
 from dlrm.stop import StopSignal
 
@@ -123,7 +124,7 @@ pthread = ctypes.CDLL(None)
 mutex = ctypes.create_string_buffer(64)
 pthread.pthread_mutex_lock(mutex)
 with StopSignal(grace=timedelta(seconds=0.2), tidy_up=timedelta(seconds=0.2)):
-    print("ready", flush=True)
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()  # when this thread is long stuck
     pthread.pthread_mutex_lock(mutex)  # never returns, and no signal interrupts it
 """
 
