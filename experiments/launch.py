@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -22,6 +24,36 @@ def worker_environment(threads: int) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
+@contextmanager
+def running(command: Sequence[str], *, threads: int, output: IO[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A launcher and its workers, which are gone at the end of the block, however it ends.
+
+    Args:
+        command: from `torchrun_command`.
+        threads: threads of each worker.
+        output: where all of them write.
+    """
+    launcher = subprocess.Popen(
+        command, env=worker_environment(threads), stdout=output, stderr=subprocess.STDOUT
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.terminate()  # not kill: it takes its workers along
+        launcher.wait()
+
+
+def check_ended_well(launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:
+    """Wait for the launcher's end.
+
+    Raises:
+        RuntimeError: it failed; the message holds the end of its output.
+    """
+    if launcher.wait():
+        output.seek(0)
+        raise RuntimeError(f"a run ended with status {launcher.returncode}:\n{output.read()[-4000:]}")
+
+
 def torchrun(module: str, arguments: Sequence[str], *, processes: int, threads: int) -> None:
     """Run a module under torchrun to its end.
 
@@ -34,13 +66,9 @@ def torchrun(module: str, arguments: Sequence[str], *, processes: int, threads: 
     Raises:
         RuntimeError: it failed; the message holds the end of its output.
     """
-    done = subprocess.run(
-        torchrun_command(module, arguments, processes),
-        env=worker_environment(threads),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{module} ended with status {done.returncode}:\n{done.stdout[-4000:]}")
+    command = torchrun_command(module, arguments, processes)
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        running(command, threads=threads, output=output) as launcher,
+    ):
+        check_ended_well(launcher, output)

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -30,7 +29,7 @@ from matplotlib.figure import Figure
 from scipy.stats import linregress  # type: ignore[import-untyped]
 from scipy.stats import t as student_t
 
-from experiments.launch import torchrun_command, worker_environment
+from experiments.launch import check_ended_well, running, torchrun_command
 from experiments.precision import CONFIDENCE, default_dataset
 from experiments.record import Record, Row
 
@@ -81,30 +80,17 @@ def _train_watched(settings: dict[str, Any]) -> Row:
         overrides = [f"{name}={json.dumps(value)}" for name, value in pairs]
         command = torchrun_command("dlrm.train", ["--recipe", "tiny", "--set", *overrides], PROCESSES)
         samples: list[Row] = []
-        with (Path(scratch) / "output").open("w+") as output, _running(command, output) as launcher:
+        with (
+            tempfile.TemporaryFile("w+") as output,
+            running(command, threads=1, output=output) as launcher,
+        ):
             for step in _steps(runs, launcher):
                 workers = _workers(launcher)
                 if len(workers) == PROCESSES:
                     samples.append({"step": step, **_memory_bytes(workers)})
                     print(f"step {step}: RSS {max(samples[-1]['rss_bytes']) / 1e6:.1f} MB", flush=True)
-            if launcher.wait():
-                output.seek(0)
-                raise RuntimeError(
-                    f"training ended with status {launcher.returncode}:\n{output.read()[-4000:]}"
-                )
+            check_ended_well(launcher, output)
     return {"samples": samples}
-
-
-@contextmanager
-def _running(command: Sequence[str], output: Any) -> Iterator["subprocess.Popen[bytes]"]:
-    """The launcher, ended in any case; it ends its workers."""
-    environment = worker_environment(threads=1)
-    launcher = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield launcher
-    finally:
-        launcher.terminate()
-        launcher.wait()
 
 
 def _steps(runs: Path, launcher: "subprocess.Popen[bytes]") -> Iterator[int]:

@@ -125,9 +125,3 @@ def test_two_workers_under_torchrun(setting, tmp_path):
     out = tmp_path / "measured.json"
     torchrun("experiments.throughput_worker", [job(setting, out)], processes=2, threads=1)
     assert json.loads(out.read_text())["step_s"] > 0
-
-
-@pytest.mark.system
-def test_the_output_of_a_failed_launch_is_told():
-    with pytest.raises(RuntimeError, match="not_a_module"):
-        torchrun("experiments.not_a_module", [], processes=1, threads=1)
