@@ -10,11 +10,12 @@ from typing import Final
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
-LARGEST_KEPT_BYTES: Final = 1 << 30
+LARGEST_KEPT_BYTES: Final = (1 << 30, 32 << 20)
+"""Blocks up to this size are kept: the first that the C library accepts; older ones refuse the first."""
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory of up to 1 GiB a block for the next allocation.
+    """Let the C library keep freed memory for the next allocation.
 
     Returns:
         Whether it was understood; C libraries other than glibc go on as they do.
@@ -22,4 +23,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES) and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))
+    understood = any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST_KEPT_BYTES)
+    return understood and bool(mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))
