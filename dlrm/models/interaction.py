@@ -75,7 +75,7 @@ class DotInteraction(nn.Module):
 
     def forward(self, dense: Tensor, pooled: Tensor, names: Sequence[str]) -> Tensor:
         """Interact `dense` `[B, dim]` with `pooled` `[B, F * dim]`, whose columns hold `names`."""
-        if names != self._indexed_order:
+        if list(names) != self._indexed_order:
             self._index(names, pooled.device)
         apply = cast("Callable[..., Tensor]", _DotInteraction.apply)
         return apply(dense, pooled, self.pairs, self.symmetric)
