@@ -1,6 +1,7 @@
 """What holds for every test: it leaves nothing behind for the next one."""
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ ENVIRONMENT_OF_OTHERS = {
 
 THREADS_OF_OTHERS = {"TMonitor"}
 """Classes of threads that a library starts once and keeps: tqdm's monitor."""
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and processes inherit that: Ctrl-C is for us to test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
