@@ -22,7 +22,7 @@ THREADS_OF_OTHERS = {"TMonitor"}
 
 
 def pytest_configure() -> None:
-    # A shell starts background jobs with SIGINT ignored, and processes inherit that: Ctrl-C is for us to test.
+    # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
