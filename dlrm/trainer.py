@@ -1,6 +1,5 @@
 """The training loop: batch, forward, backward, average, update, tell."""
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from dlrm.replicas import Replicas
 from dlrm.session import Session
 from dlrm.stop import StopSignal
 from dlrm.telemetry.recorder import Recorder
-
-logger = logging.getLogger(__name__)
 
 NUM_SCALARS = 2  # that travel with the gradients: loss, wish to stop
 
