@@ -1,0 +1,193 @@
+"""The manifest of one save: what is in it, where, with which digest, and on what it builds.
+
+A save is a folder `saves/<sequence>/`; it counts from the moment its `manifest.json` is there, which is
+written last. `cpr/checkpoint/FORMAT.md` describes every field for readers without this project.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+import xxhash
+
+from cpr.errors import CorruptFileError
+
+FORMAT: Final = "cpr-checkpoint"
+VERSION: Final = 1
+
+Kind = Literal["base", "rows"]
+Moment = Literal["consistent", "rolling"]
+
+
+def digest(data: Any) -> str:
+    """XXH3-128 of bytes, as `xxhsum -H2` prints it."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnEntry:
+    """One column of a table: its weights, or a state of its optimizer."""
+
+    dtype: str
+    """Of the live tensor: float32, float16, bfloat16."""
+    per_row: bool
+    """One number a row; otherwise one an element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """One table of the model, whole."""
+
+    rows: int
+    cols: int
+    columns: Mapping[str, ColumnEntry]
+    """`weights` and the optimizer states by name."""
+    counters: Mapping[str, int | float] = field(default_factory=dict)
+    """Scalars of its optimizer that are not per row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkEntry:
+    """Some rows inside a row file: one Arrow record batch, which can be read and verified alone."""
+
+    offset: int
+    """Of the encapsulated Arrow message in the file, bytes."""
+    length: int
+    """Of the message with its body, bytes."""
+    num_rows: int
+    first_row: int
+    """Smallest row id in it."""
+    last_row: int
+    """Largest row id in it; a base's chunks hold all row ids from first to last, in order."""
+    digest: str
+    """XXH3-128 of these bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFileEntry:
+    """An Arrow IPC file with rows of one shard, their optimizer state beside them."""
+
+    path: str
+    """Relative to the save's folder."""
+    num_bytes: int
+    digest: str
+    """XXH3-128 of the whole file."""
+    table_fqn: str
+    row_offset: int
+    """The shard that the rows are from: its place in the table."""
+    num_rows: int
+    col_offset: int
+    num_cols: int
+    codec: str
+    """Of the weights: fp32, fp16, int8, int4; `exact` keeps the table's own dtype. State is never encoded."""
+    max_error: float
+    """Largest absolute difference that the codec made to a weight; 0.0 for exact."""
+    first_step: int
+    """Training step of the oldest row in it."""
+    last_step: int
+    """Training step of the newest row in it."""
+    chunks: Sequence[ChunkEntry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFileEntry:
+    """An Arrow IPC file with everything that is not a table: see `cpr.checkpoint.state`."""
+
+    path: str
+    num_bytes: int
+    digest: str
+    rank: int | None
+    """The rank that it belongs to; None: the same for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """The save before this one in its chain."""
+
+    sequence: int
+    digest: str
+    """XXH3-128 of its manifest.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One committed save."""
+
+    run_id: str
+    sequence: int
+    """Counts all saves of a directory; the number of its folder."""
+    kind: Kind
+    parent: Parent | None
+    """None for a base; the previous save of the chain for a row save."""
+    base: int
+    """Sequence of the base of the chain; its own for a base."""
+    moment: Moment
+    """`consistent`: all rows and the state are from `step`; `rolling`: rows from first_step to last_step."""
+    step: int
+    """Training steps done, as the state in it says."""
+    created: str
+    """ISO 8601, UTC."""
+    world_size: int
+    tables: Mapping[str, TableEntry]
+    rows: Sequence[RowFileEntry]
+    states: Sequence[StateFileEntry]
+    merged: Sequence[int] = ()
+    """A base made by merging: the sequences of the saves that went into it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files, without the manifest."""
+        return sum(entry.num_bytes for entry in (*self.rows, *self.states))
+
+    def to_json(self) -> bytes:
+        """As it is stored."""
+        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return (json.dumps(body, indent=1) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, path: str) -> "Manifest":
+        """Read one back.
+
+        Raises:
+            CorruptFileError: not a manifest of this version.
+        """
+        try:
+            body = json.loads(data)
+            name, version = body.pop("format"), body.pop("version")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CorruptFileError(f"{path} is not a manifest ({error})") from error
+        if (name, version) != (FORMAT, VERSION):
+            raise CorruptFileError(f"{path} has format {name} {version}; this program reads {FORMAT} {VERSION}")
+        try:
+            return cls(
+                **{
+                    **body,
+                    "parent": None if body["parent"] is None else Parent(**body["parent"]),
+                    "tables": {fqn: _table(entry) for fqn, entry in body["tables"].items()},
+                    "rows": tuple(_row_file(entry) for entry in body["rows"]),
+                    "states": tuple(StateFileEntry(**entry) for entry in body["states"]),
+                    "merged": tuple(body["merged"]),
+                }
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptFileError(f"{path} is not a complete manifest ({error})") from error
+
+
+def _table(entry: Mapping[str, Any]) -> TableEntry:
+    columns = {name: ColumnEntry(**column) for name, column in entry["columns"].items()}
+    return TableEntry(**{**entry, "columns": columns})
+
+
+def _row_file(entry: Mapping[str, Any]) -> RowFileEntry:
+    return RowFileEntry(**{**entry, "chunks": tuple(ChunkEntry(**chunk) for chunk in entry["chunks"])})
+
+
+def save_folder(sequence: int) -> str:
+    """Folder of a save, relative to the checkpoint directory."""
+    return f"saves/{sequence:08d}"
+
+
+def manifest_path(sequence: int) -> str:
+    """Path of a save's manifest, relative to the checkpoint directory."""
+    return f"{save_folder(sequence)}/manifest.json"

@@ -1,0 +1,44 @@
+"""Where bytes become durable: the protocol of few methods behind which local disks and object stores look alike.
+
+Paths are relative, with `/`. `open_storage` gives the right one for a URI.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class Sink(Protocol):
+    """A file that is being written; it appears under its name, durable, when its block ends without an error."""
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes; the memory may be reused as soon as this returns."""
+
+
+class Storage(Protocol):
+    """A directory on a local disk, a shared file system or an object store.
+
+    Every method raises `CheckpointError` with the file's name, the cause and what to do
+    (`CorruptFileError` where a file is missing or shorter than asked). All may be called from several threads.
+    """
+
+    uri: str
+    """For messages."""
+
+    def create(self, path: str) -> AbstractContextManager[Sink]:
+        """Write a file so that it appears whole or not at all: temporary name, sync, rename; or one upload.
+
+        Missing folders are made. An existing file is replaced. On an error nothing is left behind.
+        """
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` (writable bytes) from `offset` of the file on; the file must have that many bytes."""
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+
+    def list(self, folder: str = "") -> Iterator[str]:
+        """Names of files and folders directly inside `folder`, sorted; nothing when there is no such folder."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it; no error when it is gone already."""

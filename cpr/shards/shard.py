@@ -1,0 +1,73 @@
+"""One table shard: which rows and columns of a table live on this worker, and live views of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableShard:
+    """The rows x columns of a table that one worker owns, with the optimizer state of those rows.
+
+    All tensors are live views: they share memory with what training reads and updates. Row `i` of each
+    belongs to row id `row_offset + i` of the table.
+    """
+
+    table_fqn: str
+    """Fully qualified name of the table, as in `model.state_dict()` without the trailing `.weight`."""
+    table_shape: tuple[int, int]
+    """Rows and columns of the whole table."""
+    row_offset: int
+    """Row id of the first row here."""
+    col_offset: int
+    """Column of the table that is the first here."""
+    replicated: bool
+    """Whether every rank holds an equal copy of the whole table (data-parallel)."""
+    weights: Tensor
+    """`[num_rows, num_cols]`, the table's dtype."""
+    optimizer_state: Mapping[str, Tensor]
+    """State of the rows by PyTorch's name ("sum", "exp_avg", ...): `[num_rows]` where the optimizer keeps one
+    number a row, `[num_rows, num_cols]` where it keeps one an element. Empty for stateless optimizers."""
+    counters: Mapping[str, Tensor] = field(default_factory=dict)
+    """Live scalars of the table's optimizer that are not per row, such as "iter"; shared by its shards."""
+    flush: Callable[[], None] = _nothing
+    """Call before reading: brings rows that a device cache holds back into `weights`."""
+    invalidate: Callable[[], None] = _nothing
+    """Call after writing: makes a device cache forget rows that it holds."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows here."""
+        return self.weights.shape[0]
+
+    @property
+    def num_cols(self) -> int:
+        """Columns here."""
+        return self.weights.shape[1]
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Weights and optimizer state by column name: what is saved and restored together."""
+        return {"weights": self.weights, **self.optimizer_state}
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one row with its optimizer state."""
+        return sum(bytes_per_row(tensor) for tensor in self.columns.values())
+
+    @property
+    def name(self) -> str:
+        """A name that is unique among all shards of a model and fit for a path."""
+        return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
+
+
+def bytes_per_row(tensor: Tensor) -> int:
+    """Bytes of one row of `[rows]` or `[rows, columns]`."""
+    width = 1 if tensor.dim() == 1 else tensor.shape[1]
+    return int(width * torch.empty(0, dtype=tensor.dtype).element_size())
