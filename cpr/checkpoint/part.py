@@ -1,0 +1,132 @@
+"""One rank's part of a save: its row files and its state file, on their way to the storage."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpr.checkpoint.manifest import (
+    ColumnEntry,
+    RowFileEntry,
+    StateFileEntry,
+    TableEntry,
+    save_folder,
+)
+from cpr.checkpoint.row_file import RowFileWriter, ShardPlace
+from cpr.checkpoint.sinks import HashingSink
+from cpr.checkpoint.snapshot import Piece
+from cpr.checkpoint.state import write_state
+from cpr.checkpoint.storage import Storage
+from cpr.shards.shard import TableShard
+
+
+@dataclass(kw_only=True)
+class Part:
+    """What one rank has written; travels to rank 0."""
+
+    rows: list[RowFileEntry] = field(default_factory=list)
+    states: list[StateFileEntry] = field(default_factory=list)
+    tables: dict[str, TableEntry] = field(default_factory=dict)
+
+
+class PartWriter:
+    """Writes pieces as they come, one open file at a time.
+
+    Args:
+        storage: of the checkpoint.
+        sequence: of the save.
+        codec: of the weights.
+        with_ids: whether pieces hold chosen rows (a row save) or all rows in order (a base).
+    """
+
+    def __init__(self, storage: Storage, sequence: int, codec: str, with_ids: bool) -> None:
+        self._storage = storage
+        self._folder = save_folder(sequence)
+        self._codec = codec
+        self._with_ids = with_ids
+        self._part = Part()
+        self._shard: TableShard | None = None
+        self._file = ExitStack()
+        self._steps: list[int] = []
+
+    def write(self, piece: Piece) -> None:
+        """Append a piece; pieces of one shard come one after the other."""
+        if piece.shard is not self._shard:
+            self._finish_file()
+            self._open(piece.shard)
+        self._writer.write(piece.rows)
+        self._steps.append(piece.step)
+
+    def write_state(self, tree: Any, rank: int | None) -> None:
+        """Write everything that is no table row.
+
+        Args:
+            tree: see `cpr.checkpoint.state`.
+            rank: whose it is; None: of all ranks.
+        """
+        path = "state.arrow" if rank is None else f"state-rank{rank}.arrow"
+        with self._storage.create(f"{self._folder}/{path}") as file:
+            sink = HashingSink(file)
+            write_state(sink, tree)
+        self._part.states.append(
+            StateFileEntry(path=path, num_bytes=sink.num_bytes, digest=sink.digest(), rank=rank)
+        )
+
+    def finish(self, shards: Sequence[TableShard]) -> Part:
+        """Close the last file; what was written, and the tables of this rank's shards."""
+        self._finish_file()
+        self._part.tables = {shard.table_fqn: table_entry(shard) for shard in shards}
+        return self._part
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave the open file without finishing it, so that it does not appear."""
+        self._file.__exit__(type(error), error, error.__traceback__)
+
+    def _open(self, shard: TableShard) -> None:
+        self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"
+        sink = self._file.enter_context(self._storage.create(f"{self._folder}/{self._path}"))
+        self._writer = RowFileWriter(
+            sink,
+            shard=place_of(shard),
+            columns=table_entry(shard).columns,
+            codec=self._codec,
+            with_ids=self._with_ids,
+        )
+
+    def _finish_file(self) -> None:
+        if self._shard is None:
+            return
+        entry = self._writer.finish(self._path, min(self._steps), max(self._steps))
+        self._file.close()
+        self._part.rows.append(entry)
+        self._shard = None
+
+
+def table_entry(shard: TableShard) -> TableEntry:
+    """What a manifest says of the table that a shard is from."""
+    return TableEntry(
+        rows=shard.table_shape[0],
+        cols=shard.table_shape[1],
+        columns={
+            name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
+            for name, column in shard.columns.items()
+        },
+        counters={name: counter.item() for name, counter in shard.counters.items()},
+    )
+
+
+def place_of(shard: TableShard) -> ShardPlace:
+    """Where in its table a shard is."""
+    return ShardPlace(
+        table_fqn=shard.table_fqn,
+        table_shape=shard.table_shape,
+        row_offset=shard.row_offset,
+        num_rows=shard.num_rows,
+        col_offset=shard.col_offset,
+        num_cols=shard.num_cols,
+    )
+
+
+def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
+    """The tables of all ranks, by name."""
+    return {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}

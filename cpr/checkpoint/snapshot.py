@@ -1,0 +1,121 @@
+"""Copies rows of live shards into staging buffers: the only work that training waits for.
+
+A snapshot is copied piece by piece. Within a piece a row and its optimizer state are from one moment,
+because the piece is copied between two training steps. A rolling snapshot copies some pieces after
+each step; a consistent one copies all of them between two steps.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.row_file import Rows
+from cpr.checkpoint.staging import place_columns, rows_per_piece
+from cpr.shards.shard import TableShard
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows that were copied between two training steps."""
+
+    shard: TableShard
+    rows: Rows
+    """Views into `buffer`."""
+    buffer: Tensor
+    """To be given back to the pool."""
+    step: int
+    """Training steps done at that moment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What of a shard is saved."""
+
+    shard: TableShard
+    ids: Tensor | None
+    """Row ids of the table, int64 `[n]` on the CPU, ascending, without duplicates; None: all rows."""
+
+    def __len__(self) -> int:
+        return self.shard.num_rows if self.ids is None else self.ids.numel()
+
+
+def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
+    """Selections of the rows asked for.
+
+    Args:
+        shards: of this rank.
+        rows: row ids of the table by `TableShard.name`, any integer dtype and order; duplicates count once.
+
+    Raises:
+        ValueError: no such shard here, or a row that it does not hold.
+    """
+    by_name = {shard.name: shard for shard in shards}
+    if unknown := sorted(set(rows) - set(by_name)):
+        raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
+    selections = []
+    for name, asked in rows.items():
+        shard, ids = by_name[name], torch.unique(asked.detach().to("cpu", torch.int64))
+        if ids.numel() and not (
+            shard.row_offset <= int(ids[0]) and int(ids[-1]) < shard.row_offset + shard.num_rows
+        ):
+            raise ValueError(
+                f"rows {int(ids[0])} to {int(ids[-1])} were asked of {name}, which holds rows "
+                f"{shard.row_offset} to {shard.row_offset + shard.num_rows - 1}"
+            )
+        selections.append(Selection(shard, ids))
+    return selections
+
+
+class Snapshot:
+    """The pieces of a set of selections, in order.
+
+    Args:
+        selections: what to copy; each shard once.
+    """
+
+    def __init__(self, selections: Sequence[Selection]) -> None:
+        self._places = self._plan(selections)
+        self._next = next(self._places, None)
+        self._flushed: tuple[TableShard, int] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has been copied."""
+        return self._next is None
+
+    def copy_next(self, buffer: Tensor, step: int) -> Piece:
+        """Copy the next piece into `buffer`, uint8 `[PIECE_BYTES]`."""
+        assert self._next is not None
+        selection, begin, end = self._next
+        self._next = next(self._places, None)
+        shard, num_rows = selection.shard, end - begin
+        if self._flushed != (shard, step):
+            shard.flush()
+            self._flushed = (shard, step)
+        columns = place_columns(buffer, shard.columns, num_rows)
+        if selection.ids is None:
+            for name, source in shard.columns.items():
+                columns[name].copy_(source.detach()[begin:end])
+            return Piece(shard, Rows(shard.row_offset + begin, None, columns), buffer, step)
+        ids = selection.ids[begin:end]
+        local = ids - shard.row_offset
+        for name, source in shard.columns.items():
+            _gather(source.detach(), local, columns[name])
+        first_row = int(ids[0]) if num_rows else shard.row_offset
+        return Piece(shard, Rows(first_row, ids, columns), buffer, step)
+
+    @staticmethod
+    def _plan(selections: Sequence[Selection]) -> Iterator[tuple[Selection, int, int]]:
+        for selection in selections:
+            per_piece = rows_per_piece(selection.shard.columns)
+            for begin in range(0, len(selection), per_piece):
+                yield selection, begin, min(begin + per_piece, len(selection))
+
+
+def _gather(source: Tensor, rows: Tensor, out: Tensor) -> None:
+    if source.device.type == "cpu":
+        torch.index_select(source, 0, rows, out=out)
+    else:
+        out.copy_(source.index_select(0, rows.to(source.device)))

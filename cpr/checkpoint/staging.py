@@ -1,0 +1,102 @@
+"""Host memory that rows are copied into while training waits: a fixed number of buffers, reused for ever.
+
+The pool is the memory ceiling: nothing is copied for which there is no free buffer. Its pages are touched
+once, before they are needed, because the first touch of fresh memory is many times slower than the next.
+"""
+
+import threading
+from typing import Final
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES: Final = 8 * 2**20
+"""Size of a buffer: large enough that each costs one write, small enough that training never waits long for it."""
+ALIGNMENT: Final = 64
+"""Of every column in a buffer, bytes; what Arrow asks for."""
+
+
+class StagingPool:
+    """Buffers of `PIECE_BYTES` each.
+
+    Args:
+        num_bytes: memory ceiling; holds at least two buffers.
+        pinned: page-locked memory, for copies from CUDA.
+    """
+
+    def __init__(self, num_bytes: int, pinned: bool = False) -> None:
+        self.num_buffers = max(2, num_bytes // PIECE_BYTES)
+        self._pinned = pinned
+        self._free: list[Tensor] = []
+        self._num_made = 0
+        self._changed = threading.Condition()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory taken so far."""
+        return self._num_made * PIECE_BYTES
+
+    def warm_up(self, num_bytes: int) -> None:
+        """Allocate and touch as many buffers as `num_bytes` need, within the ceiling."""
+        wanted = min(self.num_buffers, -(-num_bytes // PIECE_BYTES))
+        while True:
+            with self._changed:
+                if self._num_made >= wanted:
+                    return
+                self._num_made += 1
+            self.release(self._make())
+
+    def acquire(self, wait: bool = True, timeout_s: float | None = None) -> Tensor | None:
+        """A buffer, uint8 `[PIECE_BYTES]`; None if none is free and waiting is not wanted or took too long."""
+        with self._changed:
+            if not self._free and self._num_made < self.num_buffers:
+                self._num_made += 1
+                make = True
+            elif self._free or (wait and self._changed.wait_for(lambda: bool(self._free), timeout_s)):
+                return self._free.pop()
+            else:
+                make = False
+        return self._make() if make else None
+
+    def release(self, buffer: Tensor) -> None:
+        """Give a buffer back."""
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify()
+
+    def _make(self) -> Tensor:
+        return torch.zeros(PIECE_BYTES, dtype=torch.uint8, pin_memory=self._pinned)
+
+
+def place_columns(buffer: Tensor, columns: dict[str, Tensor], num_rows: int) -> dict[str, Tensor]:
+    """Room for `num_rows` rows of each column inside a buffer, aligned.
+
+    Args:
+        buffer: uint8 `[PIECE_BYTES]`.
+        columns: tensors whose dtype and width are wanted, `[rows]` or `[rows, cols]`.
+        num_rows: at most `rows_per_piece(columns)`.
+    """
+    placed, begin = {}, 0
+    for name, column in columns.items():
+        shape = (num_rows, *column.shape[1:])
+        num_bytes = torch.Size(shape).numel() * column.element_size()
+        placed[name] = buffer[begin : begin + num_bytes].view(column.dtype).view(shape)
+        begin = _aligned(begin + num_bytes)
+    return placed
+
+
+def rows_per_piece(columns: dict[str, Tensor]) -> int:
+    """Rows of these columns that fit into a buffer.
+
+    Raises:
+        ValueError: not even one does.
+    """
+    per_row = sum(column[:1].numel() * column.element_size() for column in columns.values())
+    rows = (PIECE_BYTES - ALIGNMENT * len(columns)) // max(1, per_row)
+    if rows < 1:
+        raise ValueError(f"a row takes {per_row} bytes; at most {PIECE_BYTES} can be saved")
+    return rows
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
