@@ -15,6 +15,7 @@ from cpr.errors import CorruptFileError
 
 FORMAT: Final = "cpr-checkpoint"
 VERSION: Final = 1
+_NO_DIGEST: Final = "0" * 32
 
 Kind = Literal["base", "rows"]
 Moment = Literal["consistent", "rolling"]
@@ -138,27 +139,32 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         """Of all files, without the manifest."""
-        return sum(entry.num_bytes for entry in (*self.rows, *self.states))
+        return sum(entry.num_bytes for entry in self.rows) + sum(entry.num_bytes for entry in self.states)
 
     def to_json(self) -> bytes:
-        """As it is stored."""
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return (json.dumps(body, indent=1) + "\n").encode()
+        """As it is stored, with the XXH3-128 of the whole file in it, taken while 32 zeros stood for it."""
+        body = {"format": FORMAT, "version": VERSION, "digest": _NO_DIGEST, **asdict(self)}
+        data = (json.dumps(body, indent=1) + "\n").encode()
+        return data.replace(_NO_DIGEST.encode(), digest(data).encode(), 1)
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> "Manifest":
         """Read one back.
 
         Raises:
-            CorruptFileError: not a manifest of this version.
+            CorruptFileError: not a manifest of this version, or damaged.
         """
         try:
             body = json.loads(data)
-            name, version = body.pop("format"), body.pop("version")
+            name, version, own_digest = body.pop("format"), body.pop("version"), body.pop("digest", "")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CorruptFileError(f"{path} is not a manifest ({error})") from error
         if (name, version) != (FORMAT, VERSION):
-            raise CorruptFileError(f"{path} has format {name} {version}; this program reads {FORMAT} {VERSION}")
+            raise CorruptFileError(
+                f"{path} has format {name} {version}; this program reads {FORMAT} {VERSION}"
+            )
+        if digest(data.replace(str(own_digest).encode(), _NO_DIGEST.encode(), 1)) != own_digest:
+            raise CorruptFileError(f"{path} differs from the digest in it: it is damaged or was edited")
         try:
             return cls(
                 **{

@@ -1,0 +1,219 @@
+"""Which states a checkpoint directory holds: its saves, followed back from each one to a base.
+
+A state is a base and the row saves up to some save, every one of them the parent of the next. A save names
+its parent by number and by the digest of the parent's manifest, so a gap, a copy, a stranger or a rewritten
+save breaks the chain at that place; what is older still counts. Only manifests are read here, no rows:
+whether the files behind them are intact shows when they are loaded or verified.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cpr.checkpoint.manifest import Manifest, Parent, TableEntry, digest, manifest_path, save_folder
+from cpr.checkpoint.storage import Storage
+from cpr.errors import CheckpointError, CorruptFileError
+
+READERS: Final = 16
+"""Manifests that are read at a time: on object stores the wait for each answer is what takes long."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that one committed save stands for."""
+
+    saves: tuple[Manifest, ...]
+    """The base, then the row saves on top of it in order; the last one is the save itself."""
+
+    @property
+    def newest(self) -> Manifest:
+        """The save that gives the state its step and everything that is no table."""
+        return self.saves[-1]
+
+    @property
+    def sequence(self) -> int:
+        """Sequence of the newest save."""
+        return self.newest.sequence
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.newest.step
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files of all its saves, without the manifests."""
+        return sum(save.num_bytes for save in self.saves)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A save that gives no state, and why."""
+
+    sequence: int
+    reason: str
+    """Names the file, what is wrong, and what it means."""
+    unfinished: bool = False
+    """Never committed: an interrupted save, no sign of damage. The next owner of the directory removes it."""
+
+
+class _Save(NamedTuple):
+    manifest: Manifest
+    digest: str
+
+
+def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State], list[Rejected]]:
+    """Follow every save of a directory back to its base.
+
+    Two saves may have the same parent (after falling back to an older state, training goes on from there), so
+    states can share saves. A base made by merging ranks right after the newest save that went into it.
+
+    Args:
+        storage: the checkpoint directory.
+        run_id: accept saves of this run alone; None: of any run, but never a mixture in one state.
+
+    Returns:
+        All states, newest first, and all saves that give none, newest first. Folders of `saves/` that are not
+        called by a number are not looked at.
+
+    Raises:
+        CheckpointError: the directory itself cannot be listed.
+    """
+    saves, rejected, copies = _read_saves(storage)
+    states: dict[int, State] = {}
+    for sequence, save in sorted(saves.items()):
+        fault = _fault(save.manifest, saves, rejected, run_id)
+        if fault:
+            rejected[sequence] = Rejected(sequence, f"{manifest_path(sequence)} {fault}")
+        else:
+            parent = save.manifest.parent
+            older = states[parent.sequence].saves if parent else ()
+            states[sequence] = State((*older, save.manifest))
+    refused = sorted((*rejected.values(), *copies), key=lambda save: save.sequence, reverse=True)
+    return sorted(states.values(), key=_age, reverse=True), refused
+
+
+def _age(state: State) -> tuple[int, int]:
+    return max(state.newest.merged, default=state.sequence), state.sequence
+
+
+def _read_saves(storage: Storage) -> tuple[dict[int, _Save], dict[int, Rejected], list[Rejected]]:
+    """All saves with a manifest, those without a usable one, and folders that repeat another's number."""
+    saves: dict[int, _Save] = {}
+    rejected: dict[int, Rejected] = {}
+    copies: list[Rejected] = []
+    numbered: list[int] = []
+    for name in storage.list("saves"):
+        if name.isascii() and name.isdigit():
+            folder = save_folder(int(name))
+            if folder == f"saves/{name}":
+                numbered.append(int(name))
+            else:
+                reason = (
+                    f"saves/{name} is a copy: save {int(name)} belongs in {folder}; remove one of the two"
+                )
+                copies.append(Rejected(int(name), reason))
+    with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:
+        found = pool.map(lambda sequence: _read_save(storage, sequence), numbered)
+        for sequence, save in zip(numbered, found, strict=True):
+            if isinstance(save, _Save):
+                saves[sequence] = save
+            else:
+                rejected[sequence] = save
+    return saves, rejected, copies
+
+
+def _read_save(storage: Storage, sequence: int) -> _Save | Rejected:
+    path = manifest_path(sequence)
+    try:
+        data = _read_manifest(storage, sequence)
+        if data is None:
+            return Rejected(sequence, f"{path} is not there: the save was never finished", unfinished=True)
+        manifest = Manifest.from_json(data, path)
+    except CheckpointError as error:
+        return Rejected(sequence, str(error))
+    if manifest.sequence != sequence:
+        return Rejected(
+            sequence,
+            f"{path} says that it is save {manifest.sequence}: its folder was copied or renamed, and "
+            "counting it would lay old rows over newer ones",
+        )
+    return _Save(manifest, digest(data))
+
+
+def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
+    path = manifest_path(sequence)
+    try:
+        data = bytearray(storage.size(path))
+        storage.read_into(path, 0, memoryview(data))
+    except CorruptFileError:
+        if path.rsplit("/", 1)[1] in storage.list(save_folder(sequence)):
+            raise
+        return None
+    return bytes(data)
+
+
+def _fault(
+    save: Manifest, saves: Mapping[int, _Save], rejected: Mapping[int, Rejected], run_id: str | None
+) -> str | None:
+    """Why a save gives no state; None when it does. The saves before it have been judged already."""
+    if run_id is not None and save.run_id != run_id:
+        return f"is of run {save.run_id}, not of run {run_id}: another run wrote to this directory"
+    if save.kind == "base":
+        whole = save.parent is None and save.base == save.sequence
+        return None if whole else "calls itself a base and yet builds on another save: no writer makes that"
+    if save.parent is None:
+        return "is a row save that names no parent: there is nothing to lay its rows upon"
+    return _broken_link(save, save.parent, saves, rejected)
+
+
+def _broken_link(
+    save: Manifest, parent: Parent, saves: Mapping[int, _Save], rejected: Mapping[int, Rejected]
+) -> str | None:
+    if parent.sequence >= save.sequence:
+        return f"builds on save {parent.sequence}, which comes after it: the order of the saves is wrong"
+    for role, sequence in (("lies on base", save.base), ("builds on save", parent.sequence)):
+        if sequence not in saves and sequence not in rejected:
+            return f"{role} {sequence}, which is missing: its rows are lost, and there is a gap"
+        if sequence in rejected:
+            state = "was never finished" if rejected[sequence].unfinished else "cannot be used itself"
+            return f"{role} {sequence}, which {state}"
+    return _misfit(save, parent, saves[parent.sequence])
+
+
+def _misfit(save: Manifest, parent: Parent, found: _Save) -> str | None:
+    older = found.manifest
+    whose = f"its parent, save {older.sequence},"
+    if save.run_id != older.run_id:
+        return f"is of run {save.run_id}, {whose} of run {older.run_id}: one of them is a stranger"
+    if parent.digest != found.digest:
+        return (
+            f"builds on a save {older.sequence} whose manifest has digest {parent.digest}, but the one here "
+            f"has {found.digest}: one of the two is a stranger or was written again"
+        )
+    if save.base != older.base:
+        return f"lies on base {save.base}, {whose} on base {older.base}: the order of the saves is wrong"
+    if save.step < older.step:
+        return f"is of step {save.step}, {whose} of step {older.step}: the order of the saves is wrong"
+    return _different_tables(save.tables, older.tables, whose)
+
+
+def _different_tables(
+    tables: Mapping[str, TableEntry], older: Mapping[str, TableEntry], whose: str
+) -> str | None:
+    for fqn in sorted(tables.keys() | older.keys()):
+        mine, theirs = _layout(tables.get(fqn)), _layout(older.get(fqn))
+        if mine != theirs:
+            return f"has table {fqn} as {mine}, {whose} as {theirs}: they are of different models"
+    return None
+
+
+def _layout(table: TableEntry | None) -> str:
+    if table is None:
+        return "absent"
+    columns = (
+        f"{name} {column.dtype} per {'row' if column.per_row else 'element'}"
+        for name, column in sorted(table.columns.items())
+    )
+    return f"{table.rows} x {table.cols} ({', '.join(columns)})"
