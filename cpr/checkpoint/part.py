@@ -17,6 +17,7 @@ from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.state import write_state
 from cpr.checkpoint.storage import Storage
+from cpr.errors import SaveFailedError
 from cpr.shards.shard import TableShard
 
 
@@ -78,9 +79,10 @@ class PartWriter:
         self._part.tables = {shard.table_fqn: table_entry(shard) for shard in shards}
         return self._part
 
-    def abandon(self, error: BaseException) -> None:
+    def abandon(self) -> None:
         """Leave the open file without finishing it, so that it does not appear."""
-        self._file.__exit__(type(error), error, error.__traceback__)
+        error = SaveFailedError(f"{self._folder} was abandoned")
+        self._file.__exit__(type(error), error, None)
 
     def _open(self, shard: TableShard) -> None:
         self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"

@@ -1,0 +1,186 @@
+"""The saves of a directory as the ranks that write it know them: committing, merging, clearing away.
+
+Every method is called by all ranks together, in the background thread that runs their saves.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.manifest import Manifest, RowFileEntry, StateFileEntry, manifest_path, save_folder
+from cpr.checkpoint.merge import merge_row_files
+from cpr.checkpoint.part import Part
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.storage import Storage
+from cpr.checkpoint.verify import verify_files
+from cpr.errors import CheckpointError, SaveFailedError
+
+logger = logging.getLogger(__name__)
+
+COPY_BYTES: Final = 8 * 2**20
+
+Place = tuple[str, int, int]
+
+
+@dataclass(kw_only=True)
+class History:
+    """What is committed, and what comes next."""
+
+    storage: Storage
+    group: RankGroup
+    lock: DirectoryLock | None
+    """Held by rank 0."""
+    retention: Retention
+    merge_after: int
+    """Merge a chain into a new base when it has more row saves than this; 0: never."""
+    run_id: str
+    next_sequence: int
+    committed: list[Manifest]
+    """All saves of this run that count, oldest first."""
+    chain: list[Manifest]
+    """The base and the row saves that the next row save builds on."""
+
+    def commit(
+        self,
+        sequence: int,
+        part: Part,
+        problem: str | None,
+        manifest_of: Callable[[Sequence[Part]], Manifest],
+    ) -> Manifest:
+        """Make a save count, if every rank has written its part.
+
+        Args:
+            sequence: of the save.
+            part: what this rank has written.
+            problem: why it could not.
+            manifest_of: the manifest from the parts of all ranks, in order.
+
+        Raises:
+            SaveFailedError: it does not count; says what happened on which rank.
+        """
+        self.next_sequence = sequence + 1
+        answers = self.group.gather((part, problem))
+        problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
+        manifest = None
+        if self.group.rank == 0:
+            if not problems:
+                manifest = manifest_of([part for part, _ in answers])
+                problems = self._write_manifest(manifest)
+            if problems:
+                self._delete(sequence)
+        manifest, problems = self.group.broadcast((manifest, problems))
+        if problems or manifest is None:
+            last = f"save {self.chain[-1].sequence}" if self.chain else "nothing"
+            raise SaveFailedError(
+                f"save {sequence} to {self.storage.uri} failed on {'; '.join(problems)}. "
+                f"It does not count; {last} is the newest that does"
+            )
+        self.committed.append(manifest)
+        self.chain = [manifest] if manifest.kind == "base" else [*self.chain, manifest]
+        return manifest
+
+    def tidy(self) -> None:
+        """Merge a chain that has grown long; delete what the retention policy does not keep.
+
+        Raises:
+            SaveFailedError: the merged base could not be written, or the newest state does not verify.
+        """
+        if self.merge_after and len(self.chain) - 1 > self.merge_after:
+            self._merge()
+        doomed = self.retention.doomed(self.committed)
+        if not doomed:
+            return
+        self._verify_newest()
+        if self.group.rank == 0:
+            for sequence in doomed:
+                self._delete(sequence)
+        self.committed = [manifest for manifest in self.committed if manifest.sequence not in doomed]
+
+    def _merge(self) -> None:
+        sequence, chain = self.next_sequence, self.chain
+        part, problem = Part(), None
+        try:
+            self._write_merged(sequence, part)
+        except Exception as error:
+            problem = str(error)
+        self.commit(
+            sequence,
+            part,
+            problem,
+            lambda parts: replace(
+                chain[-1],
+                sequence=sequence,
+                kind="base",
+                parent=None,
+                base=sequence,
+                moment="rolling",
+                rows=tuple(entry for part in parts for entry in part.rows),
+                states=tuple(entry for part in parts for entry in part.states),
+                merged=tuple(manifest.sequence for manifest in chain),
+            ),
+        )
+
+    def _write_merged(self, sequence: int, part: Part) -> None:
+        rank, world_size = self.group.rank, self.group.world_size
+        folder, newest = save_folder(sequence), self.chain[-1]
+        for place in sorted({place_of(entry) for entry in self.chain[0].rows})[rank::world_size]:
+            layers = [
+                (save_folder(manifest.sequence), entry)
+                for manifest in self.chain
+                for entry in manifest.rows
+                if place_of(entry) == place
+            ]
+            path = layers[0][1].path
+            with self.storage.create(f"{folder}/{path}") as sink:
+                part.rows.append(merge_row_files(self.storage, layers, sink, path))
+        for state in newest.states[rank::world_size]:
+            self._copy(f"{save_folder(newest.sequence)}/{state.path}", f"{folder}/{state.path}", state)
+            part.states.append(state)
+
+    def _copy(self, source: str, target: str, entry: StateFileEntry) -> None:
+        buffer = memoryview(bytearray(min(COPY_BYTES, entry.num_bytes)))
+        with self.storage.create(target) as sink:
+            for offset in range(0, entry.num_bytes, COPY_BYTES):
+                piece = buffer[: min(COPY_BYTES, entry.num_bytes - offset)]
+                self.storage.read_into(source, offset, piece)
+                sink.write(piece)
+
+    def _verify_newest(self) -> None:
+        """Read the newest state again before anything older goes."""
+        rank, world_size = self.group.rank, self.group.world_size
+        problem = None
+        try:
+            for manifest in self.chain:
+                verify_files(self.storage, manifest, [*manifest.rows, *manifest.states][rank::world_size])
+        except CheckpointError as error:
+            problem = str(error)
+        problems = [text for text in self.group.gather(problem) if text]
+        if problems:
+            raise SaveFailedError(
+                f"{'; '.join(problems)}. Older saves are kept; save a new base and look at the storage"
+            )
+
+    def _write_manifest(self, manifest: Manifest) -> list[str]:
+        try:
+            if self.lock is not None:
+                self.lock.check()
+            with self.storage.create(manifest_path(manifest.sequence)) as sink:
+                sink.write(memoryview(manifest.to_json()))
+        except Exception as error:
+            return [f"rank 0: {error}"]
+        return []
+
+    def _delete(self, sequence: int) -> None:
+        try:
+            self.storage.delete(manifest_path(sequence))  # first: without it the rest is nothing
+            self.storage.delete(save_folder(sequence))
+        except CheckpointError as error:
+            logger.warning("could not delete save %d: %s", sequence, error)
+
+
+def place_of(entry: RowFileEntry) -> Place:
+    """Table and place of the shard that a file's rows are from."""
+    return entry.table_fqn, entry.row_offset, entry.col_offset

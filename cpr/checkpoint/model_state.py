@@ -1,0 +1,110 @@
+"""Everything beside the table rows: captured in one moment, and given back.
+
+Dense parameters and what is registered as common are equal on all ranks, so rank 0 writes them alone; what
+belongs to one rank (random generators, for example) each rank writes for itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cpr.checkpoint.saver import States
+from cpr.errors import MismatchError
+from cpr.shards import dense_tensors
+
+
+class Stateful(Protocol):
+    """Anything whose state belongs into a checkpoint: optimizers, schedules, loaders, trackers."""
+
+    def state_dict(self) -> Any:
+        """Its state: nested plain data and tensors, see `cpr.checkpoint.state`."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Go on from a state."""
+
+
+class ModelState:
+    """The state of a run that is not table rows.
+
+    Args:
+        model: the sharded model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._dense = dense_tensors(model)
+        self._common: dict[str, Stateful] = {}
+        self._own: dict[str, Stateful] = {}
+
+    def register(self, name: str, state: Stateful, per_rank: bool) -> None:
+        """Save and load `state` under `name`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._common or name in self._own:
+            raise ValueError(f"{name!r} is registered already; choose another name")
+        (self._own if per_rank else self._common)[name] = state
+
+    def capture(self, step: int, rank: int) -> States:
+        """A copy of all state on the host, as of now."""
+        common = None
+        if rank == 0:
+            common = {
+                "steps_done": step,
+                "dense": to_host(self._dense),
+                "registered": {name: to_host(state.state_dict()) for name, state in self._common.items()},
+            }
+        own = {name: to_host(state.state_dict()) for name, state in self._own.items()}
+        return States(step, common, own or None)
+
+    def check(self, common: Mapping[str, Any]) -> None:
+        """Whether saved state fits this model.
+
+        Raises:
+            MismatchError: names what differs and what to do.
+        """
+        saved = common["dense"]
+        for name in sorted(set(saved) ^ set(self._dense)):
+            where = "the model" if name in self._dense else "the saved state"
+            raise MismatchError(f"only {where} has {name!r}: build the model with the options it was saved with")
+        for name, tensor in self._dense.items():
+            if saved[name].shape != tensor.shape:
+                raise MismatchError(
+                    f"{name} is {list(tensor.shape)} in the model and {list(saved[name].shape)} in the saved "
+                    "state: build the model with the options it was saved with"
+                )
+        if missing := sorted(set(self._common) - set(common["registered"])):
+            raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
+
+    def apply(self, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> int:
+        """Put checked state into place; returns the training steps done.
+
+        Args:
+            common: of all ranks.
+            own: of this rank; None if it was saved by another number of ranks, so that it belongs to nobody.
+        """
+        with torch.no_grad():
+            for name, tensor in self._dense.items():
+                tensor.copy_(common["dense"][name])
+        for name, state in self._common.items():
+            state.load_state_dict(common["registered"][name])
+        for name, state in self._own.items():
+            if own is not None and name in own:
+                state.load_state_dict(own[name])
+        return int(common["steps_done"])
+
+
+def to_host(tree: Any) -> Any:
+    """A copy of nested state that shares no memory with it, all tensors on the CPU."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, Mapping):
+        return {key: to_host(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(to_host(value) for value in tree)
+    return tree

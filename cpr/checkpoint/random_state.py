@@ -1,0 +1,26 @@
+"""The random generators of this process as one object with a `state_dict`."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class RandomGenerators:
+    """Python's, NumPy's and PyTorch's default generators, CUDA's of the current device included."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they are."""
+        state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; a generator that was not saved, or is not here, stays as it is."""
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,218 @@
+"""The background half of saving: one thread a rank that turns pieces into files, and files into a fact.
+
+All ranks run the same saves in the same order. Each writes its own files, then they tell each other how it
+went, and rank 0 commits the manifest if it went well everywhere: a failure on any rank fails the save on all.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from cpr.checkpoint.history import History
+from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, digest
+from cpr.checkpoint.part import Part, PartWriter, merge_tables
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.snapshot import Piece
+from cpr.checkpoint.staging import StagingPool
+from cpr.checkpoint.storage import Storage
+from cpr.errors import CheckpointError, SaveFailedError
+from cpr.shards.shard import TableShard
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class States:
+    """What is saved beside the rows, captured in one moment."""
+
+    step: int
+    """Training steps done at that moment."""
+    common: Any | None
+    """The same on all ranks; None on ranks that do not write it."""
+    own: Any | None
+    """Of this rank; None if there is nothing."""
+
+
+class Save:
+    """A save that is under way, or over.
+
+    Args:
+        kind: `base` or `rows`.
+        moment: of the rows in it.
+        codec: of the weights.
+    """
+
+    def __init__(self, kind: Kind, moment: Moment, codec: str) -> None:
+        self.kind, self.moment, self.codec = kind, moment, codec
+        self.blocked_s = 0.0
+        """Time that training on this rank has waited for it."""
+        self.manifest: Manifest | None = None
+        """What was committed; None before, and if it failed."""
+        self.error: SaveFailedError | None = None
+        """Why it failed."""
+        self.broken = threading.Event()
+        """Set when this rank cannot write any more, so that copying may stop."""
+        self._feed: queue.SimpleQueue[Piece | States | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is committed or has failed."""
+        return self._over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is done; whether it is."""
+        return self._over.wait(timeout_s)
+
+    def feed(self, item: Piece | States) -> None:
+        """Hand over the next piece; `States` are the last."""
+        self._feed.put(item)
+
+    def cancel(self) -> None:
+        """Nothing more will come, and the save must not count."""
+        self._feed.put(None)
+
+    def take(self) -> Piece | States | None:
+        """The next item; None if it was cancelled."""
+        return self._feed.get()
+
+    def finish(self, manifest: Manifest | None, error: SaveFailedError | None) -> None:
+        """It is over."""
+        self.manifest, self.error = manifest, error
+        self._over.set()
+
+
+class Saver:
+    """Runs saves one after the other in a thread of its own.
+
+    Args:
+        storage: of the checkpoint.
+        pool: where pieces come from, and go back to.
+        group: of the ranks; used by the thread alone from now on.
+        history: the saves that exist; changed by the thread alone from now on.
+        shards: of this rank.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        pool: StagingPool,
+        group: RankGroup,
+        history: History,
+        shards: Sequence[TableShard],
+    ) -> None:
+        self._storage, self._pool, self._group, self._history = storage, pool, group, history
+        self._shards = shards
+        self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="checkpoint-saver", daemon=True)
+        self._thread.start()
+
+    def start(self, save: Save) -> None:
+        """Run a save; its pieces follow."""
+        self._queue.put(save)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Finish what was started, then end the thread; whether it ended in time."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (save := self._queue.get()) is not None:
+            began = time.perf_counter()
+            try:
+                manifest = self._save(save)
+            except Exception as error:  # whatever it is, training must hear of it
+                save.finish(None, error if isinstance(error, SaveFailedError) else _lost_touch(error))
+                continue
+            if self._group.rank == 0:
+                logger.info(
+                    "saved %s %d: %.1f MB at step %d in %.2f s",
+                    manifest.kind,
+                    manifest.sequence,
+                    manifest.num_bytes / 1e6,
+                    manifest.step,
+                    time.perf_counter() - began,
+                )
+            try:
+                self._history.tidy()
+            except Exception as error:  # the save counts all the same
+                save.finish(manifest, error if isinstance(error, SaveFailedError) else _lost_touch(error))
+                continue
+            save.finish(manifest, None)
+
+    def _save(self, save: Save) -> Manifest:
+        sequence = self._history.next_sequence
+        writer = PartWriter(self._storage, sequence, save.codec, with_ids=save.kind == "rows")
+        step, problem = self._write_all(save, writer)
+        part = Part()
+        if problem is None:
+            try:
+                part = writer.finish(self._shards)
+            except Exception as error:
+                problem = _describe(error)
+        chain = self._history.chain
+
+        def manifest_of(parts: Sequence[Part]) -> Manifest:
+            newest = chain[-1] if save.kind == "rows" else None
+            return Manifest(
+                run_id=self._history.run_id,
+                sequence=sequence,
+                kind=save.kind,
+                parent=newest and Parent(sequence=newest.sequence, digest=digest(newest.to_json())),
+                base=chain[0].sequence if newest else sequence,
+                moment=save.moment,
+                step=step,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                world_size=self._group.world_size,
+                tables=merge_tables(parts),
+                rows=tuple(entry for part in parts for entry in part.rows),
+                states=tuple(entry for part in parts for entry in part.states),
+            )
+
+        return self._history.commit(sequence, part, problem, manifest_of)
+
+    def _write_all(self, save: Save, writer: PartWriter) -> tuple[int, str | None]:
+        """Take all that is fed, whatever happens, so that every buffer comes back; step and problem."""
+        problem = None
+        while True:
+            item = save.take()
+            if item is None:
+                writer.abandon()
+                return 0, problem or "training ended before everything was copied"
+            try:
+                if problem is None:
+                    if isinstance(item, Piece):
+                        writer.write(item)
+                    else:
+                        self._write_states(writer, item)
+            except Exception as error:
+                problem = _describe(error)
+                writer.abandon()
+                save.broken.set()
+            finally:
+                if isinstance(item, Piece):
+                    self._pool.release(item.buffer)
+            if isinstance(item, States):
+                return item.step, problem
+
+    def _write_states(self, writer: PartWriter, states: States) -> None:
+        if states.common is not None:
+            writer.write_state(states.common, None)
+        if states.own is not None:
+            writer.write_state(states.own, self._group.rank)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _lost_touch(error: BaseException) -> SaveFailedError:
+    return SaveFailedError(f"a save could not be finished ({_describe(error)}); nothing of it counts")
