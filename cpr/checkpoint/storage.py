@@ -1,4 +1,4 @@
-"""Where bytes become durable: the protocol of few methods behind which local disks and object stores look alike.
+"""Where bytes become durable: a protocol of few methods behind which local disks and object stores look alike.
 
 Paths are relative, with `/`. `open_storage` gives the right one for a URI.
 """
@@ -6,10 +6,14 @@ Paths are relative, with `/`. `open_storage` gives the right one for a URI.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.remote import ArrowStorage
 
 
 class Sink(Protocol):
-    """A file that is being written; it appears under its name, durable, when its block ends without an error."""
+    """A file that is being written; it appears under its name, durable, once its block ends without error."""
 
     def write(self, data: memoryview) -> None:
         """Append bytes; the memory may be reused as soon as this returns."""
@@ -19,7 +23,7 @@ class Storage(Protocol):
     """A directory on a local disk, a shared file system or an object store.
 
     Every method raises `CheckpointError` with the file's name, the cause and what to do
-    (`CorruptFileError` where a file is missing or shorter than asked). All may be called from several threads.
+    (`CorruptFileError` where a file is missing or shorter than asked). Any thread may call any of them.
     """
 
     uri: str
@@ -38,7 +42,27 @@ class Storage(Protocol):
         """Bytes of a file."""
 
     def list(self, folder: str = "") -> Iterator[str]:
-        """Names of files and folders directly inside `folder`, sorted; nothing when there is no such folder."""
+        """Names of files and folders directly inside `folder`, sorted; none when there is no such folder."""
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all that is in it; no error when it is gone already."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes of this machine out of the block; object stores cannot, and do nothing."""
+
+
+def open_storage(uri: str) -> Storage:
+    """Storage for a path, or for any URI that pyarrow knows.
+
+    Args:
+        uri: `runs/a`, `file:///runs/a`, `s3://bucket/prefix?region=..`, `gs://..`, `hdfs://..`, `abfs://..`.
+
+    Raises:
+        ValueError: nothing can be opened for this URI.
+        CheckpointError: the store cannot be reached.
+    """
+    if uri.startswith("file://"):
+        uri = unquote(urlsplit(uri).path)
+    if "://" not in uri:
+        return LocalStorage(uri)
+    return ArrowStorage(uri)

@@ -1,0 +1,87 @@
+"""What an error of a disk or a store means to the user: the file, the cause, and what to do about it."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from cpr.errors import CheckpointError, CorruptFileError
+
+_FULL: Final = "free some space, keep fewer checkpoints, or write to another place"
+_REFUSED: Final = "make it writable for this user, or name another directory"
+_BROKEN: Final = "the device is failing: look at the kernel's log and use another one"
+_GONE: Final = (
+    "somebody removed the folder, or the disk is no longer mounted; check that the directory is there"
+)
+
+_BY_ERRNO: Final = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "raise the limit on file size (`ulimit -f`), or write to another file system",
+    errno.EROFS: _REFUSED,
+    errno.EACCES: _REFUSED,
+    errno.EPERM: _REFUSED,
+    errno.EIO: _BROKEN,
+    errno.ESTALE: _GONE,
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away, or name another directory",
+    errno.EISDIR: "a folder stands where a file is needed: move it away, or name another directory",
+    errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
+}
+
+_BY_WORD: Final = {
+    "NO_SUCH_BUCKET": "create the bucket, or correct its name in the URI",
+    "ACCESS_DENIED": "let these credentials read, write and delete under this prefix",
+    "INVALID_ACCESS_KEY": "check the access key (AWS_ACCESS_KEY_ID, or the profile)",
+    "SIGNATURE": "check the secret key (AWS_SECRET_ACCESS_KEY) and this machine's clock",
+    "NETWORK_CONNECTION": "check that the store is up and can be reached from here",
+}
+"""Words in the messages of pyarrow's object stores, whose errors carry no number."""
+
+
+@contextmanager
+def explained(doing: str, file: str) -> Iterator[None]:
+    """Turn operating system errors of the block into checkpoint errors.
+
+    Args:
+        doing: what the block does, as in "writing".
+        file: full name, for the message.
+
+    Raises:
+        CorruptFileError: the file is not there, and `doing` is "reading".
+        CheckpointError: everything else.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if doing == "reading":
+            raise CorruptFileError(f"{file} is missing") from error
+        raise _explain(doing, file, error) from error
+    except OSError as error:
+        raise _explain(doing, file, error) from error
+
+
+def cut_short(file: str, wanted: int, size: int) -> CorruptFileError:
+    """The error for a file that ends before what should be in it."""
+    return CorruptFileError(
+        f"{file} is cut short: it has {size} bytes, and what is up to byte {wanted} was asked for"
+    )
+
+
+def check_path(path: str) -> str:
+    """The same path, when it stays inside its storage.
+
+    Raises:
+        ValueError: it is absolute or leads out of the storage.
+    """
+    if path and not all(part.strip(".") for part in path.split("/")):
+        raise ValueError(f"{path!r} is not a path inside a storage: it must be relative, without . or ..")
+    return path
+
+
+def _explain(doing: str, file: str, error: OSError) -> CheckpointError:
+    cause = error.strerror or " ".join(str(error).split())
+    advice = _BY_ERRNO.get(error.errno or 0) or next(
+        (text for word, text in _BY_WORD.items() if word in cause), "see the cause; the next save tries again"
+    )
+    return CheckpointError(f"{doing} {file} failed: {cause}. What to do: {advice}")
