@@ -1,0 +1,9 @@
+"""Which table shards live on this worker: live views of their weights and optimizer rows, by row."""
+
+from cpr.shards.dense import dense_tensors
+from cpr.shards.discovery import find_shards
+from cpr.shards.groups import TableGroup, table_groups
+from cpr.shards.matching import create_state
+from cpr.shards.shard import TableShard
+
+__all__ = ["TableGroup", "TableShard", "create_state", "dense_tensors", "find_shards", "table_groups"]

@@ -1,0 +1,146 @@
+"""Where TorchRec keeps tables: a walk through a model that ends at its FBGEMM modules.
+
+TorchRec's sharded collections hide their lookups from `modules()`, and wrap those of data-parallel tables
+in a `DistributedDataParallel`. All knowledge of that, and of how tables are named, is here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    DenseTableBatchedEmbeddingBagsCodegen,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import ShardedEmbeddingTable
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
+from torchrec.distributed.model_parallel import (
+    DistributedModelParallel,
+    DMPCollection,
+    get_unwrapped_module,
+)
+from torchrec.distributed.types import ShardingType
+
+COLLECTIONS: Final[dict[type[nn.Module], str]] = {
+    ShardedEmbeddingBagCollection: "embedding_bags",
+    ShardedEmbeddingCollection: "embeddings",
+}
+"""Modules that hold tables, and the name under which their `state_dict` lists them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedTable:
+    """A table, or a piece of one, in an FBGEMM module of this rank."""
+
+    fqn: str
+    """As in `model.state_dict()`, without `.weight`."""
+    shape: tuple[int, int]
+    """Rows and columns of the whole table."""
+    row_offset: int
+    col_offset: int
+    replicated: bool
+    """Data-parallel: every rank holds the whole table."""
+    weights: Tensor
+    """Live, `[rows, columns]` of the piece."""
+
+    @property
+    def name(self) -> str:
+        """The table's own name, which other modules may use as well."""
+        return self.fqn.rpartition(".")[2]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableGroup:
+    """One FBGEMM module (a "table batched embedding") and what lies in it."""
+
+    tbe: Any
+    tables: tuple[PlacedTable, ...]
+    """In the order of `tbe.split_embedding_weights()`."""
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules with their path in `model.state_dict()`, each module once."""
+    return _walk(model, "", set())
+
+
+def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, DMPCollection):
+        raise ValueError(
+            "DMPCollection (2D parallel) keeps a copy of each table per group of ranks, which is not "
+            "supported; use DistributedModelParallel"
+        )
+    if isinstance(module, DistributedModelParallel):
+        module = get_unwrapped_module(module)
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, child in module.named_children():
+        yield from _walk(child, f"{path}{name}.", seen)
+
+
+def tables_prefix(module: nn.Module) -> str | None:
+    """The name under which a sharded collection lists its tables; None for any other module."""
+    return next((prefix for kind, prefix in COLLECTIONS.items() if isinstance(module, kind)), None)
+
+
+def table_groups(model: nn.Module) -> Iterator[TableGroup]:
+    """All FBGEMM modules of a model on this rank.
+
+    Args:
+        model: a `DistributedModelParallel`, or any module with sharded collections in it.
+
+    Raises:
+        ValueError: the model holds tables in a way that is not supported; the message says which.
+    """
+    for path, module in walk(model):
+        if isinstance(module, ShardedManagedCollisionCollection):
+            raise ValueError(
+                f"{path.removesuffix('.')} remaps ids (managed collisions), whose state differs by rank and "
+                "cannot be saved yet; use an EmbeddingBagCollection without it"
+            )
+        prefix = tables_prefix(module)
+        if prefix is not None:
+            for kernel in _kernels(module):
+                yield _group(f"{path}{prefix}.", module.module_sharding_plan, kernel)
+
+
+def _kernels(collection: Any) -> Iterator[Any]:
+    for lookup in collection._lookups:
+        yield from getattr(lookup, "module", lookup)._emb_modules  # .module: of a DistributedDataParallel
+
+
+def _group(prefix: str, plan: Any, kernel: Any) -> TableGroup:
+    configs, tbe = kernel.config.embedding_tables, kernel.emb_module
+    if not isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen | DenseTableBatchedEmbeddingBagsCodegen):
+        raise ValueError(
+            f"{prefix}{configs[0].name} lives in a {type(tbe).__name__}, which cannot be saved; choose the "
+            "compute kernel fused, fused_uvm, fused_uvm_caching or dense"
+        )
+    placed = [
+        _placed(f"{prefix}{table.name}", table, plan[table.name].sharding_type, rows)
+        for table, rows in zip(configs, tbe.split_embedding_weights(), strict=True)
+    ]
+    return TableGroup(tbe=tbe, tables=tuple(placed))
+
+
+def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> PlacedTable:
+    shape = (table.num_embeddings, table.embedding_dim)
+    metadata = table.local_metadata  # None: the whole table
+    offsets, sizes = (metadata.shard_offsets, metadata.shard_sizes) if metadata else ((0, 0), shape)
+    if tuple(weights.shape) != tuple(sizes):
+        raise ValueError(
+            f"{fqn}: FBGEMM keeps {list(weights.shape)} of {weights.dtype} for a piece of {list(sizes)}; "
+            "tables quantised during training are not supported: choose FP32, FP16 or BF16"
+        )
+    return PlacedTable(
+        fqn=fqn,
+        shape=shape,
+        row_offset=offsets[0],
+        col_offset=offsets[1],
+        replicated=kind == ShardingType.DATA_PARALLEL.value,
+        weights=weights.detach(),
+    )

@@ -1,0 +1,136 @@
+"""The optimizer state of tables that an ordinary optimizer updates, found by the memory they share.
+
+TorchRec leaves the update of data-parallel tables to the user. Their parameter may be the table itself,
+FBGEMM's flat parameter with many tables in it, or a tall view over neighbours of one width: whatever it
+is, its memory contains the table's, which is what is looked for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class LookedUp(Mapping[str, Tensor]):
+    """A mapping that is made anew whenever it is read: optimizers replace their tensors when they load."""
+
+    def __init__(self, look: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._look = look
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._look()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._look())
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self._look())})"
+
+
+def match_state(
+    fqn: str, weights: Tensor, optimizers: Sequence[Optimizer]
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """State by row, and scalars, of the optimizer that updates a table; both empty when none does.
+
+    Args:
+        fqn: of the table, for messages.
+        weights: the table's live rows, contiguous.
+        optimizers: where to look.
+
+    Raises:
+        ValueError: several optimizers update the table, or its state fits neither rows nor scalars.
+    """
+    found = [
+        (optimizer, parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if _contains(parameter, weights)
+    ]
+    if not found:
+        return {}, {}
+    if len(found) > 1:
+        raise ValueError(f"{fqn} is updated by {len(found)} parameters of the optimizers; leave one")
+    ((optimizer, parameter),) = found
+
+    def look(scalars: bool) -> dict[str, Tensor]:
+        # numbers that are no tensors cannot be restored in place; they stay with the optimizer's own state
+        tensors = {
+            name: state.detach()
+            for name, state in optimizer.state.get(parameter, {}).items()
+            if isinstance(state, Tensor)
+        }
+        if scalars:
+            return {name: state.view(()) for name, state in tensors.items() if _is_scalar(state, parameter)}
+        return {
+            name: _rows(f"{fqn}: {name}", state, parameter, weights)
+            for name, state in tensors.items()
+            if not _is_scalar(state, parameter)
+        }
+
+    look(scalars=False)  # raises now what would else be raised in the middle of a save
+    return LookedUp(lambda: look(scalars=False)), LookedUp(lambda: look(scalars=True))
+
+
+def _contains(parameter: Tensor, weights: Tensor) -> bool:
+    if parameter.device != weights.device or parameter.dtype != weights.dtype:
+        return False
+    if parameter.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
+        return False
+    first = _place(parameter, weights)
+    return first >= 0 and first + weights.numel() <= parameter.numel()
+
+
+def _place(parameter: Tensor, weights: Tensor) -> int:
+    """Element of `parameter` where the table begins."""
+    return int(weights.storage_offset() - parameter.storage_offset())
+
+
+def _is_scalar(state: Tensor, parameter: Tensor) -> bool:
+    return state.numel() == 1 and state.dim() <= 1 and state.shape != parameter.shape
+
+
+def _rows(what: str, state: Tensor, parameter: Tensor, weights: Tensor) -> Tensor:
+    """The part of a parameter's state that belongs to the table's rows."""
+    rows, cols = weights.shape
+    first = _place(parameter, weights)
+    if state.shape == parameter.shape and state.is_contiguous():
+        return state.view(-1)[first : first + rows * cols].view(rows, cols)
+    is_by_row = parameter.dim() == 2 and parameter.shape[1] == cols and first % cols == 0
+    if is_by_row and state.is_contiguous() and state.shape in _row_shapes(parameter.shape[0]):
+        return state.view(-1)[first // cols : first // cols + rows]
+    raise ValueError(
+        f"{what} of shape {list(state.shape)} fits neither the rows nor the elements of its parameter, "
+        f"{list(parameter.shape)}; use an optimizer that keeps its state by row or by element"
+    )
+
+
+def _row_shapes(num_rows: int) -> tuple[torch.Size, torch.Size]:
+    return torch.Size([num_rows]), torch.Size([num_rows, 1])
+
+
+def create_state(optimizer: Optimizer) -> None:
+    """Make an optimizer that has not stepped yet create its state, so that a load can overwrite it.
+
+    It takes a step of learning rate 0 on gradients of 0. The state is then that of one step: only for an
+    optimizer whose state is about to be loaded. Does nothing when there is state already.
+
+    Args:
+        optimizer: with no gradients set, or ones that may be lost.
+    """
+    if optimizer.state:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
