@@ -31,7 +31,7 @@ class ColumnEntry:
     """One column of a table: its weights, or a state of its optimizer."""
 
     dtype: str
-    """Of the live tensor: float32, float16, bfloat16."""
+    """Of the live tensor: float32, float16, bfloat16, ...; int64 for row ids."""
     per_row: bool
     """One number a row; otherwise one an element."""
 
@@ -75,6 +75,10 @@ class RowFileEntry:
     digest: str
     """XXH3-128 of the whole file."""
     table_fqn: str
+    table_shape: tuple[int, int]
+    """Rows and columns of the whole table."""
+    columns: Mapping[str, ColumnEntry]
+    """What the file holds, in its order: `row` (row ids; row saves only), `weights`, the optimizer states."""
     row_offset: int
     """The shard that the rows are from: its place in the table."""
     num_rows: int
@@ -83,7 +87,8 @@ class RowFileEntry:
     codec: str
     """Of the weights: fp32, fp16, int8, int4; `exact` keeps the table's own dtype. State is never encoded."""
     max_error: float
-    """Largest absolute difference that the codec made to a weight; 0.0 for exact."""
+    """Largest absolute difference that codecs made to a weight: 0.0 for exact, unless the file was merged from
+    others."""
     first_step: int
     """Training step of the oldest row in it."""
     last_step: int
@@ -186,7 +191,14 @@ def _table(entry: Mapping[str, Any]) -> TableEntry:
 
 
 def _row_file(entry: Mapping[str, Any]) -> RowFileEntry:
-    return RowFileEntry(**{**entry, "chunks": tuple(ChunkEntry(**chunk) for chunk in entry["chunks"])})
+    return RowFileEntry(
+        **{
+            **entry,
+            "table_shape": tuple(entry["table_shape"]),
+            "columns": {name: ColumnEntry(**column) for name, column in entry["columns"].items()},
+            "chunks": tuple(ChunkEntry(**chunk) for chunk in entry["chunks"]),
+        }
+    )
 
 
 def save_folder(sequence: int) -> str:
