@@ -87,8 +87,8 @@ class RowFileEntry:
     codec: str
     """Of the weights: fp32, fp16, int8, int4; `exact` keeps the table's own dtype. State is never encoded."""
     max_error: float
-    """Largest absolute difference that codecs made to a weight: 0.0 for exact, unless the file was merged from
-    others."""
+    """Largest absolute difference that the codec made to a weight: 0.0 for exact; of a file that was merged
+    from others, the largest of theirs."""
     first_step: int
     """Training step of the oldest row in it."""
     last_step: int
