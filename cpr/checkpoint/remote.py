@@ -29,7 +29,7 @@ class ArrowStorage:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.split("?")[0].rstrip("/")
+        self.uri = uri.split("?", maxsplit=1)[0].rstrip("/")
         self._system, root = pyarrow.fs.FileSystem.from_uri(uri)
         self._root = root.rstrip("/")
 
@@ -77,9 +77,9 @@ class ArrowStorage:
             elif kind == pyarrow.fs.FileType.File:
                 self._system.delete_file(where)
 
-    def alone(self) -> AbstractContextManager[None]:
+    def alone(self) -> AbstractContextManager[bool]:
         """See `Storage.alone`."""
-        return nullcontext()
+        return nullcontext(False)
 
     def _locate(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}".rstrip("/")

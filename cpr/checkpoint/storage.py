@@ -1,4 +1,4 @@
-"""Where bytes become durable: a protocol of few methods behind which local disks and object stores look alike.
+"""Where bytes become durable: few methods behind which local disks and object stores look alike.
 
 Paths are relative, with `/`. `open_storage` gives the right one for a URI.
 """
@@ -47,8 +47,8 @@ class Storage(Protocol):
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all that is in it; no error when it is gone already."""
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes of this machine out of the block; object stores cannot, and do nothing."""
+    def alone(self) -> AbstractContextManager[bool]:
+        """Keep other processes out of the block; False where that is not possible (object stores)."""
 
 
 def open_storage(uri: str) -> Storage:
