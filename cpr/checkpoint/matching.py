@@ -1,0 +1,120 @@
+"""Whether a saved state fits the shards that it is to be loaded into; asked before anything is written."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cpr.checkpoint.chain import State
+from cpr.checkpoint.manifest import Manifest, RowFileEntry, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.part import table_entry
+from cpr.errors import CorruptFileError, MismatchError
+from cpr.shards.shard import TableShard
+
+Interval = tuple[int, int]
+Box = tuple[Interval, Interval]
+"""Rows and columns, each from the first to before the last."""
+
+
+def check_fit(state: State, shard: TableShard) -> None:
+    """Refuse a state of another model, and one that does not hold each row of the shard exactly once.
+
+    Raises:
+        MismatchError: the table is not in it, or has other rows, columns, data types or optimizer states
+            there, or some of the shard's rows are not in the base; names the table and both values.
+        CorruptFileError: a manifest of the state contradicts itself.
+    """
+    path = manifest_path(state.sequence)
+    saved = state.newest.tables.get(shard.table_fqn)
+    if saved is None:
+        raise MismatchError(
+            f"{path} has no table {shard.table_fqn}; it has {_listed(state.newest.tables)}. Load it into the "
+            "model that it was saved from, or give this model a checkpoint directory of its own"
+        )
+    _check_table(shard, saved, path)
+    for save in state.saves:
+        files = [entry for entry in save.rows if overlap(entry, shard)]
+        _check_cover(shard, save, files)
+        if save.kind == "base":
+            for entry in files:
+                _check_chunks(entry, f"{save_folder(save.sequence)}/{entry.path}")
+
+
+def box(part: TableShard | RowFileEntry) -> Box:
+    """The rows and columns of its table that a shard, or a file, is about."""
+    rows = part.row_offset, part.row_offset + part.num_rows
+    return rows, (part.col_offset, part.col_offset + part.num_cols)
+
+
+def overlap(entry: RowFileEntry, shard: TableShard) -> Box | None:
+    """The rows and columns that a file and a shard have in common; None if there are none."""
+    if entry.table_fqn != shard.table_fqn:
+        return None
+    (rows, cols), (shard_rows, shard_cols) = box(entry), box(shard)
+    common = _common(rows, shard_rows), _common(cols, shard_cols)
+    return common if all(begin < end for begin, end in common) else None
+
+
+def _common(one: Interval, other: Interval) -> Interval:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
+    live = table_entry(shard)
+    differences = [
+        ("size", f"{live.rows} x {live.cols}", f"{saved.rows} x {saved.cols}"),
+        ("columns", _columns(live), _columns(saved)),
+        ("optimizer counters", _listed(live.counters), _listed(saved.counters)),
+    ]
+    for what, here, there in differences:
+        if here != there:
+            raise MismatchError(
+                f"table {shard.table_fqn}: its {what} in this model: {here}; in {path}: {there}. Build the "
+                "model with the tables, data types and optimizer that it was saved with (`cpr describe` shows "
+                "them), or give this model a checkpoint directory of its own"
+            )
+
+
+def _columns(table: TableEntry) -> str:
+    return _listed(
+        f"{name} ({column.dtype} per {'row' if column.per_row else 'element'})"
+        for name, column in table.columns.items()
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry]) -> None:
+    """A base holds each row and column of the shard in one file, a row save in one at most."""
+    whole = box(shard)
+    parts = [common for entry in files if (common := overlap(entry, shard))]
+    rows, cols = (np.unique([interval[axis] for interval in (whole, *parts)]) for axis in (0, 1))
+    counts = np.zeros((len(rows) - 1, len(cols) - 1), dtype=np.int32)
+    for row_interval, col_interval in parts:
+        cells = np.searchsorted(rows, row_interval), np.searchsorted(cols, col_interval)
+        counts[slice(*cells[0]), slice(*cells[1])] += 1
+    fewest = 1 if save.kind == "base" else 0
+    for row, col in np.argwhere((counts < fewest) | (counts > 1))[:1]:
+        where = (
+            f"rows {rows[row]} to {rows[row + 1] - 1}, columns {cols[col]} to {cols[col + 1] - 1} of table "
+            f"{shard.table_fqn}"
+        )
+        path = manifest_path(save.sequence)
+        if counts[row, col]:
+            raise CorruptFileError(f"{path} has {where} in two files, and cannot say which is right")
+        raise MismatchError(
+            f"{path} is a base without {where}, which this worker holds: load an older state, or save a new "
+            "base with all workers"
+        )
+
+
+def _check_chunks(entry: RowFileEntry, path: str) -> None:
+    """The chunks of a base's file hold its rows without a gap."""
+    row = entry.row_offset
+    for chunk in entry.chunks:
+        if chunk.first_row != row or chunk.last_row - chunk.first_row + 1 != chunk.num_rows:
+            break
+        row += chunk.num_rows
+    if row != entry.row_offset + entry.num_rows:
+        raise CorruptFileError(f"{path}: the manifest has no chunk with row {row} of table {entry.table_fqn}")

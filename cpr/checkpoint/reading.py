@@ -1,0 +1,131 @@
+"""The order in which chunks are read and laid: as parallel as it can be with old rows never over new ones.
+
+Chunks of one table in one save hold different rows or columns, so they may be laid in any order; those of the
+next save wait until all of them are. They wait with their bytes read and verified, so that many small row
+saves on a store far away do not cost one round trip each.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+import torch
+from cpr.checkpoint.row_file import read_chunk
+
+from cpr.checkpoint.chain import State
+from cpr.checkpoint.manifest import ChunkEntry, RowFileEntry, save_folder
+from cpr.checkpoint.matching import overlap
+from cpr.checkpoint.placing import Target
+from cpr.checkpoint.storage import Storage
+
+
+@dataclass(frozen=True)
+class LoadStats:
+    """What a load cost."""
+
+    bytes_read: int
+    """Of chunks; each is read once."""
+    seconds: float
+    buffer_bytes: int
+    """Host memory for chunks: a buffer a thread, as large as the largest chunk read. What int8 and int4 rows
+    are decoded to comes on top."""
+
+
+class _Stage:
+    """The chunks of one table in one save."""
+
+    def __init__(self, previous: "_Stage | None") -> None:
+        self._previous = previous
+        self._open = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def add(self) -> None:
+        """One chunk more; all are added before the first is read."""
+        self._open += 1
+
+    def await_turn(self) -> None:
+        """Wait until the save before is laid."""
+        if self._previous is not None:
+            self._previous._over.wait()
+
+    def leave(self) -> None:
+        """One chunk is laid, or has failed, which fails the load."""
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._over.set()
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A chunk that is to be read, and where its rows go."""
+
+    folder: str
+    entry: RowFileEntry
+    chunk: ChunkEntry
+    targets: Sequence[Target]
+    stage: _Stage
+
+
+def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
+    """All chunks with wanted rows and columns, each once, oldest save first."""
+    reads: list[Read] = []
+    newest: dict[str, _Stage] = {}
+    for save in state.saves:
+        stages = {target.shard.table_fqn: _Stage(newest.get(target.shard.table_fqn)) for target in targets}
+        for entry in save.rows:
+            holders = [target for target in targets if overlap(entry, target.shard)]
+            for chunk in entry.chunks:
+                wanting = [target for target in holders if target.wants(chunk.first_row, chunk.last_row)]
+                if wanting:
+                    stage = newest[entry.table_fqn] = stages[entry.table_fqn]
+                    stage.add()
+                    reads.append(Read(save_folder(save.sequence), entry, chunk, wanting, stage))
+    return reads
+
+
+def run_reads(
+    storage: Storage, reads: Sequence[Read], num_threads: int, progress: Callable[[int], None] | None
+) -> LoadStats:
+    """Read, verify and lay chunks; the first error ends it.
+
+    Args:
+        storage: the checkpoint directory.
+        reads: as planned, in that order: a thread that waits for chunks of an older save relies on it that
+            other threads have taken them before.
+        num_threads: at a time.
+        progress: called in this thread with the bytes of each chunk that is done.
+    """
+    began = time.perf_counter()
+    largest = max((read.chunk.length for read in reads), default=0)
+    pinned = any(target.shard.weights.is_cuda for read in reads for target in read.targets)
+    local = threading.local()
+
+    def run(read: Read) -> int:
+        try:
+            if not hasattr(local, "buffer"):
+                local.buffer = torch.empty(largest, dtype=torch.uint8, pin_memory=pinned)
+            buffer = memoryview(local.buffer.numpy())
+            rows = read_chunk(storage, read.folder, read.entry, read.chunk, buffer)
+            read.stage.await_turn()
+            for target in read.targets:
+                target.lay(rows, read.entry)
+        finally:
+            read.stage.leave()
+        return read.chunk.length
+
+    bytes_read = 0
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="cpr-load") as pool:
+        try:
+            for done in as_completed([pool.submit(run, read) for read in reads]):
+                bytes_read += done.result()
+                if progress is not None:
+                    progress(done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    buffer_bytes = largest * min(num_threads, len(reads))
+    return LoadStats(bytes_read, time.perf_counter() - began, buffer_bytes)
