@@ -1,0 +1,162 @@
+"""Reads every byte of saved files again and compares it with the digests in the manifests.
+
+Chunks are verified beside the file that they are in, in one pass, so that damage is named by its rows.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import xxhash
+
+from cpr.checkpoint.chain import Rejected, State, find_states
+from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, save_folder
+from cpr.checkpoint.storage import Storage
+from cpr.errors import CheckpointError, CorruptFileError
+
+READERS: Final = 4
+"""Files that are read at a time."""
+READ_BYTES: Final = 8 * 2**20
+"""Memory of each reader."""
+
+FileEntry = RowFileEntry | StateFileEntry
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that is not as it was saved."""
+
+    sequence: int
+    """Of its save."""
+    path: str
+    """Relative to the checkpoint directory."""
+    cause: str
+    """A sentence that names the file."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What reading everything has shown."""
+
+    states: list[State]
+    """All that the manifests promise, newest first."""
+    bad: list[BadFile]
+    rejected: list[Rejected]
+    """Saves whose manifests already rule them out."""
+    num_files: int
+    num_bytes: int
+
+    @property
+    def newest(self) -> State | None:
+        """The newest state of which every file is as it was saved."""
+        damaged = {file.sequence for file in self.bad}
+        return next(
+            (state for state in self.states if damaged.isdisjoint(save.sequence for save in state.saves)),
+            None,
+        )
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing is damaged; saves that were never finished are no damage."""
+        return not self.bad and all(rejected.unfinished for rejected in self.rejected)
+
+
+def verify(
+    storage: Storage, progress: Progress | None = None, start: Callable[[int], object] | None = None
+) -> Verification:
+    """Read all files of all committed saves.
+
+    Args:
+        storage: the checkpoint directory.
+        progress: called with the bytes read since the last call, from several threads.
+        start: called once with the bytes that there are to read.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    states, rejected = find_states(storage)
+    saves = {save.sequence: save for state in states for save in state.saves}
+    files = [(save, entry) for _, save in sorted(saves.items()) for entry in _entries(save)]
+    num_bytes = sum(entry.num_bytes for _, entry in files)
+    if start is not None:
+        start(num_bytes)
+    return Verification(states, list(_bad_files(storage, files, progress)), rejected, len(files), num_bytes)
+
+
+def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
+    """Read some files of a save.
+
+    Raises:
+        CorruptFileError: names the first one that is not as it was saved, and how many more are not.
+    """
+    bad = list(_bad_files(storage, [(manifest, entry) for entry in entries], None))
+    if bad:
+        more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
+        raise CorruptFileError(f"{bad[0].cause}{more}")
+
+
+def _entries(save: Manifest) -> Iterator[FileEntry]:
+    yield from save.rows
+    yield from save.states
+
+
+def _bad_files(
+    storage: Storage, files: Iterable[tuple[Manifest, FileEntry]], progress: Progress | None
+) -> Iterator[BadFile]:
+    def check(file: tuple[Manifest, FileEntry]) -> BadFile | None:
+        save, entry = file
+        path = f"{save_folder(save.sequence)}/{entry.path}"
+        try:
+            _check_file(storage, path, entry, progress)
+        except CheckpointError as error:
+            return BadFile(save.sequence, path, str(error))
+        return None
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-verify") as pool:
+        yield from (bad for bad in pool.map(check, files) if bad is not None)
+
+
+class _Span(NamedTuple):
+    begin: int
+    end: int
+    chunk: ChunkEntry | None
+
+
+def _check_file(storage: Storage, path: str, entry: FileEntry, progress: Progress | None) -> None:
+    found = storage.size(path)
+    if found != entry.num_bytes:
+        raise CorruptFileError(
+            f"{path} has {found} bytes, the manifest says {entry.num_bytes}: it was cut off or written again"
+        )
+    buffer = memoryview(bytearray(min(READ_BYTES, entry.num_bytes)))
+    whole = xxhash.xxh3_128()
+    for span in _spans(entry):
+        part = xxhash.xxh3_128()
+        for begin in range(span.begin, span.end, READ_BYTES):
+            piece = buffer[: min(READ_BYTES, span.end - begin)]
+            storage.read_into(path, begin, piece)
+            whole.update(piece)
+            if span.chunk is not None:
+                part.update(piece)
+            if progress is not None:
+                progress(piece.nbytes)
+        if span.chunk is not None and part.hexdigest() != span.chunk.digest:
+            raise CorruptFileError(
+                f"{path}: rows {span.chunk.first_row} to {span.chunk.last_row} (bytes {span.begin} to "
+                f"{span.end - 1}) differ from their digest: bits changed since they were saved"
+            )
+    if whole.hexdigest() != entry.digest:
+        raise CorruptFileError(f"{path} differs from its digest: bits changed since it was saved")
+
+
+def _spans(entry: FileEntry) -> Iterator[_Span]:
+    """The whole file in order: its chunks, and what is before, between and after them."""
+    end = 0
+    chunks = entry.chunks if isinstance(entry, RowFileEntry) else ()
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
+        yield _Span(end, chunk.offset, None)
+        end = chunk.offset + chunk.length
+        yield _Span(chunk.offset, end, chunk)
+    yield _Span(end, entry.num_bytes, None)
