@@ -130,17 +130,12 @@ def _group(prefix: str, plan: Any, kernel: Any) -> TableGroup:
 def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> PlacedTable:
     shape = (table.num_embeddings, table.embedding_dim)
     metadata = table.local_metadata  # None: the whole table
-    offsets, sizes = (metadata.shard_offsets, metadata.shard_sizes) if metadata else ((0, 0), shape)
-    if tuple(weights.shape) != tuple(sizes):
-        raise ValueError(
-            f"{fqn}: FBGEMM keeps {list(weights.shape)} of {weights.dtype} for a piece of {list(sizes)}; "
-            "tables quantised during training are not supported: choose FP32, FP16 or BF16"
-        )
+    row_offset, col_offset = metadata.shard_offsets if metadata else (0, 0)
     return PlacedTable(
         fqn=fqn,
         shape=shape,
-        row_offset=offsets[0],
-        col_offset=offsets[1],
+        row_offset=row_offset,
+        col_offset=col_offset,
         replicated=kind == ShardingType.DATA_PARALLEL.value,
         weights=weights.detach(),
     )

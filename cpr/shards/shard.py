@@ -39,8 +39,8 @@ class TableShard:
     flush: Callable[[], None] = _nothing
     """Call before reading: brings rows that a device cache holds back into `weights`."""
     invalidate: Callable[[], None] = _nothing
-    """Call after writing: makes a device cache forget rows that it holds, and what the optimizer derives from
-    counters follow them. Who writes only some rows calls `flush` first, or newer rows in the cache are lost."""
+    """Call after writing: makes a device cache forget rows that it holds, and the optimizer heed
+    its counters. Who writes only some rows calls `flush` first, or newer rows in the cache are lost."""
 
     @property
     def num_rows(self) -> int:

@@ -1,0 +1,110 @@
+"""Sharded models whose layout a test chooses table by table, in one process or many."""
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+DIM = 8
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """Sparse collections by name, and a dense part with a buffer of each kind."""
+
+    def __init__(self, **collections):
+        super().__init__()
+        self.names = list(collections)
+        for name, collection in collections.items():
+            self.add_module(name, collection)
+        self.dense = nn.Sequential(nn.Linear(DIM, 4), nn.BatchNorm1d(4))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, features):
+        pooled = [self.get_submodule(name)(features[name]).values() for name in self.names]
+        return self.dense(torch.cat(pooled, 1).view(len(pooled[0]), -1, DIM).sum(1))
+
+
+def bags(**rows):
+    """An `EmbeddingBagCollection` of tables `name=rows`."""
+    configs = [
+        EmbeddingBagConfig(name=name, embedding_dim=DIM, num_embeddings=count, feature_names=[f"f_{name}"])
+        for name, count in rows.items()
+    ]
+    return EmbeddingBagCollection(device=META, tables=configs)
+
+
+def sequences(**rows):
+    """An `EmbeddingCollection` of tables `name=rows`."""
+    configs = [
+        EmbeddingConfig(name=name, embedding_dim=DIM, num_embeddings=count, feature_names=[f"f_{name}"])
+        for name, count in rows.items()
+    ]
+    return EmbeddingCollection(device=META, tables=configs)
+
+
+def kinds():
+    """Ways to lay a table over the ranks there are."""
+    ranks = list(range(dist.get_world_size()))
+    return {
+        "tw": table_wise(rank=0, compute_kernel="fused"),
+        "tw_last": table_wise(rank=ranks[-1], compute_kernel="fused"),
+        "cw": column_wise(ranks=[0, ranks[-1]], compute_kernel="fused"),
+        "rw": row_wise(compute_kernel="fused"),
+        "dp": data_parallel(),
+        "unfused": table_wise(rank=0, compute_kernel="dense"),
+    }
+
+
+def shard(layout, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, device=CPU, **collections):
+    """A `DistributedModelParallel` of `collections`; `layout` names one of `kinds` for each table."""
+    sharders = [
+        kind({"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-8})
+        for kind in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
+    ]
+    plans = {
+        name: construct_module_sharding_plan(
+            collection,
+            {table: kinds()[layout[table]] for table in table_names(collection)},
+            sharder=sharders[isinstance(collection, EmbeddingCollection)],
+            local_size=dist.get_world_size(),
+            world_size=dist.get_world_size(),
+            device_type=device.type,
+        )
+        for name, collection in collections.items()
+    }
+    return DistributedModelParallel(
+        Model(**collections), device=device, plan=ShardingPlan(plans), sharders=sharders
+    )
+
+
+def table_names(collection):
+    if isinstance(collection, EmbeddingCollection):
+        return [table.name for table in collection.embedding_configs()]
+    return [table.name for table in collection.embedding_bag_configs()]
+
+
+def batch(seed, size, **rows):
+    """Ids for an `EmbeddingBagCollection` of tables `name=rows`: bags of two."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(0, count, (2 * size,), generator=generator) for count in rows.values()]
+    return KeyedJaggedTensor(
+        keys=[f"f_{name}" for name in rows],
+        values=torch.cat(ids),
+        lengths=torch.full((size * len(rows),), 2),
+    )

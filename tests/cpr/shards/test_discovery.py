@@ -1,0 +1,253 @@
+"""Every kind of table is found, under its name, as live memory."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torch import nn
+from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.modules.embedding_configs import DataType
+
+from cpr.shards import create_state, dense_tensors, find_shards, table_groups
+from tests.cpr.shards.models import DIM, bags, batch, sequences, shard
+
+ROWS = {"a": 10, "b": 7, "c": 5, "d": 9}
+LAYOUT = {"a": "tw", "b": "cw", "c": "dp", "d": "unfused", "e": "rw"}
+TRAINABLE = {**ROWS, "e": 12}
+STATE_SHAPES = {
+    EmbOptimType.EXACT_SGD: lambda rows, cols: {},
+    EmbOptimType.EXACT_ADAGRAD: lambda rows, cols: {"sum": (rows, cols)},
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: lambda rows, cols: {"sum": (rows,)},
+}
+
+
+def unfused_parameters(model):
+    """As a user of TorchRec collects them: what no fused kernel updates."""
+    return [
+        parameter
+        for parameter in model.parameters()
+        if parameter.numel() and not hasattr(parameter, "_in_backward_optimizers")
+    ]
+
+
+@pytest.fixture
+def model(world_of_one):
+    return shard(LAYOUT, bags=bags(**TRAINABLE))
+
+
+@pytest.mark.parametrize("optimizer", STATE_SHAPES)
+def test_every_kind_of_table_and_its_state(world_of_one, optimizer):
+    model = shard({**LAYOUT, "f": "rw"}, optimizer, bags=bags(**TRAINABLE), seq=sequences(a=4, b=3, c=6))
+    shards = find_shards(model)
+    assert [(s.name, s.table_shape, tuple(s.weights.shape), s.replicated) for s in shards] == [
+        ("bags.embedding_bags.a/r0-c0", (10, DIM), (10, DIM), False),
+        ("bags.embedding_bags.b/r0-c0", (7, DIM), (7, DIM // 2), False),
+        ("bags.embedding_bags.b/r0-c4", (7, DIM), (7, DIM // 2), False),
+        ("bags.embedding_bags.c/r0-c0", (5, DIM), (5, DIM), True),
+        ("bags.embedding_bags.d/r0-c0", (9, DIM), (9, DIM), False),
+        ("bags.embedding_bags.e/r0-c0", (12, DIM), (12, DIM), False),
+        ("seq.embeddings.a/r0-c0", (4, DIM), (4, DIM), False),
+        ("seq.embeddings.b/r0-c0", (3, DIM), (3, DIM // 2), False),
+        ("seq.embeddings.b/r0-c4", (3, DIM), (3, DIM // 2), False),
+        ("seq.embeddings.c/r0-c0", (6, DIM), (6, DIM), True),
+    ]
+    for found in shards:
+        is_fused = found.table_fqn[-1] in "abe"
+        wanted = STATE_SHAPES[optimizer](found.num_rows, found.num_cols) if is_fused else {}
+        assert {name: tuple(state.shape) for name, state in found.optimizer_state.items()} == wanted
+        assert set(found.counters) == ({"iter", "learning_rate"} if is_fused else set())
+
+
+def test_wish_5_same_named_tables_in_different_modules(world_of_one):
+    model = shard({"a": "tw", "b": "cw"}, left=bags(a=3, b=4), right=bags(a=5, b=6), seq=sequences(a=7))
+    shards = {found.name: found for found in find_shards(model)}
+    rows = {name: found.num_rows for name, found in shards.items()}
+    assert rows == {
+        "left.embedding_bags.a/r0-c0": 3,
+        "left.embedding_bags.b/r0-c0": 4,
+        "left.embedding_bags.b/r0-c4": 4,
+        "right.embedding_bags.a/r0-c0": 5,
+        "right.embedding_bags.b/r0-c0": 6,
+        "right.embedding_bags.b/r0-c4": 6,
+        "seq.embeddings.a/r0-c0": 7,
+    }
+    shards["left.embedding_bags.a/r0-c0"].weights.fill_(1.0)
+    shards["right.embedding_bags.a/r0-c0"].weights.fill_(2.0)
+    state = model.state_dict()
+    for side, value in (("left", 1.0), ("right", 2.0)):
+        (local,) = state[f"{side}.embedding_bags.a.weight"].local_shards()
+        assert torch.all(local.tensor == value)
+
+
+def test_names_and_places_are_those_of_the_state_dict(model):
+    for found in find_shards(model):
+        rows = torch.arange(found.row_offset, found.row_offset + found.num_rows)
+        columns = torch.arange(found.col_offset, found.col_offset + found.num_cols)
+        found.weights.copy_(rows.unsqueeze(1) * 100.0 + columns)
+    state = model.state_dict()
+    for name, count in TRAINABLE.items():
+        tensor = state[f"bags.embedding_bags.{name}.weight"]
+        whole = torch.full((count, DIM), torch.nan)
+        for piece in [tensor] if isinstance(tensor, torch.Tensor) else []:
+            local = getattr(piece, "local_shards", None)
+            for part in local() if local else []:
+                (row, column), (height, width) = part.metadata.shard_offsets, part.metadata.shard_sizes
+                whole[row : row + height, column : column + width] = part.tensor
+            if local is None:
+                whole.copy_(piece)
+        assert torch.equal(whole, torch.arange(count).unsqueeze(1) * 100.0 + torch.arange(DIM)), name
+
+
+def test_names_do_not_depend_on_where_one_looks_from(model):
+    from_the_top = [found.name for found in find_shards(model)]
+    assert [found.name for found in find_shards(model.module)] == from_the_top
+    assert [f"bags.{found.name}" for found in find_shards(model.module.bags)] == from_the_top
+    task = nn.ModuleDict({"net": model})
+    assert [found.name for found in find_shards(task)] == [f"net.{name}" for name in from_the_top]
+
+
+class Training:
+    """A model with an ordinary optimizer for what is not fused."""
+
+    def __init__(self, make_optimizer, seed):
+        torch.manual_seed(seed)
+        self.model = shard(LAYOUT, bags=bags(**TRAINABLE))
+        self.optimizer = make_optimizer(unfused_parameters(self.model))
+        self.steps = 0
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model({"bags": batch(self.steps, 16, **TRAINABLE)}).square().mean().backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def shards(self):
+        return find_shards(self.model, [self.optimizer])
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "state_names"),
+    [
+        (lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), {"sum"}),
+        (lambda parameters: torch.optim.Adam(parameters, lr=0.1), {"exp_avg", "exp_avg_sq"}),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), {"momentum_buffer"}),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1), set()),
+    ],
+)
+def test_what_is_copied_is_all_that_training_needs(world_of_one, make_optimizer, state_names):
+    first, second = Training(make_optimizer, seed=1), Training(make_optimizer, seed=2)
+    for _ in range(3):
+        first.step()
+    create_state(second.optimizer)
+    sources, targets = first.shards(), second.shards()
+    for source, target in zip(sources, targets, strict=True):
+        assert source.name == target.name
+        if source.table_fqn[-1] in "cd":
+            assert set(source.optimizer_state) == state_names
+        assert source.columns.keys() == target.columns.keys()
+        for name, column in source.columns.items():
+            target.columns[name].copy_(column)
+        for name, counter in source.counters.items():
+            target.counters[name].copy_(counter)
+        target.invalidate()
+    dense = dense_tensors(second.model)
+    for name, tensor in dense_tensors(first.model).items():
+        dense[name].copy_(tensor)
+    # replaces the state's tensors, by the source's own if they are not copied
+    second.optimizer.load_state_dict(deepcopy(first.optimizer.state_dict()))
+    second.steps = first.steps
+    before = [shard.weights.clone() for shard in sources]
+    for _ in range(3):
+        first.step()
+        second.step()
+    for source, target, old in zip(sources, targets, before, strict=True):
+        assert not torch.equal(source.weights, old), "the views follow training"
+        for name, column in source.columns.items():
+            assert torch.equal(target.columns[name], column), (source.name, name)
+        for name, counter in source.counters.items():
+            assert torch.equal(target.counters[name], counter), (source.name, name)
+
+
+def test_views_follow_storage_that_moves_to_shared_memory(world_of_one):
+    training = Training(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), seed=1)
+    shards = training.shards()
+    for group in table_groups(training.model):
+        for name in ("weights_host", "momentum1_host", "weights"):
+            if isinstance(tensor := getattr(group.tbe, name, None), torch.Tensor):
+                tensor.detach().share_memory_()
+                assert tensor.is_shared()
+    fresh = {found.name: found for found in training.shards()}
+    before = [found.weights.clone() for found in shards]
+    training.step()
+    for found, old in zip(shards, before, strict=True):
+        assert found.weights.is_shared()
+        assert found.weights.data_ptr() == fresh[found.name].weights.data_ptr()
+        assert not torch.equal(found.weights, old)
+        assert torch.equal(found.weights, fresh[found.name].weights)
+
+
+def test_counters_are_heeded(world_of_one):
+    model = shard({"a": "tw"}, bags=bags(a=10))
+    (found,), (group,) = find_shards(model), table_groups(model)
+
+    def step():
+        model({"bags": batch(0, 4, a=10)}).sum().backward()
+
+    step()
+    assert found.counters["iter"].item() == 1
+    found.counters["iter"].fill_(41)
+    found.counters["learning_rate"].fill_(0.25)
+    found.invalidate()
+    assert group.tbe.get_learning_rate() == 0.25
+    step()
+    assert found.counters["iter"].item() == group.tbe.iter_cpu.item() == 42
+
+
+def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):
+    calls = []
+    for name in ("flush", "reset_cache_states"):
+        monkeypatch.setattr(
+            SplitTableBatchedEmbeddingBagsCodegen, name, lambda tbe, name=name: calls.append((tbe, name))
+        )
+    model = shard({"a": "tw", "c": "dp"}, bags=bags(a=10, c=3))
+    fused, unfused = find_shards(model)
+    tbe = next(g.tbe for g in table_groups(model) if isinstance(g.tbe, SplitTableBatchedEmbeddingBagsCodegen))
+    calls.clear()
+    unfused.flush()
+    unfused.invalidate()
+    assert calls == []
+    fused.flush()
+    assert calls == [(tbe, "flush")]
+    fused.invalidate()
+    assert calls == [(tbe, "flush"), (tbe, "reset_cache_states")]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tables_are_found_on_their_device(world_of_one):
+    shards = find_shards(shard(LAYOUT, device=torch.device("cuda", 0), bags=bags(**TRAINABLE)))
+    assert {column.device.type for found in shards for column in found.columns.values()} == {"cuda"}
+
+
+def test_a_model_without_tables_has_no_shards():
+    assert find_shards(nn.Linear(2, 3)) == []
+
+
+def test_2d_parallel_is_refused():
+    class TwoDimensional(DMPCollection):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+    with pytest.raises(ValueError, match=r"DMPCollection.* use DistributedModelParallel"):
+        find_shards(TwoDimensional())
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])
+def test_half_precision_tables(world_of_one, data_type):
+    collection = bags(a=10)
+    collection.embedding_bag_configs()[0].data_type = data_type
+    (found,) = find_shards(shard({"a": "tw"}, bags=collection))
+    assert found.weights.dtype == {DataType.FP16: torch.float16, DataType.BF16: torch.bfloat16}[data_type]
+    assert found.optimizer_state["sum"].dtype == torch.float32
+    assert found.bytes_per_row == DIM * 2 + 4
