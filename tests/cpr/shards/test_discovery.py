@@ -7,6 +7,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
+from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.modules.embedding_configs import DataType
 
@@ -234,13 +235,29 @@ def test_a_model_without_tables_has_no_shards():
     assert find_shards(nn.Linear(2, 3)) == []
 
 
-def test_2d_parallel_is_refused():
-    class TwoDimensional(DMPCollection):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (DMPCollection, "DMPCollection.* use DistributedModelParallel"),
+        (ShardedManagedCollisionCollection, "^net.remap .* use an EmbeddingBagCollection without it"),
+    ],
+)
+def test_what_is_not_supported_is_refused(kind, message):
+    class Bare(kind):
         def __init__(self):
             nn.Module.__init__(self)
 
-    with pytest.raises(ValueError, match=r"DMPCollection.* use DistributedModelParallel"):
-        find_shards(TwoDimensional())
+    model = nn.ModuleDict({"net": nn.ModuleDict({"remap": Bare()})})
+    with pytest.raises(ValueError, match=message):
+        find_shards(model)
+
+
+def test_tables_that_are_not_in_memory_are_refused(world_of_one, monkeypatch):
+    model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=3))
+    (kernel,) = model.module.bags._lookups[0]._emb_modules
+    monkeypatch.setattr(kernel, "_emb_module", nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"bags\.embedding_bags\.a lives in a Linear.* compute kernel fused"):
+        find_shards(model)
 
 
 @pytest.mark.parametrize("data_type", [DataType.FP16, DataType.BF16])

@@ -1,0 +1,44 @@
+"""What is no table: found under the names of the state dict, as live memory."""
+
+import torch
+from torch import nn
+
+from cpr.shards import dense_tensors, find_shards
+from tests.cpr.shards.models import bags, sequences, shard
+
+
+def test_tables_and_dense_tensors_make_up_the_state_dict(world_of_one):
+    layout = {"a": "tw", "b": "cw", "c": "dp", "d": "unfused"}
+    model = shard(layout, bags=bags(a=5, b=4, c=3, d=2), seq=sequences(a=3, c=2))
+    dense = dense_tensors(model)
+    assert set(dense) == {
+        *(f"dense.0.{name}" for name in ("weight", "bias")),
+        *(f"dense.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")),
+        "dense.1.num_batches_tracked",
+    }
+    tables = {f"{found.table_fqn}.weight" for found in find_shards(model)}
+    assert len(tables) == 6
+    assert dense.keys() | tables == model.state_dict().keys()
+
+
+def test_dense_tensors_are_live(world_of_one):
+    model = shard({"a": "tw"}, bags=bags(a=5))
+    dense = dense_tensors(model)
+    for tensor in dense.values():
+        tensor.fill_(7)
+    state = model.state_dict()
+    for name, tensor in dense.items():
+        assert torch.all(state[name] == 7), name
+        assert state[name].data_ptr() == tensor.data_ptr()
+        assert not tensor.requires_grad
+
+
+def test_any_module_will_do():
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Sequential(nn.BatchNorm1d(3)))
+    assert dense_tensors(model).keys() == model.state_dict().keys()
+
+
+def test_names_below_a_tables_name_are_not_confused(world_of_one):
+    model = shard({"a": "tw"}, bags=bags(a=5))
+    model.module.bags_of_tricks = nn.Linear(1, 1)
+    assert {"bags_of_tricks.weight", "bags_of_tricks.bias"} <= dense_tensors(model).keys()
