@@ -15,6 +15,7 @@ ENVIRONMENT_OF_OTHERS = {
     "PYTEST_CURRENT_TEST",  # pytest itself, around every phase of every test
     "KMP_DUPLICATE_LIB_OK",  # set by scikit-learn when it is first imported
     "KMP_INIT_AT_FORK",  # the same
+    "TORCHINDUCTOR_CACHE_DIR",  # set by torch when a first optimizer steps
 }
 
 THREADS_OF_OTHERS = {"TMonitor"}
