@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import Final
 
 import torch
-from cpr.checkpoint.row_file import Rows
 from torch import Tensor
 
 from cpr.checkpoint.manifest import RowFileEntry
 from cpr.checkpoint.matching import overlap
+from cpr.checkpoint.row_file import Rows
 from cpr.shards.shard import TableShard
 
 Index = slice | Tensor
@@ -96,15 +96,14 @@ class Target:
     def _choose(self, rows: Rows) -> tuple[Index, Index]:
         """What to take of `rows`, and the rows of the shard where it goes."""
         first, offset = rows.first_row, self.shard.row_offset
-        num_rows = len(rows.columns["weights"])
         if self._ids is None:
             if rows.ids is None:
-                begin, end = max(first, offset), min(first + num_rows, offset + self.shard.num_rows)
+                begin, end = max(first, offset), min(first + len(rows), offset + self.shard.num_rows)
                 return slice(begin - first, end - first), slice(begin - offset, end - offset)
             chosen = slice(*_search(rows.ids, offset, offset + self.shard.num_rows))
             return chosen, rows.ids[chosen] - offset
         if rows.ids is None:
-            wanted = self._ids[slice(*_search(self._ids, first, first + num_rows))]
+            wanted = self._ids[slice(*_search(self._ids, first, first + len(rows)))]
             return wanted - first, wanted - offset
         hits = torch.isin(rows.ids, self._ids)
         return hits.nonzero().squeeze(1), rows.ids[hits] - offset
