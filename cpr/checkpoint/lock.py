@@ -118,9 +118,9 @@ class DirectoryLock:
         holder = Holder.from_bytes(self._read() or b"")
         if holder is None or holder.token != self._token:
             raise LockedError(
-                f"{self._storage.uri} no longer belongs to run {self._owner!r}: {holder or 'nobody'} holds its "
-                f"{LOCK_PATH} now, because this process was asleep for too long or the file was deleted. Nothing "
-                "more is saved there. What to do: stop one of the two runs, or give it another directory"
+                f"{self._storage.uri} no longer belongs to run {self._owner!r}: {holder or 'nobody'} holds "
+                f"its {LOCK_PATH} now, because this process was asleep for too long or the file was deleted. "
+                "Nothing more is saved there. What to do: stop one of the two, or name another directory"
             )
 
     def release(self) -> None:
@@ -157,8 +157,8 @@ class DirectoryLock:
             alive = self._changes(seen, holder.beat_s if holder else 0.0)
         if alive:
             raise LockedError(
-                f"{self._storage.uri} is in use by {holder or 'somebody unknown'}. What to do: stop that run or "
-                f"wait for its end, or name another directory. If it is surely gone, delete {LOCK_PATH} there"
+                f"{self._storage.uri} is in use by {holder or 'somebody unknown'}. What to do: wait for its "
+                f"end or stop it, or name another directory. If it is surely gone, delete {LOCK_PATH} there"
             )
         logger.warning(
             "taking %s over from %s, which is gone", self._storage.uri, holder or "somebody unknown"
