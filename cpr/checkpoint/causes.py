@@ -25,6 +25,7 @@ _BY_ERRNO: Final = {
     errno.ESTALE: _GONE,
     errno.ENOENT: _GONE,
     errno.ENOTDIR: "a file stands where a folder is needed: move it away, or name another directory",
+    errno.EEXIST: "a file stands where a folder is needed: move it away, or name another directory",
     errno.EISDIR: "a folder stands where a file is needed: move it away, or name another directory",
     errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
 }

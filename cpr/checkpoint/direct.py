@@ -57,13 +57,14 @@ class FileWriter:
 
     Args:
         path: must not exist; its folder must.
+        name: what it will be called, for messages.
 
     Raises:
         OSError: it cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, name: str) -> None:
+        self._name = name
         self._direct = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
@@ -88,7 +89,7 @@ class FileWriter:
         """
         if not data.nbytes:
             return
-        with explained("writing", str(self._path)):
+        with explained("writing", self._name):
             if self._block is None:
                 self._write(memoryview(data).cast("B"))
             else:

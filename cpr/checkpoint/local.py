@@ -36,7 +36,7 @@ class LocalStorage:
         temporary = target.with_name(f"{target.name}.{unique}{TEMPORARY_SUFFIX}")
         with explained("writing", str(target)):
             _make_folder(target.parent)
-            writer = FileWriter(temporary)
+            writer = FileWriter(temporary, str(target))
         try:
             yield writer
             with explained("writing", str(target)):
