@@ -1,0 +1,63 @@
+"""Two ranks, tables of every kind: each finds its own pieces, which together are the tables."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+WORKER = Path(__file__).with_name("shards_worker.py")
+DIM = 8
+PREFIX = "bags.embedding_bags."
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_two_ranks_find_all_pieces(start, tmp_path):
+    process = start(WORKER, tmp_path / "results", ranks=2)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    ranks = torch.load(tmp_path / "results", weights_only=False)
+    layout = [{s["name"].removeprefix(PREFIX): s["replicated"] for s in rank["before"]} for rank in ranks]
+    assert layout == [
+        {"a/r0-c0": False, "c/r0-c0": False, "d/r0-c0": True, "e/r0-c0": False, "f/r0-c0": False},
+        {"b/r0-c0": False, "c/r0-c4": False, "d/r0-c0": True, "f/r6-c0": False},
+    ]
+    check_places(ranks)
+    check_training(ranks)
+
+
+def check_places(ranks):
+    """Every element of a table is in one piece (of each rank, if replicated), where the state dict has it."""
+    counts = {}
+    for rank in ranks:
+        assert {(s["fqn"], *s["place"]) for s in rank["before"]} == rank["pieces"].keys()
+        for found in rank["before"]:
+            weights, (row, column) = found["columns"]["weights"], found["place"]
+            rows, columns = weights.shape
+            values = torch.arange(row, row + rows).unsqueeze(1) * DIM + torch.arange(column, column + columns)
+            assert torch.equal(weights, values.float())
+            assert torch.equal(weights, rank["pieces"][found["fqn"], row, column])
+            count = counts.setdefault(found["fqn"], torch.zeros(found["shape"], dtype=torch.int64))
+            count[row : row + rows, column : column + columns] += 1
+    assert counts.keys() == {f"{PREFIX}{name}" for name in "abcdef"}
+    for fqn, count in counts.items():
+        assert torch.all(count == (2 if fqn.endswith("d") else 1)), fqn
+
+
+def check_training(ranks):
+    """The same views show what three steps did; replicated state is equal on both ranks."""
+    replicas = []
+    for rank in ranks:
+        assert not any(name.startswith(PREFIX) for name in rank["dense"])
+        for before, after in zip(rank["before"], rank["after"], strict=True):
+            is_fused = after["fqn"][-1] in "abcf"
+            states = {"sum"} if is_fused else {"exp_avg", "exp_avg_sq"}
+            assert after["columns"].keys() == {"weights", *states}
+            assert before["columns"].keys() == ({"weights", "sum"} if is_fused else {"weights"})
+            assert not torch.equal(after["columns"]["weights"], before["columns"]["weights"])
+            assert all(torch.any(after["columns"][state] != 0) for state in states)
+            assert after["counters"]["iter" if is_fused else "step"] == 3
+            if after["replicated"]:
+                replicas.append(after["columns"])
+    first, second = replicas
+    assert all(torch.equal(first[name], second[name]) for name in first)
