@@ -47,7 +47,7 @@ class TableInfo:
     newest_behind_steps: int
     """Training steps between its rows that were saved last and the state."""
     oldest_behind_steps: int
-    """Likewise for those that were saved first. No row is older; all of these may have been saved again since."""
+    """Likewise for those saved first. No row is older; all of these may have been saved again since."""
 
 
 @dataclass(frozen=True, kw_only=True)
