@@ -93,8 +93,8 @@ class WrappedSink:
 class FaultyStorage(Wrapped):
     """Fails when it is told to, as a real one does: with `CheckpointError`, naming file and cause.
 
-    `FaultyStorage(LocalStorage(folder)).fail("write", at=3)`, `.fail("write", after_bytes=10**6, lasting=True)`,
-    or, in a process of its own, `.kill("commit", "manifest.json")`.
+    `FaultyStorage(inner).fail("write", at=3)`, `.fail("write", after_bytes=10**6, lasting=True)`, or, in a
+    process of its own, `.kill("commit", "manifest.json")`.
     """
 
     def __init__(self, inner: Storage) -> None:

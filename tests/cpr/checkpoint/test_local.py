@@ -1,6 +1,7 @@
 """Files on a local disk: whole or not there, durable, and named in every error."""
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -101,6 +102,21 @@ def test_pieces_of_any_size(tmp_path_factory, request, refused, sizes, end):
         for piece in pieces:
             sink.write(memoryview(piece))
     assert read(storage, "file") == b"".join(pieces)
+
+
+def test_whole_blocks_go_past_the_page_cache(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch):
+    really_write, direct_bytes = os.write, []
+
+    def watch(file: int, data: memoryview) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT:
+            direct_bytes.append(len(data))
+        return really_write(file, data)
+
+    monkeypatch.setattr(os, "write", watch)
+    write(storage, "file", bytes(2 * BLOCK_BYTES + 4096 + 5))
+    if not direct_bytes:
+        pytest.skip("this file system has no direct writing")
+    assert direct_bytes == [BLOCK_BYTES, BLOCK_BYTES, 4096]
 
 
 def test_memory_that_is_written_may_be_reused_at_once(storage: LocalStorage):
