@@ -5,12 +5,16 @@ makes at the moment it makes it, by decoding what it has just encoded, because a
 the rows of a trained table.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
+
+_BLOCK_WEIGHTS: Final = 2**17
+"""Weights that are encoded at a time: with what is made of them they fit a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +27,13 @@ class Encoded:
     """Largest absolute difference between a weight and what decoding makes of it; 0.0 for no rows."""
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """One way to store weights."""
 
     name: str
     """As manifests name it."""
 
+    @abstractmethod
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
         """Data type and width of a stored row; uint8 stands for bytes that only the codec understands.
 
@@ -37,6 +42,7 @@ class Codec(Protocol):
             num_cols: weights in a row.
         """
 
+    @abstractmethod
     def encode(self, weights: Tensor) -> Encoded:
         """Encode rows.
 
@@ -47,11 +53,12 @@ class Codec(Protocol):
             ValueError: the codec has no room for a value; says which row and what to do.
         """
 
+    @abstractmethod
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
         """Rows as the table holds them: `[rows, num_cols]` of `dtype`. May be a view of `stored`."""
 
 
-class Exact:
+class Exact(Codec):
     """Keeps the table's own dtype, bit for bit."""
 
     name = "exact"
@@ -69,7 +76,42 @@ class Exact:
         return stored
 
 
-class Cast:
+class _Lossy(Codec):
+    """Changes weights; works, and measures, in blocks that fit a core's cache."""
+
+    def encode(self, weights: Tensor) -> Encoded:
+        """See `Codec.encode`."""
+        num_rows, num_cols = weights.shape
+        stored_dtype, width = self.stored_as(weights.dtype, num_cols)
+        stored, max_error = torch.empty(num_rows, width, dtype=stored_dtype), 0.0
+        rows_per_block = max(1, _BLOCK_WEIGHTS // num_cols)
+        for begin in range(0, num_rows, rows_per_block):
+            block = weights[begin : begin + rows_per_block]
+            codes = self._encode_block(block)
+            error = _max_error(block, self.decode(codes, block.dtype, num_cols))
+            if not math.isfinite(error):
+                codes, error = self._encode_unusual(block, codes, begin)
+            stored[begin : begin + rows_per_block] = codes
+            max_error = max(max_error, error)
+        return Encoded(stored, max_error)
+
+    @abstractmethod
+    def _encode_block(self, weights: Tensor) -> Tensor:
+        """Encode a few rows."""
+
+    @abstractmethod
+    def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
+        """Encode a block again in which an error was infinite or NaN; `first` is the number of its first row.
+
+        Returns:
+            What to store, and the largest error.
+
+        Raises:
+            ValueError: the codec has no room for a value.
+        """
+
+
+class Cast(_Lossy):
     """Stores another float type.
 
     Finite values beyond its range become its largest value with their sign, which `max_error` shows;
@@ -90,29 +132,31 @@ class Cast:
 
     def encode(self, weights: Tensor) -> Encoded:
         """See `Codec.encode`; never raises."""
-        stored = weights.to(self._dtype)
         if torch.promote_types(weights.dtype, self._dtype) == self._dtype:
-            return Encoded(stored, 0.0)
-        beyond = stored.isinf() & weights.isfinite()
-        if beyond.any():
-            limit = torch.finfo(self._dtype).max
-            stored = torch.where(beyond, weights.clamp(-limit, limit).to(self._dtype), stored)
-        errors = _errors(weights, stored.to(weights.dtype))
-        return Encoded(stored, _largest(errors.nan_to_num_(nan=0.0)))  # inf - inf and NaN - NaN: kept
+            return Encoded(weights.to(self._dtype), 0.0)
+        return super().encode(weights)
 
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
         """See `Codec.decode`."""
         return stored.to(dtype)
 
+    def _encode_block(self, weights: Tensor) -> Tensor:
+        return weights.to(self._dtype)
 
-class _Rowwise(ABC):
+    def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
+        limit, finite = torch.finfo(self._dtype).max, weights.isfinite()
+        codes = torch.where(finite, weights.clamp(-limit, limit).to(self._dtype), codes)
+        if not finite.any():
+            return codes, 0.0
+        return codes, _max_error(weights[finite], codes[finite].to(weights.dtype))
+
+
+class _Rowwise(_Lossy):
     """Integers of few bits with a scale and a bias for each row, by FBGEMM's operators.
 
     They have no code for NaN and infinity, and a row that holds one would lose its other weights too, so such
     a row is refused.
     """
-
-    name: str
 
     def __init__(self) -> None:
         import fbgemm_gpu  # noqa: F401, PLC0415 -- registers the operators; other codecs do without it
@@ -121,38 +165,33 @@ class _Rowwise(ABC):
         """See `Codec.stored_as`."""
         return torch.uint8, self._width(num_cols)
 
-    def encode(self, weights: Tensor) -> Encoded:
-        """See `Codec.encode`.
-
-        Raises:
-            ValueError: a row holds NaN or infinity, or spans more than the scale and bias can express.
-        """
-        if not weights.numel():
-            return Encoded(torch.empty(0, self._width(weights.shape[1]), dtype=torch.uint8), 0.0)
-        stored = self._quantise(weights.float())
-        errors = _errors(weights, self.decode(stored, weights.dtype, weights.shape[1]))
-        if not errors.isfinite().all():
-            row = int((~errors.isfinite()).any(dim=1).nonzero()[0])
-            raise ValueError(
-                f"{self.name} cannot hold row {row} of these (smallest value {weights[row].min().item():g}, "
-                f"largest {weights[row].max().item():g}): save with codec 'exact' or 'fp32', and look at why "
-                "training came to such values"
-            )
-        return Encoded(stored, _largest(errors))
-
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
         """See `Codec.decode`."""
         return self._dequantise(stored)[:, :num_cols].to(dtype)
+
+    def _encode_block(self, weights: Tensor) -> Tensor:
+        return self._quantise(weights.float())
+
+    def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
+        decoded = self.decode(codes, weights.dtype, weights.shape[1])
+        row = int((weights - decoded).isfinite().all(dim=1).logical_not().nonzero()[0])
+        low, high = weights[row].min().item(), weights[row].max().item()
+        raise ValueError(
+            f"{self.name} cannot hold number {first + row} of these rows (values from {low:g} to {high:g}): "
+            "save with codec 'exact' or 'fp32', and look at why training came to such values"
+        )
 
     @abstractmethod
     def _width(self, num_cols: int) -> int:
         """Bytes of a stored row."""
 
     @abstractmethod
-    def _quantise(self, weights: Tensor) -> Tensor: ...
+    def _quantise(self, weights: Tensor) -> Tensor:
+        """Float32 `[rows, cols]` to bytes `[rows, width]`."""
 
     @abstractmethod
-    def _dequantise(self, stored: Tensor) -> Tensor: ...
+    def _dequantise(self, stored: Tensor) -> Tensor:
+        """The way back."""
 
 
 class Int8(_Rowwise):
@@ -222,11 +261,8 @@ def codec_named(name: str) -> Codec:
     raise ValueError(f"there is no codec {name!r}; choose one of {', '.join(CODECS)}")
 
 
-def _errors(weights: Tensor, decoded: Tensor) -> Tensor:
-    """Absolute differences, in float32 or wider, so that the difference of two halves is not rounded."""
+def _max_error(weights: Tensor, decoded: Tensor) -> float:
+    """Largest absolute difference, in float32 or wider so that it is not rounded to the table's dtype."""
     wide = torch.promote_types(weights.dtype, torch.float32)
-    return (weights.to(wide) - decoded.to(wide)).abs_()
-
-
-def _largest(errors: Tensor) -> float:
-    return errors.max().item() if errors.numel() else 0.0
+    least, most = torch.aminmax(weights.to(wide) - decoded.to(wide))  # one pass; NaN comes through
+    return max(-least.item(), most.item())
