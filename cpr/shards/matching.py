@@ -6,10 +6,14 @@ is, its memory contains the table's, which is what is looked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+COUNTER_NAMES: Final = {"step": "iter"}
+"""FBGEMM's names, by PyTorch's: a table keeps its count of steps when it becomes, or ceases to be, fused."""
 
 
 class LookedUp(Mapping[str, Tensor]):
@@ -34,7 +38,9 @@ class LookedUp(Mapping[str, Tensor]):
 def match_state(
     fqn: str, weights: Tensor, optimizers: Sequence[Optimizer]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """State by row, and scalars, of the optimizer that updates a table; both empty when none does.
+    """State by row, and counters, of the optimizer that updates a table; both empty when none does.
+
+    State goes by PyTorch's names, counters by FBGEMM's, as for fused tables.
 
     Args:
         fqn: of the table, for messages.
@@ -65,7 +71,11 @@ def match_state(
             if isinstance(state, Tensor)
         }
         if scalars:
-            return {name: state.view(()) for name, state in tensors.items() if _is_scalar(state, parameter)}
+            return {
+                COUNTER_NAMES.get(name, name): state.view(())
+                for name, state in tensors.items()
+                if _is_scalar(state, parameter)
+            }
         return {
             name: _rows(f"{fqn}: {name}", state, parameter, weights)
             for name, state in tensors.items()

@@ -47,11 +47,11 @@ def test_rows_of_a_table_in_any_parameter(rows, kind):
     assert torch.equal(torch.cat([state["sum"].reshape(-1) for state, _ in found]), whole)
     for table, (state, counters) in zip(tables, found, strict=True):
         assert state["sum"].shape == (table.shape if kind == "flat" else table.shape[:1])
-        assert counters["step"].shape == ()
-        assert counters["step"].item() == 1.0
+        assert counters["iter"].shape == ()
+        assert counters["iter"].item() == 1.0
     for state, counters in found:
         state["sum"].fill_(-1.0)
-        counters["step"].fill_(5.0)
+        counters["iter"].fill_(5.0)
     for parameter in parameters:
         assert torch.all(optimizer.state[parameter]["sum"] == -1.0)
         assert optimizer.state[parameter]["step"].item() == 5.0
@@ -64,7 +64,7 @@ def test_state_by_element_of_a_tall_parameter():
     _, second = tables_in(flat, [3, 4])
     state, counters = match_state("t", second, [optimizer])
     assert set(state) == {"exp_avg", "exp_avg_sq"}
-    assert set(counters) == {"step"}
+    assert set(counters) == {"iter"}
     assert torch.equal(state["exp_avg"], optimizer.state[tall]["exp_avg"][3:])
 
 
@@ -96,7 +96,7 @@ def test_state_is_looked_up_when_it_is_read():
     saved = {"state": {0: {name: torch.full((3, DIM), 2.0) for name in state} | {"step": torch.tensor(9.0)}}}
     optimizer.load_state_dict({**optimizer.state_dict(), **saved})
     assert torch.all(state["exp_avg"] == 2.0)
-    assert counters["step"].item() == 9.0
+    assert counters["iter"].item() == 9.0
 
 
 def test_numbers_that_are_no_tensors_are_left_to_the_optimizer():
