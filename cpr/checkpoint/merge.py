@@ -27,8 +27,8 @@ def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, pat
 
     Args:
         storage: where the layers are.
-        layers: files of one shard: a base, then row saves, oldest first. A row that is in several is taken from
-            the last of them.
+        layers: files of one shard: a base, then row saves, oldest first. A row that is in several is taken
+            from the last of them.
         target: where the new base goes.
         path: of the new base, relative to its save's folder.
 
