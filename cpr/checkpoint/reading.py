@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import torch
-from cpr.checkpoint.row_file import read_chunk
 
 from cpr.checkpoint.chain import State
 from cpr.checkpoint.manifest import ChunkEntry, RowFileEntry, save_folder
 from cpr.checkpoint.matching import overlap
 from cpr.checkpoint.placing import Target
+from cpr.checkpoint.row_file import read_chunk
 from cpr.checkpoint.storage import Storage
 
 
@@ -102,10 +102,12 @@ def run_reads(
     began = time.perf_counter()
     largest = max((read.chunk.length for read in reads), default=0)
     pinned = any(target.shard.weights.is_cuda for read in reads for target in read.targets)
-    local = threading.local()
+    local, stop = threading.local(), threading.Event()
 
     def run(read: Read) -> int:
         try:
+            if stop.is_set():
+                return 0
             if not hasattr(local, "buffer"):
                 local.buffer = torch.empty(largest, dtype=torch.uint8, pin_memory=pinned)
             buffer = memoryview(local.buffer.numpy())
@@ -113,6 +115,9 @@ def run_reads(
             read.stage.await_turn()
             for target in read.targets:
                 target.lay(rows, read.entry)
+        except BaseException:
+            stop.set()
+            raise
         finally:
             read.stage.leave()
         return read.chunk.length
@@ -124,8 +129,7 @@ def run_reads(
                 bytes_read += done.result()
                 if progress is not None:
                     progress(done.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        finally:
+            stop.set()
     buffer_bytes = largest * min(num_threads, len(reads))
     return LoadStats(bytes_read, time.perf_counter() - began, buffer_bytes)
