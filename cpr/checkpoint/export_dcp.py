@@ -1,12 +1,13 @@
 """Writes a whole model as a directory of `torch.distributed.checkpoint`, in bounded memory.
 
 `torch.distributed.checkpoint.load({"model": model.state_dict()})` reads it into plain or sharded tensors; the
-names are those that TorchRec's `model.state_dict()` and fused optimizers have.
+names are those that TorchRec's `model.state_dict()` and fused optimizers have. Like TorchRec it saves state
+with one number a row, of a table that is split by columns, once for each part, one after the other.
 """
 
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class _Piece:
 
     column: Column
     first_row: int
+    part: tuple[int, int]
+    """Of the columns."""
 
 
 class _Planner(DefaultSavePlanner):
@@ -55,7 +58,7 @@ class _Planner(DefaultSavePlanner):
         self._progress = progress
         self._pieces: dict[MetadataIndex, _Piece] = {}
         self._tensors = {flat_name(path): tensor for path, tensor in model.tensors.items()}
-        self._window: tuple[str, Window] | None = None
+        self._window: tuple[tuple[str, int, tuple[int, int]], Window] | None = None
 
     def create_local_plan(self) -> SavePlan:
         items = [*self._table_items(), *(_item(name, tensor) for name, tensor in self._tensors.items())]
@@ -68,10 +71,10 @@ class _Planner(DefaultSavePlanner):
         piece = self._pieces.get(write_item.index)
         if piece is None:
             return self._tensors[write_item.index.fqn].contiguous()
-        table, first_row = piece.column.table_fqn, piece.first_row
-        if self._window is None or (self._window[0], self._window[1].first_row) != (table, first_row):
+        place = (piece.column.table_fqn, piece.first_row, piece.part)
+        if self._window is None or self._window[0] != place:
             self._window = None  # before the next is read: only one is ever in memory
-            self._window = (table, self._model.window(table, first_row))
+            self._window = (place, self._model.window(*place))
         rows = self._window[1].columns[piece.column.name]
         self._progress(rows.nbytes)
         return rows
@@ -79,15 +82,27 @@ class _Planner(DefaultSavePlanner):
     def _table_items(self) -> Iterator[WriteItem]:
         """Window by window, all columns of a window one after the other."""
         for table_fqn, columns in self._model.tables.items():
-            starts = self._model.starts(table_fqn)
-            for first_row in starts:
-                for column in columns:
-                    num_rows = min(starts.step, column.shape[0] - first_row)
-                    offsets = (first_row, *(0 for _ in column.shape[1:]))
-                    sizes = (num_rows, *column.shape[1:])
-                    item = _shard_item(flat_name(column.path), column.dtype, column.shape, offsets, sizes)
-                    self._pieces[item.index] = _Piece(column, first_row)
-                    yield item
+            starts, parts = self._model.starts(table_fqn), self._model.splits(table_fqn)
+            for number, part in enumerate(parts):
+                for first_row in starts:
+                    for column in columns:
+                        item = _rows_item(column, first_row, starts.step, number, parts)
+                        self._pieces[item.index] = _Piece(column, first_row, part)
+                        yield item
+
+
+def _rows_item(
+    column: Column, first_row: int, max_rows: int, number: int, parts: Sequence[tuple[int, int]]
+) -> WriteItem:
+    """Some rows of part `number` of a column."""
+    rows, *cols = column.shape
+    num_rows = min(max_rows, rows - first_row)
+    name = flat_name(column.path)
+    if not cols:
+        shape, offset = (rows * len(parts),), number * rows + first_row
+        return _shard_item(name, column.dtype, shape, (offset,), (num_rows,))
+    col_offset, num_cols = parts[number]
+    return _shard_item(name, column.dtype, column.shape, (first_row, col_offset), (num_rows, num_cols))
 
 
 def _item(name: str, tensor: Tensor) -> WriteItem:

@@ -105,21 +105,42 @@ class WholeModel:
         rows_at_once = max(1, WINDOW_BYTES // max(1, sum(column.bytes_per_row for column in columns)))
         return range(0, columns[0].shape[0], rows_at_once)
 
-    def window(self, table_fqn: str, first_row: int) -> Window:
+    def splits(self, table_fqn: str) -> list[tuple[int, int]]:
+        """Where the table was split by columns: first column and number of columns of each part.
+
+        The parts of such a table have each their own state where there is one number a row. A table that
+        was not split everywhere alike is one part.
+        """
+        entry = self._state.newest.tables[table_fqn]
+        files = [file for file in self._state.saves[0].rows if file.table_fqn == table_fqn]
+        parts = sorted({(file.col_offset, file.num_cols) for file in files})
+        ends = [offset + num_cols for offset, num_cols in parts]
+        if [offset for offset, _ in parts] == [0, *ends[:-1]] and ends[-1:] == [entry.cols]:
+            return parts
+        return [(0, entry.cols)]
+
+    def window(self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None) -> Window:
         """The window that begins with a row.
+
+        Args:
+            table_fqn: of the table.
+            first_row: one of `starts`.
+            part: one of `splits`; None: all columns, and of state with one number a row the mean of all parts
+                weighted by their columns.
 
         Raises:
             CorruptFileError: a file that it needs is damaged.
         """
         columns = self.tables[table_fqn]
-        num_rows = min(self.starts(table_fqn).step, columns[0].shape[0] - first_row)
-        values = {c.name: torch.empty((num_rows, *c.shape[1:]), dtype=c.dtype) for c in columns}
         entry = self._state.newest.tables[table_fqn]
+        col_offset, num_cols = part or (0, entry.cols)
+        num_rows = min(self.starts(table_fqn).step, entry.rows - first_row)
+        values = {c.name: torch.empty((num_rows, num_cols)[: len(c.shape)], dtype=c.dtype) for c in columns}
         shard = TableShard(
             table_fqn=table_fqn,
             table_shape=(entry.rows, entry.cols),
             row_offset=first_row,
-            col_offset=0,
+            col_offset=col_offset,
             replicated=False,
             weights=values["weights"],
             optimizer_state={name: value for name, value in values.items() if name != "weights"},
