@@ -201,10 +201,8 @@ def _open_s3(uri: str) -> S3FileSystem:
         raise ValueError(f"an S3 URI has no option {', '.join(sorted(unknown))}; possible are {possible}")
     if parts.username:
         options |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
-    if "region" not in options:
-        # Left to itself, the library would look for one by asking the machine's cloud, for seconds.
-        ours = "endpoint_override" in options
-        options["region"] = "us-east-1" if ours else resolve_s3_region(parts.netloc.rpartition("@")[2])
+    if "region" not in options and "endpoint_override" not in options:
+        options["region"] = resolve_s3_region(parts.netloc.rpartition("@")[2])
     return S3FileSystem(
         connect_timeout=CONNECT_TIMEOUT_S,
         request_timeout=SILENCE_TIMEOUT_S,

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from cpr.checkpoint import remote
-from cpr.checkpoint.remote import IN_FLIGHT_BYTES, WHOLE_BYTES, ArrowStorage
+from cpr.checkpoint.remote import WHOLE_BYTES, ArrowStorage
 from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import CheckpointError, CorruptFileError
 
@@ -27,12 +27,6 @@ def storage(request) -> Storage:
         return open_storage("mock:///folder")
     name = request.node.name.replace("[", "-").replace("]", "")
     return open_storage(request.getfixturevalue("s3").uri(f"bucket/{name}"))
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENCE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(remote, "MAX_ATTEMPTS", 2)
 
 
 def write(storage: Storage, path: str, data: bytes, during: Callable[[], None] = lambda: None) -> None:
@@ -140,6 +134,8 @@ def test_paths_stay_inside(storage: Storage):
 def test_only_so_much_is_on_its_way(s3, monkeypatch: pytest.MonkeyPatch):
     """pyarrow alone would take any amount into memory at once."""
     on_its_way, most = 0, 0
+    limit = 3 * WHOLE_BYTES
+    monkeypatch.setattr(remote, "IN_FLIGHT_BYTES", limit)
 
     class Counted:
         def __init__(self, stream: pyarrow.NativeFile) -> None:
@@ -167,9 +163,9 @@ def test_only_so_much_is_on_its_way(s3, monkeypatch: pytest.MonkeyPatch):
             return Counted(system.open_output_stream(path))
 
     monkeypatch.setattr(storage, "_system", Watched())
-    write(storage, "file", bytes(2 * IN_FLIGHT_BYTES))
-    assert WHOLE_BYTES < most <= IN_FLIGHT_BYTES
-    assert system.get_file_info("bucket/in-flight/file").size == 2 * IN_FLIGHT_BYTES
+    write(storage, "file", bytes(2 * limit))
+    assert WHOLE_BYTES < most <= limit
+    assert system.get_file_info("bucket/in-flight/file").size == 2 * limit
 
 
 def test_a_bucket_that_is_not_there(s3):
@@ -215,13 +211,14 @@ def test_uris_that_cannot_be_opened(uri: str, message: str):
         open_storage(uri)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_store_that_never_answers():
+def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "SILENCE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(remote, "MAX_ATTEMPTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         storage = open_storage(f"s3://key:secret@bucket/a?endpoint_override=127.0.0.1:{port}&scheme=http")
-        with pytest.raises(CheckpointError, match=r"s3://bucket/a/file failed.*Timeout.*store is up"):
-            write(storage, "file", b"x")
+        with pytest.raises(CheckpointError, match=r"reading s3://bucket/a/file failed.*Timeout.*store is up"):
+            storage.size("file")
 
 
 @pytest.mark.system
