@@ -39,9 +39,9 @@ def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[
 
 
 def _shards(group: TableGroup, optimizers: Sequence[Optimizer]) -> Iterator[TableShard]:
-    fused = not isinstance(group.tbe, DenseTableBatchedEmbeddingBagsCodegen)
-    states = _fused_states(group.tbe) if fused else []
-    shared: dict[str, Any] = _fused_extras(group.tbe) if fused else {}
+    fused = not isinstance(group.emb_module, DenseTableBatchedEmbeddingBagsCodegen)
+    states = _fused_states(group.emb_module) if fused else []
+    shared: dict[str, Any] = _fused_extras(group.emb_module) if fused else {}
     for place, table in enumerate(group.tables):
         if table.weights.numel() == 0:
             continue

@@ -56,9 +56,9 @@ class PlacedTable:
 class TableGroup:
     """One FBGEMM module (a "table batched embedding") and what lies in it."""
 
-    tbe: Any
+    emb_module: Any
     tables: tuple[PlacedTable, ...]
-    """In the order of `tbe.split_embedding_weights()`."""
+    """In the order of `emb_module.split_embedding_weights()`."""
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -124,7 +124,7 @@ def _group(prefix: str, plan: Any, kernel: Any) -> TableGroup:
         _placed(f"{prefix}{table.name}", table, plan[table.name].sharding_type, rows)
         for table, rows in zip(configs, tbe.split_embedding_weights(), strict=True)
     ]
-    return TableGroup(tbe=tbe, tables=tuple(placed))
+    return TableGroup(emb_module=tbe, tables=tuple(placed))
 
 
 def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> PlacedTable:

@@ -1,38 +1,26 @@
-"""The sharded tables of a model on this rank: finding them, and giving them their initial values.
+"""Initial values of the sharded tables on this rank.
 
 Initial values depend on the seed, the table's name and the place in the table alone, so that the same run
 starts from the same model on any number of ranks and under any plan.
 """
 
 import hashlib
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
+from cpr.shards import table_groups
+
+__all__ = ["initialize_tables", "table_groups"]
 INIT_CHUNK_ROWS: Final = 65_536
-
-
-def table_groups(model: nn.Module) -> Iterator[Any]:
-    """TorchRec's lookup modules on this rank, each a group of table shards in one FBGEMM module."""
-    for module in model.modules():
-        if isinstance(module, ShardedEmbeddingBagCollection):
-            for lookup in module._lookups:  # TorchRec hides lookups from modules()
-                # replicated ones sit in a DistributedDataParallel
-                yield from getattr(lookup, "module", lookup)._emb_modules
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
     """Set all table shards on this rank to uniform values in +-1 / sqrt(rows)."""
     for group in table_groups(model):
-        shards = group.split_embedding_weights()
-        for table, weights in zip(group.config.embedding_tables, shards, strict=True):
-            row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
-            _fill(
-                weights.detach(), table.name, (table.num_embeddings, table.embedding_dim), (row, column), seed
-            )
+        for table in group.tables:
+            _fill(table.weights, table.name, table.shape, (table.row_offset, table.col_offset), seed)
 
 
 def _fill(shard: Tensor, name: str, shape: tuple[int, int], offsets: tuple[int, int], seed: int) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm.build import shard
@@ -15,7 +16,6 @@ from dlrm.config import Config, ModelConfig, ShardingConfig, TablesConfig, Train
 from dlrm.inputs import Ranks
 from dlrm.models.tables import PooledFeatures
 from dlrm.sharding import plan
-from dlrm.sharding.tables import table_groups
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +118,11 @@ def whole_tables():
 
     def work(model):
         tables = {}
-        for group in table_groups(model):
-            pieces = zip(group.config.embedding_tables, group.split_embedding_weights(), strict=True)
-            for table, weights in pieces:
-                row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
-                shape = (table.num_embeddings, table.embedding_dim)
-                whole = tables.setdefault(table.name, torch.full(shape, torch.nan))
-                whole[row : row + weights.shape[0], column : column + weights.shape[1]] = weights.detach()
+        for found in find_shards(model):
+            row, column = found.row_offset, found.col_offset
+            name = found.table_fqn.rpartition(".")[2]
+            whole = tables.setdefault(name, torch.full(found.table_shape, torch.nan))
+            whole[row : row + found.num_rows, column : column + found.num_cols] = found.weights
         return tables
 
     return work

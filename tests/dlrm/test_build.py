@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cpr.shards import table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
 from dlrm.build import build, start_process_group
@@ -13,7 +14,6 @@ from dlrm.config import ModelConfig
 from dlrm.inputs import Ranks, prepare
 from dlrm.recipe import load_config
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
-from dlrm.sharding.tables import table_groups
 from dlrm.stop import StopSignal
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm import build
@@ -32,7 +33,6 @@ from dlrm.inputs import Ranks
 from dlrm.optim import Optimizers, dense_parameters
 from dlrm.replicas import Replicas
 from dlrm.sharding import plan
-from dlrm.sharding.tables import table_groups
 
 CPU = torch.device("cpu")
 DIM = 32
@@ -147,14 +147,10 @@ def sharded_model(case):
 
 def pieces_of(model):
     """This rank's pieces: (table, row, column, weights)."""
-    pieces = []
-    for group in table_groups(model):
-        for table, weights in zip(
-            group.config.embedding_tables, group.split_embedding_weights(), strict=True
-        ):
-            row, column = table.local_metadata.shard_offsets if table.local_metadata else (0, 0)
-            pieces.append((table.name, row, column, weights.detach().clone()))
-    return pieces
+    return [
+        (found.table_fqn.rpartition(".")[2], found.row_offset, found.col_offset, found.weights.clone())
+        for found in find_shards(model)
+    ]
 
 
 def train(case):

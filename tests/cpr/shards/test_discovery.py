@@ -176,7 +176,7 @@ def test_views_follow_storage_that_moves_to_shared_memory(world_of_one):
     shards = training.shards()
     for group in table_groups(training.model):
         for name in ("weights_host", "momentum1_host", "weights"):
-            if isinstance(tensor := getattr(group.tbe, name, None), torch.Tensor):
+            if isinstance(tensor := getattr(group.emb_module, name, None), torch.Tensor):
                 tensor.detach().share_memory_()
                 assert tensor.is_shared()
     fresh = {found.name: found for found in training.shards()}
@@ -201,9 +201,9 @@ def test_counters_are_heeded(world_of_one):
     found.counters["iter"].fill_(41)
     found.counters["learning_rate"].fill_(0.25)
     found.invalidate()
-    assert group.tbe.get_learning_rate() == 0.25
+    assert group.emb_module.get_learning_rate() == 0.25
     step()
-    assert found.counters["iter"].item() == group.tbe.iter_cpu.item() == 42
+    assert found.counters["iter"].item() == group.emb_module.iter_cpu.item() == 42
 
 
 def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):
@@ -214,7 +214,11 @@ def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):
         )
     model = shard({"a": "tw", "c": "dp"}, bags=bags(a=10, c=3))
     fused, unfused = find_shards(model)
-    tbe = next(g.tbe for g in table_groups(model) if isinstance(g.tbe, SplitTableBatchedEmbeddingBagsCodegen))
+    tbe = next(
+        g.emb_module
+        for g in table_groups(model)
+        if isinstance(g.emb_module, SplitTableBatchedEmbeddingBagsCodegen)
+    )
     calls.clear()
     unfused.flush()
     unfused.invalidate()

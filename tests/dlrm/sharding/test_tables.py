@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cpr.shards import find_shards
 from dlrm.sharding import tables
-from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill, table_groups
+from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill
 
 DIM = 8
 
@@ -51,7 +52,7 @@ def test_seed_and_name_decide():
 def test_a_models_tables_do_not_depend_on_the_plan(shard_model, whole_tables):
     kinds = {"cat_0": "data_parallel", "cat_1": "table_wise", "cat_2": "column_wise", "cat_3": "column_wise"}
     cut, plain = shard_model(kinds), shard_model(dict.fromkeys(kinds, "table_wise"))
-    pieces = [table.name for group in table_groups(cut) for table in group.config.embedding_tables]
+    pieces = [found.table_fqn.rpartition(".")[2] for found in find_shards(cut)]
     assert sorted(pieces) == ["cat_0", "cat_1", "cat_2", "cat_2", "cat_3", "cat_3"]
     wanted = whole_tables(plain)
     for name, values in whole_tables(cut).items():
