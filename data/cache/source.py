@@ -4,7 +4,8 @@ The multi-level cache of Shi et al., "Towards Scalable Distributed Training of D
 Public Cloud Clusters" (MLSys 2021), for decoded row groups. Level 1 is a folder on a memory file
 system that all workers of a node map without a copy, level 2 a folder on local disk, and behind both
 is the data set itself. A background thread writes through to disk what is fetched, and brings into
-memory what is asked for again.
+memory what is asked for again; another one fetches the row groups that the reader expects to need
+next, so that the storage is never idle while a row group is worked on.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from data.cache.ahead import ReadAhead
 from data.cache.entry import Encoder, decode
 from data.cache.level import Level
 from data.cache.lock import FileLock
@@ -51,7 +53,8 @@ class CacheConfig:
     disk_limit_bytes: int
     """All files in `folder` together; 0 keeps nothing on disk."""
     memory_limit_bytes: int
-    """All files in memory together, of all workers of the node; 0 keeps nothing in memory."""
+    """All files in memory together, of all workers of the node; 0 keeps nothing in memory. Besides, a worker
+    holds the few row groups that are on their way: `ahead.AHEAD` to its reader, `writer.QUEUED` to disk."""
     memory_folder: Path = Path("/dev/shm")
     """A memory file system. The last worker to close its cache removes what is in it."""
 
@@ -79,6 +82,7 @@ class CachedSource:
         disk = Level("disk", config.folder, config.disk_limit_bytes)
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
         self._writer = BackgroundWriter()
+        self._ahead = ReadAhead()
         self._encoder = Encoder()  # used by the writer's thread only
         self._fetching = threading.Event()
 
@@ -87,9 +91,17 @@ class CachedSource:
         """The columns of `inner`."""
         return self._inner.columns
 
+    def expect(self, part: Part, row_group: int) -> None:
+        """Begin to fetch a row group, as `ReadsAhead.expect` says."""
+        key = self._key(part, row_group)
+        self._ahead.begin(key, partial(self._read_ahead, part, row_group, key))
+
     def read(self, part: Part, row_group: int) -> pa.Table:
         """One row group, as `RowGroupSource.read` says."""
         key = self._key(part, row_group)
+        expected = self._ahead.take(key)
+        if expected is not None:
+            return expected
         give_up_s = time.monotonic() + PATIENCE_S
         while True:
             table = self._load(key)
@@ -104,6 +116,7 @@ class CachedSource:
 
     def close(self) -> None:
         """Finish what is being written; the last worker of the node empties the memory level."""
+        self._ahead.close()
         self._writer.close()
         self._leave_memory()
 
@@ -111,6 +124,16 @@ class CachedSource:
         """Names the content: the same file in another folder or data set is found, a changed one is not."""
         what = [FORMAT, part.sha256, row_group, list(self.columns)]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
+
+    def _read_ahead(self, part: Part, row_group: int, key: str) -> pa.Table | None:
+        """The row group, or None if another worker is fetching it: then only the reader itself waits."""
+        table = self._load(key)
+        if table is not None:
+            return table
+        claim = self._claim(key)
+        if claim is not None:
+            return self._fetch(part, row_group, key, claim)
+        return None if any(level.accepts for level in self._levels) else self._inner.read(part, row_group)
 
     def _load(self, key: str) -> pa.Table | None:
         for level in self._levels:

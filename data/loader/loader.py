@@ -214,16 +214,17 @@ def _windows(
 ) -> Iterator[list[Batch]]:
     """Body of the background thread; a plain function, so that the thread does not keep the loader alive."""
     step = steps.start
-    while step < steps.stop:
-        window = order.window(step, rank)
+    window = order.window(step, rank) if steps else None
+    while window is not None:
+        step += len(window.order) // order.phase.batch_size
+        following = order.window(step, rank) if step < steps.stop else None
         pieces = []
-        for piece in reader.pieces(window.rows):
+        for piece in reader.pieces(window.rows, window.rows[:0] if following is None else following.rows):
             if closed():
                 return
             pieces.append(piece)
-        batches = assembler.batches(pieces, window)
-        step += len(batches)
-        yield batches
+        yield assembler.batches(pieces, window)
+        window = following
 
 
 def _parts_digest(manifest: DatasetManifest) -> str:

@@ -1,6 +1,7 @@
 """From row numbers of the data set to checked rows, decoding each row group once a run."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -8,7 +9,10 @@ from data.dataset import DatasetManifest
 from data.loader.columns import Rows
 from data.loader.decode import decode
 from data.loader.order import RowNumbers
-from data.loader.source import RowGroupSource
+from data.loader.source import ReadsAhead, RowGroupSource
+
+ANNOUNCED: Final = 2
+"""Row groups after the current one that the source is told to expect: one under way, and one to follow."""
 
 
 class RowReader:
@@ -30,14 +34,38 @@ class RowReader:
         self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self._kept: tuple[int, Rows] | None = None
 
-    def pieces(self, rows: RowNumbers) -> Iterator[Rows]:
-        """The rows of ascending numbers `rows`, in order, one piece a row group."""
-        done = 0
+    def pieces(self, rows: RowNumbers, following: RowNumbers) -> Iterator[Rows]:
+        """The rows of ascending numbers `rows`, in order, one piece a row group.
+
+        Args:
+            rows: what to read.
+            following: the rows that will be read after them, for the source to expect.
+        """
+        runs = self._runs(rows)
+        groups = [group for group, _, _ in [*runs, *self._runs(following)]]
+        for number, (group, begin, end) in enumerate(runs):
+            self._announce(groups[number : number + 1 + ANNOUNCED])
+            yield self._decoded(group).pick(rows[begin:end] - self._starts[group])
+
+    def _runs(self, rows: RowNumbers) -> list[tuple[int, int, int]]:
+        """The row groups that hold `rows`, in order, each with its first position in `rows` and the end."""
+        runs, done = [], 0
         while done < len(rows):
             group = int(np.searchsorted(self._starts, rows[done], side="right")) - 1
             end = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._decoded(group).pick(rows[done:end] - self._starts[group])
+            runs.append((group, done, end))
             done = end
+        return runs
+
+    def _announce(self, groups: list[int]) -> None:
+        """Tell a source that reads ahead which of `groups` it will be asked for: not the one that is kept."""
+        if not isinstance(self._source, ReadsAhead):
+            return
+        before = self._kept[0] if self._kept else None
+        for group in groups:
+            if group != before:
+                self._source.expect(*self._groups[group])
+            before = group
 
     def _decoded(self, group: int) -> Rows:
         if self._kept is None or self._kept[0] != group:

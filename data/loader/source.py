@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +40,18 @@ class RowGroupSource(Protocol):
         Raises:
             OSError: the file is missing, damaged or cannot be reached; the message names it.
             ValueError: the file has other columns or types than the manifest says.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A source that also wants to know what comes next, because it can fetch that meanwhile."""
+
+    def expect(self, part: Part, row_group: int) -> None:
+        """Told what will be read soon, in that order, the row group that is read next included.
+
+        Never waits for storage and never raises: what goes wrong is raised when the row group is read.
         """
         ...
 

@@ -1,0 +1,192 @@
+"""Reading ahead: what is expected is fetched meanwhile, in bounds, and nothing else changes."""
+
+import gc
+import threading
+import time
+
+import pytest
+
+from data.cache import CacheConfig, CachedSource
+from data.cache.ahead import AHEAD
+from data.dataset import read_manifest
+from data.loader import DataLoader, LoaderConfig, ParquetSource
+
+GROUPS = ((400, 300), (500,), (200, 200))
+READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
+
+
+class WatchedSource:
+    """Notes what is read from the data set, and can be made to wait."""
+
+    def __init__(self, folder):
+        self.manifest = read_manifest(str(folder))
+        self._inner = ParquetSource(str(folder), self.manifest)
+        self.columns = self._inner.columns
+        self.reads = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, part, row_group):
+        self.reads.append((self.manifest.parts.index(part), row_group))
+        self.gate.wait(30)
+        return self._inner.read(part, row_group)
+
+
+@pytest.fixture
+def dataset(tmp_path, make_dataset):
+    make_dataset(tmp_path / "data", row_groups=GROUPS, kinds=("one", "bag"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def memory(tmp_path):
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "shm"
+
+
+@pytest.fixture
+def open_cache(tmp_path, memory, dataset, monkeypatch):
+    monkeypatch.setattr("data.cache.source.QUIET_S", 0.0)
+    opened = []
+
+    def open_one(disk=10**8, in_memory=10**8):
+        config = CacheConfig(
+            folder=tmp_path / "disk",
+            disk_limit_bytes=disk,
+            memory_limit_bytes=in_memory,
+            memory_folder=memory,
+        )
+        inner = WatchedSource(dataset)
+        opened.append((CachedSource(inner, config), inner))
+        return opened[-1]
+
+    yield open_one
+    for cache, inner in opened:
+        inner.gate.set()
+        cache.close()
+
+
+def expect(cache, inner, which):
+    for part, group in which:
+        cache.expect(inner.manifest.parts[part], group)
+
+
+def read(cache, inner, one):
+    return cache.read(inner.manifest.parts[one[0]], one[1])
+
+
+def wait_for(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    assert condition()
+
+
+def wait_until_ready(cache, count):
+    wait_for(lambda: sum(future.done() for future in cache._ahead._shared.futures.values()) == count)
+
+
+@pytest.mark.parametrize("limits", [{}, {"disk": 0, "in_memory": 0}])
+def test_what_is_expected_is_fetched_before_it_is_asked_for_and_only_once(open_cache, dataset, limits):
+    cache, inner = open_cache(**limits)
+    expect(cache, inner, READS[:3])
+    expect(cache, inner, READS[:3])
+    wait_until_ready(cache, 3)
+    plain = WatchedSource(dataset)
+    for one in READS[:3]:
+        assert read(cache, inner, one) == read(plain, plain, one)
+    assert inner.reads == READS[:3]
+
+
+def test_no_more_than_the_stated_number_is_fetched_ahead(open_cache):
+    cache, inner = open_cache()
+    inner.gate.clear()
+    expect(cache, inner, READS)
+    inner.gate.set()
+    wait_until_ready(cache, AHEAD)
+    assert inner.reads == READS[:AHEAD]
+    read(cache, inner, READS[0])
+    expect(cache, inner, READS[1 : AHEAD + 1])
+    wait_until_ready(cache, AHEAD)
+    assert inner.reads == READS[: AHEAD + 1]
+
+
+def test_what_nobody_came_for_makes_room(open_cache):
+    cache, inner = open_cache()
+    expect(cache, inner, READS[:AHEAD])
+    wait_until_ready(cache, AHEAD)
+    expect(cache, inner, READS[AHEAD:])
+    wait_for(lambda: inner.reads == READS)
+    assert len(cache._ahead._shared.futures) <= AHEAD
+
+
+def test_an_error_reaches_who_reads_that_row_group_with_the_name_of_the_file(open_cache, dataset):
+    cache, inner = open_cache()
+    name = inner.manifest.parts[1].path
+    file, away = dataset / name, dataset / "away"
+    file.rename(away)
+    expect(cache, inner, READS[1:4])
+    wait_until_ready(cache, 3)
+    assert read(cache, inner, READS[1]).num_rows == 300
+    with pytest.raises(FileNotFoundError, match=name):
+        read(cache, inner, READS[2])
+    assert read(cache, inner, READS[3]).num_rows == 200
+    away.rename(file)
+    assert read(cache, inner, READS[2]).num_rows == 500
+
+
+def test_the_training_loop_gets_the_error(open_cache, dataset):
+    cache, inner = open_cache()
+    name = inner.manifest.parts[2].path
+    (dataset / name).unlink()
+    loader = DataLoader(str(dataset), LoaderConfig(batch_size=100, window_batches=2), source=cache)
+    batches = iter(loader)
+    for _ in range(12):
+        next(batches)  # the batches before the missing file are good
+    with pytest.raises(FileNotFoundError, match=name):
+        next(batches)
+
+
+def test_what_another_worker_fetches_is_not_fetched_too(open_cache):
+    (one, inner_one), (two, inner_two) = open_cache(), open_cache()
+    inner_one.gate.clear()
+    expect(one, inner_one, READS[:1])
+    wait_for(lambda: inner_one.reads)
+    expect(two, inner_two, READS[:2])
+    wait_until_ready(two, 2)
+    assert inner_two.reads == READS[1:2], "the one that is taken must not hold up the other"
+    inner_one.gate.set()
+    assert read(two, inner_two, READS[0]) == read(one, inner_one, READS[0])
+    assert inner_two.reads == READS[1:2]
+
+
+def test_closing_does_not_wait_for_stuck_storage_and_begins_nothing_more(open_cache):
+    cache, inner = open_cache()
+    inner.gate.clear()
+    expect(cache, inner, READS[:3])
+    wait_for(lambda: inner.reads)
+    cache.close()
+    assert not inner.gate.is_set()
+    inner.gate.set()
+    cache._ahead._thread.join(10)
+    expect(cache, inner, READS[3:])
+    assert inner.reads == READS[:1]
+    assert not cache._ahead._thread.is_alive()
+
+
+def test_a_dropped_cache_ends_the_thread_and_leaves_no_memory(dataset, tmp_path, memory):
+    config = CacheConfig(
+        folder=tmp_path / "disk", disk_limit_bytes=0, memory_limit_bytes=10**8, memory_folder=memory
+    )
+    inner = WatchedSource(dataset)
+    cache = CachedSource(inner, config)
+    expect(cache, inner, READS[:3])
+    wait_until_ready(cache, 3)
+    writing, thread = cache._writer._tasks, cache._ahead._thread
+    wait_for(lambda: not writing.unfinished_tasks)
+    assert list(memory.rglob("*.arrow"))
+    del cache
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert list(memory.iterdir()) == []
