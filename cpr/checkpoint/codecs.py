@@ -217,18 +217,18 @@ class Int8(_Rowwise):
 class Int4(_Rowwise):
     """Half a byte a weight, the lower half first, then scale and bias as float16.
 
-    A row of equal values is exact as far as float16 can hold the value. Rows of odd width are stored with
-    their last weight twice, which changes neither scale nor bias.
+    A row of equal values is exact as far as float16 can hold the value. The last weight is repeated until
+    their number is a multiple of four, as FBGEMM wants it; that changes neither scale nor bias.
     """
 
     name = "int4"
 
     def _width(self, num_cols: int) -> int:
-        return (num_cols + 1) // 2 + 4
+        return -(-num_cols // 4) * 2 + 4
 
     def _quantise(self, weights: Tensor) -> Tensor:
-        if weights.shape[1] % 2:
-            weights = torch.cat([weights, weights[:, -1:]], dim=1)
+        if missing := -weights.shape[1] % 4:
+            weights = torch.cat([weights, weights[:, -1:].expand(-1, missing)], dim=1)
         stored: Tensor = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(weights, 4)
         return stored
 
