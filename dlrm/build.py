@@ -11,15 +11,18 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.retention import Retention
 from data.dataset import DatasetManifest
-from dlrm.config import Config
+from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks
 from dlrm.models import build_model
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
 from dlrm.replicas import Replicas
-from dlrm.session import NoRecovery
+from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
 from dlrm.sharding.tables import initialize_tables, table_groups
@@ -69,17 +72,18 @@ def build(inputs: Inputs, stop: StopSignal) -> Trainer:
     total_steps = len(inputs.loader) * config.train.epochs
     if config.train.max_steps:
         total_steps = min(total_steps, config.train.max_steps)
+    folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank)
     telemetry = open_telemetry(
         ranks.rank,
-        _agreed_run_folder(config, inputs.recipe, ranks.rank),
+        folder,
         recipe=inputs.recipe,
-        config=config.to_dict(),
+        config={"recipe": inputs.recipe, **config.to_dict()},
         total_samples=total_steps * config.data.global_batch_size,
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=_best_auc(inputs.test_loader.manifest),
     )
-    return Trainer(
+    trainer = Trainer(
         config=config.train,
         model=model,
         optimizers=Optimizers(model, config.dense, config.tables, config.schedule),
@@ -91,6 +95,27 @@ def build(inputs: Inputs, stop: StopSignal) -> Trainer:
         stop=stop,
         device=inputs.device,
     )
+    if config.checkpoint.every_steps or inputs.resume:
+        trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
+    return trainer
+
+
+def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, resume: bool) -> Checkpoints:
+    """Everything that a resumed run needs to go on as if nothing had been, registered."""
+    checkpointer = Checkpointer(
+        trainer.model,
+        SaveConfig(
+            uri=config.uri or str(folder / "checkpoint"),
+            host_memory_bytes=config.host_memory_mb * 10**6,
+            retention=Retention(keep_last=config.keep_last),
+        ),
+        trainer.optimizers.table_optimizers,
+    )
+    checkpointer.register("trainer", trainer)
+    checkpointer.register("optimizers", trainer.optimizers)
+    checkpointer.register("loader", trainer.loader)
+    checkpointer.register("telemetry", trainer.telemetry)
+    return Checkpoints(checkpointer, config, resume)
 
 
 def _agreed_run_folder(config: Config, recipe: str, rank: int) -> Path:

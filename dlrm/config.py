@@ -12,6 +12,7 @@ SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm")
 PRECISIONS: Final = ("fp32", "bf16")
+MOMENTS: Final = ("consistent", "rolling")
 SHARDING_KINDS: Final = {
     "cpu": ("table_wise", "column_wise"),
     "cuda": ("table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"),
@@ -218,6 +219,44 @@ class ShardingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What of a run survives its end; `--resume RUN_FOLDER` goes on from there."""
+
+    every_steps: int = 0
+    """Save everything this often, and at the end; 0: never."""
+    uri: str = ""
+    """Where to, a folder or a pyarrow URI such as s3://bucket/run; empty: `checkpoint` in the run folder.
+    Every rank must reach it."""
+    moment: str = "consistent"
+    """`consistent`: all rows from one moment, so that a resumed run goes on bit for bit; `rolling`: a few
+    rows after each step, so that training hardly waits, but a resumed run differs a little."""
+    host_memory_mb: int = 512
+    """Ceiling of the extra host memory of a worker, in MB (1e6 bytes). A consistent save waits less the more
+    of the worker's shards fits."""
+    keep_last: int = 2
+    """States that are kept; at least 2."""
+    stop_within_s: float = 25.0
+    """After SIGTERM, save before leaving if that can be done in this time (torchrun kills after 30 s); 0:
+    never. Ctrl-C leaves at once."""
+
+    def __post_init__(self) -> None:
+        _check(self.every_steps >= 0, "checkpoint.every_steps must not be negative (0: no checkpoints)")
+        _check(
+            self.moment in MOMENTS,
+            f"checkpoint.moment is {self.moment!r}; choose one of {', '.join(MOMENTS)}",
+        )
+        _check(self.host_memory_mb >= 128, "checkpoint.host_memory_mb must be at least 128")
+        _check(
+            self.keep_last >= 2,
+            "checkpoint.keep_last must be at least 2: the newest state may turn out to be damaged",
+        )
+        _check(
+            0 <= self.stop_within_s < math.inf,
+            "checkpoint.stop_within_s must be a number of seconds, 0 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How long, how precise, and what is said on the way."""
 
@@ -264,6 +303,7 @@ class Config:
     dense: DenseConfig = field(default_factory=DenseConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def to_dict(self) -> dict[str, Any]:

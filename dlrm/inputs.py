@@ -48,6 +48,8 @@ class Inputs:
     loader: DataLoader
     test_loader: DataLoader
     source: CachedSource | None
+    resume: Path | None = None
+    """Folder of the run to go on with."""
 
     def close(self) -> None:
         """Stop background threads and let go of files."""
@@ -77,7 +79,7 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
-def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
+def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:
     """Check the configuration against machine and data, and open the data.
 
     Raises:
@@ -117,6 +119,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks) -> Inputs:
         loader=loader,
         test_loader=test_loader,
         source=source,
+        resume=resume,
     )
 
 

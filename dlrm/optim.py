@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
@@ -108,6 +108,11 @@ class Optimizers:
         self._factor = 1.0
 
     @property
+    def table_optimizers(self) -> list[Optimizer]:
+        """Ordinary optimizers that hold state of table rows: those of the data-parallel tables."""
+        return [] if self._replicated.optimizer is None else [self._replicated.optimizer]
+
+    @property
     def learning_rates(self) -> dict[str, float]:
         """The current learning rates by name."""
         return {name: base * self._factor for name, base in self._base.items()}
@@ -116,12 +121,7 @@ class Optimizers:
         """Set the learning rates of `step`, before its backward pass updates the tables."""
         factor = schedule_factor(self._schedule, step)
         if factor != self._factor:
-            self._factor = factor
-            self._set(self._dense, "dense")
-            if self._replicated.optimizer is not None:
-                self._set(self._replicated.optimizer, "tables")
-            self._set(self._fused, "tables")
-            self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
+            self._set_factor(factor)
         self._dense.zero_grad()
         self._replicated.zero_grad()
 
@@ -129,6 +129,23 @@ class Optimizers:
         """Update what the backward pass did not."""
         self._dense.step()
         self._replicated.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the dense optimizer and of the schedule; the tables' state lives with their rows."""
+        return {"dense": self._dense.state_dict(), "factor": self._factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._dense.load_state_dict(state["dense"])
+        self._set_factor(state["factor"])
+
+    def _set_factor(self, factor: float) -> None:
+        self._factor = factor
+        self._set(self._dense, "dense")
+        if self._replicated.optimizer is not None:
+            self._set(self._replicated.optimizer, "tables")
+        self._set(self._fused, "tables")
+        self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
 
     def _set(self, optimizer: Optimizer, name: str) -> None:
         for group in optimizer.param_groups:

@@ -5,6 +5,7 @@ path.
 """
 
 import difflib
+import json
 import tomllib
 import types
 import typing
@@ -33,7 +34,10 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ValueError: unknown recipe, section or key, a value of the wrong type or an impossible combination.
     """
-    raw = _read(recipe)
+    return _configure(_read(recipe), overrides)
+
+
+def _configure(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
     for override in overrides:
         name, separator, value = override.partition("=")
         section, dot, key = name.strip().partition(".")
@@ -44,6 +48,27 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
             values[key] = _parse_value(value.strip())
     config: Config = _build(Config, raw, where="")
     return config
+
+
+def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
+    """Read back the recipe's name and the configuration of a run from its folder.
+
+    Args:
+        folder: of the run; every rank must be able to read it.
+        overrides: as in `load_config`.
+
+    Raises:
+        ValueError: it is no run folder, or as in `load_config`.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+        recipe = raw.pop("recipe")
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} is not the folder of a run: there is no {path}") from error
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}); start again with --recipe") from error
+    return recipe, _configure(raw, overrides)
 
 
 def _read(recipe: str) -> dict[str, Any]:

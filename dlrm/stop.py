@@ -10,6 +10,7 @@ through a pipe, knows of the signal too.
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -58,6 +59,8 @@ class StopSignal:
         self._raised = False
         self._previous: dict[int, Any] = {}
         self._left = threading.Event()
+        self._extension_s = 0.0
+        self._came_at = 0.0
 
     @property
     def requested(self) -> bool:
@@ -80,6 +83,24 @@ class StopSignal:
         """
         if self.requested:
             self.leave()
+
+    @property
+    def seconds_since(self) -> float:
+        """Seconds since the first signal came on this rank; 0 if none did."""
+        return time.monotonic() - self._came_at if self.requested else 0.0
+
+    @contextmanager
+    def extended(self, by: timedelta) -> Iterator[None]:
+        """Within this block a stop may take longer, and SIGTERM again changes nothing; Ctrl-C leaves at once.
+
+        Args:
+            by: how much longer than the grace.
+        """
+        self._extension_s = by.total_seconds()
+        try:
+            yield
+        finally:
+            self._extension_s = 0.0
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -118,6 +139,10 @@ class StopSignal:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         again = self.signum is not None
+        if again and signum == signal.SIGTERM and self._extension_s:
+            return
+        if not again:
+            self._came_at = time.monotonic()
         self.signum = signum
         if again or not self._deferring:
             self._raised = True
@@ -130,8 +155,9 @@ class StopSignal:
             signum = os.read(self._woken, 1)[0]
             if self._left.is_set():
                 return
-        if self._left.wait(self._grace_s):
+        if self._left.wait(self._grace_s) or (self._extension_s and self._left.wait(self._extension_s)):
             return
+        self._extension_s = 0.0
         if not self._raised:
             signal.pthread_kill(main_thread, signum)  # the second one raises in any case
         if self._left.wait(self._tidy_up_s):

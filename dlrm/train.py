@@ -1,15 +1,17 @@
 """Train a recommendation model: `torchrun --nproc-per-node 2 -m dlrm.train --recipe tiny`.
 
 One process does without torchrun: `python -m dlrm.train --recipe tiny --set train.max_steps=100`.
+A run that saved (`--set checkpoint.every_steps=500`) goes on with `--resume RUN_FOLDER`, also on other ranks.
 """
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from dlrm.compatibility import check_versions
 from dlrm.process import exit_code_of, leave, quiet_libraries
-from dlrm.recipe import load_config, recipe_names
+from dlrm.recipe import load_config, load_resumed, recipe_names
 from dlrm.stop import StopSignal
 
 
@@ -26,7 +28,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         ValueError: it is wrong.
     """
     parser = _Parser(prog="dlrm.train", description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--recipe", required=True, help=f"{', '.join(recipe_names())}, or a .toml file")
+    start = parser.add_mutually_exclusive_group(required=True)
+    start.add_argument("--recipe", help=f"{', '.join(recipe_names())}, or a .toml file")
+    start.add_argument(
+        "--resume", metavar="RUN_FOLDER", type=Path, help="go on with a run from what it saved last"
+    )
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -34,14 +40,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         action="extend",
         default=[],
-        help="change single values of the recipe, e.g. --set train.epochs=2 model.top_mlp=[64,1]",
+        help="change single values of the recipe or run, e.g. --set train.epochs=2 model.top_mlp=[64,1]",
     )
     return parser.parse_args(arguments)
 
 
 def run(arguments: argparse.Namespace, stop: StopSignal) -> None:
     """Read the configuration, build, train, and close in any case."""
-    config = load_config(arguments.recipe, arguments.overrides)
+    if arguments.resume:
+        recipe, config = load_resumed(arguments.resume, arguments.overrides)
+    else:
+        recipe, config = arguments.recipe, load_config(arguments.recipe, arguments.overrides)
     check_versions("cuda" if config.train.device == "cuda" else "cpu")
     # torch and torchrec are imported from here on, when they are known to fit
     import torch.distributed as dist  # noqa: PLC0415
@@ -53,7 +62,7 @@ def run(arguments: argparse.Namespace, stop: StopSignal) -> None:
 
     keep_freed_memory()
     ranks = Ranks.from_environment()
-    inputs = prepare(config, arguments.recipe, ranks)
+    inputs = prepare(config, recipe, ranks, arguments.resume)
     try:
         check_versions(inputs.device.type)  # "auto" is decided
         start_process_group(ranks, inputs.device)

@@ -1,8 +1,11 @@
 """The training loop: batch, forward, backward, average, update, tell."""
 
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +22,7 @@ from dlrm.session import Session
 from dlrm.stop import StopSignal
 from dlrm.telemetry.recorder import Recorder
 
-NUM_SCALARS = 2  # that travel with the gradients: loss, wish to stop
+NUM_SCALARS = 3  # that travel with the gradients: loss, wish to stop, wish to stop at once
 
 
 class DivergedError(FloatingPointError):
@@ -56,6 +59,9 @@ class Trainer:
         """
         self.session.restore()
         evaluated_at = -1
+        if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
+            self._evaluate()
+            evaluated_at = self.steps_done
         while self.should_continue():
             for batch in self.loader:
                 with self.stop.deferred():
@@ -67,6 +73,15 @@ class Trainer:
                     break
         if evaluated_at != self.steps_done:
             self._evaluate()
+        self.session.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far training is."""
+        return {"steps_done": self.steps_done, "samples_done": self.samples_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.steps_done, self.samples_done = state["steps_done"], state["samples_done"]
 
     def should_continue(self) -> bool:
         """Whether epochs and steps are left."""
@@ -89,14 +104,14 @@ class Trainer:
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        wish = torch.full((), float(self.stop.requested), device=self.device)
-        mean_loss, stop = self.replicas.average(torch.stack([loss.detach(), wish])).tolist()
+        wishes = loss.new_tensor([self.stop.requested, self.stop.signum == signal.SIGINT])
+        scalars = torch.cat([loss.detach().view(1), wishes])
+        mean_loss, stop, at_once = self.replicas.average(scalars).tolist()
         if not math.isfinite(mean_loss):
             self._raise_diverged(loss.detach())
         self.optimizers.step()
         self.steps_done += 1
         self.samples_done += batch.labels.numel() * dist.get_world_size()
-        self.session.step()
         self.telemetry.step(
             step=self.steps_done,
             samples=self.samples_done,
@@ -105,8 +120,15 @@ class Trainer:
             labels=batch.labels,
             learning_rates=self.optimizers.learning_rates,
         )
+        self.session.step()
         if stop:
-            self.stop.leave()
+            self._leave(at_once=bool(at_once))
+
+    def _leave(self, at_once: bool) -> None:
+        if not at_once:
+            with self.stop.extended(self.session.leaving_takes):
+                self.session.leave(timedelta(seconds=self.stop.seconds_since))
+        self.stop.leave()
 
     def _raise_diverged(self, loss: Tensor) -> None:
         losses: list[float] = [0.0] * dist.get_world_size()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 GRACE_S = 5.0
 """How long a thread that was told to stop may take to do so."""
@@ -23,6 +24,9 @@ THREADS_OF_OTHERS = {"TMonitor"}
 
 
 def pytest_configure() -> None:
+    # how long an example takes says only how busy the machine is
+    settings.register_profile("no_clock", deadline=None)
+    settings.load_profile("no_clock")
     # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""`Checkpointer`: what a training loop holds to save a sharded model while it trains, and to load it again."""
+"""`Checkpointer`: what a training loop holds to save a sharded model while it trains, and to load it."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from cpr.checkpoint.saver import Save, Saver
 from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows
 from cpr.checkpoint.staging import PIECE_BYTES, StagingPool
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import MismatchError
+from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards import find_shards
 from cpr.shards.shard import TableShard
 
@@ -47,8 +47,8 @@ class CheckpointConfig:
     uri: str
     """Directory: a path, or any pyarrow file system's URI such as s3://bucket/run."""
     host_memory_bytes: int = 512 * 2**20
-    """Ceiling of the extra host memory of a worker. A consistent save makes training wait until what does not fit
-    is written; with room for all shards of the worker it waits only for the copy."""
+    """Ceiling of the extra host memory of a worker. A consistent save makes training wait until what does
+    not fit is written; with room for all shards of the worker it waits only for the copy."""
     codec: str = "exact"
     """Of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
     when_busy: Literal["wait", "skip"] = "wait"
@@ -78,7 +78,7 @@ class Loaded:
     rejected: Sequence[Rejected]
     """Newer saves that could not be loaded, and why."""
     same_ranks: bool
-    """Whether it was saved by as many ranks: then random generators and other state of single ranks came back."""
+    """Whether it was saved by as many ranks: then state of single ranks (random generators) came back."""
     bytes_read: int
     """By this rank."""
     seconds: float
@@ -191,7 +191,13 @@ class Checkpointer:
         num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
         Thread(target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True).start()
 
-    def save(self, moment: Moment = "rolling") -> Save | None:
+    @property
+    def newest_step(self) -> int | None:
+        """Training steps done in the newest state of this run that counts; None before the first."""
+        history = self._history
+        return history.chain[-1].step if history is not None and history.chain else None
+
+    def save(self, moment: Moment = "rolling", *, timeout_s: float | None = None) -> Save | None:
         """Begin a full save: all shards and all registered state.
 
         Args:
@@ -199,6 +205,7 @@ class Checkpointer:
                 needs); `rolling` copies a little in each of the next `step` calls, so that a row and its
                 optimizer state are from one moment, but different rows from different steps (what partial
                 recovery needs).
+            timeout_s: give a consistent save up if copying, or waiting for the save before it, takes longer.
 
         Returns:
             The save; None if it was skipped because another is under way.
@@ -206,13 +213,14 @@ class Checkpointer:
         Raises:
             SaveFailedError: an earlier save failed in the background.
         """
-        return self._begin("base", moment, [Selection(shard, None) for shard in self._written_here()])
+        selections = [Selection(shard, None) for shard in self._written_here()]
+        return self._begin("base", moment, selections, timeout_s)
 
     def save_rows(self, rows: Mapping[str, Tensor]) -> Save | None:
         """Begin a row save: these rows, with their optimizer state, and all registered state, as of now.
 
         Args:
-            rows: row ids of the table by `TableShard.name`, any integer dtype and order. Nothing at all is fine.
+            rows: row ids of the table by `TableShard.name`, any integer dtype and order; nothing is fine.
 
         Returns:
             The save; None if it was skipped because another is under way.
@@ -236,17 +244,21 @@ class Checkpointer:
         if self._rolling is not None:
             self._copy(ROLLING_BYTES_PER_STEP, wait=False)
 
-    def wait(self) -> None:
-        """Wait until the save that is under way is committed.
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the save that is under way is committed; whether it is.
+
+        Args:
+            timeout_s: wait no longer; what is not copied by then is given up, so that the save will fail.
 
         Raises:
             SaveFailedError: it failed; names the file.
         """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._rolling is not None:
-            self._copy(None, wait=True)
-        if self._save is not None:
-            self._save.wait()
+            self._copy(None, wait=True, deadline=deadline)
+        done = self._save is None or self._save.wait(_left(deadline))
         self._raise_failure()
+        return done
 
     def close(self, *, abandon: bool = False) -> None:
         """Finish the save that is under way and let go of the directory; nothing can be saved after.
@@ -273,13 +285,19 @@ class Checkpointer:
         """Close; after an error, abandon what is under way."""
         self.close(abandon=kind is not None)
 
-    def _begin(self, kind: Kind, moment: Moment, selections: Sequence[Selection]) -> Save | None:
+    def _begin(
+        self, kind: Kind, moment: Moment, selections: Sequence[Selection], timeout_s: float | None = None
+    ) -> Save | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         began = time.perf_counter()
         self._raise_failure()
         self.claim()
-        if self._config.when_busy == "skip" and not all(self._group.gather(self._save is None or self._save.done)):
+        if self._config.when_busy == "skip" and not all(
+            self._group.gather(self._save is None or self._save.done)
+        ):
             return None
-        self.wait()
+        if not self.wait(_left(deadline)):
+            return None
         if kind == "rows":
             self._check_base(selections)
         assert self._saver is not None
@@ -287,11 +305,11 @@ class Checkpointer:
         self._save, self._rolling = save, Snapshot(selections)
         self._saver.start(save)
         if moment == "consistent":
-            self._copy(None, wait=True)
+            self._copy(None, wait=True, deadline=deadline)
         save.blocked_s = time.perf_counter() - began
         return save
 
-    def _copy(self, max_bytes: int | None, wait: bool) -> None:
+    def _copy(self, max_bytes: int | None, wait: bool, deadline: float | None = None) -> None:
         """Copy pieces of the save that is under way, and at its end the rest of the state."""
         assert self._rolling is not None
         assert self._save is not None
@@ -299,7 +317,7 @@ class Checkpointer:
         while not (self._rolling.done or self._save.broken.is_set()):
             if max_bytes is not None and copied >= max_bytes:
                 break
-            buffer = self._pool.acquire(wait)
+            buffer = self._pool.acquire(wait, _left(deadline))
             if buffer is None:
                 break
             self._save.feed(self._rolling.copy_next(buffer, self.steps_done))
@@ -307,12 +325,17 @@ class Checkpointer:
         if self._rolling.done or self._save.broken.is_set():
             self._rolling = None
             self._save.feed(self._state.capture(self.steps_done, self._group.rank))
+        elif deadline is not None and time.monotonic() >= deadline:
+            self._rolling = None
+            self._save.cancel()
         self._save.blocked_s += time.perf_counter() - began
 
-    def _attempt(self, state: State) -> tuple[int, object, object | None]:
+    def _attempt(self, state: State) -> tuple[int, Any, Any]:
         with torch.no_grad():
             stats = load_shards(self._storage, state, self.shards)
         common = read_state_file(self._storage, state, None)
+        if common is None:
+            raise CorruptFileError(f"save {state.sequence} of {self._storage.uri} has no state of the run")
         self._state.check(common)
         own = None
         if self._is_from_as_many(state):
@@ -332,10 +355,10 @@ class Checkpointer:
         base = self._history.chain[0]
         places = {place_of(entry) for entry in base.rows}
         for shard in (selection.shard for selection in selections):
-            if (shard.table_fqn, shard.row_offset, shard.col_offset) not in places:
+            if place_of(shard) not in places:
                 raise MismatchError(
-                    f"{shard.name} is no shard of base {base.sequence}, which was saved under another sharding "
-                    "plan: call save() first, so that row saves have a base of this plan"
+                    f"{shard.name} is no shard of base {base.sequence}, which was saved under another "
+                    "sharding plan: call save() first, so that row saves have a base of this plan"
                 )
 
     def _raise_failure(self) -> None:
@@ -356,3 +379,8 @@ class Checkpointer:
                 return  # the thread is still in a collective or a write; it ends with the process
         self._background.close()
         self._group.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds until then; None: as long as it takes."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -15,14 +15,15 @@ from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import Storage
-from cpr.checkpoint.verify import verify_files
+from cpr.checkpoint.verify import FileEntry, verify_files
 from cpr.errors import CheckpointError, SaveFailedError
+from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
 
 COPY_BYTES: Final = 8 * 2**20
 
-Place = tuple[str, int, int]
+Place = tuple[str, int, int, int, int]
 
 
 @dataclass(kw_only=True)
@@ -154,7 +155,8 @@ class History:
         problem = None
         try:
             for manifest in self.chain:
-                verify_files(self.storage, manifest, [*manifest.rows, *manifest.states][rank::world_size])
+                entries: list[FileEntry] = [*manifest.rows, *manifest.states]
+                verify_files(self.storage, manifest, entries[rank::world_size])
         except CheckpointError as error:
             problem = str(error)
         problems = [text for text in self.group.gather(problem) if text]
@@ -181,6 +183,6 @@ class History:
             logger.warning("could not delete save %d: %s", sequence, error)
 
 
-def place_of(entry: RowFileEntry) -> Place:
-    """Table and place of the shard that a file's rows are from."""
-    return entry.table_fqn, entry.row_offset, entry.col_offset
+def place_of(shard: RowFileEntry | TableShard) -> Place:
+    """Table, rows and columns of a shard, or of the one that a file's rows are from."""
+    return shard.table_fqn, shard.row_offset, shard.num_rows, shard.col_offset, shard.num_cols

@@ -69,7 +69,9 @@ class ModelState:
         saved = common["dense"]
         for name in sorted(set(saved) ^ set(self._dense)):
             where = "the model" if name in self._dense else "the saved state"
-            raise MismatchError(f"only {where} has {name!r}: build the model with the options it was saved with")
+            raise MismatchError(
+                f"only {where} has {name!r}: build the model with the options it was saved with"
+            )
         for name, tensor in self._dense.items():
             if saved[name].shape != tensor.shape:
                 raise MismatchError(

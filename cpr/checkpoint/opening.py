@@ -131,7 +131,7 @@ def _on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
             result = (function(), None)
         except CheckpointError as error:
             result = (None, error)
-    value, error = group.broadcast(result)
-    if error is not None:
-        raise error
+    value, failure = group.broadcast(result)
+    if failure is not None:
+        raise failure
     return value  # type: ignore[return-value]  # without an error there is a value

@@ -13,7 +13,7 @@ class RandomGenerators:
     def state_dict(self) -> dict[str, Any]:
         """Where they are."""
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 

@@ -164,7 +164,7 @@ class Saver:
                 run_id=self._history.run_id,
                 sequence=sequence,
                 kind=save.kind,
-                parent=newest and Parent(sequence=newest.sequence, digest=digest(newest.to_json())),
+                parent=Parent(sequence=newest.sequence, digest=digest(newest.to_json())) if newest else None,
                 base=chain[0].sequence if newest else sequence,
                 moment=save.moment,
                 step=step,

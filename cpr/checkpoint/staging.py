@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES: Final = 8 * 2**20
-"""Size of a buffer: large enough that each costs one write, small enough that training never waits long for it."""
+"""Size of a buffer: large enough to be worth a write, small enough that training never waits long for it."""
 ALIGNMENT: Final = 64
 """Of every column in a buffer, bytes; what Arrow asks for."""
 
@@ -47,7 +47,7 @@ class StagingPool:
             self.release(self._make())
 
     def acquire(self, wait: bool = True, timeout_s: float | None = None) -> Tensor | None:
-        """A buffer, uint8 `[PIECE_BYTES]`; None if none is free and waiting is not wanted or took too long."""
+        """A buffer, uint8 `[PIECE_BYTES]`; None if none is free and waiting is unwanted or took too long."""
         with self._changed:
             if not self._free and self._num_made < self.num_buffers:
                 self._num_made += 1

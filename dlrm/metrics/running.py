@@ -1,6 +1,6 @@
 """Quick looks while training: the AUC of the last samples, and a warning when it stays at chance."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -49,6 +49,15 @@ class RunningAuc:
             row[: len(new) - first].copy_(new[first:])
         self._seen += len(logits)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The predictions in the window."""
+        return {"ring": self._ring, "seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._ring.copy_(state["ring"])
+        self._seen = state["seen"]
+
     def value(self) -> float | None:
         """The AUC, ties counting one half; None while only one kind of label is in the window."""
         scores, labels = self._ring[:, : min(self._seen, self._window)].cpu().numpy()
@@ -71,6 +80,14 @@ class ChanceWatch:
         self._patience = patience
         self._since: int | None = None
         self._said = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Since when the AUC has been near chance."""
+        return {"since": self._since, "said": self._said}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._since, self._said = state["since"], state["said"]
 
     def observe(self, samples: int, auc: float | None) -> str | None:
         """The warning, when it is due, of an AUC seen after `samples` samples; None means only one label."""

@@ -27,22 +27,21 @@ class Progress(Protocol):
         """Called once at the end."""
 
 
-def open_progress(total_samples: int, first_sample: int, stream: TextIO) -> Progress:
+def open_progress(total_samples: int, stream: TextIO) -> Progress:
     """A bar if `stream` is a terminal, else lines through logging."""
     if stream.isatty():
-        return ProgressBar(total_samples, first_sample, stream)
+        return ProgressBar(total_samples, stream)
     return ProgressLines(total_samples)
 
 
 class ProgressBar:
     """A bar with samples, samples/s, time left, loss and running AUC. Log messages go above it."""
 
-    def __init__(self, total_samples: int, first_sample: int, stream: TextIO) -> None:
+    def __init__(self, total_samples: int, stream: TextIO) -> None:
         self._stack = ExitStack()
         self._bar = self._stack.enter_context(
             tqdm(
                 total=total_samples,
-                initial=first_sample,
                 unit=" samples",
                 unit_scale=True,
                 file=stream,

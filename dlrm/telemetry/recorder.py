@@ -7,6 +7,7 @@ waits for the device, takes the running AUC, writes a line and moves the bar.
 import logging
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TextIO
@@ -47,6 +48,12 @@ class Recorder(Protocol):
     def close(self) -> None:
         """Release everything; call it however the run ended."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What figures of later steps depend on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the figures of an earlier start of the same run."""
+
 
 def open_telemetry(rank: int, folder: Path, **options: Any) -> Recorder:
     """`Telemetry(folder, **options)` on rank 0, silence on the others."""
@@ -64,7 +71,6 @@ class Telemetry:
         device: where losses, logits and labels live.
         log_every_steps: steps between two lines of metrics.
         best_auc: the AUC that no model can beat on this data; None where nobody knows.
-        first_sample: samples done before this start, when it goes on with an earlier run.
         stream: where the progress bar goes.
     """
 
@@ -78,7 +84,6 @@ class Telemetry:
         device: torch.device,
         log_every_steps: int,
         best_auc: float | None = None,
-        first_sample: int = 0,
         stream: TextIO = sys.stderr,
     ) -> None:
         write_circumstances(folder, config)
@@ -87,13 +92,13 @@ class Telemetry:
         self._best_auc = best_auc
         self._log_every_steps = log_every_steps
         self._sinks = open_sinks(folder)
-        self._progress = open_progress(total_samples, first_sample, stream)
+        self._progress = open_progress(total_samples, stream)
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_steps = 0
         self._steps = 0
-        self._first_sample = self._samples = self._logged_samples = first_sample
+        self._first_sample = self._samples = self._logged_samples = 0
         self._curve: list[CurvePoint] = []
         self._values: MetricValues | None = None
         self._started = self._stepped = self._logged = monotonic()
@@ -173,6 +178,32 @@ class Telemetry:
         for sink in self._sinks:
             sink.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What figures of later steps depend on."""
+        return {
+            "steps": self._steps,
+            "samples": self._samples,
+            "loss_sum": self._loss_sum,
+            "loss_steps": self._loss_steps,
+            "running_auc": self._running_auc.state_dict(),
+            "watch": self._watch.state_dict(),
+            "curve": [asdict(point) for point in self._curve],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the figures of an earlier start; what it wrote of later steps is taken back."""
+        self._steps = state["steps"]
+        self._first_sample = self._samples = self._logged_samples = state["samples"]
+        self._loss_sum.copy_(state["loss_sum"])
+        self._loss_steps = state["loss_steps"]
+        self._running_auc.load_state_dict(state["running_auc"])
+        self._watch.load_state_dict(state["watch"])
+        self._curve = [CurvePoint(**point) for point in state["curve"]]
+        for sink in self._sinks:
+            sink.take_back(self._steps)
+        self._progress.advance(self._samples)
+        self._started = self._stepped = self._logged = monotonic()
+
     def _log(self, learning_rates: Mapping[str, float]) -> None:
         """Write and show what the steps since the last time gave."""
         loss = float(self._loss_sum) / self._loss_steps  # waits for the device, so that the time is right
@@ -217,6 +248,13 @@ class NoTelemetry:
         """Nothing."""
 
     def close(self) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
         """Nothing."""
 
 

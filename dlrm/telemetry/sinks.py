@@ -18,6 +18,9 @@ class Sink(Protocol):
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Called with every new set of figures; None stands for what is not defined."""
 
+    def take_back(self, step: int) -> None:
+        """Called when a run goes on from `step`: forget training after it, and evaluations at it or after."""
+
     def close(self) -> None:
         """Called once at the end."""
 
@@ -26,6 +29,7 @@ class JsonLines:
     """Appends to a file, a line and a flush at a time: a killed run has lost nothing that was measured."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a")
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
@@ -33,6 +37,15 @@ class JsonLines:
         line = {"kind": kind, "step": step, **{name: _jsonable(value) for name, value in figures.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+
+    def take_back(self, step: int) -> None:
+        """Keep the lines up to `step`; a line that a kill cut short goes too."""
+        kept = [line for line in self._path.read_text().splitlines() if _is_before(line, step)]
+        self._file.close()
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.replace(self._path)
+        self._file = self._path.open("a")
 
     def close(self) -> None:
         """Close the file."""
@@ -53,6 +66,11 @@ class TensorBoard:
                 if number is not None:
                     self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
+    def take_back(self, step: int) -> None:
+        """Have TensorBoard leave out what an earlier start wrote of later steps."""
+        self._writer.close()
+        self._writer = type(self._writer)(self._writer.log_dir, purge_step=step + 1)
+
     def close(self) -> None:
         """Flush and close the files."""
         self._writer.close()
@@ -68,6 +86,14 @@ def open_sinks(folder: Path) -> list[Sink]:
     else:
         sinks.append(TensorBoard(SummaryWriter(str(folder))))
     return sinks
+
+
+def _is_before(line: str, step: int) -> bool:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return False
+    return bool(entry["step"] < step or (entry["step"] == step and entry["kind"] == "train"))
 
 
 def _jsonable(value: Any) -> Any:

@@ -15,6 +15,7 @@ KEYS = {
     "dense": "optimizer learning_rate",
     "schedule": "warmup_steps decay_start_step decay_steps power",
     "sharding": "kinds data_parallel_rows min_column_dim",
+    "checkpoint": "every_steps uri moment host_memory_mb keep_last stop_within_s",
     "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder",
 }
 """Options are few and chosen for the user: a new one is a decision, not an accident."""

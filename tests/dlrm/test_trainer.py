@@ -2,7 +2,7 @@
 
 import os
 import signal
-from types import SimpleNamespace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -31,6 +31,13 @@ def dataset(tmp_path_factory):
         SyntheticConfig(scale=1e-4, days=2, rows_per_day=ROWS, rows_per_block=256, rows_per_file=512), folder
     )
     return str(folder)
+
+
+class Calling(NoRecovery):
+    """A session whose verbs a test gives."""
+
+    def __init__(self, **verbs):
+        self.__dict__.update(verbs)
 
 
 class OneLayer(nn.Module):
@@ -183,9 +190,8 @@ def test_an_absurd_learning_rate_diverges(make_trainer):
 def test_a_signal_in_a_step_ends_the_run_after_a_whole_step(make_trainer):
     with StopSignal() as stop:
         trainer = make_trainer(stop, evaluate_every_steps=1000)
-        trainer.session = SimpleNamespace(
-            restore=lambda: None,
-            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGTERM),
+        trainer.session = Calling(
+            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGTERM)
         )
         with pytest.raises(StopRequested, match="SIGTERM"):
             trainer.train()
@@ -197,9 +203,8 @@ def test_a_signal_in_a_step_ends_the_run_after_a_whole_step(make_trainer):
 def test_no_evaluation_begins_after_a_signal(make_trainer):
     with StopSignal() as stop:
         trainer = make_trainer(stop, evaluate_every_steps=3)
-        trainer.session = SimpleNamespace(
-            restore=lambda: None,
-            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGINT),
+        trainer.session = Calling(
+            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signal.SIGINT)
         )
         with pytest.raises(StopRequested, match="SIGINT"):
             trainer.train()
@@ -216,12 +221,34 @@ def test_a_signal_while_evaluating_is_honoured_at_once(make_trainer):
 
 
 def test_the_seam_for_recovery(make_trainer):
-    """`restore` before the first step, `step` after each, with the data position of that step."""
+    """`restore` before the first step, `step` after each with its data position, `finish` at the end."""
     calls = []
     trainer = make_trainer(max_steps=3)
-    trainer.session = SimpleNamespace(
+    trainer.session = Calling(
         restore=lambda: calls.append(("restore", trainer.steps_done)),
         step=lambda: calls.append((trainer.steps_done, trainer.loader.state_dict()["phases"][-1]["steps"])),
+        finish=lambda: calls.append(("finish", len(trainer.telemetry.evaluations()))),
     )
     trainer.train()
-    assert calls == [("restore", 0), (1, 1), (2, 2), (3, 3)]
+    assert calls == [("restore", 0), (1, 1), (2, 2), (3, 3), ("finish", 1)]
+
+
+@pytest.mark.parametrize(("signum", "saves"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_stop_lets_the_session_save_but_ctrl_c_does_not_wait(make_trainer, signum, saves):
+    left = []
+    with StopSignal() as stop:
+        trainer = make_trainer(stop)
+        trainer.session = Calling(
+            step=lambda: trainer.steps_done == 3 and os.kill(os.getpid(), signum),
+            leave=lambda spent: left.append((trainer.steps_done, spent < timedelta(minutes=1))),
+        )
+        with pytest.raises(StopRequested):
+            trainer.train()
+    assert left == ([(4, True)] if saves else [])
+
+
+def test_an_evaluation_that_was_due_when_the_run_was_cut_off_comes_first(make_trainer):
+    trainer = make_trainer(max_steps=4, evaluate_every_steps=2)
+    trainer.session = Calling(restore=lambda: trainer.load_state_dict({"steps_done": 2, "samples_done": 16}))
+    trainer.train()
+    assert trainer.telemetry.evaluations() == [2, 4]

@@ -170,10 +170,17 @@ def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
 def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
-    telemetry = open_run(tmp_path, log_every_steps=1, first_sample=1000)
+    earlier = open_run(tmp_path, log_every_steps=1)
+    train(earlier, 10)
+    state = earlier.state_dict()
+    earlier.close()
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    telemetry.load_state_dict(state)
     clock[0] = 1.0
     zeros = torch.zeros(2)
-    telemetry.step(step=11, samples=1100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={})
+    telemetry.step(
+        step=11, samples=state["samples"] + 100, loss=zeros[0], logits=zeros, labels=zeros, learning_rates={}
+    )
     assert telemetry.finish().samples_per_s == 100.0
     telemetry.close()
 

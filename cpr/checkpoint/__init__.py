@@ -1,0 +1,1 @@
+"""How rows become durable and come back; `checkpointer` has the object that a training loop holds."""

@@ -1,0 +1,409 @@
+"""The checkpointer in a world of one: saves beside training, failures that are told, what comes back."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cpr.checkpoint import checkpointer as module
+from cpr.checkpoint import snapshot
+from cpr.checkpoint.chain import find_states
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import MismatchError, NoUsableStateError, SaveFailedError
+from tests.cpr.shards import models
+
+ROWS = {"a": 100, "b": 40}
+LAYOUT = {"a": "tw", "b": "cw"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Ten rows a piece and one piece a step."""
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    monkeypatch.setattr(module, "ROLLING_BYTES_PER_STEP", 1)
+
+
+class Run:
+    """A model in training, and its checkpointer."""
+
+    def __init__(self, folder, layout=None, rows=None, **options):
+        rows = rows or ROWS
+        torch.manual_seed(7)
+        self.model = models.shard(layout or LAYOUT, ebc=models.bags(**rows))
+        self.rows = rows
+        self.optimizer = torch.optim.Adagrad(self.model.module.dense.parameters(), lr=0.1)
+        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder), **options))
+        self.checkpointer.register("optimizer", self.optimizer)
+        for shard in self.checkpointer.shards:
+            shard.weights.copy_(torch.randn(shard.weights.shape))
+
+    def train(self, steps):
+        for _ in range(steps):
+            done = self.checkpointer.steps_done
+            self.optimizer.zero_grad()
+            batch = models.batch(done, 8, **self.rows)
+            self.model({"ebc": batch}).square().mean().backward()
+            self.optimizer.step()
+            self.checkpointer.step()
+
+    def values(self):
+        """Copies of all that a checkpoint must bring back."""
+        tables = {
+            f"{shard.name}/{name}": column.detach().clone()
+            for shard in self.checkpointer.shards
+            for name, column in shard.columns.items()
+        }
+        dense = {name: value.detach().clone() for name, value in self.model.module.dense.state_dict().items()}
+        sums = {f"sum/{i}": state["sum"].clone() for i, state in enumerate(self.optimizer.state.values())}
+        return {**tables, **dense, **sums, "steps": torch.tensor(self.checkpointer.steps_done)}
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts runs on one directory; those that are left open are closed."""
+    runs = []
+
+    def work(**options):
+        run = Run(tmp_path / "checkpoint", **options)
+        runs.append(run)
+        return run
+
+    yield work
+    for run in runs:
+        run.checkpointer.close(abandon=True)
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+def fail_when(storage, condition, error):
+    """Let `create` of matching paths fail."""
+    create = storage.create
+
+    @contextmanager
+    def failing(path):
+        if condition(path):
+            raise error
+        with create(path) as sink:
+            yield sink
+
+    storage.create = failing
+
+
+def states_of(run):
+    return find_states(open_storage(run.checkpointer._config.uri))
+
+
+@pytest.mark.parametrize("moment", ["consistent", "rolling"])
+def test_what_was_saved_comes_back_exactly(start, moment):
+    run = start()
+    run.train(3)
+    run.checkpointer.save(moment)
+    run.checkpointer.wait()
+    saved = run.values()
+    run.train(2)
+    run.checkpointer.close()
+
+    again = start()
+    loaded = again.checkpointer.load()
+    assert_same(again.values(), saved)
+    assert (loaded.state.step, loaded.rejected, loaded.same_ranks) == (3, (), True)
+
+
+def test_training_goes_on_bit_for_bit(start):
+    run = start()
+    run.train(3)
+    run.checkpointer.save("consistent")
+    run.train(4)
+    expected = run.values()
+    run.checkpointer.close()
+
+    again = start()
+    again.checkpointer.load()
+    again.train(4)
+    assert_same(again.values(), expected)
+
+
+def test_random_generators_come_back(start):
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    expected = torch.rand(5)
+
+    again = start()
+    torch.manual_seed(99)
+    again.checkpointer.load()
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_a_consistent_save_is_one_moment_though_training_goes_on(start, small_pieces):
+    run = start()
+    run.train(2)
+    expected = run.values()
+    run.checkpointer.save("consistent")
+    run.train(5)
+    run.checkpointer.close()
+    again = start()
+    again.checkpointer.load()
+    assert_same(again.values(), expected)
+
+
+def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_pieces):
+    run = start()
+    run.train(1)
+    save = run.checkpointer.save("rolling")
+    steps = 0
+    while run.checkpointer._rolling is not None:
+        run.train(1)
+        steps += 1
+    run.checkpointer.close()
+    assert steps == 18  # ten pieces of a, four of each half of b
+    assert [(entry.first_step, entry.last_step) for entry in save.manifest.rows] == [
+        (2, 11),
+        (12, 15),
+        (16, 19),
+    ]
+    assert save.manifest.step == 19
+
+
+def test_row_saves_bring_their_rows_and_the_dense_part(start):
+    run = start()
+    run.train(2)
+    run.checkpointer.save("consistent")
+    base = run.values()
+    run.train(2)
+    run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.tensor([5, 3, 5, 99])})
+    newer = run.values()
+    run.train(1)
+    run.checkpointer.close()
+
+    again = start()
+    loaded = again.checkpointer.load()
+    assert [save.kind for save in loaded.state.saves] == ["base", "rows"]
+    for name, value in again.values().items():
+        expected = newer[name].clone()
+        if name.startswith("ebc."):
+            expected = base[name].clone()
+            if name.startswith("ebc.embedding_bags.a/"):
+                expected[[3, 5, 99]] = newer[name][[3, 5, 99]]
+        assert torch.equal(value, expected), name
+
+
+def test_wish_5_an_interval_in_which_no_row_was_touched_is_a_valid_tiny_save(start):
+    run = start()
+    base = run.checkpointer.save("consistent")
+    run.checkpointer.save_rows({})
+    tiny = run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.empty(0, dtype=torch.int64)})
+    run.checkpointer.close()
+    assert tiny.manifest.rows == ()
+    assert tiny.manifest.num_bytes < base.manifest.num_bytes
+    again = start()
+    assert again.checkpointer.load().state.sequence == 2
+
+
+def test_a_long_chain_is_merged_into_a_new_base_with_the_same_rows(start):
+    run = start(merge_after=2)
+    run.checkpointer.save("consistent")
+    for _ in range(3):
+        run.train(1)
+        run.checkpointer.save_rows(
+            {shard.name: torch.arange(shard.num_rows) for shard in run.checkpointer.shards}
+        )
+    run.checkpointer.wait()
+    expected = run.values()
+    run.checkpointer.save_rows({})
+    run.checkpointer.close()
+    states, rejected = states_of(run)
+    assert [save.kind for save in states[0].saves] == ["base", "rows"]
+    assert states[0].saves[0].merged == (0, 1, 2, 3)
+    assert not rejected
+    again = start()
+    again.checkpointer.load()
+    assert_same(again.values(), expected)
+
+
+def test_old_states_go_and_two_stay(start):
+    run = start(retention=Retention(keep_last=2))
+    for _ in range(4):
+        run.train(1)
+        run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    states, rejected = states_of(run)
+    assert [state.step for state in states] == [4, 3]
+    assert not rejected
+
+
+def test_a_failed_save_reaches_training_with_the_files_name_and_leaves_older_ones(start):
+    run = start()
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    fail_when(run.checkpointer._storage, lambda path: "state.arrow" in path, OSError("the disk says no"))
+    save = run.checkpointer.save("consistent")
+    save.wait()
+    with pytest.raises(SaveFailedError, match=r"rank 0: OSError: the disk says no.*save 0 is the newest"):
+        run.train(1)
+    assert save.manifest is None
+    run.train(1)  # told once
+    states, rejected = states_of(run)
+    assert [state.sequence for state in states] == [0]
+    assert not rejected, "what the failed save had written is gone"
+
+
+def test_every_buffer_comes_back_from_a_failed_save(start, small_pieces):
+    run = start()
+    fail_when(run.checkpointer._storage, lambda path: path.endswith("r0-c0.arrow"), OSError("no"))
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError):
+        run.checkpointer.wait()
+    pool = run.checkpointer._pool
+    assert len(pool._free) == pool._num_made
+
+
+def test_the_next_save_waits_or_is_skipped(start):
+    run = start(when_busy="skip")
+    gate = threading.Event()
+    create = run.checkpointer._storage.create
+
+    @contextmanager
+    def slow(path):
+        gate.wait(30)
+        with create(path) as sink:
+            yield sink
+
+    run.checkpointer.claim()
+    run.checkpointer._storage.create = slow
+    first = run.checkpointer.save("consistent")
+    assert run.checkpointer.save("consistent") is None
+    run.train(2)  # training does not wait for the storage
+    assert not first.done
+    gate.set()
+    run.checkpointer.wait()
+    assert run.checkpointer.save("consistent") is not None
+    run.checkpointer.close()
+
+
+def test_a_save_that_takes_too_long_is_given_up(start):
+    run = start()
+    gate = threading.Event()
+    create = run.checkpointer._storage.create
+
+    @contextmanager
+    def stuck(path):
+        gate.wait(30)
+        with create(path) as sink:
+            yield sink
+
+    run.checkpointer.claim()
+    run.checkpointer._storage.create = stuck
+    run.checkpointer.save("consistent", timeout_s=0.05)
+    assert not run.checkpointer.wait(0.05)
+    gate.set()
+
+
+def test_a_directory_with_saves_that_were_not_loaded_is_refused(start):
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    with pytest.raises(MismatchError, match="holds saves of an earlier run"):
+        start().checkpointer.save("consistent")
+
+
+def test_nothing_saved_is_nothing_loaded(start):
+    assert start().checkpointer.load() is None
+
+
+def test_row_saves_need_a_base_of_this_plan(start):
+    run = start()
+    with pytest.raises(ValueError, match=r"call save\(\) first"):
+        run.checkpointer.save_rows({})
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    again = start(layout={"a": "cw", "b": "tw"})
+    again.checkpointer.load()
+    with pytest.raises(MismatchError, match="under another sharding plan"):
+        again.checkpointer.save_rows({again.checkpointer.shards[0].name: torch.tensor([1])})
+    again.checkpointer.save("consistent")
+    again.checkpointer.save_rows({again.checkpointer.shards[0].name: torch.tensor([1])})
+    again.checkpointer.close()
+
+
+def test_another_model_is_refused_and_says_why(start):
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    with pytest.raises(MismatchError, match="ebc.embedding_bags.a"):
+        start(rows={"a": 101, "b": 40}).checkpointer.load()
+
+
+def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tmp_path):
+    run = start()
+    run.train(1)
+    run.checkpointer.save("consistent")
+    expected = run.values()
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    damaged = tmp_path / "checkpoint/saves/00000001/ebc.embedding_bags.a/r0-c0.arrow"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+
+    again = start()
+    loaded = again.checkpointer.load()
+    assert loaded.state.sequence == 0
+    assert "ebc.embedding_bags.a/r0-c0.arrow" in loaded.rejected[0].reason
+    assert_same(again.values(), expected)
+    again.train(1)
+    again.checkpointer.save("consistent")
+    again.checkpointer.close()
+    last = start()
+    assert last.checkpointer.load().state.sequence == 2
+
+
+def test_when_nothing_verifies_every_reason_is_listed(start, tmp_path):
+    run = start()
+    for _ in range(2):
+        run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    for sequence in (0, 1):
+        (tmp_path / f"checkpoint/saves/0000000{sequence}/state.arrow").write_bytes(b"")
+    with pytest.raises(NoUsableStateError, match=r"(?s)save 1: .*save 0: "):
+        start().checkpointer.load()
+
+
+def test_abandoning_leaves_nothing_that_counts(start, small_pieces):
+    run = start()
+    run.checkpointer.save("rolling")
+    run.train(1)
+    run.checkpointer.close(abandon=True)
+    states, _ = states_of(run)
+    assert states == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host_memory_bytes": 1}, "needs at least"),
+        ({"codec": "int3"}, "choose one of"),
+        ({"when_busy": "later"}, "choose wait or skip"),
+        ({"merge_after": -1}, "must not be negative"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        CheckpointConfig(uri="anywhere", **options)
