@@ -184,10 +184,13 @@ def read_chunk(
         Rows in the table's own dtype. They are views of `buffer`, except weights that had to be decoded.
 
     Raises:
+        ValueError: `buffer` is too small.
         CorruptFileError: the chunk is not there, differs from its digest, or holds other rows than the
             manifest says.
     """
     buffer = np.empty(chunk.length, dtype=np.uint8).data if buffer is None else buffer
+    if buffer.nbytes < chunk.length:
+        raise ValueError(f"the chunk takes {chunk.length} bytes; the buffer has {buffer.nbytes}")
     memory = buffer.cast("B")[: chunk.length]
     path = f"{folder}/{entry.path}"
     storage.read_into(path, chunk.offset, memory)
@@ -201,7 +204,7 @@ def read_chunk(
         )
     try:
         return _decode(entry, chunk, memory)
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFileError(f"{where} is not what its manifest says: {error}") from error
 
 
