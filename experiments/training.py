@@ -1,0 +1,55 @@
+"""The trainer's model and optimizers, a step at a time: for experiments that do things between steps."""
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Final
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from data.batch import Batch
+from dlrm.build import shard
+from dlrm.inputs import Inputs
+from dlrm.optim import Optimizers, dense_parameters
+from dlrm.replicas import Replicas
+
+NUM_SCALARS: Final = 1  # that travel with the gradients: a flag of each rank
+
+
+class Training:
+    """Training on the CPU under an open process group.
+
+    Args:
+        inputs: say what is trained.
+        batches: what the next steps train on; may be replaced between steps.
+    """
+
+    def __init__(self, inputs: Inputs, batches: Iterator[Batch]) -> None:
+        config = inputs.config
+        self.model = shard(inputs)
+        self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
+        self.batches = batches
+        self.steps_done = 0
+        self._replicas = Replicas(dense_parameters(self.model), NUM_SCALARS)
+        self._world_size = inputs.ranks.world_size
+
+    def step(self, flag: bool = False) -> bool:
+        """One step of all ranks; whether `flag` was set on every one of them."""
+        batch = next(self.batches)
+        self.optimizers.begin_step(self.steps_done)
+        logits = self.model(batch.dense, batch.sparse)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        share = float(self._replicas.average(torch.tensor([float(flag)])))
+        self.optimizers.step()
+        self.steps_done += 1
+        return share * self._world_size > self._world_size - 0.5
+
+    def timed_steps(self, num: int) -> list[float]:
+        """Seconds of each of `num` steps."""
+        took_s = []
+        for _ in range(num):
+            began = perf_counter()
+            self.step()
+            took_s.append(perf_counter() - began)
+        return took_s
