@@ -22,22 +22,26 @@ def size_text(num_bytes: float) -> str:
     '2.64 GB'
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
+        if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
+    return f"{_rounded(num_bytes)} TB"
 
 
 def age_text(seconds: float) -> str:
     """A span of time, roughly.
 
-    >>> age_text(5400)
-    '1.5 h'
+    >>> age_text(9000)
+    '2.5 h'
     """
     for limit, unit, unit_s in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:
-            return f"{seconds / unit_s:.2g} {unit}" if seconds >= unit_s else f"0 {unit}"
-    return f"{seconds / 86_400:.3g} days"
+            return f"{_rounded(max(0.0, seconds) / unit_s)} {unit}"
+    return f"{_rounded(seconds / 86_400)} days"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
 
 
 def _lines(about: Description) -> Iterator[str]:

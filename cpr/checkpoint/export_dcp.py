@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -36,7 +37,10 @@ def write_dcp(model: WholeModel, folder: Path, progress: Callable[[int], object]
     writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save({}, storage_writer=writer, planner=_Planner(model, progress), no_dist=True)
+        try:
+            save({}, storage_writer=writer, planner=_Planner(model, progress), no_dist=True)
+        except CheckpointException as error:  # a bag with the errors of all ranks, of which there is one
+            raise next(iter(error.failures.values()))[0] from None
 
 
 @dataclass(frozen=True)
