@@ -32,8 +32,8 @@ from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
 
-ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
-"""What a rolling save copies between two training steps at most: some milliseconds."""
+ROLLING_BYTES_PER_STEP: Final = 32 * 2**20
+"""What a rolling save copies between two training steps at most: a few milliseconds."""
 WRITER_BYTES: Final = 64 * 2**20
 """Part of the memory ceiling for what is on its way from the staged rows to the storage."""
 LEAVE_S: Final = 5.0

@@ -44,7 +44,7 @@ def load_newest(
         attempt: loads a state on this rank; raises `CheckpointError` if it cannot.
 
     Returns:
-        The state, what `attempt` gave for it, and what was rejected before it; None if nothing was ever saved.
+        The state, what `attempt` gave for it, and what was rejected before it; None if nothing was saved.
 
     Raises:
         MismatchError: what is saved is not of this model.

@@ -10,8 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-PIECE_BYTES: Final = 8 * 2**20
-"""Size of a buffer: large enough to be worth a write, small enough that training never waits long for it."""
+PIECE_BYTES: Final = 4 * 2**20
+"""Size of a buffer: large enough to be worth a write, small enough that a few stay in the cache, where
+copying is fastest, until they are written."""
 ALIGNMENT: Final = 64
 """Of every column in a buffer, bytes; what Arrow asks for."""
 

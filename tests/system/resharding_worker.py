@@ -1,0 +1,115 @@
+"""Saves tables under several layouts, and loads what jobs of other sizes have saved, under each of its own.
+
+`tests/system/resharding_worker.py FOLDER WORLD_SIZES` is started once for each size of WORLD_SIZES (such as
+1,2,4), all at the same time; the jobs meet in FOLDER. All tables have the same values in every save, so that
+every load must give them back. An error, and so an exit code, says what does not.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from tests.cpr.shards.models import DIM, bags, shard
+
+ROWS = {"a": 40, "b": 33, "c": 21, "d": 50}
+LAYOUTS = {
+    "mixed": {"a": "tw", "b": "cw", "c": "dp", "d": "rw"},
+    "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "tw_last"},
+    "again": {"a": "dp", "b": "rw", "c": "tw_last", "d": "cw"},
+}
+TOUCHED = (0, 7, 20)
+"""Rows of each table that change after the base."""
+MEET_S = 90
+
+
+def build(folder, layout):
+    """A sharded model and its checkpointer."""
+    model = shard(layout, ebc=bags(**ROWS))
+    replicated = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
+    tables = [p for p in replicated if p.dim() == 2 and p.shape[1] == DIM and p.shape[0] != 4]
+    optimizers = [RowWiseAdagrad(tables, lr=0.1)] if tables else []
+    return model, Checkpointer(model, CheckpointConfig(uri=str(folder), codec="exact"), optimizers)
+
+
+def expected(shard, column, version):
+    """Values of a shard's column: they tell table, row and place; `version` 1 differs in the touched rows."""
+    rows = torch.arange(shard.row_offset, shard.row_offset + shard.num_rows, dtype=torch.float32)
+    base = 1000 * (1 + "abcd".index(shard.table_fqn[-1])) + rows
+    if version:
+        touched = torch.isin(rows, torch.tensor(TOUCHED, dtype=torch.float32))
+        base = torch.where(touched, base + 0.5, base)
+    if column.dim() == 1:
+        return base * 2
+    columns = torch.arange(shard.col_offset, shard.col_offset + shard.num_cols) / DIM / 4
+    return base.unsqueeze(1) + columns
+
+
+def fill(checkpointer, version):
+    for each in checkpointer.shards:
+        for column in each.columns.values():
+            column.copy_(expected(each, column, version))
+
+
+def save(folder, layout):
+    _, checkpointer = build(folder, layout)
+    fill(checkpointer, version=0)
+    checkpointer.save("rolling")
+    checkpointer.wait()
+    fill(checkpointer, version=1)
+    touched = torch.tensor(TOUCHED)
+    checkpointer.save_rows(
+        {
+            each.name: touched[(touched >= each.row_offset) & (touched < each.row_offset + each.num_rows)]
+            for each in checkpointer.shards
+        }
+    )
+    checkpointer.close()
+
+
+def load(folder, layout):
+    _, checkpointer = build(folder, layout)
+    for each in checkpointer.shards:
+        for column in each.columns.values():
+            column.fill_(torch.nan)
+    loaded = checkpointer.load()
+    assert [each.kind for each in loaded.state.saves] == ["base", "rows"]
+    for each in checkpointer.shards:
+        for name, column in each.columns.items():
+            wanted = expected(each, column, version=1)
+            assert torch.equal(column, wanted), (str(folder), each.name, name, column, wanted)
+    checkpointer.close()
+
+
+def wait_for(path):
+    """Until another job has got there."""
+    deadline = time.monotonic() + MEET_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} did not come")
+        time.sleep(0.05)
+
+
+def main(folder, sizes):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    own = dist.get_world_size()
+    for name, layout in LAYOUTS.items():
+        save(folder / f"{own}-{name}", layout)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        (folder / f"{own}-saved").touch()
+    for size in sizes:
+        wait_for(folder / f"{size}-saved")
+        for source in LAYOUTS:
+            for layout in LAYOUTS.values():
+                load(folder / f"{size}-{source}", layout)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")])
