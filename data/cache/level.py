@@ -55,6 +55,10 @@ class Level:
         """Whether something new can be stored, as far as is known."""
         return not (self._failed or self._full)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry, be it whole or damaged."""
+        return (self._folder / f"{key}{SUFFIX}").exists()
+
     def load(self, key: str) -> pa.Buffer | None:
         """The entry, mapped into memory, or None. A damaged one is removed, to be stored anew."""
         path = self._folder / f"{key}{SUFFIX}"

@@ -94,7 +94,9 @@ class CachedSource:
     def expect(self, part: Part, row_group: int) -> None:
         """Begin to fetch a row group, as `ReadsAhead.expect` says."""
         key = self._key(part, row_group)
-        self._ahead.begin(key, partial(self._read_ahead, part, row_group, key))
+        # What is here already takes no waiting to read: another thread would only compete for the processor.
+        if not any(level.holds(key) for level in self._levels):
+            self._ahead.begin(key, partial(self._read_ahead, part, row_group, key))
 
     def read(self, part: Part, row_group: int) -> pa.Table:
         """One row group, as `RowGroupSource.read` says."""
@@ -127,9 +129,6 @@ class CachedSource:
 
     def _read_ahead(self, part: Part, row_group: int, key: str) -> pa.Table | None:
         """The row group, or None if another worker is fetching it: then only the reader itself waits."""
-        table = self._load(key)
-        if table is not None:
-            return table
         claim = self._claim(key)
         if claim is not None:
             return self._fetch(part, row_group, key, claim)

@@ -120,6 +120,18 @@ def test_what_nobody_came_for_makes_room(open_cache):
     assert len(cache._ahead._shared.futures) <= AHEAD
 
 
+def test_what_is_cached_is_left_to_the_reader(open_cache):
+    before, inner_before = open_cache()
+    for one in READS[:2]:
+        read(before, inner_before, one)
+    wait_for(lambda: not before._writer._tasks.unfinished_tasks)
+    cache, inner = open_cache()
+    expect(cache, inner, READS[:3])
+    wait_until_ready(cache, 1)
+    assert inner.reads == READS[2:3]
+    assert read(cache, inner, READS[0]).num_rows == 400
+
+
 def test_an_error_reaches_who_reads_that_row_group_with_the_name_of_the_file(open_cache, dataset):
     cache, inner = open_cache()
     name = inner.manifest.parts[1].path
