@@ -1,6 +1,7 @@
 """Storage in a folder of a local disk or a mounted file system."""
 
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -13,8 +14,8 @@ from cpr.checkpoint.causes import check_path, cut_short, explained
 from cpr.checkpoint.direct import FileWriter
 
 TEMPORARY_SUFFIX: Final = ".cpr-tmp"
-"""Ends the names of files that are being written, or whose writer died. `list` hides them; deleting their
-folder removes them."""
+"""Ends the names of files that are being written, or whose writer died. `list` hides them; deleting the
+file or its folder removes them."""
 
 
 class LocalStorage:
@@ -84,9 +85,11 @@ class LocalStorage:
         yield from sorted(name for name in names if not name.endswith(TEMPORARY_SUFFIX))
 
     def delete(self, path: str) -> None:
-        """See `Storage.delete`."""
+        """See `Storage.delete`. What writers that died left of a file goes with it."""
         target = self._locate(path)
         with explained("deleting", str(target)):
+            for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}"):
+                leftover.unlink(missing_ok=True)
             while os.path.lexists(target):
                 # Somebody else may be deleting the same: what is gone already is no error.
                 with suppress(FileNotFoundError):

@@ -113,9 +113,12 @@ def test_whole_blocks_go_past_the_page_cache(storage: LocalStorage, monkeypatch:
         return really_write(file, data)
 
     monkeypatch.setattr(os, "write", watch)
-    write(storage, "file", bytes(2 * BLOCK_BYTES + 4096 + 5))
-    if not direct_bytes:
+    probe = Path(storage.uri).parent / "probe"
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
+    except OSError:
         pytest.skip("this file system has no direct writing")
+    write(storage, "file", bytes(2 * BLOCK_BYTES + 4096 + 5))
     assert direct_bytes == [BLOCK_BYTES, BLOCK_BYTES, 4096]
 
 
@@ -210,12 +213,30 @@ def test_list(storage: LocalStorage):
 def test_delete(storage: LocalStorage, tmp_path: Path):
     write(storage, "saves/1/table/file", b"")
     write(storage, "saves/2/file", b"")
-    (tmp_path / f"checkpoints/saves/1/file.1-a{TEMPORARY_SUFFIX}").write_bytes(b"of a dead writer")
+    for name in ("1/file", "2/file", "2/other"):
+        (tmp_path / f"checkpoints/saves/{name}.1-a{TEMPORARY_SUFFIX}").write_bytes(b"of a dead writer")
     storage.delete("saves/1")
     storage.delete("saves/1")
     storage.delete("saves/2/file")
     storage.delete("saves/2/file")
     assert list(storage.list("saves")) == ["2"]
+    assert files_in(tmp_path) == [f"checkpoints/saves/2/other.1-a{TEMPORARY_SUFFIX}"]
+
+
+def test_alone(storage: LocalStorage, tmp_path: Path):
+    order = []
+
+    def enter() -> None:
+        with LocalStorage(storage.uri).alone() as alone:
+            order.append(("second", alone))
+
+    with storage.alone() as alone:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join(0.2)
+        order.append(("first", alone))
+    thread.join()
+    assert order == [("first", True), ("second", True)]
     assert files_in(tmp_path) == []
 
 

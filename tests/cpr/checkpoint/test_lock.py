@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from cpr.checkpoint import lock as lock_module
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock, Holder
-from cpr.checkpoint.storage import Storage, open_storage
+from cpr.checkpoint.storage import Sink, Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
 from tests.cpr.storages import FaultyStorage, Wrapped
 
@@ -247,6 +247,21 @@ def test_many_newcomers_one_owner(storage, make_lock, guarded, monkeypatch, capl
     assert len(outcomes) == 6
     assert len(owners) == 1
     owners[0].check()
+
+
+def test_a_newcomer_waits_for_others_that_looked_when_it_did(storage, make_lock, monkeypatch):
+    monkeypatch.setattr(lock_module, "SETTLE_S", 0.5)
+    other = replace(holder_of_new(storage, make_lock), owner="other", token="x")
+
+    class Late(Unguarded):
+        @contextmanager
+        def create(self, path: str) -> Iterator[Sink]:
+            with super().create(path) as sink:
+                yield sink
+            threading.Timer(0.1, put, (storage, other.to_bytes())).start()
+
+    with pytest.raises(LockedError, match="'other'"):
+        make_lock(Late(storage), "new").acquire()
 
 
 def test_a_newcomer_that_was_slow_to_write_takes_over_but_only_one_may_commit(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from pyarrow.fs import FileSelector, LocalFileSystem
 
 from cpr.checkpoint import remote
 from cpr.checkpoint.remote import WHOLE_BYTES, ArrowStorage
@@ -21,10 +22,14 @@ REPO = Path(__file__).parents[3]
 LARGE = 3 * WHOLE_BYTES + 12_345
 
 
-@pytest.fixture(params=["s3", "mock"])
-def storage(request) -> Storage:
-    if request.param == "mock":
-        return open_storage("mock:///folder")
+@pytest.fixture(params=["s3", "mock", "files"])
+def storage(request, tmp_path: Path) -> Storage:
+    """An object store, pyarrow's mock, and one where unfinished files can be seen, as in HDFS."""
+    if request.param != "s3":
+        storage = ArrowStorage("mock:///folder")
+        if request.param == "files":
+            storage._system, storage._root = LocalFileSystem(), str(tmp_path)
+        return storage
     name = request.node.name.replace("[", "-").replace("]", "")
     return open_storage(request.getfixturevalue("s3").uri(f"bucket/{name}"))
 
@@ -88,6 +93,8 @@ def test_an_error_of_the_writer_leaves_nothing(storage: Storage, size: int):
     with pytest.raises(KeyError, match="mine"):
         write(storage, "saves/1/file", bytes(size), during=fail)
     assert list(storage.list("saves/1")) == []
+    everything = FileSelector(storage._root, recursive=True, allow_not_found=True)
+    assert not [info for info in storage._system.get_file_info(everything) if info.is_file]
     with pytest.raises(CorruptFileError, match="saves/1/file is missing"):
         storage.size("saves/1/file")
 
@@ -217,7 +224,9 @@ def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         storage = open_storage(f"s3://key:secret@bucket/a?endpoint_override=127.0.0.1:{port}&scheme=http")
-        with pytest.raises(CheckpointError, match=r"reading s3://bucket/a/file failed.*Timeout.*store is up"):
+        with pytest.raises(
+            CheckpointError, match=r"reading s3://bucket/a/file failed.*last 1 seconds.*store is up"
+        ):
             storage.size("file")
 
 
