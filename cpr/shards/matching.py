@@ -124,23 +124,23 @@ def _row_shapes(num_rows: int) -> tuple[torch.Size, torch.Size]:
 
 
 def create_state(optimizer: Optimizer) -> None:
-    """Make an optimizer that has not stepped yet create its state, so that a load can overwrite it.
+    """Make an optimizer create the state that it would create in its first step, so that a load finds it.
 
-    It takes a step of learning rate 0 on gradients of 0. The state is then that of one step: only for an
-    optimizer whose state is about to be loaded. Does nothing when there is state already.
+    It takes a step of learning rate 0 on gradients of 0, for parameters without state alone. What it creates
+    is the state after one step, not before: only for an optimizer whose state is about to be loaded.
 
     Args:
-        optimizer: with no gradients set, or ones that may be lost.
+        optimizer: its gradients are lost.
     """
-    if optimizer.state:
-        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.zero_grad()
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        if not optimizer.state.get(parameter):
+            parameter.grad = torch.zeros_like(parameter)
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()

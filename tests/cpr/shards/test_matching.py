@@ -134,10 +134,12 @@ def test_created_state_leaves_the_rest_alone(rate):
     assert table.grad is None
 
 
-def test_state_is_created_once():
-    table = nn.Parameter(torch.ones(3, DIM))
-    optimizer = stepped(torch.optim.Adam([table]))
-    gradient = table.grad
+def test_state_that_is_there_stays():
+    tables = [nn.Parameter(torch.randn(3, DIM)) for _ in range(2)]
+    optimizer = torch.optim.Adam(tables)
+    tables[0].grad = torch.ones(3, DIM)
+    optimizer.step()
+    before = {name: state.clone() for name, state in optimizer.state[tables[0]].items()}
     create_state(optimizer)
-    assert optimizer.state[table]["step"].item() == 1.0
-    assert table.grad is gradient
+    assert all(torch.equal(optimizer.state[tables[0]][name], state) for name, state in before.items())
+    assert optimizer.state[tables[1]].keys() == before.keys()
