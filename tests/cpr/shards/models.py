@@ -71,10 +71,10 @@ def kinds():
     }
 
 
-def shard(layout, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, device=CPU, **collections):
+def shard(layout, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, device=CPU, fused=None, **collections):
     """A `DistributedModelParallel` of `collections`; `layout` names one of `kinds` for each table."""
     sharders = [
-        kind({"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-8})
+        kind({"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-8, **(fused or {})})
         for kind in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
     ]
     plans = {

@@ -5,7 +5,12 @@ from copy import deepcopy
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CounterBasedRegularizationDefinition,
+    GlobalWeightDecayDefinition,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
 from torch import nn
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.distributed.model_parallel import DMPCollection
@@ -204,6 +209,32 @@ def test_counters_are_heeded(world_of_one):
     assert group.emb_module.get_learning_rate() == 0.25
     step()
     assert found.counters["iter"].item() == group.emb_module.iter_cpu.item() == 42
+
+
+COUNTED = {
+    "weight_decay_mode": WeightDecayMode.COUNTER,
+    "counter_based_regularization": CounterBasedRegularizationDefinition(),
+}
+DECAYED = {
+    "weight_decay_mode": WeightDecayMode.DECOUPLE_GLOBAL,
+    "global_weight_decay": GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("fused", "states", "counters"),
+    [
+        (COUNTED, {"sum", "prev_iter", "row_counter"}, {"iter", "learning_rate", "max_counter"}),
+        (DECAYED, {"sum", "prev_iter"}, {"iter", "learning_rate"}),
+    ],
+    ids=["counter", "global decay"],
+)
+def test_regularizers_keep_state_too(world_of_one, fused, states, counters):
+    (found,) = find_shards(shard({"a": "tw"}, fused=fused, bags=bags(a=10)))
+    assert found.optimizer_state.keys() == states
+    assert {tuple(state.shape) for state in found.optimizer_state.values()} == {(10,)}
+    assert found.counters.keys() == counters
+    assert {counter.dim() for counter in found.counters.values()} == {0}
 
 
 def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):

@@ -122,6 +122,13 @@ def test_state_of_no_row_is_refused(shape):
         match_state("a.b", table.detach(), [optimizer])
 
 
+def test_rows_of_another_width_are_no_rows_of_the_table():
+    flat = torch.ones(3 * DIM)
+    optimizer = stepped(RowWiseAdagrad([nn.Parameter(flat.view(-1, 2))]))
+    with pytest.raises(ValueError, match=r"t: sum of shape \[6, 1\] fits neither"):
+        match_state("t", flat.view(3, DIM), [optimizer])
+
+
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
 def test_created_state_leaves_the_rest_alone(rate):
     table = nn.Parameter(torch.randn(3, DIM))
