@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from cpr.checkpoint.chain import Rejected, State
 from cpr.checkpoint.describe import describe
-from cpr.checkpoint.describe_text import as_text, size_text
+from cpr.checkpoint.describe_text import as_text, count_text, size_text
 from cpr.checkpoint.storage import open_storage
 from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError
@@ -145,19 +145,13 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", type=int, metavar="N", help="training steps done (default: what an export says, or 0)"
     )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        metavar="RATE",
-        help="of the tables' fused optimizer now, which TorchRec does not save",
-    )
 
 
 def _import(options: argparse.Namespace) -> int:
     from cpr.checkpoint.dcp_source import open_source  # noqa: PLC0415
     from cpr.checkpoint.importing import import_dcp  # noqa: PLC0415
 
-    source = open_source(options.source, options.tables, options.step, options.learning_rate)
+    source = open_source(options.source, options.tables, options.step)
     with closing(_Bar("importing")) as bar:
         bar.start(source.num_bytes)
         manifest = import_dcp(source, open_storage(options.out), bar.advance)
@@ -234,7 +228,7 @@ def _print_rejected(rejected: Iterable[Rejected]) -> None:
 
 def _state_text(state: State) -> str:
     upon = (
-        f" (base {state.saves[0].sequence} and {len(state.saves) - 1} row saves)"
+        f" (base {state.saves[0].sequence} and {count_text(len(state.saves) - 1, 'row save')})"
         if len(state.saves) > 1
         else ""
     )

@@ -6,12 +6,12 @@ them in the same state dict are dense ones, and the rest stays what it was, unde
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpr.checkpoint.dcp_directory import DcpDirectory
-from cpr.checkpoint.dcp_tables import FIRST_STATE, TABLE_PATTERNS, DcpTable, blocks_of, find_tables
+from cpr.checkpoint.dcp_tables import TABLE_PATTERNS, DcpTable, blocks_of, find_tables
 from cpr.checkpoint.manifest import ColumnEntry, TableEntry
 from cpr.checkpoint.notes import flat_name, from_notes
 from cpr.checkpoint.whole import NOTES_FILE, NOTES_FORMAT, NOTES_VERSION, table_columns
@@ -38,26 +38,23 @@ class DcpSource:
         return sum(column.shape[0] * column.bytes_per_row for column in columns)
 
 
-def open_source(
-    folder: Path, patterns: Sequence[str] | None, step: int | None, learning_rate: float | None
-) -> DcpSource:
+def open_source(folder: Path, patterns: Sequence[str] | None, step: int | None) -> DcpSource:
     """Look into a directory.
 
     Args:
         folder: that `torch.distributed.checkpoint.save` or `cpr export --to dcp` has written.
         patterns: shell patterns of the names of tables; None: what an export says, else TorchRec's names.
         step: training steps done; None: what an export says, else 0.
-        learning_rate: of TorchRec's fused optimizers, which they do not save.
 
     Raises:
-        ValueError: no tables are found, or something is needed that the directory does not say.
+        ValueError: no tables are found, or they are of more than one model.
         CheckpointError: it cannot be read.
     """
     directory = DcpDirectory(folder)
     notes = folder / NOTES_FILE
     if patterns is None and notes.exists():
         return _exported(directory, notes, step)
-    return _foreign(directory, patterns or TABLE_PATTERNS, step or 0, learning_rate)
+    return _foreign(directory, patterns or TABLE_PATTERNS, step or 0)
 
 
 def _exported(directory: DcpDirectory, path: Path, step: int | None) -> DcpSource:
@@ -97,16 +94,13 @@ def _exported_table(directory: DcpDirectory, fqn: str, entry: Mapping[str, Any])
     return DcpTable(fqn=fqn, entry=table, names=names, blocks=blocks)
 
 
-def _foreign(
-    directory: DcpDirectory, patterns: Sequence[str], step: int, learning_rate: float | None
-) -> DcpSource:
+def _foreign(directory: DcpDirectory, patterns: Sequence[str], step: int) -> DcpSource:
     tables, left_out = find_tables(directory, patterns)
     if not tables:
         some = ", ".join(sorted(directory.tensors)[:5]) or "nothing"
         raise ValueError(
             f"no table is called {' or '.join(patterns)}; there are {some}. Name them with --tables"
         )
-    tables = [_with_counters(table, step, learning_rate) for table in tables]
     used = {name for table in tables for name in table.names.values()} | set(left_out)
     used |= {name for table in tables for name in table.counter_names}
     tree, unread = _rest(
@@ -120,20 +114,6 @@ def _foreign(
         trees={None: {"steps_done": step, **tree}},
         left_out=[*left_out, *unread],
     )
-
-
-def _with_counters(table: DcpTable, step: int, learning_rate: float | None) -> DcpTable:
-    """A table with the counters that a fused optimizer has and TorchRec does not save."""
-    is_fused = any(name.endswith(f".{FIRST_STATE}") for name in table.names.values())
-    if is_fused and learning_rate is None:
-        raise ValueError(
-            f"table {table.fqn} has a fused optimizer, whose learning rate TorchRec does not save: "
-            "give it with --learning-rate"
-        )
-    if learning_rate is None or (table.entry.counters and not is_fused):
-        return table
-    counters = {"iter": step, "learning_rate": learning_rate, **table.entry.counters}
-    return replace(table, entry=replace(table.entry, counters=counters))
 
 
 def _home(directory: DcpDirectory, tables: Iterable[DcpTable]) -> tuple[str | int, ...]:

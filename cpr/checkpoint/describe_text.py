@@ -28,6 +28,15 @@ def size_text(num_bytes: float) -> str:
     return f"{_rounded(num_bytes)} TB"
 
 
+def count_text(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> count_text(1, "rank"), count_text(2000, "rank")
+    ('1 rank', '2,000 ranks')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def age_text(seconds: float) -> str:
     """A span of time, roughly.
 
@@ -45,11 +54,11 @@ def _rounded(value: float) -> str:
 
 
 def _lines(about: Description) -> Iterator[str]:
-    yield f"{about.uri}: {about.num_states} states, {size_text(about.num_bytes)}"
+    yield f"{about.uri}: {count_text(about.num_states, 'state')}, {size_text(about.num_bytes)}"
     yield f"lock    {'held by ' + about.lock if about.lock else 'nobody writes here'}"
     if about.chain:
         newest = about.chain[-1]
-        yield f"run     {about.run_id}, {about.world_size} ranks"
+        yield f"run     {about.run_id}, {count_text(about.world_size or 0, 'rank')}"
         yield (
             f"newest  save {newest.sequence} at step {newest.step:,}, {newest.created} "
             f"({age_text(newest.age_s)} ago)"
@@ -91,7 +100,7 @@ def _chain(saves: Sequence[SaveInfo]) -> Iterator[str]:
         left={1, 2, 6},
     )
     if hidden:
-        lines.insert(2, f"  ... {len(hidden)} row saves more (--json shows them)")
+        lines.insert(2, f"  ... {count_text(len(hidden), 'row save')} more (--json shows them)")
     yield from lines
 
 
@@ -104,12 +113,12 @@ def _codec(save: SaveInfo) -> str:
 
 
 def _older(saves: Sequence[SaveInfo]) -> str:
-    steps = [save.step for save in saves]
-    bases = sum(save.kind == "base" for save in saves)
-    return (
-        f"Older: {len(saves)} saves, {bases} of them bases, from step {min(steps):,} to {max(steps):,}, "
-        f"{size_text(sum(save.num_bytes for save in saves))}"
-    )
+    steps = sorted({save.step for save in saves})
+    span = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+    num_bases = sum(save.kind == "base" for save in saves)
+    num_bytes = sum(save.num_bytes for save in saves)
+    kinds = f"{count_text(num_bases, 'base')} and {count_text(len(saves) - num_bases, 'row save')}"
+    return f"Older: {kinds}, {span}, {size_text(num_bytes)}"
 
 
 def _tables(tables: Sequence[TableInfo]) -> Iterator[str]:
@@ -133,7 +142,7 @@ def _tables(tables: Sequence[TableInfo]) -> Iterator[str]:
         left={0, 3, 5},
     )
     if len(tables) > len(shown):
-        yield f"  ... {len(tables) - len(shown)} smaller tables (--json shows them)"
+        yield f"  ... {count_text(len(tables) - len(shown), 'smaller table')} (--json shows them)"
 
 
 def _behind(table: TableInfo) -> str:

@@ -1,6 +1,9 @@
 """Nobody is locked in: a state as a whole model that other libraries read, and never half of one."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import duckdb
 import numpy as np
@@ -15,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from cpr.checkpoint import export_safetensors, whole
 from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.export import WRITERS, export
+from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import save_folder
 from cpr.errors import CorruptFileError, NoUsableStateError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
@@ -204,6 +208,35 @@ def test_an_error_in_the_middle_leaves_nothing(saved, tmp_path, to):
         export(storage, to, tmp_path / "out", progress=fail_half_way)
     assert bytes_written
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from cpr.checkpoint import whole
+from cpr.checkpoint.export import export
+from cpr.checkpoint.storage import open_storage
+whole.WINDOW_BYTES = 1000
+seen = []
+def progress(num_bytes):
+    seen.append(num_bytes)
+    if len(seen) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+export(open_storage(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), progress=progress)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("to", WRITERS)
+def test_a_killed_export_does_not_look_finished(to, tmp_path):
+    save(LocalStorage(tmp_path / "run"), 0, [make_shard()], state=STATE)
+    out = tmp_path / "out"
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run", to, out], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert (tmp_path / "out.unfinished").exists()
+    with pytest.raises(ValueError, match=r"out\.unfinished is left from an export"):
+        export(LocalStorage(tmp_path / "run"), to, out)
 
 
 def test_a_folder_in_use_is_refused(saved, tmp_path):
