@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.retention import Retention
+from cpr.shards import table_groups
 from data.dataset import DatasetManifest
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
@@ -25,7 +26,7 @@ from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
-from dlrm.sharding.tables import initialize_tables, table_groups
+from dlrm.sharding.tables import initialize_tables
 from dlrm.stop import StopSignal
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.trainer import NUM_SCALARS, Trainer

@@ -11,8 +11,8 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
+from cpr.shards import table_groups
 from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
-from dlrm.sharding.tables import table_groups
 
 TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
     "sgd": SGD,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from cpr.shards import table_groups
 
-__all__ = ["initialize_tables", "table_groups"]
 INIT_CHUNK_ROWS: Final = 65_536
 
 
