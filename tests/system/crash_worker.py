@@ -1,0 +1,143 @@
+"""Saves again and again and is killed (`-9`) at every moment that matters, one process after the other.
+
+`python tests/system/crash_worker.py FOLDER` imports once and then forks a process for each moment: it runs
+the same script of saves and kills itself at its n-th touch of the storage. What the script had been told was
+committed stands in a log beside the directory, which the test compares with what loads.
+"""
+
+import json
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cpr.checkpoint import snapshot
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.retention import Retention
+from tests.cpr.shards.models import bags, shard
+
+ROWS = {"a": 60, "b": 20}
+LAYOUT = {"a": "tw", "b": "tw"}
+SCRIPT = ("base", "rows", "rows", "rows", "base", "rows", "base", "base")
+"""Kinds of the saves; with `merge_after` of 2, the third row save is followed by a merge."""
+KILLS_OF_A_KIND = 3
+"""Moments that are tried of each kind of touch (create, write, rename, delete), spread over the script."""
+
+
+class Moments:
+    """Counts touches of the storage and kills the process at one of them."""
+
+    def __init__(self, fatal):
+        self.fatal = fatal
+        self.seen = []
+
+    def __call__(self, what, path):
+        self.seen.append((what, path))
+        if len(self.seen) == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Sink:
+    def __init__(self, sink, path, moment):
+        self._sink, self._path, self._moment = sink, path, moment
+
+    def write(self, data):
+        self._sink.write(data)
+        self._moment("write", self._path)
+
+
+def watch(moment):
+    """Let every touch of a local storage, and every rename, be a moment."""
+    create, delete, replace = LocalStorage.create, LocalStorage.delete, os.replace
+
+    @contextmanager
+    def watched_create(self, path):
+        moment("create", path)
+        with create(self, path) as sink:
+            yield _Sink(sink, path, moment)
+        moment("created", path)
+
+    def watched_delete(self, path):
+        moment("delete", path)
+        delete(self, path)
+        moment("deleted", path)
+
+    def watched_replace(source, target, **options):
+        moment("replace", str(target))
+        replace(source, target, **options)
+        moment("replaced", str(target))
+
+    LocalStorage.create, LocalStorage.delete = watched_create, watched_delete
+    os.replace = watched_replace
+
+
+def fill(shards, step):
+    for each in shards:
+        for column in each.columns.values():
+            column.fill_(step)
+
+
+def run(folder, fatal):
+    """The script; in a process of its own."""
+    moment = Moments(fatal)
+    watch(moment)
+    snapshot.rows_per_piece = lambda _: 20
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = shard(LAYOUT, ebc=bags(**ROWS))
+    config = CheckpointConfig(uri=str(folder), merge_after=2, retention=Retention(keep_last=2))
+    checkpointer = Checkpointer(model, config)
+    with (folder.parent / f"{folder.name}.log").open("a") as log:
+        for step, kind in enumerate(SCRIPT, 1):
+            checkpointer.step()
+            fill(checkpointer.shards, step)
+            if kind == "base":
+                checkpointer.save("consistent")
+            else:
+                checkpointer.save_rows({each.name: torch.tensor([1, step]) for each in checkpointer.shards})
+            checkpointer.wait()
+            log.write(json.dumps(step) + "\n")
+            log.flush()
+    checkpointer.close()
+    (folder.parent / "moments.json").write_text(json.dumps(moment.seen))
+
+
+def in_a_fork(function, *arguments):
+    """Run it in a child of this process; how the child ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function(*arguments)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def chosen(touches):
+    """Numbers of the touches to die at, from 1."""
+    for kind in sorted(set(touches)):
+        numbers = [number for number, what in enumerate(touches, 1) if what == kind]
+        for part in range(KILLS_OF_A_KIND):
+            yield numbers[(2 * part + 1) * len(numbers) // (2 * KILLS_OF_A_KIND)]
+
+
+def main(root):
+    torch.set_num_threads(1)
+    (root / "whole").mkdir()
+    assert in_a_fork(run, root / "whole", 0) == 0
+    touches = [what for what, _ in json.loads((root / "moments.json").read_text())]
+    for fatal in chosen(touches):
+        folder = root / f"killed-{fatal}"
+        folder.mkdir()
+        code = in_a_fork(run, folder, fatal)
+        assert code == -signal.SIGKILL, f"touch {fatal} of {len(touches)}: the process ended with {code}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
