@@ -22,6 +22,8 @@ _BY_ERRNO: Final = {
     errno.EACCES: _REFUSED,
     errno.EPERM: _REFUSED,
     errno.EIO: _BROKEN,
+    errno.EBADMSG: _BROKEN,
+    errno.EUCLEAN: _BROKEN,
     errno.ESTALE: _GONE,
     errno.ENOENT: _GONE,
     errno.ENOTDIR: "a file stands where a folder is needed: move it away, or name another directory",
@@ -29,6 +31,9 @@ _BY_ERRNO: Final = {
     errno.EISDIR: "a folder stands where a file is needed: move it away, or name another directory",
     errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
 }
+
+_UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+"""A bad sector, or a file system that found its own checksum wrong."""
 
 _BY_WORD: Final = {
     "NO_SUCH_BUCKET": "create the bucket, or correct its name in the URI",
@@ -49,17 +54,16 @@ def explained(doing: str, file: str) -> Iterator[None]:
         file: full name, for the message.
 
     Raises:
-        CorruptFileError: the file is not there, and `doing` is "reading".
+        CorruptFileError: the file is not there, or the device cannot read it, and `doing` is "reading".
         CheckpointError: everything else.
     """
     try:
         yield
-    except FileNotFoundError as error:
-        if doing == "reading":
-            raise CorruptFileError(f"{file} is missing") from error
-        raise _explain(doing, file, error) from error
     except OSError as error:
-        raise _explain(doing, file, error) from error
+        if doing == "reading" and isinstance(error, FileNotFoundError):
+            raise CorruptFileError(f"{file} is missing") from error
+        kind = CorruptFileError if doing == "reading" and error.errno in _UNREADABLE else CheckpointError
+        raise kind(_explain(doing, file, error)) from error
 
 
 def cut_short(file: str, wanted: int, size: int) -> CorruptFileError:
@@ -80,9 +84,9 @@ def check_path(path: str) -> str:
     return path
 
 
-def _explain(doing: str, file: str, error: OSError) -> CheckpointError:
+def _explain(doing: str, file: str, error: OSError) -> str:
     cause = error.strerror or " ".join(str(error).split())
     advice = _BY_ERRNO.get(error.errno or 0) or next(
         (text for word, text in _BY_WORD.items() if word in cause), "see the cause; the next save tries again"
     )
-    return CheckpointError(f"{doing} {file} failed: {cause}. What to do: {advice}")
+    return f"{doing} {file} failed: {cause}. What to do: {advice}"

@@ -319,6 +319,20 @@ def test_a_failing_disk(storage: LocalStorage, tmp_path: Path, monkeypatch: pyte
     assert read(storage, "file") == b"old"
 
 
+def test_a_bad_sector_is_a_corrupt_file(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch):
+    """So that a reader falls back to an older state."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    write(storage, "file", b"data")
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(
+        CorruptFileError, match=r"reading .*/file failed: Input/output error.*device is failing"
+    ):
+        read(storage, "file")
+
+
 def test_the_folder_is_removed_under_a_writer(storage: LocalStorage):
     with (  # noqa: PT012
         pytest.raises(CheckpointError, match=r"saves/1/file failed: No such file.*removed the folder"),
