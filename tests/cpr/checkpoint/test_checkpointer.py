@@ -10,14 +10,11 @@ import torch.distributed as dist
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint import snapshot
 from cpr.checkpoint.chain import find_states
-from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.checkpoint.checkpointer import CheckpointConfig
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import MismatchError, NoUsableStateError, SaveFailedError
-from tests.cpr.shards import models
-
-ROWS = {"a": 100, "b": 40}
-LAYOUT = {"a": "tw", "b": "cw"}
+from tests.cpr.checkpoint.runs import Run, assert_same
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,41 +31,6 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(module, "ROLLING_BYTES_PER_STEP", 1)
 
 
-class Run:
-    """A model in training, and its checkpointer."""
-
-    def __init__(self, folder, layout=None, rows=None, **options):
-        rows = rows or ROWS
-        torch.manual_seed(7)
-        self.model = models.shard(layout or LAYOUT, ebc=models.bags(**rows))
-        self.rows = rows
-        self.optimizer = torch.optim.Adagrad(self.model.module.dense.parameters(), lr=0.1)
-        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder), **options))
-        self.checkpointer.register("optimizer", self.optimizer)
-        for shard in self.checkpointer.shards:
-            shard.weights.copy_(torch.randn(shard.weights.shape))
-
-    def train(self, steps):
-        for _ in range(steps):
-            done = self.checkpointer.steps_done
-            self.optimizer.zero_grad()
-            batch = models.batch(done, 8, **self.rows)
-            self.model({"ebc": batch}).square().mean().backward()
-            self.optimizer.step()
-            self.checkpointer.step()
-
-    def values(self):
-        """Copies of all that a checkpoint must bring back."""
-        tables = {
-            f"{shard.name}/{name}": column.detach().clone()
-            for shard in self.checkpointer.shards
-            for name, column in shard.columns.items()
-        }
-        dense = {name: value.detach().clone() for name, value in self.model.module.dense.state_dict().items()}
-        sums = {f"sum/{i}": state["sum"].clone() for i, state in enumerate(self.optimizer.state.values())}
-        return {**tables, **dense, **sums, "steps": torch.tensor(self.checkpointer.steps_done)}
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts runs on one directory; those that are left open are closed."""
@@ -82,12 +44,6 @@ def start(tmp_path):
     yield work
     for run in runs:
         run.checkpointer.close(abandon=True)
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
 
 
 def fail_when(storage, condition, error):
@@ -346,7 +302,7 @@ def test_another_model_is_refused_and_says_why(start):
     run = start()
     run.checkpointer.save("consistent")
     run.checkpointer.close()
-    with pytest.raises(MismatchError, match="ebc.embedding_bags.a"):
+    with pytest.raises(MismatchError, match=r"ebc\.embedding_bags\.a"):
         start(rows={"a": 101, "b": 40}).checkpointer.load()
 
 

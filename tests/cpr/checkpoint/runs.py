@@ -1,0 +1,50 @@
+"""A model in training with its checkpointer, in a world of one."""
+
+import torch
+
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from tests.cpr.shards import models
+
+ROWS = {"a": 100, "b": 40}
+LAYOUT = {"a": "tw", "b": "cw"}
+
+
+class Run:
+    """A model in training, and its checkpointer."""
+
+    def __init__(self, folder, layout=None, rows=None, **options):
+        rows = rows or ROWS
+        torch.manual_seed(7)
+        self.model = models.shard(layout or LAYOUT, ebc=models.bags(**rows))
+        self.rows = rows
+        self.optimizer = torch.optim.Adagrad(self.model.module.dense.parameters(), lr=0.1)
+        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder), **options))
+        self.checkpointer.register("optimizer", self.optimizer)
+        for shard in self.checkpointer.shards:
+            shard.weights.copy_(torch.randn(shard.weights.shape))
+
+    def train(self, steps):
+        for _ in range(steps):
+            done = self.checkpointer.steps_done
+            self.optimizer.zero_grad()
+            batch = models.batch(done, 8, **self.rows)
+            self.model({"ebc": batch}).square().mean().backward()
+            self.optimizer.step()
+            self.checkpointer.step()
+
+    def values(self):
+        """Copies of all that a checkpoint must bring back."""
+        tables = {
+            f"{shard.name}/{name}": column.detach().clone()
+            for shard in self.checkpointer.shards
+            for name, column in shard.columns.items()
+        }
+        dense = {name: value.detach().clone() for name, value in self.model.module.dense.state_dict().items()}
+        sums = {f"sum/{i}": state["sum"].clone() for i, state in enumerate(self.optimizer.state.values())}
+        return {**tables, **dense, **sums, "steps": torch.tensor(self.checkpointer.steps_done)}
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name

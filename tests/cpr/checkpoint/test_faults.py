@@ -1,0 +1,242 @@
+"""What goes wrong around a run that saves: disks, directories, servers. Older saves always stay."""
+
+import errno
+import subprocess
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cpr.checkpoint import checkpointer as module
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
+from tests.cpr.checkpoint.runs import Run, assert_same
+from tests.cpr.storages import FaultyStorage, SlowStorage
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts runs on one directory; those that are left open are closed."""
+    runs = []
+
+    def work(folder=None, **options):
+        run = Run(folder or tmp_path / "checkpoint", **options)
+        runs.append(run)
+        return run
+
+    yield work
+    for run in runs:
+        run.checkpointer.close(abandon=True)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mounts small file systems in memory."""
+    folders = []
+
+    def work(*options):
+        folder = tmp_path / f"disk-{len(folders)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", folder]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("mounting a tmpfs is not permitted here")
+        folders.append(folder)
+        return folder
+
+    yield work
+    for folder in folders:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    """Wraps the storage of every run that is started from now on."""
+    made = []
+
+    def work(wrapper):
+        def opened(uri):
+            made.append(wrapper(open_storage(uri)))
+            return made[-1]
+
+        monkeypatch.setattr(module, "open_storage", opened)
+        return made
+
+    return work
+
+
+def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
+    disk = mounted("size=300k")
+    run = start(disk / "checkpoint")
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    saved = run.values()
+    (disk / "somebody elses").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
+    run.train(1)
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match=r"saves/00000001/.*No space left on device") as caught:
+        run.checkpointer.wait()
+    assert "save 0 is the newest" in str(caught.value)
+    (disk / "somebody elses").unlink()
+    run.checkpointer.save("consistent")  # there is room again: training and saving go on
+    run.checkpointer.close()
+
+    again = start(disk / "checkpoint")
+    assert again.checkpointer.load().state.step == 2
+    again.checkpointer.close()
+    (disk / "checkpoint/saves/00000002/manifest.json").unlink()
+    older = start(disk / "checkpoint")
+    older.checkpointer.load()
+    assert_same(older.values(), saved)
+
+
+def test_a_read_only_directory_is_found_out_before_training(start, mounted):
+    disk = mounted("size=300k")
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(CheckpointError, match=r"(?i)read-only"):
+        start(disk / "checkpoint").checkpointer.claim()
+
+
+def test_two_runs_on_one_directory(start):
+    first = start()
+    first.checkpointer.claim()
+    with pytest.raises(LockedError, match="in use by run .* process"):
+        start().checkpointer.claim()
+    first.checkpointer.save("consistent")
+    first.checkpointer.close()
+    second = start()
+    second.checkpointer.load()
+    second.checkpointer.claim()
+
+
+def test_a_directory_of_another_model_is_refused_before_anything_is_written(start, tmp_path):
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    before = sorted(path for path in (tmp_path / "checkpoint/saves").rglob("*"))
+    other = start(rows={"a": 100, "b": 41})
+    with pytest.raises(MismatchError, match=r"41.*40|40.*41"):
+        other.checkpointer.load()
+    with pytest.raises(MismatchError, match="earlier run"):
+        other.checkpointer.save("consistent")
+    assert sorted(path for path in (tmp_path / "checkpoint/saves").rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("operation", "path"),
+    [("create", "r0-c0"), ("write", "state.arrow"), ("commit", "r0-c0"), ("commit", "manifest.json")],
+)
+def test_wherever_a_save_fails_the_one_before_it_stays(start, storage, operation, path):
+    made = storage(FaultyStorage)
+    run = start()
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    saved = run.values()
+    made[0].fail(operation, path, number=errno.EIO)
+    run.train(1)
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match=rf"(?s)saves/00000001/.*{path}"):
+        run.checkpointer.wait()
+    run.checkpointer.close()
+    again = start()
+    loaded = again.checkpointer.load()
+    assert (loaded.state.sequence, loaded.rejected) == (0, ())
+    assert_same(again.values(), saved)
+
+
+def test_a_merge_that_fails_leaves_the_chain(start, storage):
+    made = storage(FaultyStorage)
+    run = start(merge_after=1)
+    run.checkpointer.save("consistent")
+    for number in range(2):
+        run.train(1)
+        run.checkpointer.wait()
+        if number:
+            made[0].fail("create", "saves/00000003/ebc")
+        run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.arange(100)})
+    with pytest.raises(SaveFailedError, match="saves/00000003"):
+        run.checkpointer.wait()
+    assert run.checkpointer.newest_step == 2
+    run.checkpointer.save_rows({})  # the chain is still the same, and is merged now
+    run.checkpointer.close()
+    again = start()
+    loaded = again.checkpointer.load()
+    assert (loaded.state.step, loaded.state.newest.kind, loaded.rejected) == (2, "base", ())
+
+
+def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted(start, storage, tmp_path):
+    storage(FaultyStorage)
+    run = start()
+    for _ in range(2):
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait()
+
+    def damage(path):
+        """The disk loses a bit after the save, before it is read again."""
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    verify = run.checkpointer._history._verify_newest
+
+    def after_damage():
+        damage(tmp_path / "checkpoint/saves/00000002/ebc.embedding_bags.a/r0-c0.arrow")
+        verify()
+
+    run.checkpointer._history._verify_newest = after_damage
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match="Older saves are kept"):
+        run.checkpointer.wait()
+    run.checkpointer.close(abandon=True)
+    assert start().checkpointer.load().state.sequence == 1
+
+
+def test_slow_storage_does_not_hold_training_up(start, storage):
+    made = storage(SlowStorage)
+    run = start()
+    run.checkpointer.claim()
+    made[0].gate.clear()
+    save = run.checkpointer.save("consistent")
+    run.train(5)
+    assert not save.done
+    made[0].gate.set()
+    run.checkpointer.close()
+    assert save.manifest.step == 0
+
+
+def test_on_an_object_store_all_is_as_on_a_disk(start, s3, tmp_path):
+    uri = s3.uri(f"bucket/{tmp_path.name}")
+    run = start(uri, merge_after=1)
+    run.train(1)
+    run.checkpointer.save("rolling")
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save_rows({shard.name: torch.tensor([1]) for shard in run.checkpointer.shards[:1]})
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    saved = run.values()
+    run.checkpointer.close()
+    again = start(uri)
+    assert again.checkpointer.load().state.newest.kind == "base"
+    assert_same(again.values(), saved)
+
+
+def test_an_object_store_that_goes_away_is_named(start, start_s3):
+    server = start_s3()
+    run = start(server.uri("bucket/run"))
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    server.process.kill()
+    server.process.wait()
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match=r"saves/00000001/"):
+        run.checkpointer.wait()
+    run.train(2)  # training itself goes on
