@@ -13,6 +13,11 @@ import torch
 from torch import Tensor, nn
 
 
+def _as_bits(x: Tensor) -> Tensor:
+    """`x` as something that a gather moves as it is: PyTorch's converts bfloat16 to fp32 and back."""
+    return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+
+
 class _DotInteraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, pooled: Tensor, pairs: Tensor, symmetric: Tensor) -> Tensor:
@@ -20,18 +25,21 @@ class _DotInteraction(torch.autograd.Function):
         vectors = torch.cat([dense, pooled], dim=1).view(batch, -1, dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).view(batch, -1)
         ctx.save_for_backward(vectors, symmetric)
-        return torch.cat([dense, products.gather(1, pairs.expand(batch, -1))], dim=1)
+        out = dense.new_empty(batch, dim + pairs.numel())
+        out[:, :dim] = dense
+        torch.gather(_as_bits(products), 1, pairs.expand(batch, -1), out=_as_bits(out)[:, dim:])
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors, symmetric = ctx.saved_tensors
         batch, num_vectors, dim = vectors.shape
-        grad_products = grad.gather(1, symmetric.expand(batch, -1))
+        grad_products = _as_bits(grad).gather(1, symmetric.expand(batch, -1)).view(grad.dtype)
         grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
-        grad_products = grad_products.view(batch, num_vectors, num_vectors)
-        grad_dense = torch.bmm(grad_products[:, :1], vectors).view(batch, dim).add_(grad[:, :dim])
-        grad_pooled = torch.bmm(grad_products[:, 1:], vectors).view(batch, -1)
-        return grad_dense, grad_pooled, None, None
+        grad_vectors = torch.bmm(grad_products.view(batch, num_vectors, num_vectors), vectors)
+        # one product and a copy of most of its result: faster than two products
+        grad_pooled = grad_vectors[:, 1:].reshape(batch, -1)
+        return grad_vectors[:, 0] + grad[:, :dim], grad_pooled, None, None
 
 
 class DotInteraction(nn.Module):
