@@ -76,19 +76,21 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    about = describe(open_storage(options.directory), datetime.now(UTC))
+    storage = open_storage(options.directory)
+    about = describe(storage, datetime.now(UTC))
     if about is None:
-        raise ValueError(f"{options.directory} holds no checkpoint")
+        raise ValueError(f"{storage.uri} holds no checkpoint")
     print(json.dumps(about.to_json(), indent=1) if options.json else as_text(about))
     return FINE
 
 
 def _verify(options: argparse.Namespace) -> int:
+    storage = open_storage(options.directory)
     with closing(_Bar("verifying")) as bar:
-        result = verify(open_storage(options.directory), bar.advance, bar.start)
+        result = verify(storage, bar.advance, bar.start)
     _print_rejected(result.rejected)
     if not result.states and all(save.unfinished for save in result.rejected):
-        raise ValueError(f"{options.directory} holds no checkpoint")
+        raise ValueError(f"{storage.uri} holds no checkpoint")
     for file in result.bad:
         print(f"bad: {file.cause}")
     verdict = f"{len(result.bad)} of them bad" if result.bad else "all as they were saved"
@@ -152,16 +154,17 @@ def _import(options: argparse.Namespace) -> int:
     from cpr.checkpoint.importing import import_dcp  # noqa: PLC0415
 
     source = open_source(options.source, options.tables, options.step)
+    storage = open_storage(options.out)
     with closing(_Bar("importing")) as bar:
         bar.start(source.num_bytes)
-        manifest = import_dcp(source, open_storage(options.out), bar.advance)
+        manifest = import_dcp(source, storage, bar.advance)
     for name in source.left_out:
         print(f"left out: {name}")
     for fqn, table in manifest.tables.items():
         states = ", ".join(name for name in table.columns if name != "weights") or "no optimizer state"
         print(f"table {fqn}: {table.rows:,} x {table.cols}, {states}")
     print(
-        f"imported {size_text(manifest.num_bytes)} to {options.out} as save {manifest.sequence} "
+        f"imported {size_text(manifest.num_bytes)} to {storage.uri} as save {manifest.sequence} "
         f"at step {manifest.step:,}"
     )
     return FINE
@@ -177,13 +180,15 @@ COMMANDS: Final = (
     ),
     Command(
         name="export",
-        help="Write one state as a whole model that other programs read.",
+        help="Write one state as a whole model that other programs read. "
+        "Takes some hundred MB of memory, however large the tables are.",
         add_arguments=_add_export,
         run=_export,
     ),
     Command(
         name="import",
-        help="Make a checkpoint directory from one of torch.distributed.checkpoint.",
+        help="Make a checkpoint directory from one of torch.distributed.checkpoint. "
+        "Takes memory for the largest piece of a table that was saved there.",
         add_arguments=_add_import,
         run=_import,
     ),

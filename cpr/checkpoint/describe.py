@@ -77,7 +77,7 @@ class Description:
     tables: Sequence[TableInfo]
     refused: Sequence[RefusedInfo]
     lock: str | None
-    """Who holds the directory; None: nobody."""
+    """Who wrote the LOCK file, which a process that was killed leaves behind; None: there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""

@@ -55,7 +55,7 @@ def _rounded(value: float) -> str:
 
 def _lines(about: Description) -> Iterator[str]:
     yield f"{about.uri}: {count_text(about.num_states, 'state')}, {size_text(about.num_bytes)}"
-    yield f"lock    {'held by ' + about.lock if about.lock else 'nobody writes here'}"
+    yield f"lock    {about.lock + ' (if that is gone, the next run takes it)' if about.lock else 'none'}"
     if about.chain:
         newest = about.chain[-1]
         yield f"run     {about.run_id}, {count_text(about.world_size or 0, 'rank')}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -58,7 +59,7 @@ def _schema(columns: Sequence[Column]) -> pa.Schema:
 
 def _rows(window: Window, columns: Sequence[Column], schema: pa.Schema) -> pa.Table:
     num_rows = window.columns["weights"].shape[0]
-    arrays = [pa.array(range(window.first_row, window.first_row + num_rows), pa.int64())]
+    arrays = [pa.array(np.arange(window.first_row, window.first_row + num_rows))]
     for column in columns:
         kind = schema.field(column.name).type
         arrays.append(_array(window.columns[column.name], kind))

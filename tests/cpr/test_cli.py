@@ -58,7 +58,7 @@ def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as left:
         entry([command.name, "--help"])
     assert left.value.code == 0
-    assert command.help.rstrip(".") in capsys.readouterr().out
+    assert command.help.split(".")[0] in " ".join(capsys.readouterr().out.split())
 
 
 def test_wrong_usage_exits_with_2(capsys):
@@ -186,4 +186,6 @@ def test_all_commands_take_the_uri_of_an_object_store(s3, tmp_path, capsys):
     assert entry(["export", uri, "--to", "dcp", "--out", str(tmp_path / "dcp")]) == 0
     assert entry(["import", str(tmp_path / "dcp"), "--out", s3.uri("bucket/cli-back")]) == 0
     assert entry(["verify", s3.uri("bucket/cli-back")]) == 0
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "secret" not in said.out

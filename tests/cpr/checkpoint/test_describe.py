@@ -8,7 +8,7 @@ import torch
 
 from cpr.checkpoint.describe import describe
 from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, age_text, as_text, size_text
-from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock
 from cpr.checkpoint.manifest import manifest_path, save_folder
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 
@@ -96,6 +96,8 @@ def test_who_holds_the_lock(directory):
     lock.acquire()
     assert "run-b" in describe(directory, NOW).lock
     assert "run-b" in as_text(describe(directory, NOW))
+    directory.files[LOCK_PATH] = b"?"
+    assert describe(directory, NOW).lock == "somebody unknown"
     lock.release()
 
 

@@ -1,6 +1,7 @@
 """From `torch.distributed.checkpoint` into a checkpoint directory, and back again bit for bit."""
 
 import json
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -199,6 +200,14 @@ def test_a_torchrec_directory_becomes_a_base(tmp_path):
     assert_same_tree(rest["dense"], {"over.bias": torch.zeros(2), "over.weight": torch.ones(2, 3)})
     assert rest["registered"]["epoch"] == 3
     assert rest["registered"]["optimizer"] == {"param_groups": [{"lr": 0.5}, {"lr": 0.25}]}
+
+
+def test_what_only_its_own_program_can_read_is_left_out(tmp_path):
+    tree = foreign(started=timedelta(hours=3))
+    tree["model"]["version"] = "three"
+    source = open_source(save_dcp(tree, tmp_path / "dcp"), None, None)
+    assert {"started", "model.version"} <= set(source.left_out)
+    assert "started" not in source.trees[None]["registered"]
 
 
 def test_a_flat_state_dict_of_a_model_alone(tmp_path):
