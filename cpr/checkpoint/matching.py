@@ -68,7 +68,7 @@ def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
         if here != there:
             raise MismatchError(
                 f"table {shard.table_fqn}: its {what} in this model: {here}; in {path}: {there}. Build the "
-                "model with the tables, data types and optimizer that it was saved with (see `cpr describe`), "
+                "model with the tables, data types and optimizer it was saved with (see `cpr describe`), "
                 "or give this model a checkpoint directory of its own"
             )
 

@@ -377,6 +377,15 @@ def test_caches_are_flushed_before_and_forgotten_after_with_the_counters_set():
     assert events == ["flush nan 0", "invalidate 1.0 41"]
 
 
+def test_counters_that_only_one_kernel_has_are_left_alone():
+    """Kernels differ in what they count: a data-parallel table's is not the fused one's."""
+    storage = MemoryStorage()
+    save(storage, 0, [make_shard(counters={"iter": torch.tensor(41), "learning_rate": torch.tensor(0.5)})])
+    here = make_shard(counters={"iter": torch.tensor(0), "step": torch.tensor(7)})
+    load_shards(storage, newest_state(storage), [here])
+    assert {name: counter.item() for name, counter in here.counters.items()} == {"iter": 41, "step": 7}
+
+
 def test_chosen_rows_leave_the_counters_alone():
     storage = MemoryStorage()
     there = make_shard(counters={"iter": torch.tensor(41)})

@@ -72,18 +72,14 @@ def test_a_table_that_was_not_saved_is_named_with_those_that_were():
                 f"in {PATH}: sum (float32 per row)"
             ),
         ),
-        (
-            {"counters": {"iter": torch.tensor(1)}},
-            f"its optimizer counters in this model: iter; in {PATH}: none.",
-        ),
     ],
-    ids=["rows", "columns", "dtype", "state too many", "state too few", "state per row", "counters"],
+    ids=["rows", "columns", "dtype", "state too many", "state too few", "state per row"],
 )
 def test_what_differs_is_named_with_both_values_and_what_to_do(here, difference):
     text = message(state_of(make_shard()), make_shard(**here))
     assert text.startswith("table model.t: ")
     assert difference in text
-    assert "Build the model with the tables, data types and optimizer that it was saved with" in text
+    assert "Build the model with the tables, data types and optimizer it was saved with" in text
 
 
 def test_a_base_without_some_rows_of_the_shard_is_refused():
