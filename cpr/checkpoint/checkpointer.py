@@ -187,7 +187,7 @@ class Checkpointer:
             ),
             chain=list(self._loaded.saves) if self._loaded else [],
         )
-        self._saver = Saver(self._storage, self._pool, self._background, self._history, self.shards)
+        self._saver = Saver(self._storage, self._pool, self._background, self._history)
         num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
         Thread(target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True).start()
 
@@ -324,7 +324,7 @@ class Checkpointer:
             copied += buffer.numel()
         if self._rolling.done or self._save.broken.is_set():
             self._rolling = None
-            self._save.feed(self._state.capture(self.steps_done, self._group.rank))
+            self._save.feed(self._state.capture(self.steps_done, self._group.rank, self.shards))
         elif deadline is not None and time.monotonic() >= deadline:
             self._rolling = None
             self._save.cancel()

@@ -17,7 +17,7 @@ from cpr.checkpoint.dcp_source import DcpSource
 from cpr.checkpoint.dcp_tables import Block, DcpTable
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Manifest, manifest_path, save_folder
-from cpr.checkpoint.part import PartWriter, merge_tables
+from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.storage import Storage
@@ -51,12 +51,11 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
     lock.acquire()
     try:
         with _writer(storage) as writer:
-            shards = [
-                shard for table in source.tables for shard in _write_table(table, source, writer, progress)
-            ]
+            for table in source.tables:
+                _write_table(table, source, writer, progress)
             for rank, tree in source.trees.items():
                 writer.write_state(tree, rank)
-            part = writer.finish(shards)
+            part = writer.finish(tables_of(shards))
         manifest = Manifest(
             run_id=run_id,
             sequence=SEQUENCE,
@@ -91,10 +90,7 @@ def _writer(storage: Storage) -> Iterator[PartWriter]:
         raise
 
 
-def _write_table(
-    table: DcpTable, source: DcpSource, writer: PartWriter, progress: Progress
-) -> Iterator[TableShard]:
-    """Write all rows of a table; gives its shards."""
+def _write_table(table: DcpTable, source: DcpSource, writer: PartWriter, progress: Progress) -> None:
     for block in table.blocks:
         shard = _shard(table, block)
         rows_at_once = max(1, CHUNK_BYTES // shard.bytes_per_row)
@@ -107,11 +103,10 @@ def _write_table(
                 writer.write(Piece(shard, Rows(first_row + begin, None, rows), no_buffer, source.step))
                 progress(sum(values.nbytes for values in rows.values()))
             first_row += num_rows
-        yield shard
 
 
 def _shard(table: DcpTable, block: Block) -> TableShard:
-    """A shard as a writer wants to know it: places, data types and counters, but no rows."""
+    """A shard as a writer wants to know it: place and data types, but no rows."""
 
     def column(name: str) -> Tensor:
         entry = table.entry.columns[name]
@@ -126,7 +121,6 @@ def _shard(table: DcpTable, block: Block) -> TableShard:
         replicated=False,
         weights=column("weights"),
         optimizer_state={name: column(name) for name in table.entry.columns if name != "weights"},
-        counters={name: torch.tensor(value) for name, value in table.entry.counters.items()},
     )
 
 

@@ -4,16 +4,18 @@ Dense parameters and what is registered as common are equal on all ranks, so ran
 belongs to one rank (random generators, for example) each rank writes for itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cpr.checkpoint.part import tables_of
 from cpr.checkpoint.saver import States
 from cpr.errors import MismatchError
 from cpr.shards import dense_tensors
+from cpr.shards.shard import TableShard
 
 
 class Stateful(Protocol):
@@ -48,8 +50,8 @@ class ModelState:
             raise ValueError(f"{name!r} is registered already; choose another name")
         (self._own if per_rank else self._common)[name] = state
 
-    def capture(self, step: int, rank: int) -> States:
-        """A copy of all state on the host, as of now."""
+    def capture(self, step: int, rank: int, shards: Sequence[TableShard]) -> States:
+        """A copy of all state on the host, as of now, and the tables of the shards with their counters."""
         common = None
         if rank == 0:
             common = {
@@ -58,7 +60,7 @@ class ModelState:
                 "registered": {name: to_host(state.state_dict()) for name, state in self._common.items()},
             }
         own = {name: to_host(state.state_dict()) for name, state in self._own.items()}
-        return States(step, common, own or None)
+        return States(step, tables_of(shards), common, own or None)
 
     def check(self, common: Mapping[str, Any]) -> None:
         """Whether saved state fits this model.

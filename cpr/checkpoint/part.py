@@ -1,6 +1,6 @@
 """One rank's part of a save: its row files and its state file, on their way to the storage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,10 +73,10 @@ class PartWriter:
             StateFileEntry(path=path, num_bytes=sink.num_bytes, digest=sink.digest(), rank=rank)
         )
 
-    def finish(self, shards: Sequence[TableShard]) -> Part:
+    def finish(self, tables: dict[str, TableEntry]) -> Part:
         """Close the last file; what was written, and the tables of this rank's shards."""
         self._finish_file()
-        self._part.tables = {shard.table_fqn: table_entry(shard) for shard in shards}
+        self._part.tables = tables
         return self._part
 
     def abandon(self) -> None:
@@ -102,6 +102,11 @@ class PartWriter:
         self._file.close()
         self._part.rows.append(entry)
         self._shard = None
+
+
+def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:
+    """What a manifest says of the tables that shards are from, by name; their counters as of now."""
+    return {shard.table_fqn: table_entry(shard) for shard in shards}
 
 
 def table_entry(shard: TableShard) -> TableEntry:

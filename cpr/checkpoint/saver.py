@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cpr.checkpoint.history import History
-from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, digest
+from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry, digest
 from cpr.checkpoint.part import Part, PartWriter, merge_tables
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.staging import StagingPool
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, SaveFailedError
-from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,8 @@ class States:
 
     step: int
     """Training steps done at that moment."""
+    tables: dict[str, TableEntry]
+    """Those that this rank holds shards of, with the counters of that moment."""
     common: Any | None
     """The same on all ranks; None on ranks that do not write it."""
     own: Any | None
@@ -95,7 +96,6 @@ class Saver:
         pool: where pieces come from, and go back to.
         group: of the ranks; used by the thread alone from now on.
         history: the saves that exist; changed by the thread alone from now on.
-        shards: of this rank.
     """
 
     def __init__(
@@ -104,10 +104,8 @@ class Saver:
         pool: StagingPool,
         group: RankGroup,
         history: History,
-        shards: Sequence[TableShard],
     ) -> None:
         self._storage, self._pool, self._group, self._history = storage, pool, group, history
-        self._shards = shards
         self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="checkpoint-saver", daemon=True)
         self._thread.start()
@@ -149,11 +147,11 @@ class Saver:
     def _save(self, save: Save) -> Manifest:
         sequence = self._history.next_sequence
         writer = PartWriter(self._storage, sequence, save.codec, with_ids=save.kind == "rows")
-        step, problem = self._write_all(save, writer)
+        states, problem = self._write_all(save, writer)
         part = Part()
-        if problem is None:
+        if states is not None and problem is None:
             try:
-                part = writer.finish(self._shards)
+                part = writer.finish(states.tables)
             except Exception as error:
                 problem = _describe(error)
         chain = self._history.chain
@@ -167,7 +165,7 @@ class Saver:
                 parent=Parent(sequence=newest.sequence, digest=digest(newest.to_json())) if newest else None,
                 base=chain[0].sequence if newest else sequence,
                 moment=save.moment,
-                step=step,
+                step=states.step if states else 0,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 world_size=self._group.world_size,
                 tables=merge_tables(parts),
@@ -177,14 +175,14 @@ class Saver:
 
         return self._history.commit(sequence, part, problem, manifest_of)
 
-    def _write_all(self, save: Save, writer: PartWriter) -> tuple[int, str | None]:
-        """Take all that is fed, whatever happens, so that every buffer comes back; step and problem."""
+    def _write_all(self, save: Save, writer: PartWriter) -> tuple[States | None, str | None]:
+        """Take all that is fed, whatever happens, so that every buffer comes back; the end and the problem."""
         problem = None
         while True:
             item = save.take()
             if item is None:
                 writer.abandon()
-                return 0, problem or "training ended before everything was copied"
+                return None, problem or "training ended before everything was copied"
             try:
                 if problem is None:
                     if isinstance(item, Piece):
@@ -199,7 +197,7 @@ class Saver:
                 if isinstance(item, Piece):
                     self._pool.release(item.buffer)
             if isinstance(item, States):
-                return item.step, problem
+                return item, problem
 
     def _write_states(self, writer: PartWriter, states: States) -> None:
         if states.common is not None:

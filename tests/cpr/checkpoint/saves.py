@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.manifest import Manifest, Parent, digest, manifest_path
-from cpr.checkpoint.part import PartWriter, merge_tables
+from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
 from cpr.checkpoint.row_file import Rows
 from cpr.checkpoint.snapshot import Piece
 from cpr.errors import CorruptFileError
@@ -164,6 +164,6 @@ def save(
                 writer.write(Piece(shard, rows, torch.empty(0), 10 * sequence))
     if state is not None:
         writer.write_state(state, None)
-    part = writer.finish(shards)
+    part = writer.finish(tables_of(shards))
     tables = merge_tables([part])
     return commit(storage, sequence, parent, tables=tables, rows=part.rows, states=part.states, **fields)

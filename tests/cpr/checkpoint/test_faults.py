@@ -107,7 +107,7 @@ def test_a_read_only_directory_is_found_out_before_training(start, mounted):
 def test_two_runs_on_one_directory(start):
     first = start()
     first.checkpointer.claim()
-    with pytest.raises(LockedError, match="in use by run .* process"):
+    with pytest.raises(LockedError, match=r"in use by run .*\(process \d+"):
         start().checkpointer.claim()
     first.checkpointer.save("consistent")
     first.checkpointer.close()

@@ -121,7 +121,7 @@ def test_state_of_single_ranks_comes_back(tmp_path):
         writer.write_state(
             {"random_generators": {"cpu": torch.arange(rank, rank + 4, dtype=torch.uint8)}}, rank
         )
-    part = writer.finish([])
+    part = writer.finish({})
     commit(storage, 1, base, rows=part.rows, states=part.states, world_size=2, step=20)
     export(storage, "dcp", tmp_path / "dcp")
     imported = MemoryStorage()
