@@ -176,7 +176,7 @@ class Saver:
         return self._history.commit(sequence, part, problem, manifest_of)
 
     def _write_all(self, save: Save, writer: PartWriter) -> tuple[States | None, str | None]:
-        """Take all that is fed, whatever happens, so that every buffer comes back; the end and the problem."""
+        """Take all that is fed, whatever happens, so that every buffer comes back; end and problem."""
         problem = None
         while True:
             item = save.take()
