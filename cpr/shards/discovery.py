@@ -8,7 +8,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cpr.shards.groups import TableGroup, table_groups
+from cpr.shards.groups import PlacedTable, TableGroup, table_groups
 from cpr.shards.matching import match_state
 from cpr.shards.shard import TableShard
 
@@ -35,49 +35,50 @@ def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[
         ValueError: the model holds tables in a way that is not supported; the message says which.
     """
     shards = [shard for group in table_groups(model) for shard in _shards(group, optimizers)]
-    return sorted(shards, key=lambda shard: (shard.table_fqn, shard.row_offset, shard.col_offset))
+    return sorted(
+        (shard for shard in shards if shard.num_rows),
+        key=lambda shard: (shard.table_fqn, shard.row_offset, shard.col_offset),
+    )
 
 
 def _shards(group: TableGroup, optimizers: Sequence[Optimizer]) -> Iterator[TableShard]:
-    fused = not isinstance(group.emb_module, DenseTableBatchedEmbeddingBagsCodegen)
-    states = _fused_states(group.emb_module) if fused else []
-    shared: dict[str, Any] = _fused_extras(group.emb_module) if fused else {}
-    for place, table in enumerate(group.tables):
-        if table.weights.numel() == 0:
-            continue
-        if fused:
-            rows: Mapping[str, Tensor] = states[place] if states else {}
-            extras = shared
-        else:
-            rows, counters = match_state(table.fqn, table.weights, optimizers)
-            extras = {"counters": counters}
-        yield TableShard(
-            table_fqn=table.fqn,
-            table_shape=table.shape,
-            row_offset=table.row_offset,
-            col_offset=table.col_offset,
-            replicated=table.replicated,
-            weights=table.weights,
-            optimizer_state=rows,
-            **extras,
-        )
+    if not isinstance(group.emb_module, DenseTableBatchedEmbeddingBagsCodegen):
+        yield from _fused_shards(group)
+        return
+    for table in group.tables:
+        state, counters = match_state(table.fqn, table.weights, optimizers)
+        yield _shard(table, state, counters)
 
 
-def _fused_states(tbe: Any) -> list[dict[str, Tensor]]:
-    """State of each table's rows by PyTorch's name; an empty list for stateless optimizers."""
-    return [
-        {name: state.detach() for name, state in states.items() if name != "iter"}
-        for states in tbe.get_optimizer_state()
-    ]
-
-
-def _fused_extras(tbe: Any) -> dict[str, Any]:
-    """What the tables of a fused module share: counters, and the hooks around reading and writing."""
+def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
+    tbe = group.emb_module
     counters = {"iter": tbe.iter[0], "learning_rate": tbe.learning_rate_tensor}
     if tbe._used_rowwise_adagrad_with_counter:
         counters["max_counter"] = tbe.max_counter[0]
-    flush: Callable[[], None] = tbe.flush
-    return {"counters": counters, "flush": flush, "invalidate": partial(_invalidate, tbe)}
+    # empty for stateless optimizers; some optimizers list `iter` among the states of rows
+    states = tbe.get_optimizer_state() or [{}] * len(group.tables)
+    for table, by_name in zip(group.tables, states, strict=True):
+        state = {name: tensor.detach() for name, tensor in by_name.items() if name != "iter"}
+        yield _shard(table, state, counters, flush=tbe.flush, invalidate=partial(_invalidate, tbe))
+
+
+def _shard(
+    table: PlacedTable,
+    state: Mapping[str, Tensor],
+    counters: Mapping[str, Tensor],
+    **hooks: Callable[[], None],
+) -> TableShard:
+    return TableShard(
+        table_fqn=table.fqn,
+        table_shape=table.shape,
+        row_offset=table.row_offset,
+        col_offset=table.col_offset,
+        replicated=table.replicated,
+        weights=table.weights,
+        optimizer_state=state,
+        counters=counters,
+        **hooks,
+    )
 
 
 def _invalidate(tbe: Any) -> None:

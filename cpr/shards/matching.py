@@ -92,7 +92,7 @@ def _contains(parameter: Tensor, weights: Tensor) -> bool:
     if parameter.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
         return False
     first = _place(parameter, weights)
-    return first >= 0 and first + weights.numel() <= parameter.numel()
+    return first >= 0 and 0 < weights.numel() <= parameter.numel() - first
 
 
 def _place(parameter: Tensor, weights: Tensor) -> int:
