@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cpr.checkpoint.causes import explained
 from cpr.checkpoint.chain import Rejected, State, find_states
 from cpr.checkpoint.export_dcp import write_dcp
 from cpr.checkpoint.export_parquet import write_parquet
@@ -29,6 +30,8 @@ WRITERS: Final[Mapping[str, Writer]] = {
     "safetensors": write_safetensors,
     "parquet": write_parquet,
 }
+TABLES_ALONE: Final = frozenset({"parquet"})
+"""Formats that have no place for tensors that are no tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,7 @@ def export(
         ValueError: `out` is in use, or there is no such state.
         CorruptFileError: the state asked for is damaged.
         NoUsableStateError: all are; says why.
+        CheckpointError: `out` cannot be written.
     """
     states, rejected = find_states(storage)
     if sequence is not None:
@@ -72,7 +76,7 @@ def export(
                 model = WholeModel(storage, state)
                 start(model.num_bytes)
                 WRITERS[to](model, folder, progress)
-                _write_notes(model, folder / NOTES_FILE)
+                _write_notes(model, folder / NOTES_FILE, with_state=to not in TABLES_ALONE)
             except CorruptFileError as error:
                 if sequence is not None:
                     raise
@@ -103,27 +107,27 @@ def _appearing(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is in use; name a folder that does not exist or is empty")
     unfinished = out.with_name(f"{out.name}.unfinished")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        unfinished.mkdir()
-    except FileExistsError as error:
+    if unfinished.exists():
         raise ValueError(
             f"{unfinished} is left from an export that was interrupted, or belongs to one that is running: "
             "remove it if none is"
-        ) from error
+        )
     try:
-        yield unfinished
-        if unfinished.exists():
-            unfinished.rename(out)
-            _sync(out.parent)
+        with explained("writing", str(out)):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            if unfinished.exists():
+                unfinished.rename(out)
+                _sync(out.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _write_notes(model: WholeModel, path: Path) -> None:
+def _write_notes(model: WholeModel, path: Path, with_state: bool) -> None:
+    notes = {key: value for key, value in model.notes.items() if with_state or key != "state"}
     with path.open("w") as file:
-        json.dump(model.notes, file, indent=1)
+        json.dump(notes, file, indent=1)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

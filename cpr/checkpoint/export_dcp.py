@@ -40,7 +40,15 @@ def write_dcp(model: WholeModel, folder: Path, progress: Callable[[int], object]
         try:
             save({}, storage_writer=writer, planner=_Planner(model, progress), no_dist=True)
         except CheckpointException as error:  # a bag with the errors of all ranks, of which there is one
-            raise next(iter(error.failures.values()))[0] from None
+            raise _cause(next(iter(error.failures.values()))[0]) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The disk's error, where `torch.save` has met it and then fails to close its file."""
+    first = error
+    while first.__context__ is not None and not isinstance(first, OSError):
+        first = first.__context__
+    return first if isinstance(first, OSError) else error
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], obj
         folder: an empty one.
         progress: called with the bytes of table rows written since the last call.
     """
-    model.notes.pop("state")  # it names tensors, and there are none here
     for table_fqn, columns in model.tables.items():
         (folder / table_fqn).mkdir()
         schema = _schema(columns)

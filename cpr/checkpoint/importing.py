@@ -17,7 +17,7 @@ from cpr.checkpoint.dcp_source import DcpSource
 from cpr.checkpoint.dcp_tables import Block, DcpTable
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Manifest, manifest_path, save_folder
-from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
+from cpr.checkpoint.part import PartWriter, merge_tables
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.storage import Storage
@@ -55,7 +55,7 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
                 _write_table(table, source, writer, progress)
             for rank, tree in source.trees.items():
                 writer.write_state(tree, rank)
-            part = writer.finish(tables_of(shards))
+            part = writer.finish({table.fqn: table.entry for table in source.tables})
         manifest = Manifest(
             run_id=run_id,
             sequence=SEQUENCE,

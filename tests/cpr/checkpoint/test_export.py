@@ -1,6 +1,7 @@
 """Nobody is locked in: a state as a whole model that other libraries read, and never half of one."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.export import WRITERS, export
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import save_folder
-from cpr.errors import CorruptFileError, NoUsableStateError
+from cpr.errors import CheckpointError, CorruptFileError, NoUsableStateError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
 # Outside of a process group, as here, torch tells so at every call.
@@ -207,6 +208,25 @@ def test_an_error_in_the_middle_leaves_nothing(saved, tmp_path, to):
     with pytest.raises(KeyboardInterrupt):
         export(storage, to, tmp_path / "out", progress=fail_half_way)
     assert bytes_written
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def short_files():
+    """No file of this process may grow beyond 3000 bytes, as on a disk that is full."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("to", WRITERS)
+def test_a_full_disk_is_named_with_what_to_do(saved, tmp_path, to, short_files):
+    storage, _ = saved
+    with pytest.raises(CheckpointError, match=r"writing .*out failed: File too large\. What to do: "):
+        export(storage, to, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
