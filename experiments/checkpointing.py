@@ -12,7 +12,8 @@ median over rounds of the ratio within a round, with `..._low` and `..._high`, t
   DCP's `save`.
 - `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
   is the time from the start of a save to its commit, less the steps done in it at the undisturbed pace, which
-  is the median of 25 steps just before.
+  is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` counts what ours does after
+  the commit too: reading the new save again and deleting an old one, which DCP leaves to its user.
 - `save_ratio_to_dcp`, `save_ratio_to_raw`: bytes/s from start to commit of a full save that training waits
   for to its end, over DCP's `save` and over plain writing.
 - `load_ratio_to_dcp`, `load_ratio_to_dcp_warm`: speed of loading all (ours verifies every digest), from files
@@ -162,6 +163,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
         saved = row["savers"]["ours rolling"]
         return float(saved["steps"] / saved["wall_s"])
 
+    def lost_for_good(name: str) -> Callable[[Row], float]:
+        return lambda row: float(row["savers"][name]["lost_s"] + row["savers"][name]["lost_after_s"])
+
     pairs = {
         "blocked_ratio_rolling": (saver("ours rolling", "blocked_s"), saver("dcp save", "blocked_s")),
         "blocked_ratio_consistent": (saver("ours consistent", "blocked_s"), saver("dcp save", "blocked_s")),
@@ -170,6 +174,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
             saver("ours consistent", "lost_s"),
             saver("dcp async", "lost_s"),
         ),
+        "lost_ratio_to_dcp_async_with_clearing": (lost_for_good("ours rolling"), lost_for_good("dcp async")),
         "save_ratio_to_dcp": (rate("ours waiting"), rate("dcp save")),
         "save_ratio_to_raw": (rate("ours waiting"), rate("raw")),
         "load_ratio_to_dcp": (load_rate("ours cold"), load_rate("dcp cold")),

@@ -1,10 +1,9 @@
-"""The ways to save and load that `experiments.checkpointing` compares: PyTorch's, plain writing, and ours.
+"""What `experiments.checkpointing` measures `cpr.checkpoint` against, and what all savers have in common.
 
-All write the same tables with their optimizer state from all ranks together; every file is synced.
+All write the same tables with their optimizer state from all ranks together, and sync every file.
 """
 
 import os
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -16,10 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
-from cpr.checkpoint.saver import Save
 from cpr.shards import dense_tensors, find_shards
-from cpr.shards.shard import TableShard
+from experiments.checkpointing_files import folder_bytes
 
 WRITE_BYTES: Final = 64 * 2**20  # raw writing: at once, enough that calls cost nothing
 
@@ -36,6 +33,10 @@ class Saver(Protocol):
     @property
     def committed(self) -> bool:
         """Whether the save is complete and durable, as far as this rank knows; any thread may ask."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing goes on any more, not even clearing away what the save has made superfluous."""
 
     def finish(self) -> int:
         """Wait for the end, free what the save held; bytes that all ranks wrote together."""
@@ -61,6 +62,11 @@ class Blocking:
 
     def step(self) -> None:
         """Nothing is left to do."""
+
+    @property
+    def idle(self) -> bool:
+        """It ends with the commit."""
+        return self.committed
 
     def finish(self) -> int:
         """Bytes written."""
@@ -116,6 +122,11 @@ class DcpAsyncSave:
         """Whether the thread is done."""
         return self._future is not None and self._future.done()
 
+    @property
+    def idle(self) -> bool:
+        """It ends with the commit."""
+        return self.committed
+
     def finish(self) -> int:
         """Wait for the thread; bytes written."""
         assert self._future is not None
@@ -157,69 +168,6 @@ class RawWrite(Blocking):
             os.fsync(file.fileno())
 
 
-class OurSave:
-    """A full save by `cpr.checkpoint`, beside training.
-
-    Args:
-        checkpointer: shared by all savers into one directory.
-        moment: rolling or consistent.
-        waits: begin only returns when the save is committed, as with the rivals that train no step meanwhile.
-    """
-
-    def __init__(self, checkpointer: Checkpointer, moment: Any, *, waits: bool = False) -> None:
-        self.checkpointer = checkpointer
-        self._moment = moment
-        self._waits = waits
-        self._save: Save | None = None
-
-    def begin(self) -> None:
-        """Begin it."""
-        self._save = self._begin()
-        if self._waits:
-            self.checkpointer.wait()
-
-    def step(self) -> None:
-        """Copy the next pieces."""
-        self.checkpointer.step()
-
-    @property
-    def committed(self) -> bool:
-        """Whether it is committed."""
-        return self._save is not None and self._save.done
-
-    def finish(self) -> int:
-        """Wait; bytes of the save."""
-        self.checkpointer.wait()
-        assert self._save is not None
-        assert self._save.manifest is not None
-        return self._save.manifest.num_bytes
-
-    def _begin(self) -> Save | None:
-        return self.checkpointer.save(self._moment)
-
-
-class OurRowSave(OurSave):
-    """A row save by `cpr.checkpoint`.
-
-    Args:
-        checkpointer: has saved a base.
-        rows: row ids by shard.
-    """
-
-    def __init__(self, checkpointer: Checkpointer, rows: Mapping[str, Tensor]) -> None:
-        super().__init__(checkpointer, "consistent")
-        self._rows = rows
-
-    def _begin(self) -> Save | None:
-        return self.checkpointer.save_rows(self._rows)
-
-
-def checkpointer_at(folder: Path, model: DistributedModelParallel, host_memory_bytes: int) -> Checkpointer:
-    """Ours, into an empty directory; it never merges, which would disturb the next measurement."""
-    config = CheckpointConfig(uri=str(folder), host_memory_bytes=host_memory_bytes, merge_after=0)
-    return Checkpointer(model, config)
-
-
 def local_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
     """All that is saved on this rank as plain tensors, by a name that is unique over all ranks."""
     tables = {
@@ -228,38 +176,3 @@ def local_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
         for name, column in shard.columns.items()
     }
     return {**tables, **{name: tensor.detach() for name, tensor in dense_tensors(model).items()}}
-
-
-def shard_bytes(shards: Sequence[TableShard]) -> int:
-    """Of the rows with their optimizer state."""
-    return sum(shard.num_rows * shard.bytes_per_row for shard in shards)
-
-
-def random_rows(shards: Sequence[TableShard], share: float, seed: int) -> dict[str, Tensor]:
-    """`share` of the rows of each shard, drawn at random, ascending, by the shard's name."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = {}
-    for shard in shards:
-        drawn = torch.randperm(shard.num_rows, generator=generator)[: int(shard.num_rows * share)]
-        rows[shard.name] = drawn.sort().values + shard.row_offset
-    return rows
-
-
-def files_in(folder: Path) -> list[Path]:
-    """All files under `folder`."""
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def folder_bytes(folder: Path) -> int:
-    """Of all files under `folder`."""
-    return sum(path.stat().st_size for path in files_in(folder))
-
-
-def forget_cached(folder: Path) -> None:
-    """Drop the files under `folder`, which are synced, from the page cache."""
-    for path in files_in(folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
