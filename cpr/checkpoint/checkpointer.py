@@ -27,7 +27,7 @@ from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows
 from cpr.checkpoint.staging import PIECE_BYTES, StagingPool
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CorruptFileError, MismatchError
-from cpr.shards import find_shards
+from cpr.shards import create_state, find_shards
 from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Checkpointer:
         self._storage = open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
+        self._optimizers = optimizers
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
         self._group, self._background = RankGroup(), RankGroup()
@@ -331,6 +332,8 @@ class Checkpointer:
         self._save.blocked_s += time.perf_counter() - began
 
     def _attempt(self, state: State) -> tuple[int, Any, Any]:
+        for optimizer in self._optimizers:
+            create_state(optimizer)  # some make it in their first step only; it must be there
         with torch.no_grad():
             stats = load_shards(self._storage, state, self.shards)
         common = read_state_file(self._storage, state, None)

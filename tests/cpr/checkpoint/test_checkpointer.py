@@ -10,11 +10,12 @@ import torch.distributed as dist
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint import snapshot
 from cpr.checkpoint.chain import find_states
-from cpr.checkpoint.checkpointer import CheckpointConfig
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import MismatchError, NoUsableStateError, SaveFailedError
 from tests.cpr.checkpoint.runs import Run, assert_same
+from tests.cpr.shards import models
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -363,3 +364,36 @@ def test_abandoning_leaves_nothing_that_counts(start, small_pieces):
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         CheckpointConfig(uri="anywhere", **options)
+
+
+def test_a_lazy_optimizer_of_replicated_tables_is_loaded_into_a_model_that_never_trained(tmp_path):
+    """Adam makes its state in the first step; a resumed run loads before that."""
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = models.shard({"a": "dp"}, ebc=models.bags(a=30))
+        tables = [parameter for name, parameter in model.named_parameters() if "embedding_bags" in name]
+        optimizer = torch.optim.Adam(tables, lr=0.1)
+        return model, optimizer, Checkpointer(model, CheckpointConfig(uri=str(tmp_path)), [optimizer])
+
+    def train(model, optimizer, step):
+        optimizer.zero_grad()
+        model({"ebc": models.batch(step, 8, a=30)}).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer, checkpointer = make(1)
+    for step in range(3):
+        train(model, optimizer, step)
+    checkpointer.save("consistent")
+    checkpointer.wait()
+    checkpointer.close()
+    train(model, optimizer, 3)
+
+    again, lazy, loader = make(2)
+    loader.load()
+    loader.close()
+    train(again, lazy, 3)
+    for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
+        if ours.shape[0] == 30:
+            assert torch.equal(ours, theirs)
+    assert lazy.state_dict()["state"][0]["step"] == optimizer.state_dict()["state"][0]["step"]
