@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.dcp_source import DcpSource
 from cpr.checkpoint.dcp_tables import Block, DcpTable
 from cpr.checkpoint.lock import DirectoryLock
@@ -44,12 +45,11 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
         LockedError: a run that is alive writes there.
         CheckpointError: something cannot be read or written; nothing counts then.
     """
-    if any(storage.list("saves")):
-        raise ValueError(f"{storage.uri} holds saves already; name an empty directory")
     run_id = uuid.uuid4().hex
     lock = DirectoryLock(storage, run_id)
     lock.acquire()
     try:
+        _make_sure_it_is_empty(storage)
         with _writer(storage) as writer:
             for table in source.tables:
                 _write_table(table, source, writer, progress)
@@ -76,6 +76,15 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
     finally:
         lock.release()
     return manifest
+
+
+def _make_sure_it_is_empty(storage: Storage) -> None:
+    """Remove what an import that was killed has left; refuse everything else."""
+    states, refused = find_states(storage)
+    if states or not all(save.unfinished for save in refused):
+        raise ValueError(f"{storage.uri} holds saves already; name an empty directory")
+    for save in refused:
+        storage.delete(save_folder(save.sequence))
 
 
 @contextmanager

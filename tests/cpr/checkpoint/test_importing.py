@@ -14,6 +14,7 @@ from cpr.checkpoint.dcp_source import open_source
 from cpr.checkpoint.export import export
 from cpr.checkpoint.importing import import_dcp
 from cpr.checkpoint.loader import load_shards, read_state_file
+from cpr.checkpoint.manifest import save_folder
 from cpr.checkpoint.part import PartWriter
 from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, CorruptFileError
@@ -265,6 +266,15 @@ def test_a_directory_with_saves_is_refused(tmp_path):
     with pytest.raises(ValueError, match="empty directory"):
         import_dcp(source, storage)
     assert storage.files == files
+
+
+def test_what_a_killed_import_has_left_is_cleared_away(tmp_path):
+    storage = MemoryStorage()
+    left = f"{save_folder(0)}/ebc.embedding_bags.t9/r0-c0.arrow"
+    storage.files[left] = b"half"
+    import_dcp(open_source(save_dcp(foreign(), tmp_path / "dcp"), None, None), storage)
+    assert left not in storage.files
+    assert verify(storage).is_fine
 
 
 def test_a_damaged_export_is_said(tmp_path):
