@@ -13,7 +13,7 @@ from cpr.checkpoint.manifest import Manifest, RowFileEntry, StateFileEntry, mani
 from cpr.checkpoint.merge import merge_row_files
 from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
-from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.retention import Retention, delete_save
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
 from cpr.errors import CheckpointError, SaveFailedError
@@ -177,8 +177,7 @@ class History:
 
     def _delete(self, sequence: int) -> None:
         try:
-            self.storage.delete(manifest_path(sequence))  # first: without it the rest is nothing
-            self.storage.delete(save_folder(sequence))
+            delete_save(self.storage, sequence)
         except CheckpointError as error:
             logger.warning("could not delete save %d: %s", sequence, error)
 

@@ -5,18 +5,13 @@ newest state. Whatever the policy, the two newest chains stay, and with them the
 that it needs.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.manifest import Manifest, manifest_path, save_folder
 from cpr.checkpoint.storage import Storage
-from cpr.checkpoint.verify import verify_files
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,25 +100,3 @@ def delete_save(storage: Storage, sequence: int) -> None:
     """
     storage.delete(manifest_path(sequence))
     storage.delete(save_folder(sequence))
-
-
-def apply_retention(storage: Storage, policy: Retention) -> list[int]:
-    """Delete what a policy does not keep, after verifying the newest state; the caller holds the lock.
-
-    Returns:
-        The saves that were deleted.
-
-    Raises:
-        CorruptFileError: the newest state does not verify; nothing was deleted.
-        CheckpointError: the storage refused; what was deleted before is gone, the rest is whole.
-    """
-    states, _ = find_states(storage)
-    manifests = {save.sequence: save for state in states for save in state.saves}
-    doomed = policy.doomed(list(manifests.values()))
-    if doomed:
-        for save in states[0].saves:
-            verify_files(storage, save, [*save.rows, *save.states])
-    for sequence in doomed:
-        delete_save(storage, sequence)
-        logger.info("deleted save %d of %s: %s keeps newer ones", sequence, storage.uri, policy)
-    return doomed

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.manifest import manifest_path, save_folder
-from cpr.checkpoint.retention import Retention, apply_retention, delete_save
-from cpr.errors import CorruptFileError
+from cpr.checkpoint.retention import Retention, delete_save
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -123,26 +122,6 @@ def check_newest(storage, before):
     assert left[:2] == before[:2]
     assert all(save.unfinished for save in rejected)
     assert {state.sequence for state in left} <= {state.sequence for state in before}
-
-
-def test_apply_deletes_and_is_done():
-    storage = MemoryStorage()
-    for sequence in range(4):
-        save(storage, sequence, [make_shard()])
-    assert apply_retention(storage, Retention()) == [0, 1]
-    assert list(storage.list("saves")) == ["00000002", "00000003"]
-    assert apply_retention(storage, Retention()) == []
-
-
-def test_nothing_goes_while_the_newest_state_is_damaged():
-    storage = MemoryStorage()
-    manifests = [save(storage, sequence, [make_shard()]) for sequence in range(3)]
-    path = f"{save_folder(2)}/{manifests[2].rows[0].path}"
-    storage.flip_bit(path, 700)
-    files = dict(storage.files)
-    with pytest.raises(CorruptFileError, match=path):
-        apply_retention(storage, Retention())
-    assert storage.files == files
 
 
 def test_a_save_stops_counting_before_its_files_go():
