@@ -190,7 +190,10 @@ class Checkpointer:
         )
         self._saver = Saver(self._storage, self._pool, self._background, self._history)
         num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
-        Thread(target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True).start()
+        self._warm_up = Thread(
+            target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True
+        )
+        self._warm_up.start()
 
     @property
     def newest_step(self) -> int | None:
@@ -374,6 +377,7 @@ class Checkpointer:
             if self._rolling is not None and self._save is not None:
                 self._save.cancel()
                 self._rolling = None
+            self._warm_up.join(LEAVE_S)
             ended = self._saver.close(LEAVE_S)
             if self._history is not None and self._history.lock is not None:
                 self._history.lock.release()

@@ -227,6 +227,7 @@ def test_every_buffer_comes_back_from_a_failed_save(start, small_pieces):
     run.checkpointer.save("consistent")
     with pytest.raises(SaveFailedError):
         run.checkpointer.wait()
+    run.checkpointer.close()
     pool = run.checkpointer._pool
     assert len(pool._free) == pool._num_made
 
