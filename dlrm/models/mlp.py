@@ -1,8 +1,8 @@
 """Fully connected layers: fp32 master weights, arithmetic in the dtype of the input.
 
-Mixed precision without autocast: a bfloat16 input makes the layer round its weights once a step,
-multiply in bfloat16, and hand fp32 gradients to the fp32 weights. One autograd node a layer, ReLU
-included, keeps the step's small work small.
+Mixed precision without autocast: a bfloat16 input makes the layers round their weights once a step,
+multiply in bfloat16, and hand fp32 gradients to the fp32 weights. One autograd node for a whole stack
+of layers, ReLUs included, keeps the step's small work small.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,36 +12,75 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+ONEDNN: Final[bool] = (
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """`x @ weight.t() + bias`, then ReLU; on the CPU one oneDNN call, the one that torch.compile uses."""
     if x.device.type == "cpu" and ONEDNN:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], "")
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        out: Tensor = linear(x, weight, bias, "relu" if relu else "none", [], "")
         return out
     out = functional.linear(x, weight, bias)
     return out.relu_() if relu else out
 
 
-class _LinearReLU(torch.autograd.Function):
+def _through_relu(grad: Tensor, out: Tensor, in_place: bool) -> Tensor:
+    """The gradient before a ReLU whose output was `out`, from the gradient after it."""
+    backward = torch.ops.aten.threshold_backward
+    before: Tensor = (
+        backward.grad_input(grad, out, 0, grad_input=grad) if in_place else backward.default(grad, out, 0)
+    )
+    return before
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """`grad.t() @ x` in fp32."""
+    if x.dtype == torch.float32 and x.shape[1] % 2:
+        # MKL is slow, up to 3 times, where the rows of the result have an odd length
+        return (x.t() @ grad).t().contiguous()
+    return (grad.t() @ x).to(torch.float32)
+
+
+class _Layers(torch.autograd.Function):
+    """Layers one after the other; `parameters` are all their weights, then all their biases, or None each."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        rounded = weight.to(x.dtype)
-        out = _product(x, rounded, None if bias is None else bias.to(x.dtype), relu)
-        ctx.relu = relu
-        ctx.save_for_backward(x, rounded, out if relu else None)
-        return out
+    def forward(ctx: Any, x: Tensor, relu: bool, *parameters: Tensor | None) -> Tensor:
+        ctx.relu, ctx.depth = relu, len(parameters) // 2
+        rounded = [None if each is None else each.to(x.dtype) for each in parameters]
+        weights, biases = rounded[: ctx.depth], rounded[ctx.depth :]
+        activations = [x]
+        for weight, bias in zip(weights, biases, strict=True):
+            activations.append(_product(activations[-1], cast("Tensor", weight), bias, relu))
+        ctx.save_for_backward(*weights, *(activations if relu else activations[:-1]))
+        return activations[-1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rounded, out = ctx.saved_tensors
-        if ctx.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        grad_x = _product(grad, rounded.t(), None, relu=False) if ctx.needs_input_grad[0] else None
-        grad_weight = (grad.t() @ x).to(torch.float32)
-        grad_bias = grad.sum(0).to(torch.float32) if ctx.needs_input_grad[2] else None  # sums in fp32
-        return grad_x, grad_weight, grad_bias, None
+        depth = ctx.depth
+        weights, activations = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
+        wanted = ctx.needs_input_grad
+        gradients: list[Tensor | None] = [None] * (2 * depth)
+        for layer in reversed(range(depth)):
+            if ctx.relu:
+                ours = layer < depth - 1  # the first one belongs to the caller
+                grad = _through_relu(grad, activations[layer + 1], in_place=ours)
+            gradients[layer] = _weight_gradient(grad, activations[layer])
+            if wanted[2 + depth + layer]:
+                gradients[depth + layer] = grad.sum(0).to(torch.float32)  # sums in fp32
+            if layer > 0 or wanted[0]:
+                grad = _product(grad, weights[layer].t(), None, relu=False)
+        return grad if wanted[0] else None, None, *gradients
+
+
+def _run(x: Tensor, layers: Sequence["Linear"], relu: bool) -> Tensor:
+    """`x` through `layers`, all of them with a ReLU or none."""
+    apply = cast("Callable[..., Tensor]", _Layers.apply)
+    return apply(x, relu, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
 
 
 class Linear(nn.Linear):
@@ -69,8 +108,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, in]` to `[B, out]`, in the dtype of `x`."""
-        apply = cast("Callable[..., Tensor]", _LinearReLU.apply)
-        return apply(x, self.weight, self.bias, self.relu)
+        return _run(x, [self], self.relu)
 
 
 class MLP(nn.Sequential):
@@ -87,6 +125,10 @@ class MLP(nn.Sequential):
             layers.append(Linear(in_features, width, relu=True))
             in_features = width
         super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, in]` to `[B, last width]`, in the dtype of `x`; without layers `x` itself."""
+        return _run(x, [cast("Linear", layer) for layer in self], relu=True) if len(self) else x
 
 
 class Head(nn.Module):

@@ -17,9 +17,9 @@ class Event:
 @pytest.mark.parametrize(
     ("names", "kind"),
     [
-        (["aten::mm", "aten::matmul", "_LinearReLUBackward"], "matrix products"),
-        (["mkldnn::_linear_pointwise", "_LinearReLU"], "matrix products"),
-        (["aten::copy_", "aten::to", "_LinearReLU"], "casts and copies"),
+        (["aten::mm", "aten::matmul", "_LayersBackward"], "matrix products"),
+        (["mkldnn::_linear_pointwise", "_Layers"], "matrix products"),
+        (["aten::copy_", "aten::to", "_Layers"], "casts and copies"),
         (["aten::copy_", "aten::_to_copy", "aten::linear"], "casts and copies"),
         (["aten::cat", "All2All_Pooled_WaitBackward"], "exchange"),
         (["c10d::allreduce_"], "exchange"),
@@ -42,7 +42,7 @@ def test_each_kind_is_the_median_over_steps_and_other_threads_are_left_out():
     events = []
     for number, time_us in enumerate([1000.0, 2000.0, 90_000.0]):
         step = Event(f"ProfilerStep#{number}", None, 500.0)
-        call = Event("_LinearReLU", step, 0.0)
+        call = Event("_Layers", step, 0.0)
         events += [step, call, Event("aten::mm", call, time_us), Event("aten::cat", step, 10.0)]
     events.append(Event("aten::mm", None, 1e9))
     found = breakdown_ms(events)

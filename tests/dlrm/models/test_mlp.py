@@ -36,6 +36,34 @@ def test_equals_torch_in_fp32(batch, width_in, width_out, relu, bias):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_stack_equals_torch_and_leaves_the_callers_gradient_alone():
+    torch.manual_seed(0)
+    stack = MLP(13, (64, 33, 8))
+    reference = nn.Sequential(*(step for layer in stack for step in (reference_of(layer), nn.ReLU())))
+    x = torch.randn(50, 13, requires_grad=True)
+    x64 = x.detach().double().requires_grad_()
+    out, expected = stack(x), reference(x64)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    grad = torch.randn_like(out)
+    handed_in = grad.clone()
+    out.backward(handed_in)
+    expected.backward(grad.double())
+    assert torch.equal(handed_in, grad)
+    found = [x.grad, *(parameter.grad for parameter in stack.parameters())]
+    wanted = [x64.grad, *(parameter.grad for parameter in reference.parameters())]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_gradients_asked_for_are_made():
+    """A frozen bias, and an input without gradient, as the dense features are."""
+    stack = MLP(5, (7, 3))
+    stack[0].bias.requires_grad_(False)
+    stack(torch.randn(4, 5)).sum().backward()
+    assert stack[0].bias.grad is None
+    assert all(stack[layer].weight.grad is not None for layer in (0, 1))
+
+
 @pytest.mark.parametrize("relu", [True, False])
 def test_bfloat16_arithmetic_on_fp32_parameters(relu):
     torch.manual_seed(0)
