@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell("memory", bench.memory_pass())
     if job["rounds"]:
         bench.open()
-        bench.round(backwards=True)  # warms up; ours first, which keep their memory
+        bench.warm_up()
         for number in job["rounds"]:
             tell(f"round {number}", {"round": number, **bench.round(backwards=number % 2 == 1)})
         bench.close()
