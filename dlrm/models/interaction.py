@@ -37,9 +37,8 @@ class _DotInteraction(torch.autograd.Function):
         grad_products = _as_bits(grad).gather(1, symmetric.expand(batch, -1)).view(grad.dtype)
         grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
         grad_vectors = torch.bmm(grad_products.view(batch, num_vectors, num_vectors), vectors)
-        # one product and a copy of most of its result: faster than two products
-        grad_pooled = grad_vectors[:, 1:].reshape(batch, -1)
-        return grad_vectors[:, 0] + grad[:, :dim], grad_pooled, None, None
+        # views of one product, although they may have to be copied: faster than two products
+        return grad_vectors[:, 0] + grad[:, :dim], grad_vectors[:, 1:].view(batch, -1), None, None
 
 
 class DotInteraction(nn.Module):
