@@ -111,13 +111,17 @@ class FileWriter:
         self.close()
 
     def close(self) -> None:
-        """Give everything back; what was not finished is of no use."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Give everything back, even where closing fails; what was not finished is of no use.
+
+        Raises:
+            OSError: the disk is full or failing, which some network file systems tell only now.
+        """
+        file, self._fd = self._fd, -1  # closed even when that fails: its number may be another file's then
         if self._block is not None:
             _pool.give_back(self._block)
             self._block = None
+        if file >= 0:
+            os.close(file)
 
     def _gather(self, block: mmap.mmap, data: NDArray[np.uint8]) -> None:
         # NumPy copies without holding the interpreter's lock; slices of a memoryview would hold it.

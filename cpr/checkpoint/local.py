@@ -45,7 +45,8 @@ class LocalStorage:
                 temporary.replace(target)
                 _sync_folder(target.parent)
         except BaseException:
-            writer.close()
+            with suppress(OSError):
+                writer.close()
             with suppress(OSError):
                 temporary.unlink()
             raise

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpr.checkpoint import direct
-from cpr.checkpoint.direct import BLOCK_BYTES, MAX_BLOCKS, BlockPool
+from cpr.checkpoint.direct import BLOCK_BYTES, MAX_BLOCKS, BlockPool, FileWriter
 from cpr.checkpoint.local import TEMPORARY_SUFFIX, LocalStorage
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CheckpointError, CorruptFileError
@@ -317,6 +317,61 @@ def test_a_failing_disk(storage: LocalStorage, tmp_path: Path, monkeypatch: pyte
             write(storage, "file", b"new")
     assert files_in(tmp_path) == ["checkpoints/file"]
     assert read(storage, "file") == b"old"
+
+
+really_close = os.close
+
+
+def closing_fails(file: int) -> None:
+    """Closes and says that it could not, as a network file system does whose server has no room left."""
+    really_close(file)
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_a_disk_that_is_full_when_the_file_is_closed(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pool = BlockPool()
+    monkeypatch.setattr(direct, "_pool", pool)
+    (tmp_path / "checkpoints").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closing_fails)
+        for _ in range(MAX_BLOCKS + 1):
+            with pytest.raises(CheckpointError, match=r"file failed: Disk quota exceeded.*free some space"):
+                write(storage, "file", b"data")
+    assert files_in(tmp_path) == []
+    blocks = [pool.take() for _ in range(MAX_BLOCKS + 1)]
+    assert blocks[0] is not None, "the block came back"
+    assert len({id(block) for block in blocks}) == MAX_BLOCKS + 1, "and only once each time"
+
+
+def test_what_went_wrong_first_is_told_when_closing_fails_too(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(os, "close", closing_fails)
+    with pytest.raises(ValueError, match="the first"), storage.create("file"):
+        raise ValueError("the first")
+    assert files_in(tmp_path) == []
+
+
+def test_a_file_descriptor_is_closed_once_even_when_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A second time would close whatever file got its number meanwhile."""
+    closed = []
+    writer = FileWriter(tmp_path / "file", "file")
+
+    def close(file: int) -> None:
+        closed.append(file)
+        closing_fails(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        with pytest.raises(OSError, match="Disk quota exceeded"):
+            writer.close()
+        writer.close()
+    assert len(closed) == 1
 
 
 def test_a_bad_sector_is_a_corrupt_file(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch):
