@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from cpr.checkpoint.storage import Storage
+from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CheckpointError, CorruptFileError, LockedError
 
 LOCK_PATH: Final = "LOCK"
@@ -205,11 +205,9 @@ class DirectoryLock:
 
     def _read(self) -> bytes | None:
         try:
-            data = bytearray(self._storage.size(LOCK_PATH))
-            self._storage.read_into(LOCK_PATH, 0, memoryview(data))
+            return read_file(self._storage, LOCK_PATH)
         except CorruptFileError:
-            return None  # not there, or deleted between the two
-        return bytes(data)
+            return None  # not there, or deleted meanwhile
 
 
 def _place() -> str:

@@ -51,6 +51,18 @@ class Storage(Protocol):
         """Keep other processes out of the block; False where that is not possible (object stores)."""
 
 
+def read_file(storage: Storage, path: str) -> bytes:
+    """A whole file; for small ones, as it is in memory twice for a moment.
+
+    Raises:
+        CorruptFileError: it is missing, or became shorter meanwhile.
+        CheckpointError: the storage fails.
+    """
+    data = bytearray(storage.size(path))
+    storage.read_into(path, 0, memoryview(data))
+    return bytes(data)
+
+
 def open_storage(uri: str) -> Storage:
     """Storage for a path, or for any URI that pyarrow knows.
 
