@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cpr.checkpoint.manifest import Manifest, Parent, TableEntry, digest, manifest_path, save_folder
-from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, CorruptFileError
+from cpr.checkpoint.storage import Storage, read_file
+from cpr.errors import CorruptFileError
 
 READERS: Final = 16
 """Manifests that are read at a time: on object stores the wait for each answer is what takes long."""
@@ -78,7 +78,8 @@ def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State
         called by a number are not looked at.
 
     Raises:
-        CheckpointError: the directory itself cannot be listed.
+        CheckpointError: the storage fails, for the directory or for a single manifest. No state is given
+            then: one that leaves out a save which is only out of reach would be older than what was saved.
     """
     saves, rejected, copies = _read_saves(storage)
     states: dict[int, State] = {}
@@ -131,7 +132,7 @@ def _read_save(storage: Storage, sequence: int) -> _Save | Rejected:
         if data is None:
             return Rejected(sequence, f"{path} is not there: the save was never finished", unfinished=True)
         manifest = Manifest.from_json(data, path)
-    except CheckpointError as error:
+    except CorruptFileError as error:  # after any other error the save may be sound
         return Rejected(sequence, str(error))
     if manifest.sequence != sequence:
         return Rejected(
@@ -145,13 +146,11 @@ def _read_save(storage: Storage, sequence: int) -> _Save | Rejected:
 def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
     path = manifest_path(sequence)
     try:
-        data = bytearray(storage.size(path))
-        storage.read_into(path, 0, memoryview(data))
+        return read_file(storage, path)
     except CorruptFileError:
         if path.rsplit("/", 1)[1] in storage.list(save_folder(sequence)):
             raise
         return None
-    return bytes(data)
 
 
 def _fault(

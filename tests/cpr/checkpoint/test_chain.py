@@ -1,12 +1,13 @@
 """Wish 4: increments that notice gaps, duplicates, strangers and wrong order. Older states still count."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from cpr.checkpoint.chain import READERS, State, find_states
 from cpr.checkpoint.manifest import ColumnEntry, Manifest, TableEntry, manifest_path
-from cpr.errors import CorruptFileError
+from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.saves import MemoryStorage, commit
 
 TABLE = TableEntry(rows=100, cols=8, columns={"weights": ColumnEntry(dtype="float32", per_row=False)})
@@ -113,6 +114,56 @@ def test_a_manifest_that_cannot_be_read_ends_the_chain(storage):
     assert sequences(find_states(storage)[0]) == [[0]]
     assert manifest_path(1) in reasons(storage)[1]
     assert "builds on save 1, which cannot be used itself" in reasons(storage)[2]
+
+
+class Failing(MemoryStorage):
+    """Its newest manifest cannot be read, for a reason that says nothing about the save."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+        self._method, self._error = method, error
+
+    def size(self, path: str) -> int:
+        self._fail("size", path)
+        return super().size(path)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self._fail("read_into", path)
+        super().read_into(path, offset, buffer)
+
+    def list(self, folder: str = "") -> Iterator[str]:
+        self._fail("list", folder)
+        return super().list(folder)
+
+    def _fail(self, method: str, path: str) -> None:
+        if method == self._method and "saves/00000002" in path:
+            raise self._error
+
+
+@pytest.mark.parametrize("method", ["size", "read_into"])
+def test_a_storage_that_fails_is_no_reason_for_an_older_state(method):
+    storage = Failing(method, CheckpointError("reading failed: too many files are open"))
+    commit_chain(storage, 0, 1, 2)
+    with pytest.raises(CheckpointError, match="too many files are open"):
+        find_states(storage)
+
+
+def test_a_save_that_cannot_be_listed_is_not_called_unfinished():
+    """Its owner would delete it."""
+    storage = Failing("list", CheckpointError("listing failed: connection reset"))
+    commit_chain(storage, 0, 1, 2)
+    del storage.files[manifest_path(2)]
+    storage.files["saves/00000002/state.arrow"] = b"half"
+    with pytest.raises(CheckpointError, match="connection reset"):
+        find_states(storage)
+
+
+@pytest.mark.parametrize("method", ["size", "read_into"])
+def test_a_device_that_cannot_read_a_manifest_is(method):
+    storage = Failing(method, CorruptFileError("a bad sector"))
+    commit_chain(storage, 0, 1, 2)
+    assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
+    assert reasons(storage) == {2: "a bad sector"}
 
 
 def test_a_manifest_of_another_format_is_refused(storage):
