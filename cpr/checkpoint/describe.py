@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from cpr.checkpoint.chain import State, find_states
 from cpr.checkpoint.lock import LOCK_PATH, Holder
 from cpr.checkpoint.manifest import Manifest, TableEntry
-from cpr.checkpoint.storage import Storage
+from cpr.checkpoint.row_schema import DTYPES, WEIGHTS
+from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CorruptFileError
-
-BYTES_PER_VALUE: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,8 @@ class TableInfo:
     optimizer_state: dict[str, int]
     """Bytes by name."""
     newest_behind_steps: int
-    """Training steps between its rows that were saved last and the state."""
+    """Training steps between its rows that were saved last and the state; 0 for rows that are newer than it,
+    as in a rolling save, which copies rows while training goes on."""
     oldest_behind_steps: int
     """Likewise for those saved first. No row is older; all of these may have been saved again since."""
 
@@ -140,26 +140,27 @@ def _tables(state: State) -> tuple[TableInfo, ...]:
 
 def _table(fqn: str, entry: TableEntry, state: State) -> TableInfo:
     files = [file for save in state.saves for file in save.rows if file.table_fqn == fqn]
+    newest = max((file.last_step for file in files), default=state.step)
+    oldest = min((file.first_step for file in files), default=state.step)
     sizes = {
-        name: entry.rows * (1 if column.per_row else entry.cols) * BYTES_PER_VALUE[column.dtype]
+        name: entry.rows * (1 if column.per_row else entry.cols) * DTYPES[column.dtype].itemsize
         for name, column in entry.columns.items()
     }
     return TableInfo(
         fqn=fqn,
         rows=entry.rows,
         cols=entry.cols,
-        dtype=entry.columns["weights"].dtype,
-        weight_bytes=sizes.pop("weights"),
+        dtype=entry.columns[WEIGHTS].dtype,
+        weight_bytes=sizes.pop(WEIGHTS),
         optimizer_state=sizes,
-        newest_behind_steps=state.step - max((file.last_step for file in files), default=state.step),
-        oldest_behind_steps=state.step - min((file.first_step for file in files), default=state.step),
+        newest_behind_steps=max(0, state.step - newest),
+        oldest_behind_steps=max(0, state.step - oldest),
     )
 
 
 def _lock_holder(storage: Storage) -> str | None:
     try:
-        data = bytearray(storage.size(LOCK_PATH))
-        storage.read_into(LOCK_PATH, 0, memoryview(data))
+        data = read_file(storage, LOCK_PATH)
     except CorruptFileError:
         return None
-    return str(Holder.from_bytes(bytes(data)) or "somebody unknown")
+    return str(Holder.from_bytes(data) or "somebody unknown")

@@ -9,7 +9,8 @@ import torch
 from cpr.checkpoint.describe import describe
 from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, age_text, as_text, size_text
 from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock
-from cpr.checkpoint.manifest import manifest_path, save_folder
+from cpr.checkpoint.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.row_schema import DTYPES
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
@@ -59,6 +60,32 @@ def test_how_stale_the_rows_of_each_table_are(directory):
     a, b = describe(directory, NOW).tables
     assert (a.fqn, a.newest_behind_steps, a.oldest_behind_steps) == ("model.a", 2, 12)
     assert (b.fqn, b.newest_behind_steps, b.oldest_behind_steps) == ("model.b", 12, 12)
+
+
+def test_rows_newer_than_the_state_are_not_behind_it():
+    """A rolling save that began at step 8 and copied its rows at step 10."""
+    storage = MemoryStorage()
+    save(storage, 1, [make_shard()], step=8, moment="rolling")
+    (table,) = describe(storage, NOW).tables
+    assert (table.newest_behind_steps, table.oldest_behind_steps) == (0, 0)
+
+
+def test_every_data_type_that_row_files_hold_has_a_size():
+    columns = {name: ColumnEntry(dtype=name, per_row=False) for name in DTYPES}
+    weights = {"weights": ColumnEntry(dtype="float16", per_row=False)}
+    storage = MemoryStorage()
+    commit(storage, 0, tables={"t": TableEntry(rows=10, cols=2, columns={**weights, **columns})})
+    (table,) = describe(storage, NOW).tables
+    assert table.weight_bytes == 40
+    assert {name: size // 20 for name, size in table.optimizer_state.items()} == {
+        "float64": 8,
+        "float32": 4,
+        "float16": 2,
+        "bfloat16": 2,
+        "int64": 8,
+        "int32": 4,
+        "uint8": 1,
+    }
 
 
 def test_sizes_of_tables(directory):
