@@ -44,9 +44,9 @@ def load_shards(
             `bytes_to_read`.
 
     Raises:
-        MismatchError: the state is of another model, or lacks rows; nothing has been changed.
-        CorruptFileError: a file is missing, truncated or damaged, and is named. What the shards hold then is
-            a mixture: load an older state over it.
+        MismatchError: the state is of another model; nothing has been changed.
+        CorruptFileError: a file is missing, truncated or damaged, and is named, or the state lacks rows. What
+            the shards hold then may be a mixture: load an older state over it.
         CheckpointError: the storage fails; likewise.
     """
     reads, targets = _plan(state, shards)
@@ -72,7 +72,7 @@ def load_rows(storage: Storage, state: State, shard: TableShard, rows: Tensor) -
 
     Raises:
         ValueError: the shard does not hold such rows.
-        MismatchError: the state is of another model, or lacks rows; nothing has been changed.
+        MismatchError: the state is of another model; nothing has been changed.
         CheckpointError: as for `load_shards`; some of these rows may have been overwritten, no others.
     """
     ids = torch.unique(rows.detach().to("cpu", torch.int64))
@@ -93,7 +93,7 @@ def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
     """What `load_shards` will read, for a progress bar.
 
     Raises:
-        MismatchError: as `load_shards` does.
+        MismatchError, CorruptFileError: as `load_shards` does.
     """
     reads, _ = _plan(state, shards)
     return sum(read.chunk.length for read in reads)

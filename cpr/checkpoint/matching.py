@@ -20,8 +20,9 @@ def check_fit(state: State, shard: TableShard) -> None:
 
     Raises:
         MismatchError: the table is not in it, or has other rows, columns, data types or optimizer states
-            there, or some of the shard's rows are not in the base; names the table and both values.
-        CorruptFileError: a manifest of the state contradicts itself.
+            there; names the table and both values.
+        CorruptFileError: the save is incomplete: some of the shard's rows are not in the base; or a manifest
+            of the state contradicts itself.
     """
     path = manifest_path(state.sequence)
     saved = state.newest.tables.get(shard.table_fqn)
@@ -102,8 +103,8 @@ def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry
         path = manifest_path(save.sequence)
         if counts[row, col]:
             raise CorruptFileError(f"{path} has {where} in two files, and cannot say which is right")
-        raise MismatchError(
-            f"{path} is a base without {where}, which this worker holds: load an older state, or save a new "
+        raise CorruptFileError(
+            f"{path} is a base without {where}: the save is incomplete; load an older state, or save a new "
             "base with all workers"
         )
 

@@ -12,7 +12,7 @@ import torch
 
 from cpr.checkpoint.manifest import RowFileEntry
 from cpr.checkpoint.row_file import RowFileWriter, Rows, read_chunk
-from cpr.checkpoint.row_schema import ROW, ShardPlace
+from cpr.checkpoint.row_schema import ROW, place_of
 from cpr.checkpoint.storage import Sink, Storage
 from cpr.errors import CorruptFileError
 
@@ -41,7 +41,7 @@ def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, pat
     folder, base = layers[0]
     writer = RowFileWriter(
         target,
-        shard=_place(base),
+        shard=place_of(base),
         columns=base.columns,
         codec="exact",
         with_ids=False,
@@ -94,17 +94,6 @@ def _buffer(entry: RowFileEntry) -> memoryview:
     return np.empty(max((chunk.length for chunk in entry.chunks), default=0), dtype=np.uint8).data
 
 
-def _place(entry: RowFileEntry) -> ShardPlace:
-    return ShardPlace(
-        table_fqn=entry.table_fqn,
-        table_shape=entry.table_shape,
-        row_offset=entry.row_offset,
-        num_rows=entry.num_rows,
-        col_offset=entry.col_offset,
-        num_cols=entry.num_cols,
-    )
-
-
 def _check(storage: Storage, layers: Sequence[Layer]) -> None:
     if not layers:
         raise ValueError("there is nothing to merge: the first layer must be a base")
@@ -114,7 +103,7 @@ def _check(storage: Storage, layers: Sequence[Layer]) -> None:
         if (ROW in entry.columns) != (index > 0):
             raise ValueError(f"{path} is layer {index}: the first must be a base, the others row saves")
         columns = {name: column for name, column in entry.columns.items() if name != ROW}
-        if _place(entry) != _place(base) or columns != base.columns:
+        if place_of(entry) != place_of(base) or columns != base.columns:
             raise ValueError(f"{path} holds another shard, or other columns, than the base {base.path}")
         _check_order(entry, path)
 

@@ -1,7 +1,7 @@
 """One rank's part of a save: its row files and its state file, on their way to the storage."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ from cpr.checkpoint.manifest import (
     TableEntry,
     save_folder,
 )
-from cpr.checkpoint.row_file import RowFileWriter, ShardPlace
+from cpr.checkpoint.row_file import RowFileWriter
+from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.state import write_state
@@ -82,7 +83,8 @@ class PartWriter:
     def abandon(self) -> None:
         """Leave the open file without finishing it, so that it does not appear."""
         error = SaveFailedError(f"{self._folder} was abandoned")
-        self._file.__exit__(type(error), error, None)
+        with suppress(Exception):  # what went wrong first is what people hear of
+            self._file.__exit__(type(error), error, None)
 
     def _open(self, shard: TableShard) -> None:
         self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"
@@ -119,18 +121,6 @@ def table_entry(shard: TableShard) -> TableEntry:
             for name, column in shard.columns.items()
         },
         counters={name: counter.item() for name, counter in shard.counters.items()},
-    )
-
-
-def place_of(shard: TableShard) -> ShardPlace:
-    """Where in its table a shard is."""
-    return ShardPlace(
-        table_fqn=shard.table_fqn,
-        table_shape=shard.table_shape,
-        row_offset=shard.row_offset,
-        num_rows=shard.num_rows,
-        col_offset=shard.col_offset,
-        num_cols=shard.num_cols,
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.codecs import Codec
-from cpr.checkpoint.manifest import FORMAT, VERSION, ColumnEntry
+from cpr.checkpoint.manifest import FORMAT, VERSION, ColumnEntry, RowFileEntry
+from cpr.shards.shard import TableShard
 
 ROW: Final = "row"
 """Column of the row ids, in row saves."""
@@ -29,9 +30,9 @@ DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in _ARROW_TY
 """Of live columns, by name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class ShardPlace:
-    """Where in its table a shard is."""
+    """Where in which table a shard is: what tells shards apart, and puts them in order."""
 
     table_fqn: str
     table_shape: tuple[int, int]
@@ -42,6 +43,18 @@ class ShardPlace:
     col_offset: int
     """Column of the table that is its first."""
     num_cols: int
+
+
+def place_of(part: TableShard | RowFileEntry) -> ShardPlace:
+    """Of a shard, or of the one that a file's rows are from."""
+    return ShardPlace(
+        table_fqn=part.table_fqn,
+        table_shape=part.table_shape,
+        row_offset=part.row_offset,
+        num_rows=part.num_rows,
+        col_offset=part.col_offset,
+        num_cols=part.num_cols,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from cpr.checkpoint.chain import State, find_states
 from cpr.checkpoint.manifest import Manifest
 from cpr.checkpoint.matching import check_fit, overlap
+from cpr.checkpoint.row_schema import place_of
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, save
@@ -84,8 +85,11 @@ def test_what_differs_is_named_with_both_values_and_what_to_do(here, difference)
 
 def test_a_base_without_some_rows_of_the_shard_is_refused():
     state = state_of(make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(0, 6)))
-    text = message(state, make_shard(rows=(30, 70), cols=(4, 8)))
-    assert text.startswith(f"{PATH} is a base without rows 40 to 69, columns 6 to 7 of table model.t, which")
+    with pytest.raises(
+        CorruptFileError, match=r"rows 40 to 69, columns 6 to 7 of table model\.t: .*incomplete"
+    ) as raised:
+        check_fit(state, make_shard(rows=(30, 70), cols=(4, 8)))
+    assert str(raised.value).startswith(f"{PATH} is a base without")
     check_fit(state, make_shard(rows=(30, 70), cols=(4, 6)))
 
 
@@ -111,6 +115,15 @@ def test_a_base_with_a_chunk_left_out_is_refused():
     holed = replace(entry, chunks=(*entry.chunks[:2], *entry.chunks[3:]))
     with pytest.raises(CorruptFileError, match=r"no chunk with row 32 of table model\.t"):
         check_fit(changed(state, rows=(holed,)), make_shard())
+
+
+def test_a_shard_and_its_file_are_in_the_same_place():
+    """Also when the file's entry went through JSON; the row saves of one shard are found by it."""
+    left, right = make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(2, 6))
+    entries = state_of(left, right).newest.rows
+    assert [place_of(entry) for entry in entries] == [place_of(left), place_of(right)]
+    assert len({place_of(part) for part in (left, right, *entries)}) == 2
+    assert place_of(left) < place_of(right)
 
 
 def test_what_a_file_and_a_shard_have_in_common():
