@@ -92,7 +92,7 @@ class RowFileEntry:
     first_step: int
     """Training step of the oldest row in it."""
     last_step: int
-    """Training step of the newest row in it."""
+    """Training step of the newest row in it; in a rolling save it may be later than the manifest's `step`."""
     chunks: Sequence[ChunkEntry]
 
 
@@ -129,9 +129,11 @@ class Manifest:
     base: int
     """Sequence of the base of the chain; its own for a base."""
     moment: Moment
-    """`consistent`: all rows and the state are from `step`; `rolling`: rows from first_step to last_step."""
+    """`consistent`: all rows and the state are from `step`. `rolling`: the state is from `step`, when the
+    save began, and each row from `step` or from one of the steps after it until copying ended. A merged base
+    is called `rolling`, too: its rows are as old as the saves that went into it."""
     step: int
-    """Training steps done, as the state in it says."""
+    """Training steps done, as the state in it says: the same on all ranks, and when the save began."""
     created: str
     """ISO 8601, UTC."""
     world_size: int
