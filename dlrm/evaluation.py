@@ -1,5 +1,7 @@
 """Evaluation on the test days: every sample once, over all ranks."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -8,18 +10,26 @@ from dlrm.metrics import ClickMetrics, MetricValues
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> MetricValues:
+def evaluate(
+    model: nn.Module,
+    loader: DataLoader,
+    device: torch.device,
+    before_batch: Callable[[], None] | None = None,
+) -> MetricValues:
     """Metrics of `model` on all batches of `loader`; a collective, equal on all ranks.
 
     Args:
         model: gives fp32 logits `[B]` for dense features and a KeyedJaggedTensor.
         loader: at the start of its epoch; padded samples are left out.
         device: where the model is.
+        before_batch: called before each batch, equally often on all ranks; what it raises ends it all.
     """
     was_training = model.training
     model.eval()
     metrics = ClickMetrics(device)
     for each in loader:
+        if before_batch is not None:
+            before_batch()
         batch = each.to(device, non_blocking=True)
         logits = model(batch.dense, batch.sparse)
         metrics.update(logits[: batch.num_valid], batch.labels[: batch.num_valid])

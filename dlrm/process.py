@@ -15,14 +15,15 @@ import warnings
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+from cpr.errors import CheckpointError, LockedError, MismatchError
 from dlrm.compatibility import IncompatiblePackagesError
 from dlrm.stop import StopRequested, StopSignal
 
 FAILED: Final = 1
 USER_MISTAKE: Final = 2
 SIGNALLED: Final = 128
-MISTAKES: Final = (ValueError, IncompatiblePackagesError)
-FAILURES: Final = (OSError, FloatingPointError)  # storage; a loss that is no number
+MISTAKES: Final = (ValueError, IncompatiblePackagesError, MismatchError, LockedError)
+FAILURES: Final = (OSError, CheckpointError, FloatingPointError)  # storage, saves; a loss that is no number
 
 WAIT_BEFORE_MEETING_S: Final = 10.0
 """How long another rank than 0 leaves the word to rank 0, which will find the same mistake."""
@@ -54,8 +55,8 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
         job: what to do; it is stopped by SIGINT and SIGTERM.
 
     Returns:
-        0; 2 for a mistake of the user; 1 for storage that failed and a loss that is no number; 128 + number
-        of the signal that stopped it. Other errors, which can only be ours, are raised.
+        0; 2 for a mistake of the user; 1 for storage or saves that failed and a loss that is no number; 128 +
+        number of the signal that stopped it. Other errors, which can only be ours, are raised.
     """
     # Outside the listening below these end the process at once, without a KeyboardInterrupt's traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

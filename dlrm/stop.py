@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM: leave at once, and leave tidily where that is possible.
 
-Outside the step loop (importing, loading, building, evaluating) the signal raises `StopRequested` at once,
-wherever the main thread is. Inside it, the signal is noted and all ranks agree to stop after the same step.
+Outside the training loop (importing, building, loading what was saved) the signal raises `StopRequested` at
+once, wherever the main thread is. Inside it, the signal is noted, and all ranks agree to stop after the same
+step or before the same batch of an evaluation: what is saved then is whole.
 Whatever keeps that from happening (a peer that is gone, storage that hangs, a library deep in native code,
 where Python cannot run its signal handlers) is left by force: a second thread, which the kernel wakes
 through a pipe, knows of the signal too.
@@ -75,15 +76,6 @@ class StopSignal:
         """
         raise StopRequested(self.signum if self.signum is not None else signal.SIGTERM)
 
-    def leave_if_requested(self) -> None:
-        """Stop now if a signal came while stopping was deferred; called before anything that takes long.
-
-        Raises:
-            StopRequested: a signal came on this rank.
-        """
-        if self.requested:
-            self.leave()
-
     @property
     def seconds_since(self) -> float:
         """Seconds since the first signal came on this rank; 0 if none did."""
@@ -91,10 +83,10 @@ class StopSignal:
 
     @contextmanager
     def extended(self, by: timedelta) -> Iterator[None]:
-        """Within this block a stop may take longer, and SIGTERM again changes nothing; Ctrl-C leaves at once.
+        """Within this block a stop may take longer, and SIGTERM is only noted; Ctrl-C leaves at once.
 
         Args:
-            by: how much longer than the grace.
+            by: how much longer than the grace; with 0 the block changes nothing.
         """
         self._extension_s = by.total_seconds()
         try:
@@ -104,7 +96,7 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within this block the first signal is only noted, for the ranks to agree on the last step."""
+        """Within this block the first signal is only noted, for the ranks to agree where to stop."""
         self._deferring = True
         try:
             yield
@@ -139,12 +131,13 @@ class StopSignal:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         again = self.signum is not None
-        if again and signum == signal.SIGTERM and self._extension_s:
-            return
+        may_finish = signum == signal.SIGTERM and self._extension_s > 0
+        if again and may_finish:
+            return  # SIGINT before it still counts
         if not again:
             self._came_at = time.monotonic()
         self.signum = signum
-        if again or not self._deferring:
+        if not may_finish and (again or not self._deferring):
             self._raised = True
             raise StopRequested(signum)
 
@@ -155,7 +148,9 @@ class StopSignal:
             signum = os.read(self._woken, 1)[0]
             if self._left.is_set():
                 return
-        if self._left.wait(self._grace_s) or (self._extension_s and self._left.wait(self._extension_s)):
+        if self._left.wait(self._grace_s):
+            return
+        if signum == signal.SIGTERM and self._extension_s and self._left.wait(self._extension_s):
             return
         self._extension_s = 0.0
         if not self._raised:

@@ -42,7 +42,8 @@ class Trainer:
     optimizers: Optimizers
     replicas: Replicas
     loader: DataLoader
-    evaluate: Callable[[], MetricValues]
+    evaluate: Callable[[Callable[[], None]], MetricValues]
+    """Measures the model; calls what it is given before each batch, on all ranks alike."""
     telemetry: Recorder
     session: Session
     stop: StopSignal
@@ -55,25 +56,14 @@ class Trainer:
 
         Raises:
             DivergedError: the loss is no number.
-            StopRequested: somebody asked to stop; the last step is complete on all ranks.
+            StopRequested: somebody asked to stop; the last step is complete on all ranks, and saved where
+                that was asked for and there was time.
         """
         self.session.restore()
-        evaluated_at = -1
-        if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
-            self._evaluate()
-            evaluated_at = self.steps_done
-        while self.should_continue():
-            for batch in self.loader:
-                with self.stop.deferred():
-                    self._train_on(batch)
-                if self._should_evaluate():
-                    self._evaluate()
-                    evaluated_at = self.steps_done
-                if not self.should_continue():
-                    break
-        if evaluated_at != self.steps_done:
-            self._evaluate()
-        self.session.finish()
+        with self.stop.deferred():
+            self._run()
+        with self.stop.extended(self.session.leaving_takes):  # to finish is as good as to save and leave
+            self.session.finish()
 
     def state_dict(self) -> dict[str, Any]:
         """How far training is."""
@@ -89,13 +79,29 @@ class Trainer:
             return False
         return self.loader.epoch < self.config.epochs
 
+    def _run(self) -> None:
+        evaluated_at = -1
+        if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
+            self._evaluate()
+            evaluated_at = self.steps_done
+        while self.should_continue():
+            for batch in self.loader:
+                self._train_on(batch)
+                if self._should_evaluate():
+                    self._evaluate()
+                    evaluated_at = self.steps_done
+                if not self.should_continue():
+                    break
+        if evaluated_at != self.steps_done:
+            self._evaluate()
+
     def _should_evaluate(self) -> bool:
         every = self.config.evaluate_every_steps
         return every > 0 and self.steps_done % every == 0
 
     def _evaluate(self) -> None:
-        self.stop.leave_if_requested()
-        values = self.evaluate()
+        self._leave_if_any_was_asked()
+        values = self.evaluate(self._leave_if_any_was_asked)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
     def _train_on(self, batch: Batch) -> None:
@@ -104,8 +110,7 @@ class Trainer:
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        wishes = loss.new_tensor([self.stop.requested, self.stop.signum == signal.SIGINT])
-        scalars = torch.cat([loss.detach().view(1), wishes])
+        scalars = torch.cat([loss.detach().view(1), loss.new_tensor(self._wishes)])
         mean_loss, stop, at_once = self.replicas.average(scalars).tolist()
         if not math.isfinite(mean_loss):
             self._raise_diverged(loss.detach())
@@ -121,6 +126,22 @@ class Trainer:
             learning_rates=self.optimizers.learning_rates,
         )
         self.session.step()
+        if stop:
+            self._leave(at_once=bool(at_once))
+
+    @property
+    def _wishes(self) -> list[float]:
+        """What this rank was asked: to stop, and to stop at once."""
+        return [float(self.stop.requested), float(self.stop.signum == signal.SIGINT)]
+
+    def _leave_if_any_was_asked(self) -> None:
+        """Where no gradients travel: a rank that left alone would let the others wait in a collective."""
+        wishes = self._wishes
+        if dist.get_world_size() > 1:
+            both = torch.tensor(wishes, device=self.device)
+            dist.all_reduce(both, op=dist.ReduceOp.MAX)
+            wishes = both.tolist()
+        stop, at_once = wishes
         if stop:
             self._leave(at_once=bool(at_once))
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cpr import errors
 from dlrm import process
 from dlrm.process import exit_code_of, leave
 
@@ -43,6 +44,11 @@ def test_success_says_nothing(capsys):
     [
         (ValueError("do this"), 2),
         (process.IncompatiblePackagesError("do this"), 2),
+        (errors.MismatchError("do this"), 2),
+        (errors.LockedError("do this"), 2),
+        (errors.SaveFailedError("do this"), 1),
+        (errors.NoUsableStateError("do this"), 1),
+        (errors.CheckpointError("do this"), 1),
         (OSError("do this"), 1),
         (FloatingPointError("do this"), 1),
     ],
@@ -52,6 +58,11 @@ def test_mistakes_and_failures_are_one_line(error, code, capsys, slept):
     assert exit_code_of("prog", fail_with(error)) == code
     assert capsys.readouterr() == ("", "prog: do this\n")
     assert not slept
+
+
+def test_telling_mistakes_from_failures_needs_no_torch():
+    program = "import sys, dlrm.process; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
 def test_other_ranks_let_rank_0_speak_first(monkeypatch, capsys, slept):

@@ -51,13 +51,12 @@ def test_it_is_no_error_that_somebody_could_swallow():
 def test_inside_a_step_it_is_noted(signum):
     with StopSignal(grace=LONG) as stop:
         assert not stop.requested
-        stop.leave_if_requested()
         with stop.deferred():
             send(signum)
             time.sleep(0.05)
             assert stop.requested
         with pytest.raises(StopRequested) as caught:
-            stop.leave_if_requested()
+            stop.leave()
     assert caught.value.signum == signum
 
 
@@ -88,6 +87,37 @@ def test_a_second_signal_does_not_wait():
         send(signal.SIGINT)
         send(signal.SIGINT)
         time.sleep(30)
+
+
+def test_sigterm_lets_the_end_of_a_run_be_saved():
+    with StopSignal(grace=SOON) as stop:
+        with stop.extended(LONG):
+            send(signal.SIGTERM)
+            time.sleep(2 * SOON.total_seconds())
+            send(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_but_not_for_ever():
+    began = time.monotonic()
+    with pytest.raises(StopRequested, match="SIGTERM"), StopSignal(grace=SOON) as stop, stop.extended(SOON):
+        send(signal.SIGTERM)
+        time.sleep(30)
+    assert time.monotonic() - began >= 2 * SOON.total_seconds()
+
+
+def test_nor_does_ctrl_c_wait_for_it():
+    with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=LONG) as stop, stop.extended(LONG):
+        send(signal.SIGINT)
+        pytest.fail("went on")
+
+
+def test_nor_a_ctrl_c_that_came_before():
+    with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop:
+        with stop.deferred():
+            send(signal.SIGINT)
+        with stop.extended(LONG):
+            time.sleep(30)
 
 
 def test_a_step_in_time_is_not_disturbed():

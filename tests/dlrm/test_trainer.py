@@ -2,10 +2,13 @@
 
 import os
 import signal
+import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from data.loader import DataLoader, LoaderConfig
@@ -103,7 +106,7 @@ def make_trainer(world_of_one, dataset):
             optimizers=PlainOptimizers(model),
             replicas=Replicas(list(model.parameters()), NUM_SCALARS),
             loader=loader,
-            evaluate=lambda: evaluate(model, test, CPU),
+            evaluate=partial(evaluate, model, test, CPU),
             telemetry=Diary(),
             session=NoRecovery(),
             stop=stop or StopSignal(),
@@ -212,12 +215,112 @@ def test_no_evaluation_begins_after_a_signal(make_trainer):
     assert trainer.telemetry.evaluations() == []
 
 
-def test_a_signal_while_evaluating_is_honoured_at_once(make_trainer):
+class Ringing:
+    """A loader in which a signal comes while it fetches batch `at` of its first epoch."""
+
+    def __init__(self, loader, at, signum, then=lambda: None):
+        self.loader, self.at, self.signum, self.then = loader, at, signum, then
+        self.fetched = 0
+
+    def __iter__(self):
+        for batch in self.loader:
+            if self.fetched == self.at:
+                os.kill(os.getpid(), self.signum)
+                self.then()
+            self.fetched += 1
+            yield batch
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+
+def saving(trainer):
+    """Lets the trainer's session note after which steps it could save before it left."""
+    saved = []
+    trainer.session = Calling(leave=lambda spent: saved.append(trainer.steps_done))
+    return saved
+
+
+@pytest.mark.parametrize(("signum", "saves"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_while_a_batch_is_fetched_ends_the_run_after_its_step(make_trainer, signum, saves):
     with StopSignal() as stop:
-        trainer = make_trainer(stop, max_steps=1)
-        trainer.evaluate = lambda: os.kill(os.getpid(), signal.SIGINT) or pytest.fail("went on")
+        trainer = make_trainer(stop)
+        trainer.loader = Ringing(trainer.loader, at=3, signum=signum)
+        saved = saving(trainer)
+        with pytest.raises(StopRequested, match=signum.name):
+            trainer.train()
+    assert trainer.telemetry.steps() == [1, 2, 3, 4]
+    assert saved == ([4] if saves else [])
+
+
+def test_a_loader_that_hangs_is_left_without_a_save(make_trainer):
+    with StopSignal(grace=timedelta(seconds=0.2)) as stop:
+        trainer = make_trainer(stop)
+        trainer.loader = Ringing(trainer.loader, at=3, signum=signal.SIGTERM, then=lambda: time.sleep(30))
+        saved = saving(trainer)
         with pytest.raises(StopRequested):
             trainer.train()
+    assert trainer.telemetry.steps() == [1, 2, 3]
+    assert saved == []
+
+
+@pytest.mark.parametrize(("signum", "saves"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_signal_while_evaluating_ends_it_before_its_next_batch(make_trainer, signum, saves):
+    with StopSignal() as stop:
+        trainer = make_trainer(stop, max_steps=2)
+        batches = []
+
+        def ring_in_the_third(model, inputs, logits):
+            batches.append(model.training)
+            if len(batches) == 5:
+                os.kill(os.getpid(), signum)
+
+        trainer.model.register_forward_hook(ring_in_the_third)
+        saved = saving(trainer)
+        with pytest.raises(StopRequested, match=signum.name):
+            trainer.train()
+    assert batches == [True, True, False, False, False]
+    assert trainer.telemetry.evaluations() == []
+    assert saved == ([2] if saves else [])
+
+
+@pytest.mark.parametrize(("at_once", "saves"), [(False, True), (True, False)])
+def test_a_signal_of_another_rank_ends_the_evaluation_here_too(make_trainer, monkeypatch, at_once, saves):
+    """The ranks agree on it before each batch, by the larger of what they were asked."""
+    trainer = make_trainer(max_steps=1)
+    saved, asked = saving(trainer), []
+
+    def with_the_other_rank(wishes, op):
+        assert op == dist.ReduceOp.MAX
+        assert wishes.tolist() == [0, 0]
+        asked.append(trainer.telemetry.steps())
+        theirs = [len(asked) == 4, len(asked) == 4 and at_once]
+        wishes.copy_(torch.maximum(wishes, torch.tensor(theirs)))
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", with_the_other_rank)
+    with pytest.raises(StopRequested):
+        trainer.train()
+    assert asked == [[1]] * 4, "before it begins, and before three batches"
+    assert trainer.model.batches == 1 + 2
+    assert saved == ([1] if saves else [])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_end_is_saved_lets_it_be_saved_but_not_ctrl_c(make_trainer, signum):
+    finished = []
+    with StopSignal() as stop:
+        trainer = make_trainer(stop, max_steps=1)
+        trainer.session = Calling(
+            leaving_takes=timedelta(seconds=30),
+            finish=lambda: os.kill(os.getpid(), signum) or finished.append(trainer.steps_done),
+        )
+        if signum == signal.SIGINT:
+            with pytest.raises(StopRequested):
+                trainer.train()
+        else:
+            trainer.train()
+    assert finished == ([1] if signum == signal.SIGTERM else [])
 
 
 def test_the_seam_for_recovery(make_trainer):

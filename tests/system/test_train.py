@@ -148,14 +148,19 @@ def test_ctrl_c_while_training(train, tmp_path, ranks):
         assert process.returncode == 128 + signal.SIGINT
 
 
-def test_sigterm_while_evaluating(train, tmp_path):
+def test_sigterm_while_evaluating_saves_before_leaving(train, tmp_path):
     """Each step of 10 samples is followed by an evaluation of 200 steps: that is where the signal comes."""
     process = train(
-        "train.epochs=100000", "train.evaluate_every_steps=1", "data.global_batch_size=10", ranks=2
+        "train.epochs=100000",
+        "train.evaluate_every_steps=1",
+        "data.global_batch_size=10",
+        "checkpoint.every_steps=100000",
+        ranks=2,
     )
     wait_for(process, tmp_path, '"kind": "evaluation", "step": 2,')
     _, stderr = interrupt(process, signal.SIGTERM)
     assert stderr.count("dlrm.train: stopped by SIGTERM") == 1
+    assert len(re.findall(r"saved at step [3-9]\d* before leaving", stderr)) == 1
 
 
 def block(dataset, part):
