@@ -86,10 +86,12 @@ class Checkpoints:
         Raises:
             CheckpointError: there is none, or the directory is not this run's; says what to do.
         """
+        if self._config.every_steps:
+            self._checkpointer.claim()  # first, so that nobody saves between the two
         if self._resume:
             self._load()
         if self._config.every_steps:
-            self._checkpointer.claim()
+            self._checkpointer.prepare()
 
     def step(self) -> None:
         """Save when it is time.

@@ -1,7 +1,7 @@
 """`Checkpointer`: what a training loop holds to save a sharded model while it trains, and to load it."""
 
-import logging
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Thread
@@ -11,26 +11,34 @@ from typing import Any, Final, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from tqdm import tqdm
 
 from cpr.checkpoint.chain import Rejected, State
 from cpr.checkpoint.codecs import CODECS
 from cpr.checkpoint.history import History, place_of
-from cpr.checkpoint.loader import load_shards, read_state_file
+from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
+from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import ModelState, Stateful
-from cpr.checkpoint.opening import claim, load_newest
+from cpr.checkpoint.opening import load_newest, on_rank_0, survey
+from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import Alone, RankGroup
+from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.retention import Retention
-from cpr.checkpoint.saver import Save, Saver
+from cpr.checkpoint.saver import Save, Saver, States
 from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows
-from cpr.checkpoint.staging import PIECE_BYTES, StagingPool
+from cpr.checkpoint.staging import PIECE_BYTES, StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import CorruptFileError, MismatchError
+from cpr.errors import (
+    CheckpointError,
+    CorruptFileError,
+    MismatchError,
+    NoUsableStateError,
+    SaveFailedError,
+)
 from cpr.shards import create_state, find_shards
 from cpr.shards.shard import TableShard
-
-logger = logging.getLogger(__name__)
 
 ROLLING_BYTES_PER_STEP: Final = 32 * 2**20
 """What a rolling save copies between two training steps at most: a few milliseconds."""
@@ -47,7 +55,8 @@ class CheckpointConfig:
     uri: str
     """Directory: a path, or any pyarrow file system's URI such as s3://bucket/run."""
     host_memory_bytes: int = 512 * 2**20
-    """Ceiling of the extra host memory of a worker. A consistent save makes training wait until what does
+    """Ceiling of the extra host memory of a worker for table rows; dense parameters and registered state are
+    copied whole on top of it. A consistent save makes training wait until what does
     not fit is written; with room for all shards of the worker it waits only for the copy."""
     codec: str = "exact"
     """Of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
@@ -84,6 +93,21 @@ class Loaded:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What a rank wants to save, for all ranks to agree on."""
+
+    kind: Kind
+    moment: Moment
+    step: int
+    is_ready: bool
+    """Whether the save before it is over."""
+    replicated: Mapping[str, Tensor]
+    """Rows of replicated shards; each rank asks for those that it has touched."""
+    problem: Exception | None
+    """Why it cannot be begun."""
+
+
 class Checkpointer:
     """Saves a sharded model in the background while it trains, and loads it on any number of ranks.
 
@@ -93,7 +117,8 @@ class Checkpointer:
     Args:
         model: holds TorchRec's sharded embeddings, such as `DistributedModelParallel`.
         config: how to save.
-        optimizers: those of data-parallel tables, so that their rows are saved with their optimizer state.
+        optimizers: ordinary optimizers that update tables, as data-parallel ones have: their rows are
+            saved with their optimizer state. Fused optimizers are found by themselves.
     """
 
     def __init__(
@@ -103,6 +128,8 @@ class Checkpointer:
         self._storage = open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
+        for shard in self.shards:
+            rows_per_piece(shard.columns)  # raises if not even one row fits
         self._optimizers = optimizers
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
@@ -112,16 +139,28 @@ class Checkpointer:
         )
         self.steps_done = 0
         """Calls of `step`, those before the loaded state included."""
+        self._run_id = ""
+        self._lock: DirectoryLock | None = None
+        self._is_claimed = False
+        self._is_closed = False
         self._loaded: State | None = None
+        self._rejected: frozenset[int] = frozenset()
         self._history: History | None = None
         self._saver: Saver | None = None
+        self._warm_up: Thread | None = None
         self._save: Save | None = None
-        self._rolling: Snapshot | None = None
+        self._rolling: tuple[Snapshot, States] | None = None
 
     @property
     def staged_bytes(self) -> int:
         """Host memory that staging buffers take now."""
         return self._pool.allocated_bytes
+
+    @property
+    def newest_step(self) -> int | None:
+        """Training steps done in the newest state of this run that counts; None before the first."""
+        history = self._history
+        return history.chain[-1].step if history is not None and history.chain else None
 
     def register(self, name: str, state: Stateful, *, per_rank: bool = False) -> None:
         """Save and load `state` with the model; before the first save or load.
@@ -137,23 +176,79 @@ class Checkpointer:
         """
         self._state.register(name, state, per_rank)
 
+    def claim(self) -> None:
+        """Take the directory for this run, which keeps others out; the first save does it otherwise.
+
+        Called before `load`, it makes sure that nobody saves between the two.
+
+        Raises:
+            LockedError: another run that is alive writes there.
+            CheckpointError: it cannot be written to.
+        """
+        self._check_open()
+        if self._is_claimed:
+            return
+        run_id = uuid.uuid4().hex
+
+        def take() -> str:
+            self._lock = DirectoryLock(self._storage, run_id)
+            self._lock.acquire()
+            return run_id
+
+        self._run_id = on_rank_0(self._group, take)
+        self._is_claimed = True
+
+    def prepare(self) -> None:
+        """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.
+
+        Raises:
+            LockedError: another run that is alive writes to the directory.
+            MismatchError: the directory holds saves that this run has not loaded.
+            CheckpointError: it cannot be written to.
+        """
+        self.claim()
+        if self._history is not None:
+            return
+        if self._loaded is not None:
+            self._run_id = self._loaded.newest.run_id
+        found = survey(self._storage, self._group, self._run_id, self._loaded, self._rejected)
+        self._history = History(
+            storage=self._storage,
+            group=self._background,
+            lock=self._lock,
+            retention=self._config.retention,
+            merge_after=self._config.merge_after,
+            run_id=self._run_id,
+            next_sequence=found.next_sequence,
+            committed=list(found.committed),
+            chain=list(self._loaded.saves) if self._loaded else [],
+        )
+        self._saver = Saver(self._storage, self._pool, self._background, self._history)
+        num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
+        self._warm_up = Thread(
+            target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True
+        )
+        self._warm_up.start()
+
     def load(self) -> Loaded | None:
         """Load the newest state that verifies on every rank; None if nothing was ever saved.
 
-        Saves that do not verify are left out with a warning that says why.
+        Saves that do not verify are left out with a warning that says why. When it raises, the model holds a
+        mixture.
 
         Raises:
             MismatchError: what is saved is not of this model; says what differs.
             NoUsableStateError: there are saves, but none loads; lists why.
+            CheckpointError: the storage cannot be read.
         """
+        self._check_open()
         began = time.perf_counter()
         self.wait()
         found = load_newest(self._storage, self._group, self._attempt)
         if found is None:
             return None
-        state, (bytes_read, common, own), rejected = found
-        self.steps_done = self._state.apply(common, own)
-        self._loaded = state
+        state, (bytes_read, self.steps_done), rejected = found
+        self._loaded, self._rejected = state, frozenset(entry.sequence for entry in rejected)
         if self._history is not None:
             self._history.chain = list(state.saves)
         return Loaded(
@@ -164,45 +259,38 @@ class Checkpointer:
             seconds=time.perf_counter() - began,
         )
 
-    def claim(self) -> None:
-        """Take the directory for this run; the first save does it otherwise.
+    def load_shards(self, names: Sequence[str]) -> tuple[State, LoadStats]:
+        """Load some shards of this rank alone, from the newest state in which they verify; reads no others.
+
+        Not collective: what one worker has lost, it brings back by itself. Dense parameters and registered
+        state stay as they are.
+
+        Args:
+            names: of the shards, see `TableShard.name`.
+
+        Returns:
+            The state that they are from, and what reading took.
 
         Raises:
-            LockedError: another run that is alive writes there.
-            MismatchError: it holds saves that were not loaded.
+            ValueError: this rank has no such shard.
+            CheckpointError: as `load`.
         """
-        if self._history is not None:
-            return
-        claimed = claim(self._storage, self._group, self._loaded)
-        self._history = History(
-            storage=self._storage,
-            group=self._background,
-            lock=claimed.lock,
-            retention=self._config.retention,
-            merge_after=self._config.merge_after,
-            run_id=claimed.run_id,
-            next_sequence=claimed.next_sequence,
-            committed=sorted(
-                {save.sequence: save for state in claimed.states for save in state.saves}.values(),
-                key=lambda save: save.sequence,
-            ),
-            chain=list(self._loaded.saves) if self._loaded else [],
-        )
-        self._saver = Saver(self._storage, self._pool, self._background, self._history)
-        num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
-        self._warm_up = Thread(
-            target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True
-        )
-        self._warm_up.start()
+        by_name = {shard.name: shard for shard in self.shards}
+        if unknown := sorted(set(names) - set(by_name)):
+            raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
+        shards = [by_name[name] for name in names]
 
-    @property
-    def newest_step(self) -> int | None:
-        """Training steps done in the newest state of this run that counts; None before the first."""
-        history = self._history
-        return history.chain[-1].step if history is not None and history.chain else None
+        def attempt(state: State) -> LoadStats:
+            with torch.no_grad():
+                return load_shards(self._storage, state, shards)
+
+        found = load_newest(self._storage, Alone(), attempt)
+        if found is None:
+            raise NoUsableStateError(f"nothing was ever saved in {self._storage.uri}")
+        return found[:2]
 
     def save(self, moment: Moment = "rolling", *, timeout_s: float | None = None) -> Save | None:
-        """Begin a full save: all shards and all registered state.
+        """Begin a full save: all shards and all registered state, the latter as of now.
 
         Args:
             moment: `consistent` copies everything now, so that the save is this moment (what exact resume
@@ -216,15 +304,17 @@ class Checkpointer:
 
         Raises:
             SaveFailedError: an earlier save failed in the background.
+            LockedError: another run that is alive writes to the directory.
+            MismatchError: the directory holds saves that this run has not loaded.
         """
-        selections = [Selection(shard, None) for shard in self._written_here()]
-        return self._begin("base", moment, selections, timeout_s)
+        return self._begin("base", moment, None, timeout_s)
 
     def save_rows(self, rows: Mapping[str, Tensor]) -> Save | None:
         """Begin a row save: these rows, with their optimizer state, and all registered state, as of now.
 
         Args:
-            rows: row ids of the table by `TableShard.name`, any integer dtype and order; nothing is fine.
+            rows: row ids of the table by `TableShard.name`, any integer dtype and order; nothing is fine. Of
+                replicated tables, the rows that any rank names are saved.
 
         Returns:
             The save; None if it was skipped because another is under way.
@@ -232,10 +322,9 @@ class Checkpointer:
         Raises:
             SaveFailedError: an earlier save failed in the background.
             ValueError: unknown shards or rows, or there is no base to build on.
+            MismatchError: the base is of another sharding plan or optimizer; save a new one.
         """
-        selections = select_rows(self.shards, rows)
-        written = {shard.name for shard in self._written_here()}
-        return self._begin("rows", "consistent", [each for each in selections if each.shard.name in written])
+        return self._begin("rows", "consistent", rows)
 
     def step(self) -> None:
         """A training step is complete: rows, dense parameters and registered state belong together.
@@ -273,10 +362,13 @@ class Checkpointer:
         Raises:
             SaveFailedError: the save failed; the directory is let go of all the same.
         """
+        if self._is_closed:
+            return
         try:
             if not abandon:
                 self.wait()
         finally:
+            self._is_closed = True
             self._release()
 
     def __enter__(self) -> Self:
@@ -290,63 +382,143 @@ class Checkpointer:
         self.close(abandon=kind is not None)
 
     def _begin(
-        self, kind: Kind, moment: Moment, selections: Sequence[Selection], timeout_s: float | None = None
+        self,
+        kind: Kind,
+        moment: Moment,
+        rows: Mapping[str, Tensor] | None,
+        timeout_s: float | None = None,
     ) -> Save | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         began = time.perf_counter()
-        self._raise_failure()
-        self.claim()
-        if self._config.when_busy == "skip" and not all(
-            self._group.gather(self._save is None or self._save.done)
-        ):
+        self.prepare()
+        selections, states, wish = self._prepare(kind, moment, rows, deadline)
+        wishes = self._group.gather(wish)
+        if not self._agreed(wish, wishes):
             return None
-        if not self.wait(_left(deadline)):
-            return None
-        if kind == "rows":
-            self._check_base(selections)
+        if rows is not None:
+            selections += self._replicated_selections(wishes)
         assert self._saver is not None
+        assert states is not None
         save = Save(kind, moment, self._config.codec if kind == "rows" else "exact")
-        self._save, self._rolling = save, Snapshot(selections)
+        self._save, self._rolling = save, (Snapshot(selections), states)
         self._saver.start(save)
         if moment == "consistent":
             self._copy(None, wait=True, deadline=deadline)
         save.blocked_s = time.perf_counter() - began
         return save
 
+    def _prepare(
+        self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
+    ) -> tuple[list[Selection], States | None, _Wish]:
+        """What this rank copies of its own shards, its state, what it tells the others; raises nothing."""
+        selections: list[Selection] = []
+        states: States | None = None
+        replicated: dict[str, Tensor] = {}
+        problem: Exception | None = None
+        is_ready = self._save is None or self._save.done
+        try:
+            if self._config.when_busy == "wait":
+                is_ready = self.wait(_left(deadline))
+            self._raise_failure()
+            if rows is None:
+                selections = [Selection(shard, None) for shard in self._written_here()]
+            else:
+                asked = select_rows(self.shards, rows)
+                selections = [each for each in asked if not each.shard.replicated]
+                replicated = {
+                    each.shard.name: each.ids
+                    for each in asked
+                    if each.shard.replicated and each.ids is not None
+                }
+                self._check_base([each.shard for each in asked])
+            states = self._state.capture(self.steps_done, self._group.rank, self.shards)
+        except (CheckpointError, ValueError) as error:
+            problem = error
+        except Exception as error:  # of somebody's state_dict; its class may not be known to other ranks
+            problem = SaveFailedError(f"the state cannot be saved: {type(error).__name__}: {error}")
+        return selections, states, _Wish(kind, moment, self.steps_done, is_ready, replicated, problem)
+
+    def _agreed(self, own: _Wish, wishes: Sequence[_Wish]) -> bool:
+        """Whether all ranks begin the same save now; what one of them cannot do, none does."""
+        problems = [wish.problem for wish in wishes if wish.problem is not None]
+        if problems:
+            raise own.problem or problems[0]
+        if len({(wish.kind, wish.moment, wish.step) for wish in wishes}) > 1:
+            asked = "; ".join(f"rank {rank}: {w.kind}, step {w.step}" for rank, w in enumerate(wishes))
+            raise ValueError(f"ranks ask for different saves: {asked}. Call save() alike on all of them")
+        return all(wish.is_ready for wish in wishes)
+
+    def _replicated_selections(self, wishes: Sequence[_Wish]) -> list[Selection]:
+        selections = []
+        for shard in self._written_here():
+            asked = [wish.replicated[shard.name] for wish in wishes if shard.name in wish.replicated]
+            if shard.replicated and asked:
+                selections += select_rows([shard], {shard.name: torch.cat(asked)})
+        return selections
+
     def _copy(self, max_bytes: int | None, wait: bool, deadline: float | None = None) -> None:
-        """Copy pieces of the save that is under way, and at its end the rest of the state."""
+        """Copy pieces of the save that is under way; at their end, hand over the state."""
         assert self._rolling is not None
         assert self._save is not None
+        snapshot, states = self._rolling
         began, copied = time.perf_counter(), 0
-        while not (self._rolling.done or self._save.broken.is_set()):
-            if max_bytes is not None and copied >= max_bytes:
-                break
-            buffer = self._pool.acquire(wait, _left(deadline))
-            if buffer is None:
-                break
-            self._save.feed(self._rolling.copy_next(buffer, self.steps_done))
-            copied += buffer.numel()
-        if self._rolling.done or self._save.broken.is_set():
+        try:
+            while not (snapshot.done or self._save.broken.is_set()):
+                if max_bytes is not None and copied >= max_bytes:
+                    break
+                buffer = self._pool.acquire(wait, _left(deadline))
+                if buffer is None:
+                    break
+                try:
+                    self._save.feed(snapshot.copy_next(buffer, self.steps_done))
+                except BaseException:
+                    self._pool.release(buffer)
+                    raise
+                copied += buffer.numel()
+        except BaseException:
+            self._give_up()
+            raise
+        if snapshot.done or self._save.broken.is_set():
             self._rolling = None
-            self._save.feed(self._state.capture(self.steps_done, self._group.rank, self.shards))
+            self._save.feed(states)
         elif deadline is not None and time.monotonic() >= deadline:
-            self._rolling = None
-            self._save.cancel()
+            self._give_up()
         self._save.blocked_s += time.perf_counter() - began
 
-    def _attempt(self, state: State) -> tuple[int, Any, Any]:
-        for optimizer in self._optimizers:
-            create_state(optimizer)  # some make it in their first step only; it must be there
-        with torch.no_grad():
-            stats = load_shards(self._storage, state, self.shards)
+    def _give_up(self) -> None:
+        """Let the save that is under way fail."""
+        if self._rolling is not None and self._save is not None:
+            self._rolling = None
+            self._save.cancel()
+
+    def _attempt(self, state: State) -> tuple[int, int]:
+        """Load a state on this rank; bytes read and training steps done."""
         common = read_state_file(self._storage, state, None)
         if common is None:
             raise CorruptFileError(f"save {state.sequence} of {self._storage.uri} has no state of the run")
-        self._state.check(common)
         own = None
         if self._is_from_as_many(state):
             own = read_state_file(self._storage, state, self._group.rank)
-        return stats.bytes_read, common, own
+        self._state.check(common)
+        steps_done = self._state.apply(common, own)
+        self._make_room(state)
+        # after the registered state: that may hold optimizers of tables too, whose rows must be of one moment
+        with torch.no_grad(), self._progress(bytes_to_read(state, self.shards)) as bar:
+            stats = load_shards(self._storage, state, self.shards, progress=bar.update)
+        return stats.bytes_read, steps_done
+
+    def _make_room(self, state: State) -> None:
+        """Have optimizers that make their state in the first step make it now, where some is to be loaded."""
+        saved = state.newest.tables
+        for shard in self.shards:
+            if shard.table_fqn in saved and saved[shard.table_fqn].columns.keys() - shard.columns.keys():
+                for optimizer in self._optimizers:
+                    create_state(optimizer)
+                return
+
+    def _progress(self, num_bytes: int) -> "tqdm[Any]":
+        quiet = None if self._group.rank == 0 else True  # None: where there is no terminal
+        return tqdm(total=num_bytes, desc="loading", unit="B", unit_scale=True, leave=False, disable=quiet)
 
     def _is_from_as_many(self, state: State) -> bool:
         return state.newest.world_size == self._group.world_size
@@ -354,17 +526,18 @@ class Checkpointer:
     def _written_here(self) -> list[TableShard]:
         return [shard for shard in self.shards if self._group.rank == 0 or not shard.replicated]
 
-    def _check_base(self, selections: Sequence[Selection]) -> None:
+    def _check_base(self, shards: Sequence[TableShard]) -> None:
         assert self._history is not None
         if not self._history.chain:
             raise ValueError("a row save needs a base to build on: call save() first")
         base = self._history.chain[0]
         places = {place_of(entry) for entry in base.rows}
-        for shard in (selection.shard for selection in selections):
-            if place_of(shard) not in places:
+        for shard in shards:
+            same_columns = base.tables[shard.table_fqn].columns == table_entry(shard).columns
+            if place_of(shard) not in places or not same_columns:
                 raise MismatchError(
                     f"{shard.name} is no shard of base {base.sequence}, which was saved under another "
-                    "sharding plan: call save() first, so that row saves have a base of this plan"
+                    "sharding plan or optimizer: call save() first, so that row saves have a base of this one"
                 )
 
     def _raise_failure(self) -> None:
@@ -372,18 +545,18 @@ class Checkpointer:
             error, self._save = self._save.error, None
             raise error
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this checkpointer is closed; make another one")
+
     def _release(self) -> None:
-        if self._saver is not None:
-            if self._rolling is not None and self._save is not None:
-                self._save.cancel()
-                self._rolling = None
+        self._give_up()
+        if self._warm_up is not None:
             self._warm_up.join(LEAVE_S)
-            ended = self._saver.close(LEAVE_S)
-            if self._history is not None and self._history.lock is not None:
-                self._history.lock.release()
-            self._saver = None
-            if not ended:
-                return  # the thread is still in a collective or a write; it ends with the process
+        if self._saver is not None and not self._saver.close(LEAVE_S):
+            return  # the thread is still in a collective or a write; it and the lock end with the process
+        if self._lock is not None:
+            self._lock.release()
         self._background.close()
         self._group.close()
 

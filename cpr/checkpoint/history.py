@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import Manifest, RowFileEntry, StateFileEntry, manifest_path, save_folder
+from cpr.checkpoint.manifest import Kind, Manifest, RowFileEntry, StateFileEntry, manifest_path, save_folder
 from cpr.checkpoint.merge import merge_row_files
+from cpr.checkpoint.opening import on_rank_0
 from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.retention import Retention, delete_save
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
-from cpr.errors import CheckpointError, SaveFailedError
+from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
 from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,18 @@ class History:
     chain: list[Manifest]
     """The base and the row saves that the next row save builds on."""
 
+    def check_lock(self) -> None:
+        """Make sure that the directory is still this run's; before anything is written or deleted.
+
+        Raises:
+            LockedError: another run has taken it over.
+        """
+        on_rank_0(self.group, lambda: self.lock.check() if self.lock is not None else None)
+
     def commit(
         self,
         sequence: int,
+        kind: Kind,
         part: Part,
         problem: str | None,
         manifest_of: Callable[[Sequence[Part]], Manifest],
@@ -55,6 +65,7 @@ class History:
 
         Args:
             sequence: of the save.
+            kind: of the save; all ranks must be at the same one.
             part: what this rank has written.
             problem: why it could not.
             manifest_of: the manifest from the parts of all ranks, in order.
@@ -63,15 +74,19 @@ class History:
             SaveFailedError: it does not count; says what happened on which rank.
         """
         self.next_sequence = sequence + 1
-        answers = self.group.gather((part, problem))
-        problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(answers) if text]
+        answers = self.group.gather((sequence, kind, part, problem))
+        problems = [f"rank {rank}: {text}" for rank, (*_, text) in enumerate(answers) if text]
+        if len({answer[:2] for answer in answers}) > 1:
+            problems.append(
+                "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
+            )
         manifest = None
         if self.group.rank == 0:
             if not problems:
-                manifest = manifest_of([part for part, _ in answers])
+                manifest = manifest_of([part for _, _, part, _ in answers])
                 problems = self._write_manifest(manifest)
             if problems:
-                self._delete(sequence)
+                self._sweep(sequence)
         manifest, problems = self.group.broadcast((manifest, problems))
         if problems or manifest is None:
             last = f"save {self.chain[-1].sequence}" if self.chain else "nothing"
@@ -95,6 +110,7 @@ class History:
         if not doomed:
             return
         self._verify_newest()
+        self.check_lock()
         if self.group.rank == 0:
             for sequence in doomed:
                 self._delete(sequence)
@@ -109,6 +125,7 @@ class History:
             problem = str(error)
         self.commit(
             sequence,
+            "base",
             part,
             problem,
             lambda parts: replace(
@@ -152,17 +169,21 @@ class History:
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older goes."""
         rank, world_size = self.group.rank, self.group.world_size
-        problem = None
+        problem: CheckpointError | None = None
         try:
             for manifest in self.chain:
                 entries: list[FileEntry] = [*manifest.rows, *manifest.states]
                 verify_files(self.storage, manifest, entries[rank::world_size])
         except CheckpointError as error:
-            problem = str(error)
-        problems = [text for text in self.group.gather(problem) if text]
+            problem = error
+        problems = [found for found in self.group.gather(problem) if found is not None]
         if problems:
+            if any(isinstance(found, CorruptFileError) for found in problems):
+                bad = {manifest.sequence for manifest in self.chain}
+                self.committed = [manifest for manifest in self.committed if manifest.sequence not in bad]
+                self.chain = []  # nothing may build on it
             raise SaveFailedError(
-                f"{'; '.join(problems)}. Older saves are kept; save a new base and look at the storage"
+                f"{'; '.join(map(str, problems))}. Older saves are kept; save a new base, look at the storage"
             )
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:
@@ -174,6 +195,16 @@ class History:
         except Exception as error:
             return [f"rank 0: {error}"]
         return []
+
+    def _sweep(self, sequence: int) -> None:
+        """Delete what a failed save has written, unless the directory is another run's by now."""
+        try:
+            if self.lock is not None:
+                self.lock.check()
+        except CheckpointError as error:
+            logger.warning("save %d is left as it is: %s", sequence, error)
+        else:
+            self._delete(sequence)
 
     def _delete(self, sequence: int) -> None:
         try:

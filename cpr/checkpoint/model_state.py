@@ -109,6 +109,8 @@ def to_host(tree: Any) -> Any:
         return tree.copy()
     if isinstance(tree, Mapping):
         return {key: to_host(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(to_host, tree))
     if isinstance(tree, list | tuple):
         return type(tree)(to_host(value) for value in tree)
     return tree

@@ -4,17 +4,15 @@ Both are done by all ranks together; rank 0 looks and tells the others.
 """
 
 import logging
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
 from cpr.checkpoint.chain import Rejected, State, find_states
-from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import save_folder
+from cpr.checkpoint.manifest import Manifest, save_folder
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, MismatchError, NoUsableStateError
+from cpr.errors import CheckpointError, CorruptFileError, MismatchError, NoUsableStateError
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +20,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A directory that this run writes to."""
+class Survey:
+    """What a run finds in the directory that it will write to."""
 
-    run_id: str
     next_sequence: int
-    states: tuple[State, ...]
-    """Of this run, newest first."""
-    lock: DirectoryLock | None
-    """Held by rank 0."""
+    committed: tuple[Manifest, ...]
+    """Saves of this run that are known to be good, oldest first."""
 
 
 def load_newest(
@@ -38,78 +33,105 @@ def load_newest(
 ) -> tuple[State, T, list[Rejected]] | None:
     """Load the newest state that loads on every rank.
 
+    A directory belongs to the run that began it; saves of others in it are strangers.
+
     Args:
         storage: of the checkpoint.
         group: all ranks.
-        attempt: loads a state on this rank; raises `CheckpointError` if it cannot.
+        attempt: loads a state on this rank; raises `CorruptFileError` or `MismatchError` if it cannot.
 
     Returns:
-        The state, what `attempt` gave for it, and what was rejected before it; None if nothing was saved.
+        The state, what `attempt` gave for it, and the newer saves that were rejected; None if nothing was
+        ever saved.
 
     Raises:
         MismatchError: what is saved is not of this model.
         NoUsableStateError: there are saves, but none loads; lists why.
+        CheckpointError: the storage cannot be read. No older state is tried then: nothing is wrong with the
+            newest.
     """
-    states, rejected = _on_rank_0(group, lambda: find_states(storage))
+    states, rejected = on_rank_0(group, lambda: _own_states(storage))
+    rejected = [entry for entry in rejected if not entry.unfinished]
+    mismatch: MismatchError | None = None
     for state in states:
+        newer = sorted(
+            (entry for entry in rejected if entry.sequence > state.sequence), key=lambda each: each.sequence
+        )
         result, problem = _try(attempt, state)
         problems = [found for found in group.gather(problem) if found is not None]
         if not problems:
             assert result is not None
-            return state, result, rejected
-        if mismatch := next((found for found in problems if isinstance(found, MismatchError)), None):
-            raise mismatch
+            _tell(group, storage, state, newer)
+            return state, result, newer
+        for found in problems:
+            if not isinstance(found, CorruptFileError | MismatchError):
+                raise found
+            mismatch = mismatch or (found if isinstance(found, MismatchError) else None)
         rejected.append(Rejected(sequence=state.sequence, reason=str(problems[0])))
-        if group.rank == 0:
-            logger.warning("save %d cannot be loaded: %s; trying an older one", state.sequence, problems[0])
-    rejected = [entry for entry in rejected if not entry.unfinished]
+    if mismatch is not None:
+        raise mismatch
     if rejected:
         reasons = "\n".join(f"  save {entry.sequence}: {entry.reason}" for entry in rejected)
         raise NoUsableStateError(f"no state in {storage.uri} can be loaded:\n{reasons}")
     return None
 
 
-def claim(storage: Storage, group: RankGroup, loaded: State | None) -> Claim:
-    """Take the directory for writing and sweep what unfinished saves have left in it.
+def survey(
+    storage: Storage, group: RankGroup, run_id: str, loaded: State | None, rejected: Collection[int]
+) -> Survey:
+    """Look at a directory that is locked, and sweep what unfinished saves have left in it.
 
     Args:
         storage: of the checkpoint.
         group: all ranks.
+        run_id: of this run.
         loaded: the state that this run goes on from; None: it begins anew.
+        rejected: sequences of saves that could not be loaded; they are neither counted nor deleted.
 
     Raises:
-        LockedError: another run that is alive writes there.
-        MismatchError: the directory holds saves that this run has not loaded.
+        MismatchError: the directory holds saves that this run has not seen.
     """
-    lock: DirectoryLock | None = None
+    return on_rank_0(group, lambda: _survey(storage, run_id, loaded, rejected))
 
-    def take() -> tuple[str, int, list[State]]:
-        nonlocal lock
-        run_id = loaded.newest.run_id if loaded else uuid.uuid4().hex
-        lock = DirectoryLock(storage, run_id)
-        lock.acquire()
+
+def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
+    """What rank 0's call gives, on every rank; or its error."""
+    result: tuple[T | None, Exception | None] = (None, None)
+    if group.rank == 0:
         try:
-            return run_id, *_survey(storage, run_id, loaded)
-        except BaseException:
-            lock.release()
-            raise
+            result = (function(), None)
+        except (CheckpointError, ValueError) as error:
+            result = (None, error)
+    value, failure = group.broadcast(result)
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]  # without an error there is a value
 
-    run_id, next_sequence, states = _on_rank_0(group, take)
-    return Claim(run_id, next_sequence, tuple(states), lock)
+
+def _own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
+    """The states of the run whose directory it is, the one with the oldest save; all others are rejected."""
+    states, rejected = find_states(storage)
+    saves = {save.sequence: save.run_id for state in states for save in state.saves}
+    if len(set(saves.values())) > 1:
+        return find_states(storage, saves[min(saves)])
+    return states, rejected
 
 
-def _survey(storage: Storage, run_id: str, loaded: State | None) -> tuple[int, list[State]]:
+def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Collection[int]) -> Survey:
     sequences = [int(name) for name in storage.list("saves") if name.isdecimal()]
     finished = [sequence for sequence in sequences if _is_finished(storage, sequence)]
-    if finished and loaded is None:
+    newest = max(set(finished) - set(rejected), default=-1)
+    if newest > (loaded.sequence if loaded else -1):
         raise MismatchError(
-            f"{storage.uri} holds saves of an earlier run (the newest is {max(finished)}): "
-            "load them to go on from there, or choose an empty directory"
+            f"{storage.uri} holds save {newest}, which this run has not loaded: load it to go on from there, "
+            "or choose an empty directory"
         )
     for sequence in set(sequences) - set(finished):
         storage.delete(save_folder(sequence))
     states, _ = find_states(storage, run_id)
-    return max(sequences, default=-1) + 1, states
+    good = [state for state in states if not any(save.sequence in rejected for save in state.saves)]
+    committed = {save.sequence: save for state in good for save in state.saves}
+    return Survey(max(sequences, default=-1) + 1, tuple(committed[key] for key in sorted(committed)))
 
 
 def _is_finished(storage: Storage, sequence: int) -> bool:
@@ -123,15 +145,13 @@ def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, Checkpo
         return None, error
 
 
-def _on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
-    """What rank 0's call gives, on every rank; or its error."""
-    result: tuple[T | None, CheckpointError | None] = (None, None)
-    if group.rank == 0:
-        try:
-            result = (function(), None)
-        except CheckpointError as error:
-            result = (None, error)
-    value, failure = group.broadcast(result)
-    if failure is not None:
-        raise failure
-    return value  # type: ignore[return-value]  # without an error there is a value
+def _tell(group: RankGroup, storage: Storage, state: State, newer: list[Rejected]) -> None:
+    if newer and group.rank == 0:
+        reasons = "; ".join(f"save {entry.sequence}: {entry.reason}" for entry in newer)
+        logger.warning(
+            "%s: fell back to save %d of step %d, because newer ones cannot be loaded: %s",
+            storage.uri,
+            state.sequence,
+            state.step,
+            reasons,
+        )

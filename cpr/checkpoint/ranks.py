@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-TIMEOUT: Final = timedelta(minutes=10)
-"""How long a rank waits for the slowest one to finish writing."""
+TIMEOUT: Final = timedelta(days=1)
+"""How long a rank waits for the slowest one: as long as copying and writing may take. A rank that died is
+noticed at once, by its closed connection."""
 
 
 class RankGroup:
@@ -43,3 +44,10 @@ class RankGroup:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+class Alone(RankGroup):
+    """One rank that asks nobody."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size, self._group = 0, 1, None

@@ -146,8 +146,14 @@ class Saver:
 
     def _save(self, save: Save) -> Manifest:
         sequence = self._history.next_sequence
+        problem = None
+        try:
+            self._history.check_lock()
+        except Exception as error:
+            problem = _describe(error)
+            save.broken.set()
         writer = PartWriter(self._storage, sequence, save.codec, with_ids=save.kind == "rows")
-        states, problem = self._write_all(save, writer)
+        states, problem = self._write_all(save, writer, problem)
         part = Part()
         if states is not None and problem is None:
             try:
@@ -173,11 +179,12 @@ class Saver:
                 states=tuple(entry for part in parts for entry in part.states),
             )
 
-        return self._history.commit(sequence, part, problem, manifest_of)
+        return self._history.commit(sequence, save.kind, part, problem, manifest_of)
 
-    def _write_all(self, save: Save, writer: PartWriter) -> tuple[States | None, str | None]:
+    def _write_all(
+        self, save: Save, writer: PartWriter, problem: str | None
+    ) -> tuple[States | None, str | None]:
         """Take all that is fed, whatever happens, so that every buffer comes back; end and problem."""
-        problem = None
         while True:
             item = save.take()
             if item is None:
@@ -191,8 +198,8 @@ class Saver:
                         self._write_states(writer, item)
             except Exception as error:
                 problem = _describe(error)
-                writer.abandon()
                 save.broken.set()
+                writer.abandon()
             finally:
                 if isinstance(item, Piece):
                     self._pool.release(item.buffer)

@@ -56,7 +56,7 @@ def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> lis
         raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
     selections = []
     for name, asked in rows.items():
-        shard, ids = by_name[name], _ascending(asked.detach().to("cpu", torch.int64))
+        shard, ids = by_name[name], _ascending(asked.detach().to("cpu", torch.int64, copy=True))
         if ids.numel() and not (
             shard.row_offset <= int(ids[0]) and int(ids[-1]) < shard.row_offset + shard.num_rows
         ):
