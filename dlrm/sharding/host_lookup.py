@@ -31,6 +31,19 @@ def _rows_of(flat: Tensor, width: int) -> Tensor:
     return flat.detach().view(-1, width)
 
 
+def _rows_without_copy(grad: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+    """`grad` `[B, F * width]` as rows of `width`, and which of them are row k of `[B * F, width]`; None: k.
+
+    The interaction hands in all but the first vector of each sample: rows of one tensor, with gaps.
+    """
+    batch, stride = grad.shape[0], grad.stride(0)
+    if grad.is_contiguous() or grad.stride(1) != 1 or stride % width or stride < grad.shape[1]:
+        return grad.reshape(-1, width), None
+    num_rows, gap = grad.shape[1] // width, stride // width
+    slots = (torch.arange(batch) * gap).unsqueeze(1) + torch.arange(num_rows)
+    return grad.as_strided(((batch - 1) * gap + num_rows, width), (width, 1)), slots.view(-1)
+
+
 def _add_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
     # scatter_add_ with an expanded index is the one row update of PyTorch that runs on all threads
     table.scatter_add_(0, rows.unsqueeze(1).expand_as(values), values)
@@ -207,8 +220,11 @@ class HostLookup:
         ordered, permutation = torch.sort(rows)
         unique, counts = torch.unique_consecutive(ordered, return_counts=True)
         starts = (counts.cumsum(0) - counts).to(rows.dtype)
-        sources = (permutation if places is None else places[permutation]).to(rows.dtype)
-        grads = embedding_bag(sources, grad.reshape(-1, self.bags.dim), starts, mode="sum")
+        sources = permutation if places is None else places[permutation]
+        grad_rows, slots = _rows_without_copy(grad, self.bags.dim)
+        if slots is not None:
+            sources = slots[sources]
+        grads = embedding_bag(sources.to(rows.dtype), grad_rows, starts, mode="sum")
         self._update(self._tbe, unique.to(torch.int64), grads.to(torch.float32))
 
 

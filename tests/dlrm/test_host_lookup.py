@@ -63,6 +63,21 @@ def test_equals_fbgemm_over_steps(optimizer, one_hot):
     torch.testing.assert_close(ours.momentum1_host, theirs.momentum1_host, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
+@pytest.mark.parametrize(("gap", "shift"), [(DIM, DIM), (2 * DIM, 0), (3, 1)], ids=str)
+def test_gradients_may_lie_between_others(gap, shift, one_hot):
+    """As the interaction's do, whose rows also hold the gradient of the dense vector."""
+    apart, together = make_tbe(EmbOptimType.EXACT_SGD), make_tbe(EmbOptimType.EXACT_SGD)
+    use_host_lookups([apart, together], torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    ids, offsets = make_bags(generator, 32, one_hot)
+    width = len(FEATURE_TABLES) * DIM
+    grad = torch.randn(32, width + gap, generator=generator)[:, shift : shift + width]
+    apart(ids, offsets).backward(grad)
+    together(ids, offsets).backward(grad.contiguous())
+    assert torch.equal(apart.weights_host, together.weights_host)
+
+
 def test_learning_rate_follows_the_table():
     ours, theirs = make_tbe(EmbOptimType.EXACT_SGD), make_tbe(EmbOptimType.EXACT_SGD)
     use_host_lookups([ours], torch.float32)
