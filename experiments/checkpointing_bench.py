@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cpr.checkpoint.checkpointer import WRITER_BYTES, Checkpointer
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.config import WRITER_BYTES
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.staging import PIECE_BYTES
 from cpr.shards import find_shards

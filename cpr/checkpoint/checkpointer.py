@@ -3,19 +3,20 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Thread
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
+from cpr.checkpoint.agreement import Wish, agree
 from cpr.checkpoint.chain import Rejected, State
-from cpr.checkpoint.codecs import CODECS
-from cpr.checkpoint.history import History, place_of
+from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
+from cpr.checkpoint.history import History
 from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
@@ -25,10 +26,10 @@ from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
 from cpr.checkpoint.ranks import Alone, RankGroup
 from cpr.checkpoint.reading import LoadStats
-from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
 from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows
-from cpr.checkpoint.staging import PIECE_BYTES, StagingPool, rows_per_piece
+from cpr.checkpoint.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
@@ -40,43 +41,12 @@ from cpr.errors import (
 from cpr.shards import create_state, find_shards
 from cpr.shards.shard import TableShard
 
-ROLLING_BYTES_PER_STEP: Final = 32 * 2**20
-"""What a rolling save copies between two training steps at most: a few milliseconds."""
-WRITER_BYTES: Final = 64 * 2**20
-"""Part of the memory ceiling for what is on its way from the staged rows to the storage."""
+__all__ = ["CheckpointConfig", "Checkpointer", "Loaded"]
+
+ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
+"""What a rolling save copies between two training steps at most: some milliseconds."""
 LEAVE_S: Final = 5.0
 """How long closing waits for the background thread to end by itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """How a run saves."""
-
-    uri: str
-    """Directory: a path, or any pyarrow file system's URI such as s3://bucket/run."""
-    host_memory_bytes: int = 512 * 2**20
-    """Ceiling of the extra host memory of a worker for table rows; dense parameters and registered state are
-    copied whole on top of it. A consistent save makes training wait until what does
-    not fit is written; with room for all shards of the worker it waits only for the copy."""
-    codec: str = "exact"
-    """Of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
-    when_busy: Literal["wait", "skip"] = "wait"
-    """A save that is asked for while another is under way waits for it, or is skipped on all ranks."""
-    merge_after: int = 8
-    """Merge base and row saves into a new base when there are more row saves than this; 0: never."""
-    retention: Retention = field(default_factory=Retention)
-    """Which states are kept."""
-
-    def __post_init__(self) -> None:
-        least = WRITER_BYTES + 2 * PIECE_BYTES
-        if self.host_memory_bytes < least:
-            raise ValueError(f"host_memory_bytes is {self.host_memory_bytes}; saving needs at least {least}")
-        if self.codec not in CODECS:
-            raise ValueError(f"codec is {self.codec!r}; choose one of {', '.join(CODECS)}")
-        if self.when_busy not in {"wait", "skip"}:
-            raise ValueError(f"when_busy is {self.when_busy!r}; choose wait or skip")
-        if self.merge_after < 0:
-            raise ValueError("merge_after must not be negative (0: never merge)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +61,6 @@ class Loaded:
     bytes_read: int
     """By this rank."""
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """What a rank wants to save, for all ranks to agree on."""
-
-    kind: Kind
-    moment: Moment
-    step: int
-    is_ready: bool
-    """Whether the save before it is over."""
-    replicated: Mapping[str, Tensor]
-    """Rows of replicated shards; each rank asks for those that it has touched."""
-    problem: Exception | None
-    """Why it cannot be begun."""
 
 
 class Checkpointer:
@@ -243,7 +198,7 @@ class Checkpointer:
         """
         self._check_open()
         began = time.perf_counter()
-        self.wait()
+        self._wait_until_idle()
         found = load_newest(self._storage, self._group, self._attempt)
         if found is None:
             return None
@@ -349,9 +304,9 @@ class Checkpointer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._rolling is not None:
             self._copy(None, wait=True, deadline=deadline)
-        done = self._save is None or self._save.wait(_left(deadline))
+        committed = self._save is None or self._save.wait(_left(deadline))
         self._raise_failure()
-        return done
+        return committed
 
     def close(self, *, abandon: bool = False) -> None:
         """Finish the save that is under way and let go of the directory; nothing can be saved after.
@@ -366,7 +321,7 @@ class Checkpointer:
             return
         try:
             if not abandon:
-                self.wait()
+                self._wait_until_idle()
         finally:
             self._is_closed = True
             self._release()
@@ -393,7 +348,7 @@ class Checkpointer:
         self.prepare()
         selections, states, wish = self._prepare(kind, moment, rows, deadline)
         wishes = self._group.gather(wish)
-        if not self._agreed(wish, wishes):
+        if not agree(wish, wishes):
             return None
         if rows is not None:
             selections += self._replicated_selections(wishes)
@@ -407,18 +362,25 @@ class Checkpointer:
         save.blocked_s = time.perf_counter() - began
         return save
 
+    def _wait_until_idle(self, deadline: float | None = None) -> bool:
+        """Wait until the save under way is committed, and merging and deleting after it are done."""
+        self.wait(_left(deadline))
+        idle = self._save is None or self._save.wait_until_over(_left(deadline))
+        self._raise_failure()
+        return idle
+
     def _prepare(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
-    ) -> tuple[list[Selection], States | None, _Wish]:
+    ) -> tuple[list[Selection], States | None, Wish]:
         """What this rank copies of its own shards, its state, what it tells the others; raises nothing."""
         selections: list[Selection] = []
         states: States | None = None
         replicated: dict[str, Tensor] = {}
         problem: Exception | None = None
-        is_ready = self._save is None or self._save.done
+        is_ready = self._save is None or self._save.is_over
         try:
             if self._config.when_busy == "wait":
-                is_ready = self.wait(_left(deadline))
+                is_ready = self._wait_until_idle(deadline)
             self._raise_failure()
             if rows is None:
                 selections = [Selection(shard, None) for shard in self._written_here()]
@@ -436,19 +398,9 @@ class Checkpointer:
             problem = error
         except Exception as error:  # of somebody's state_dict; its class may not be known to other ranks
             problem = SaveFailedError(f"the state cannot be saved: {type(error).__name__}: {error}")
-        return selections, states, _Wish(kind, moment, self.steps_done, is_ready, replicated, problem)
+        return selections, states, Wish(kind, moment, self.steps_done, is_ready, replicated, problem)
 
-    def _agreed(self, own: _Wish, wishes: Sequence[_Wish]) -> bool:
-        """Whether all ranks begin the same save now; what one of them cannot do, none does."""
-        problems = [wish.problem for wish in wishes if wish.problem is not None]
-        if problems:
-            raise own.problem or problems[0]
-        if len({(wish.kind, wish.moment, wish.step) for wish in wishes}) > 1:
-            asked = "; ".join(f"rank {rank}: {w.kind}, step {w.step}" for rank, w in enumerate(wishes))
-            raise ValueError(f"ranks ask for different saves: {asked}. Call save() alike on all of them")
-        return all(wish.is_ready for wish in wishes)
-
-    def _replicated_selections(self, wishes: Sequence[_Wish]) -> list[Selection]:
+    def _replicated_selections(self, wishes: Sequence[Wish]) -> list[Selection]:
         selections = []
         for shard in self._written_here():
             asked = [wish.replicated[shard.name] for wish in wishes if shard.name in wish.replicated]
@@ -541,7 +493,7 @@ class Checkpointer:
                 )
 
     def _raise_failure(self) -> None:
-        if self._save is not None and self._save.done and self._save.error is not None:
+        if self._save is not None and self._save.error is not None:
             error, self._save = self._save.error, None
             raise error
 

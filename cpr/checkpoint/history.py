@@ -9,22 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import Kind, Manifest, RowFileEntry, StateFileEntry, manifest_path, save_folder
+from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, manifest_path, save_folder
 from cpr.checkpoint.merge import merge_row_files
 from cpr.checkpoint.opening import on_rank_0
 from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.retention import Retention, delete_save
+from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
-from cpr.shards.shard import TableShard
 
 logger = logging.getLogger(__name__)
 
 COPY_BYTES: Final = 8 * 2**20
-
-Place = tuple[str, int, int, int, int]
 
 
 @dataclass(kw_only=True)
@@ -211,8 +209,3 @@ class History:
             delete_save(self.storage, sequence)
         except CheckpointError as error:
             logger.warning("could not delete save %d: %s", sequence, error)
-
-
-def place_of(shard: RowFileEntry | TableShard) -> Place:
-    """Table, rows and columns of a shard, or of the one that a file's rows are from."""
-    return shard.table_fqn, shard.row_offset, shard.num_rows, shard.col_offset, shard.num_cols

@@ -5,13 +5,15 @@ went, and rank 0 commits the manifest if it went well everywhere: a failure on a
 """
 
 import logging
+import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from cpr.checkpoint.history import History
 from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry, digest
@@ -23,6 +25,9 @@ from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, SaveFailedError
 
 logger = logging.getLogger(__name__)
+
+NICENESS: Final = 10
+"""Of the background thread."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,26 @@ class Save:
         """Why it failed."""
         self.broken = threading.Event()
         """Set when this rank cannot write any more, so that copying may stop."""
-        self._feed: queue.SimpleQueue[Piece | States | None] = queue.SimpleQueue()
+        self._settled = threading.Event()
         self._over = threading.Event()
+        self._feed: queue.SimpleQueue[Piece | States | None] = queue.SimpleQueue()
 
     @property
     def done(self) -> bool:
         """Whether it is committed or has failed."""
+        return self._settled.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the background has also merged and cleared away what was due after it."""
         return self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is done; whether it is."""
+        return self._settled.wait(timeout_s)
+
+    def wait_until_over(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over; whether it is."""
         return self._over.wait(timeout_s)
 
     def feed(self, item: Piece | States) -> None:
@@ -82,9 +97,15 @@ class Save:
         """The next item; None if it was cancelled."""
         return self._feed.get()
 
-    def finish(self, manifest: Manifest | None, error: SaveFailedError | None) -> None:
-        """It is over."""
-        self.manifest, self.error = manifest, error
+    def commit(self, manifest: Manifest) -> None:
+        """It counts."""
+        self.manifest = manifest
+        self._settled.set()
+
+    def finish(self, error: SaveFailedError | None) -> None:
+        """It is over; with an error if it failed, or what was due after it."""
+        self.error = error
+        self._settled.set()
         self._over.set()
 
 
@@ -121,28 +142,31 @@ class Saver:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        give_way()
         while (save := self._queue.get()) is not None:
-            began = time.perf_counter()
+            failure: SaveFailedError | None = None
             try:
-                manifest = self._save(save)
-            except Exception as error:  # whatever it is, training must hear of it
-                save.finish(None, error if isinstance(error, SaveFailedError) else _lost_touch(error))
-                continue
-            if self._group.rank == 0:
-                logger.info(
-                    "saved %s %d: %.1f MB at step %d in %.2f s",
-                    manifest.kind,
-                    manifest.sequence,
-                    manifest.num_bytes / 1e6,
-                    manifest.step,
-                    time.perf_counter() - began,
-                )
-            try:
+                self._commit(save)
                 self._history.tidy()
-            except Exception as error:  # the save counts all the same
-                save.finish(manifest, error if isinstance(error, SaveFailedError) else _lost_touch(error))
-                continue
-            save.finish(manifest, None)
+            except SaveFailedError as error:
+                failure = error
+            except Exception as error:  # whatever it is, training must hear of it
+                failure = _lost_touch(error)
+            save.finish(failure)
+
+    def _commit(self, save: Save) -> None:
+        began = time.perf_counter()
+        manifest = self._save(save)
+        save.commit(manifest)
+        if self._group.rank == 0:
+            logger.info(
+                "saved %s %d: %.1f MB at step %d in %.2f s",
+                manifest.kind,
+                manifest.sequence,
+                manifest.num_bytes / 1e6,
+                manifest.step,
+                time.perf_counter() - began,
+            )
 
     def _save(self, save: Save) -> Manifest:
         sequence = self._history.next_sequence
@@ -213,6 +237,12 @@ class Saver:
             writer.write_state(states.own, self._group.rank)
 
 
+def give_way() -> None:
+    """Let training's threads go first wherever this thread competes with them for a processor."""
+    with suppress(OSError, AttributeError):  # Linux alone has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 def _describe(error: BaseException) -> str:
     if isinstance(error, CheckpointError):
         return str(error)
@@ -220,4 +250,4 @@ def _describe(error: BaseException) -> str:
 
 
 def _lost_touch(error: BaseException) -> SaveFailedError:
-    return SaveFailedError(f"a save could not be finished ({_describe(error)}); nothing of it counts")
+    return SaveFailedError(f"a save could not be finished ({_describe(error)}); look at the log of all ranks")

@@ -100,7 +100,7 @@ class Snapshot:
                 columns[name].copy_(source.detach()[begin:end])
             return Piece(shard, Rows(shard.row_offset + begin, None, columns), buffer, step)
         ids = selection.ids[begin:end]
-        local = ids - shard.row_offset
+        local = ids - shard.row_offset if shard.row_offset else ids
         for name, source in shard.columns.items():
             _gather(source.detach(), local, columns[name])
         first_row = int(ids[0]) if num_rows else shard.row_offset

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint import snapshot
+from cpr.checkpoint.config import WRITER_BYTES
 from cpr.checkpoint.staging import PIECE_BYTES
 from cpr.cli import entry as cpr
 from tests.cpr.checkpoint.runs import Run, assert_same
@@ -162,11 +162,11 @@ def test_wish_6_marked_complete_verified_on_load_and_fallen_back_from_once(start
 def test_wish_7_a_save_larger_than_the_ceiling_stays_under_it(start, monkeypatch):
     """Ten rows a piece and two pieces of memory: fourteen pieces have to take turns."""
     monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
-    ceiling = module.WRITER_BYTES + 2 * PIECE_BYTES
+    ceiling = WRITER_BYTES + 2 * PIECE_BYTES
     run = start(host_memory_bytes=ceiling)
     run.train(2)
     save = run.checkpointer.save("consistent")
-    assert run.checkpointer.staged_bytes <= ceiling - module.WRITER_BYTES
+    assert run.checkpointer.staged_bytes <= ceiling - WRITER_BYTES
     saved = run.values()
     run.checkpointer.close()
     assert sum(len(entry.chunks) for entry in save.manifest.rows) == 18

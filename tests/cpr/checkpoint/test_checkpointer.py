@@ -1,5 +1,6 @@
 """The checkpointer in a world of one: saves beside training, failures that are told, what comes back."""
 
+import errno
 import threading
 from contextlib import contextmanager
 
@@ -13,9 +14,10 @@ from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import MismatchError, NoUsableStateError, SaveFailedError
+from cpr.errors import CheckpointError, MismatchError, NoUsableStateError, SaveFailedError
 from tests.cpr.checkpoint.runs import Run, assert_same
 from tests.cpr.shards import models
+from tests.cpr.storages import FaultyStorage
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -398,3 +400,138 @@ def test_a_lazy_optimizer_of_replicated_tables_is_loaded_into_a_model_that_never
         if ours.shape[0] == 30:
             assert torch.equal(ours, theirs)
     assert lazy.state_dict()["state"][0]["step"] == optimizer.state_dict()["state"][0]["step"]
+
+
+def test_the_caller_may_reuse_its_tensor_of_ids(start):
+    run = start()
+    run.checkpointer.save("consistent")
+    run.train(1)
+    ids = torch.tensor([1, 2, 3])
+    expected = run.values()["ebc.embedding_bags.a/r0-c0/weights"][ids]
+    run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": ids})
+    ids.copy_(torch.tensor([1, 50, 60]))
+    run.checkpointer.close()
+    again = start()
+    again.checkpointer.load()
+    assert torch.equal(again.values()["ebc.embedding_bags.a/r0-c0/weights"][[1, 2, 3]], expected)
+
+
+def test_state_that_cannot_be_saved_is_told_and_hangs_nobody(start):
+    class Broken:
+        def state_dict(self):
+            raise RuntimeError("no state today")
+
+    run = start()
+    run.checkpointer.register("broken", Broken())
+    with pytest.raises(SaveFailedError, match="RuntimeError: no state today"):
+        run.checkpointer.save("rolling")
+    run.train(1)
+    run.checkpointer.close()
+
+
+def test_shards_that_are_lost_come_back_alone(start):
+    run = start()
+    run.train(2)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    saved = run.values()
+    run.train(2)
+    newer = run.values()
+    lost = "ebc.embedding_bags.b/r0-c4"
+    state, stats = run.checkpointer.load_shards([lost])
+    assert state.step == 2
+    assert stats.bytes_read < 4000, "the others were not read"
+    for name, value in run.values().items():
+        assert torch.equal(value, (saved if name.startswith(lost) else newer)[name]), name
+    with pytest.raises(ValueError, match="this rank has no shard"):
+        run.checkpointer.load_shards(["elsewhere"])
+
+
+def test_saves_made_between_loading_and_claiming_are_noticed(start):
+    old = start()
+    old.train(1)
+    old.checkpointer.save("consistent")
+    old.checkpointer.wait()
+    new = start()
+    new.checkpointer.load()
+    old.train(1)
+    old.checkpointer.save("consistent")
+    old.checkpointer.close()
+    with pytest.raises(MismatchError, match="holds save 1, which this run has not loaded"):
+        new.checkpointer.save("consistent")
+    new.checkpointer.load()
+    assert new.checkpointer.save("consistent") is not None
+    new.checkpointer.close()
+
+
+def test_a_run_that_lost_its_lock_touches_nothing_of_the_new_owner(start, tmp_path):
+    old = start()
+    old.checkpointer.save("consistent")
+    old.checkpointer.wait()
+    (tmp_path / "checkpoint/LOCK").unlink()
+    new = start()
+    new.checkpointer.load()
+    new.checkpointer.save("consistent")
+    new.checkpointer.wait()
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "checkpoint/saves").rglob("*") if path.is_file()
+    }
+    old.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match="no longer belongs to run"):
+        old.checkpointer.wait()
+    after = {path: path.read_bytes() for path in (tmp_path / "checkpoint/saves").rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_storage_that_fails_for_a_moment_does_not_cost_the_newest_state(start, monkeypatch):
+    run = start()
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    faulty = FaultyStorage(open_storage(run.checkpointer._config.uri))
+    monkeypatch.setattr(module, "open_storage", lambda uri: faulty)
+    again = start()
+    faulty.fail("read", "saves/00000001/ebc", number=errno.EMFILE)
+    with pytest.raises(CheckpointError, match="Too many open files"):
+        again.checkpointer.load()
+    faulty.heal()
+    assert again.checkpointer.load().state.sequence == 1
+
+
+def test_falling_back_is_said(start, tmp_path, caplog):
+    run = start()
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    (tmp_path / "checkpoint/saves/00000001/manifest.json").write_text("{}")
+    again = start()
+    assert again.checkpointer.load().state.step == 1
+    assert "fell back to save 0 of step 1" in caplog.text
+    assert "saves/00000001/manifest.json" in caplog.text
+
+
+def test_what_could_not_be_loaded_does_not_count_as_a_state_that_is_kept(start, tmp_path):
+    run = start()
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    (tmp_path / "checkpoint/saves/00000001/state.arrow").write_bytes(b"")
+    again = start()
+    again.checkpointer.load()
+    again.checkpointer.save("consistent")
+    again.checkpointer.close()
+    assert (tmp_path / "checkpoint/saves/00000000/manifest.json").exists()
+    last = start()
+    assert last.checkpointer.load().state.sequence == 2
+
+
+def test_after_closing_nothing_is_saved(start):
+    run = start()
+    run.checkpointer.close()
+    run.checkpointer.close()
+    for call in (run.checkpointer.save, run.checkpointer.load):
+        with pytest.raises(ValueError, match="is closed"):
+            call()
