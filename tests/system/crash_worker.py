@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,15 +31,24 @@ KILLS_OF_A_KIND = 3
 
 
 class Moments:
-    """Counts touches of the storage and kills the process at one of them."""
+    """Notes touches of the storage and kills the process at one of them.
 
-    def __init__(self, fatal):
+    A touch is what was done to which file, and how often that was done before: the same in every run, however
+    its threads take turns.
+    """
+
+    def __init__(self, folder, fatal):
+        self.folder = folder
         self.fatal = fatal
         self.seen = []
+        self.counts = Counter()
 
     def __call__(self, what, path):
-        self.seen.append((what, path))
-        if len(self.seen) == self.fatal:
+        path = str(path).removeprefix(f"{self.folder}/")
+        self.counts[what, path] += 1
+        touch = (what, path, self.counts[what, path])
+        self.seen.append(touch)
+        if touch == self.fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -68,9 +78,9 @@ def watch(moment):
         moment("deleted", path)
 
     def watched_replace(source, target, **options):
-        moment("replace", str(target))
+        moment("replace", target)
         replace(source, target, **options)
-        moment("replaced", str(target))
+        moment("replaced", target)
 
     LocalStorage.create, LocalStorage.delete = watched_create, watched_delete
     os.replace = watched_replace
@@ -84,7 +94,7 @@ def fill(shards, step):
 
 def run(folder, fatal):
     """The script; in a process of its own."""
-    moment = Moments(fatal)
+    moment = Moments(folder, fatal)
     watch(moment)
     snapshot.rows_per_piece = lambda _: 20
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -120,23 +130,23 @@ def in_a_fork(function, *arguments):
 
 
 def chosen(touches):
-    """Numbers of the touches to die at, from 1."""
-    for kind in sorted(set(touches)):
-        numbers = [number for number, what in enumerate(touches, 1) if what == kind]
+    """The touches to die at: some of each kind, spread over the script."""
+    for kind in sorted({what for what, _, _ in touches}):
+        alike = [touch for touch in touches if touch[0] == kind]
         for part in range(KILLS_OF_A_KIND):
-            yield numbers[(2 * part + 1) * len(numbers) // (2 * KILLS_OF_A_KIND)]
+            yield alike[(2 * part + 1) * len(alike) // (2 * KILLS_OF_A_KIND)]
 
 
 def main(root):
     torch.set_num_threads(1)
     (root / "whole").mkdir()
-    assert in_a_fork(run, root / "whole", 0) == 0
-    touches = [what for what, _ in json.loads((root / "moments.json").read_text())]
-    for fatal in chosen(touches):
-        folder = root / f"killed-{fatal}"
+    assert in_a_fork(run, root / "whole", None) == 0
+    touches = [tuple(touch) for touch in json.loads((root / "moments.json").read_text())]
+    for number, fatal in enumerate(chosen(touches)):
+        folder = root / f"killed-{number}"
         folder.mkdir()
         code = in_a_fork(run, folder, fatal)
-        assert code == -signal.SIGKILL, f"touch {fatal} of {len(touches)}: the process ended with {code}"
+        assert code == -signal.SIGKILL, f"{fatal}: the process ended with {code}"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_wish_6_killed_at_any_moment_the_newest_complete_state_loads(start, tmp_
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said[-4000:]
     touched = json.loads((tmp_path / "moments.json").read_text())
-    kinds = {what for what, _ in touched}
+    kinds = {what for what, _, _ in touched}
     assert kinds == {"create", "write", "created", "delete", "deleted", "replace", "replaced"}
 
     folders = sorted(tmp_path.glob("killed-*/"), key=lambda path: int(path.name.split("-")[1]))
