@@ -28,7 +28,7 @@ from cpr.checkpoint.ranks import Alone, RankGroup
 from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
-from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows
+from cpr.checkpoint.snapshot import Piece, Selection, Snapshot, select_rows
 from cpr.checkpoint.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
@@ -414,22 +414,28 @@ class Checkpointer:
         assert self._save is not None
         snapshot, states = self._rolling
         began, copied = time.perf_counter(), 0
+        ready: list[Piece] = []  # handed over together: a writer at work would slow the copying down
         try:
             while not (snapshot.done or self._save.broken.is_set()):
                 if max_bytes is not None and copied >= max_bytes:
                     break
-                buffer = self._pool.acquire(wait, _left(deadline))
+                buffer = self._pool.acquire(wait=False)
+                if buffer is None:
+                    self._save.feed_all(ready)
+                    buffer = self._pool.acquire(wait, _left(deadline))
                 if buffer is None:
                     break
                 try:
-                    self._save.feed(snapshot.copy_next(buffer, self.steps_done))
+                    ready.append(snapshot.copy_next(buffer, self.steps_done))
                 except BaseException:
                     self._pool.release(buffer)
                     raise
                 copied += buffer.numel()
         except BaseException:
+            self._save.feed_all(ready)
             self._give_up()
             raise
+        self._save.feed_all(ready)
         if snapshot.done or self._save.broken.is_set():
             self._rolling = None
             self._save.feed(states)

@@ -89,6 +89,11 @@ class Save:
         """Hand over the next piece; `States` are the last."""
         self._feed.put(item)
 
+    def feed_all(self, pieces: list[Piece]) -> None:
+        """Hand over pieces, and empty the list."""
+        while pieces:
+            self._feed.put(pieces.pop(0))
+
     def cancel(self) -> None:
         """Nothing more will come, and the save must not count."""
         self._feed.put(None)
