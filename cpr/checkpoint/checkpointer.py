@@ -45,6 +45,8 @@ __all__ = ["CheckpointConfig", "Checkpointer", "Loaded"]
 
 ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
 """What a rolling save copies between two training steps at most: some milliseconds."""
+HANDOVER_BYTES: Final = 128 * 2**20
+"""What is copied before the writer hears of it: at work at the same time, it would slow the copying down."""
 LEAVE_S: Final = 5.0
 """How long closing waits for the background thread to end by itself."""
 
@@ -414,14 +416,15 @@ class Checkpointer:
         assert self._save is not None
         snapshot, states = self._rolling
         began, copied = time.perf_counter(), 0
-        ready: list[Piece] = []  # handed over together: a writer at work would slow the copying down
+        ready: list[Piece] = []
         try:
             while not (snapshot.done or self._save.broken.is_set()):
                 if max_bytes is not None and copied >= max_bytes:
                     break
                 buffer = self._pool.acquire(wait=False)
-                if buffer is None:
+                if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
                     self._save.feed_all(ready)
+                if buffer is None:
                     buffer = self._pool.acquire(wait, _left(deadline))
                 if buffer is None:
                     break
