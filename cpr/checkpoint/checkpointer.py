@@ -29,7 +29,7 @@ from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
 from cpr.checkpoint.snapshot import Piece, Selection, Snapshot, select_rows
-from cpr.checkpoint.staging import StagingPool, rows_per_piece
+from cpr.checkpoint.staging import PIECE_BYTES, StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
