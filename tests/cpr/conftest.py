@@ -42,6 +42,13 @@ class S3Server:
         return True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever talks to the S3 server starts a real process, and so is a system test."""
+    for item in items:
+        if {"s3", "start_s3"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.system)
+
+
 @pytest.fixture(scope="session")
 def start_s3() -> Iterator[Callable[[], S3Server]]:
     """Starts S3 servers with a bucket called `bucket`; they are killed by their pids at the end."""
