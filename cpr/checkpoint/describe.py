@@ -7,8 +7,7 @@ from typing import Any
 
 from cpr.checkpoint.chain import State, find_states
 from cpr.checkpoint.lock import LOCK_PATH, Holder
-from cpr.checkpoint.manifest import Manifest, TableEntry
-from cpr.checkpoint.row_schema import DTYPES, WEIGHTS
+from cpr.checkpoint.manifest import WEIGHTS, Manifest, TableEntry
 from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CorruptFileError
 
@@ -143,7 +142,7 @@ def _table(fqn: str, entry: TableEntry, state: State) -> TableInfo:
     newest = max((file.last_step for file in files), default=state.step)
     oldest = min((file.first_step for file in files), default=state.step)
     sizes = {
-        name: entry.rows * (1 if column.per_row else entry.cols) * DTYPES[column.dtype].itemsize
+        name: entry.rows * (1 if column.per_row else entry.cols) * column.item_bytes
         for name, column in entry.columns.items()
     }
     return TableInfo(

@@ -15,6 +15,8 @@ from cpr.errors import CorruptFileError
 
 FORMAT: Final = "cpr-checkpoint"
 VERSION: Final = 1
+WEIGHTS: Final = "weights"
+"""The column of a table's weights; the others are states of its optimizer."""
 _NO_DIGEST: Final = "0" * 32
 
 Kind = Literal["base", "rows"]
@@ -34,6 +36,11 @@ class ColumnEntry:
     """Of the live tensor: float32, float16, bfloat16, ...; int64 for row ids."""
     per_row: bool
     """One number a row; otherwise one an element."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a number: what the digits at the end of a dtype's name say in bits."""
+        return int(self.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import xxhash
 from torch import Tensor
 
 from cpr.checkpoint.codecs import codec_named
-from cpr.checkpoint.manifest import ChunkEntry, ColumnEntry, RowFileEntry, digest
-from cpr.checkpoint.row_schema import DTYPES, ROW, WEIGHTS, ShardPlace, schema_of, stored_columns
+from cpr.checkpoint.manifest import WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
+from cpr.checkpoint.row_schema import DTYPES, ROW, ShardPlace, schema_of, stored_columns
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Sink, Storage

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.codecs import Codec
-from cpr.checkpoint.manifest import FORMAT, VERSION, ColumnEntry, RowFileEntry
+from cpr.checkpoint.manifest import FORMAT, VERSION, WEIGHTS, ColumnEntry, RowFileEntry
 from cpr.shards.shard import TableShard
 
 ROW: Final = "row"
 """Column of the row ids, in row saves."""
-WEIGHTS: Final = "weights"
 """Column of the weights, the only one that a codec may change."""
 
 _ARROW_TYPES: Final = {
