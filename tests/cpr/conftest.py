@@ -8,8 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from tests.cpr.checkpoint.runs import Run
 
 START_S = 60.0
 
@@ -83,3 +87,26 @@ def start_s3() -> Iterator[Callable[[], S3Server]]:
 def s3(start_s3: Callable[[], S3Server]) -> S3Server:
     """An S3 server for all tests; each uses a prefix of its own in `bucket`."""
     return start_s3()
+
+
+@pytest.fixture(scope="module")
+def world_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def start(world_of_one: None, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts runs on one directory, or on the folder or URI given; those that are left open are closed."""
+    runs = []
+
+    def work(folder: Path | str = "checkpoint", **options: object) -> Run:
+        run = Run(folder if "://" in str(folder) else tmp_path / folder, **options)
+        runs.append(run)
+        return run
+
+    yield work
+    for run in runs:
+        run.checkpointer.close(abandon=True)

@@ -9,35 +9,12 @@ import shutil
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from cpr.checkpoint import snapshot
 from cpr.checkpoint.config import WRITER_BYTES
 from cpr.checkpoint.staging import PIECE_BYTES
 from cpr.cli import entry as cpr
-from tests.cpr.checkpoint.runs import Run, assert_same
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts runs on one directory; those that are left open are closed."""
-    runs = []
-
-    def work(folder="checkpoint", **options):
-        run = Run(tmp_path / folder, **options)
-        runs.append(run)
-        return run
-
-    yield work
-    for run in runs:
-        run.checkpointer.close(abandon=True)
+from tests.cpr.checkpoint.runs import assert_same
 
 
 def test_wish_1_one_call_saves_one_call_loads_and_people_can_read_it(start, tmp_path, capsys):

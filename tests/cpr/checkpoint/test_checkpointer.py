@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint import snapshot
@@ -15,16 +14,11 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CheckpointError, MismatchError, NoUsableStateError, SaveFailedError
-from tests.cpr.checkpoint.runs import Run, assert_same
+from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
 from tests.cpr.storages import FaultyStorage
 
-
-@pytest.fixture(scope="module", autouse=True)
-def world_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 @pytest.fixture
@@ -32,21 +26,6 @@ def small_pieces(monkeypatch):
     """Ten rows a piece and one piece a step."""
     monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
     monkeypatch.setattr(module, "ROLLING_BYTES_PER_STEP", 1)
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts runs on one directory; those that are left open are closed."""
-    runs = []
-
-    def work(**options):
-        run = Run(tmp_path / "checkpoint", **options)
-        runs.append(run)
-        return run
-
-    yield work
-    for run in runs:
-        run.checkpointer.close(abandon=True)
 
 
 def fail_when(storage, condition, error):

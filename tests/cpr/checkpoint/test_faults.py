@@ -5,35 +5,12 @@ import subprocess
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
-from tests.cpr.checkpoint.runs import Run, assert_same
+from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.storages import FaultyStorage, SlowStorage
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world_of_one():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts runs on one directory; those that are left open are closed."""
-    runs = []
-
-    def work(folder=None, **options):
-        run = Run(folder or tmp_path / "checkpoint", **options)
-        runs.append(run)
-        return run
-
-    yield work
-    for run in runs:
-        run.checkpointer.close(abandon=True)
 
 
 @pytest.fixture
