@@ -28,7 +28,7 @@ from cpr.checkpoint.ranks import Alone, RankGroup
 from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
-from cpr.checkpoint.snapshot import Piece, Selection, Snapshot, select_rows
+from cpr.checkpoint.snapshot import Piece, Selection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.staging import PIECE_BYTES, StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
@@ -96,9 +96,8 @@ class Checkpointer:
         )
         self.steps_done = 0
         """Calls of `step`, those before the loaded state included."""
-        self._run_id = ""
+        self._run_id = ""  # until the directory is claimed
         self._lock: DirectoryLock | None = None
-        self._is_claimed = False
         self._is_closed = False
         self._loaded: State | None = None
         self._rejected: frozenset[int] = frozenset()
@@ -143,7 +142,7 @@ class Checkpointer:
             CheckpointError: it cannot be written to.
         """
         self._check_open()
-        if self._is_claimed:
+        if self._run_id:
             return
         run_id = uuid.uuid4().hex
 
@@ -153,7 +152,6 @@ class Checkpointer:
             return run_id
 
         self._run_id = on_rank_0(self._group, take)
-        self._is_claimed = True
 
     def prepare(self) -> None:
         """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.
@@ -232,10 +230,7 @@ class Checkpointer:
             ValueError: this rank has no such shard.
             CheckpointError: as `load`.
         """
-        by_name = {shard.name: shard for shard in self.shards}
-        if unknown := sorted(set(names) - set(by_name)):
-            raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
-        shards = [by_name[name] for name in names]
+        shards = shards_named(self.shards, names)
 
         def attempt(state: State) -> LoadStats:
             with torch.no_grad():
@@ -348,7 +343,7 @@ class Checkpointer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         began = time.perf_counter()
         self.prepare()
-        selections, states, wish = self._prepare(kind, moment, rows, deadline)
+        selections, states, wish = self._make_wish(kind, moment, rows, deadline)
         wishes = self._group.gather(wish)
         if not agree(wish, wishes):
             return None
@@ -371,7 +366,7 @@ class Checkpointer:
         self._raise_failure()
         return idle
 
-    def _prepare(
+    def _make_wish(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
     ) -> tuple[list[Selection], States | None, Wish]:
         """What this rank copies of its own shards, its state, what it tells the others; raises nothing."""

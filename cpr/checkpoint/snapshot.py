@@ -5,7 +5,7 @@ because the piece is copied between two training steps. A rolling snapshot copie
 each step; a consistent one copies all of them between two steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,18 @@ class Selection:
         return self.shard.num_rows if self.ids is None else self.ids.numel()
 
 
+def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[TableShard]:
+    """Those of the shards that have these names, in the names' order.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    by_name = {shard.name: shard for shard in shards}
+    if unknown := sorted(set(names) - set(by_name)):
+        raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
+    return [by_name[name] for name in names]
+
+
 def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
     """Selections of the rows asked for.
 
@@ -51,17 +63,14 @@ def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> lis
     Raises:
         ValueError: no such shard here, or a row that it does not hold.
     """
-    by_name = {shard.name: shard for shard in shards}
-    if unknown := sorted(set(rows) - set(by_name)):
-        raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
     selections = []
-    for name, asked in rows.items():
-        shard, ids = by_name[name], _ascending(asked.detach().to("cpu", torch.int64, copy=True))
+    for shard, asked in zip(shards_named(shards, rows), rows.values(), strict=True):
+        ids = _ascending(asked.detach().to("cpu", torch.int64, copy=True))
         if ids.numel() and not (
             shard.row_offset <= int(ids[0]) and int(ids[-1]) < shard.row_offset + shard.num_rows
         ):
             raise ValueError(
-                f"rows {int(ids[0])} to {int(ids[-1])} were asked of {name}, which holds rows "
+                f"rows {int(ids[0])} to {int(ids[-1])} were asked of {shard.name}, which holds rows "
                 f"{shard.row_offset} to {shard.row_offset + shard.num_rows - 1}"
             )
         selections.append(Selection(shard, ids))
