@@ -5,5 +5,14 @@ from cpr.shards.discovery import find_shards
 from cpr.shards.groups import TableGroup, table_groups
 from cpr.shards.matching import create_state
 from cpr.shards.shard import TableShard
+from cpr.shards.updates import before_updates
 
-__all__ = ["TableGroup", "TableShard", "create_state", "dense_tensors", "find_shards", "table_groups"]
+__all__ = [
+    "TableGroup",
+    "TableShard",
+    "before_updates",
+    "create_state",
+    "dense_tensors",
+    "find_shards",
+    "table_groups",
+]

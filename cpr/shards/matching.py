@@ -51,11 +51,7 @@ def match_state(
         ValueError: several optimizers update the table, or its state fits neither rows nor scalars.
     """
     found = [
-        (optimizer, parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if _contains(parameter, weights)
+        (optimizer, parameter) for optimizer in optimizers for parameter in _parameters_of(optimizer, weights)
     ]
     if not found:
         return {}, {}
@@ -84,6 +80,20 @@ def match_state(
 
     look(scalars=False)  # raises now what would else be raised in the middle of a save
     return LookedUp(lambda: look(scalars=False)), LookedUp(lambda: look(scalars=True))
+
+
+def is_updated_by(optimizer: Optimizer, weights: Tensor) -> bool:
+    """Whether an ordinary optimizer has a parameter that shares memory with all of a table's `weights`."""
+    return bool(_parameters_of(optimizer, weights))
+
+
+def _parameters_of(optimizer: Optimizer, weights: Tensor) -> list[Tensor]:
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if _contains(parameter, weights)
+    ]
 
 
 def _contains(parameter: Tensor, weights: Tensor) -> bool:

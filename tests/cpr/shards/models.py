@@ -37,7 +37,7 @@ class Model(nn.Module):
 
     def forward(self, features):
         pooled = [self.get_submodule(name)(features[name]).values() for name in self.names]
-        return self.dense(torch.cat(pooled, 1).view(len(pooled[0]), -1, DIM).sum(1))
+        return self.dense(torch.cat(pooled, 1).view(pooled[0].shape[0], -1, DIM).sum(1))
 
 
 def bags(**rows):
