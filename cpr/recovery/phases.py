@@ -1,0 +1,45 @@
+"""Seconds from a worker's death to the first new step, by phase."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+PHASES: Final = (
+    *("detect", "restart", "imports", "rendezvous", "build", "reattach", "restore", "first_step"),
+)
+"""In order. `detect`: from the dead worker's last sign of life until the first survivor left; `restart`:
+until this process began; `imports`: until `PartialRecovery` was made; `rendezvous`, `build`: those blocks;
+`reattach`: from there until it is known what is held and what is lost; `restore`: rows and states are put in
+place; `first_step`: until the first new step is finished. Time between the blocks is nobody's."""
+
+
+class Phases:
+    """A clock of phases."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        """The block belongs to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - began)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Some more seconds in a phase."""
+        assert phase in PHASES
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, seconds)
+
+
+def process_began_ns() -> int:
+    """When this process began, as `time.time_ns()` would have said; to 10 ms."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
+    return time.time_ns() - int(age_s * 1e9)

@@ -1,0 +1,132 @@
+"""The story of one recovery: for the log, for the run report, and for the state that outlives workers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from cpr.recovery.decision import Kind
+from cpr.recovery.phases import PHASES
+from cpr.recovery.sources import ShardSources
+
+NO_LAST_WORD = "no last word: kill -9, out of memory, or told to stop while it waited for others"
+MEMORY_GONE = "gone with its memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a worker of the generation before ended."""
+
+    rank: int
+    """Its rank in that generation."""
+    pid: int | None
+    """None where nobody knows."""
+    host: str | None
+    why: str
+    left_ns: int | None = None
+    """When it left of its own accord, `time.time_ns()`."""
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}"
+        if self.pid is not None:
+            who += f" (process {self.pid} on {self.host})"
+        return f"{who}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOrigin:
+    """Where the rows of a table came from, over all its shards."""
+
+    table_fqn: str
+    adopted: int = 0
+    """Rows x shards that stayed where they were."""
+    moved: int = 0
+    """Rows x shards that were copied from other memory."""
+    lost: int = 0
+    """Rows x shards that came from the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """How one generation of workers began."""
+
+    kind: Kind
+    reason: str
+    generation: int
+    step: int
+    """Training steps done, from which it goes on."""
+    interrupted: bool = False
+    """Whether rows had begun to change in the step after: its batch is skipped."""
+    dead: tuple[Ending, ...] = ()
+    """Workers of the generation before, by rank: those that gave no reason, or lost their memory, first."""
+    sources: tuple[RowOrigin, ...] = ()
+    """By table."""
+    save_step: int | None = None
+    """Training steps done in the save that lost rows, or everything, came from; None: nothing was read."""
+    bytes_read: int = 0
+    """From the checkpoint, by all ranks."""
+    bytes_moved: int = 0
+    """Of rows, copied out of memory that outlived its worker, by all ranks."""
+    refused: tuple[str, ...] = ()
+    """Memory that was found and not used, with the reason."""
+    pls_added: float | None = 0.0
+    """None: not known, because `total_samples` was not given."""
+    pls_total: float | None = 0.0
+    world_size: int = 1
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By phase, see `cpr.recovery.phases`; of rank 0."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        return {**asdict(self), "seconds": dict(self.seconds)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read one back."""
+        known = {name: data[name] for name in (each.name for each in fields(cls)) if name in data}
+        known["dead"] = tuple(Ending(**each) for each in known.get("dead", ()))
+        known["sources"] = tuple(RowOrigin(**each) for each in known.get("sources", ()))
+        known["refused"] = tuple(known.get("refused", ()))
+        return cls(**known)
+
+    def __str__(self) -> str:
+        lines = [f"generation {self.generation} begins at step {self.step} ({self.kind}): {self.reason}"]
+        lines += [f"  ended: {ending}" for ending in self.dead]
+        lines += [f"  not used: {refused}" for refused in self.refused]
+        if self.kind in {"process", "partial"}:
+            lines += [f"  rows: {_told(origin, self.save_step)}" for origin in self.sources]
+            if self.interrupted:
+                lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
+        if self.kind in {"process", "partial", "full"}:
+            lines.append(f"  PLS: {_share(self.pls_added)} added, {_share(self.pls_total)} in total")
+        if self.seconds:
+            told = [f"{phase} {self.seconds[phase]:.2f}" for phase in PHASES if phase in self.seconds]
+            lines.append(f"  seconds: {', '.join(told)}; together {sum(self.seconds.values()):.2f}")
+        return "\n".join(lines)
+
+
+def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
+    """Rows by origin, for each table."""
+    counts: dict[str, list[int]] = {}
+    for each in sources:
+        place = each.needed.place
+        count = counts.setdefault(place.table_fqn, [0, 0, 0])
+        count[0] += place.num_rows if each.needed.adopted else 0
+        count[1] += each.moved_rows
+        count[2] += each.lost_rows
+    return tuple(
+        RowOrigin(table_fqn=name, adopted=adopted, moved=moved, lost=lost)
+        for name, (adopted, moved, lost) in sorted(counts.items())
+    )
+
+
+def _told(origin: RowOrigin, save_step: int | None) -> str:
+    parts = [
+        (origin.adopted, "in place"),
+        (origin.moved, "moved from memory"),
+        (origin.lost, f"from the save of step {save_step}"),
+    ]
+    return f"{origin.table_fqn}: " + ", ".join(f"{count:,} {how}" for count, how in parts if count)
+
+
+def _share(pls: float | None) -> str:
+    return "unknown (total_samples was not given)" if pls is None else f"{pls:.6f}"

@@ -1,0 +1,50 @@
+"""Partial or full, and the words for it."""
+
+import pytest
+
+from cpr.recovery.decision import Findings, decide
+from cpr.recovery.policy import RecoveryPolicy
+
+USUAL = {
+    "continues": True,
+    "resumes": True,
+    "is_saved": True,
+    "holds_anything": True,
+    "has_replicated_state": True,
+    "lost_share": 0.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({}, "partial", "25.0% of the tables"),
+        ({"lost_share": 0.0}, "process", "outlived"),
+        ({"lost_share": 0.0, "is_saved": False}, "process", "outlived"),
+        ({"lost_share": 0.5}, "partial", "50.0%"),
+        ({"lost_share": 0.51}, "full", "max_lost_share = 50.0%"),
+        ({"holds_anything": False, "lost_share": 1.0}, "full", "no worker's memory is left"),
+        ({"has_replicated_state": False}, "full", "dense parameters"),
+        ({"objection": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
+        ({"is_saved": False}, "full", "nothing was saved yet"),
+        ({"continues": False}, "resume", "newest checkpoint"),
+        ({"continues": False, "is_saved": False}, "start", "nothing was saved"),
+        ({"continues": False, "resumes": False}, "start", "begins anew"),
+    ],
+)
+def test_decision(changes, kind, words):
+    decision = decide(Findings(**{**USUAL, **changes}), RecoveryPolicy())
+    assert decision.kind == kind
+    assert words in decision.reason
+
+
+def test_the_policy_can_forbid_any_loss():
+    assert decide(Findings(**USUAL), RecoveryPolicy(max_lost_share=0)).kind == "full"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_lost_share": -0.1}, {"max_lost_share": 1.5}, {"max_generations_without_progress": 0}]
+)
+def test_impossible_policies_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RecoveryPolicy(**wrong)
