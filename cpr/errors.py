@@ -1,4 +1,4 @@
-"""What can go wrong with saved state, each error with a name that tells the caller what to do next."""
+"""What can go wrong with saved or resident state; each error's name tells the caller what to do next."""
 
 
 class CheckpointError(RuntimeError):
@@ -21,5 +21,37 @@ class NoUsableStateError(CheckpointError):
     """No saved state verifies; the message lists each one with the reason."""
 
 
+class NothingSavedError(NoUsableStateError):
+    """Nothing was ever saved there."""
+
+
 class SaveFailedError(CheckpointError):
     """A save in the background failed on some rank; nothing of it counts, older states are untouched."""
+
+
+class ResidentMemoryError(RuntimeError):
+    """Shared memory that outlives a worker cannot be used; the message names the place and the cause."""
+
+
+class NotEnoughMemoryError(ResidentMemoryError):
+    """The shared memory file system is too small; the message names what to change."""
+
+
+class DamagedMemoryError(ResidentMemoryError):
+    """Shared memory is not what its owner left, or somebody else's; nothing of it may be used."""
+
+
+class RendezvousError(RuntimeError):
+    """The workers of a run did not find each other in time; the message names who is missing."""
+
+
+class RecoveryError(RuntimeError):
+    """The workers of a run cannot go on together; the message says why and what to do."""
+
+
+class NoProgressError(RecoveryError):
+    """Generations of workers died one after the other without finishing a step; lists what each died of."""
+
+
+class StartOverError(RecoveryError):
+    """Live memory turned out to be of no use before anything was saved; restarted workers begin anew."""

@@ -60,12 +60,11 @@ def write_state(sink: Sink, tree: Any) -> None:
     Raises:
         ValueError: there is something else in the tree; the message says where.
     """
-    leaves: list[_Leaf] = []
-    encoded = _Encoder(leaves).encode(tree, ())
+    encoded, leaves = encode(tree)
     schema = SCHEMA.with_metadata({**FORMAT, b"tree": json.dumps(encoded, allow_nan=False)})
     with pa.PythonFile(_SinkFile(sink), mode="w") as file, pa.ipc.new_file(file, schema) as writer:
         for leaf in leaves:
-            writer.write_batch(leaf.batch(schema))
+            writer.write_batch(_batch(leaf, schema))
 
 
 def read_state(data: memoryview) -> Any:
@@ -88,7 +87,7 @@ def read_state(data: memoryview) -> Any:
                 batch = reader.get_batch(number)
                 batch.validate(full=True)
                 rows += (dict(zip(SCHEMA.names, row, strict=True)) for row in zip(*batch, strict=True))
-            return _decode(tree, rows)
+            return decode(tree, lambda kind, row: LEAVES[kind](**rows[row]))
     except DAMAGE as error:
         raise CorruptFileError(f"the state file is damaged or no state file ({error})") from error
 
@@ -121,29 +120,85 @@ def _refuse(path: Path, what: str) -> ValueError:
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    bytes_of: Callable[[], Array]
+class Leaf:
+    """Something in a tree with bytes of its own."""
 
-    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        content = pa.py_buffer(self.bytes_of())
-        ends = pa.py_buffer(np.array([0, content.size], dtype=np.int64))
-        columns = [
-            pa.array([_dotted(self.path).encode(errors="replace")], pa.string()),
-            pa.array([self.dtype], pa.string()),
-            pa.array([self.shape], pa.list_(pa.int64())),
-            pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, content]),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    path: Path
+    """Keys and places on the way to it."""
+    value: Tensor | Array | bytes
+    """The tree's own, not copied."""
+
+
+def encode(tree: Any) -> tuple[Any, list[Leaf]]:
+    """A tree as JSON, see above, and the leaves that it refers to.
+
+    Raises:
+        ValueError: something in the tree cannot be saved; the message says where.
+    """
+    encoder = _Encoder()
+    return encoder.encode(tree, ()), encoder.leaves
+
+
+def decode(node: Any, leaf: Callable[[str, int], Any]) -> Any:
+    """The tree of which `encode` made `node`.
+
+    Args:
+        node: JSON.
+        leaf: gives a leaf for its kind ("tensor", "ndarray" or "bytes") and its number.
+
+    Raises:
+        ValueError: there is something else in it.
+    """
+    if isinstance(node, list):
+        return [decode(item, leaf) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind in LEAVES:
+        return leaf(kind, content)
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {key: decode(value, leaf) for key, value in content}
+    if kind == "tuple":
+        return tuple(decode(value, leaf) for value in content)
+    raise ValueError(f"it has a node of kind {kind!r}")
+
+
+def _batch(leaf: Leaf, schema: pa.Schema) -> pa.RecordBatch:
+    dtype, shape, data = _stored(leaf.value)
+    content = pa.py_buffer(data)
+    ends = pa.py_buffer(np.array([0, content.size], dtype=np.int64))
+    columns = [
+        pa.array([_dotted(leaf.path).encode(errors="replace")], pa.string()),
+        pa.array([dtype], pa.string()),
+        pa.array([shape], pa.list_(pa.int64())),
+        pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, content]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _stored(value: Tensor | Array | bytes) -> tuple[str, tuple[int, ...], Array]:
+    """Dtype, shape and bytes of a leaf."""
+    if isinstance(value, Tensor):
+        on_host = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = on_host.view(-1).view(torch.uint8).numpy()
+        return dtype_name(value), tuple(value.shape), data
+    if isinstance(value, bytes):
+        return BYTES, (len(value),), np.frombuffer(value, np.uint8)
+    return value.dtype.str, value.shape, np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """As in the file: "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Encoder:
     """Turns a tree into JSON and puts its leaves in a list."""
 
-    def __init__(self, leaves: list[_Leaf]) -> None:
-        self._leaves = leaves
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
         self._open: set[int] = set()
 
     def encode(self, value: Any, path: Path) -> Any:
@@ -155,9 +210,7 @@ class _Encoder:
         if kind in {list, tuple, torch.Size, dict, OrderedDict}:
             return self._encode_inside(value, path)
         if kind is bytes:
-            return self._add(
-                "bytes", _Leaf(path, BYTES, (len(value),), lambda: np.frombuffer(value, np.uint8))
-            )
+            return self._add("bytes", Leaf(path, value))
         if kind in {Tensor, nn.Parameter}:
             return self._add("tensor", _tensor_leaf(value, path))
         if kind is np.ndarray:
@@ -186,47 +239,21 @@ class _Encoder:
             raise _refuse(path, f"it has the key {key!r}; use str or int")
         return [key, self.encode(item, (*path, key))]
 
-    def _add(self, kind: str, leaf: _Leaf) -> dict[str, int]:
-        self._leaves.append(leaf)
-        return {kind: len(self._leaves) - 1}
+    def _add(self, kind: str, leaf: Leaf) -> dict[str, int]:
+        self.leaves.append(leaf)
+        return {kind: len(self.leaves) - 1}
 
 
-def _tensor_leaf(tensor: Tensor, path: Path) -> _Leaf:
+def _tensor_leaf(tensor: Tensor, path: Path) -> Leaf:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise _refuse(path, f"it is a tensor without plain memory ({tensor.layout}, {tensor.device})")
-
-    def bytes_of() -> Array:
-        on_host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        return on_host.view(-1).view(torch.uint8).numpy()
-
-    return _Leaf(path, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytes_of)
+    return Leaf(path, tensor)
 
 
-def _array_leaf(array: Array, path: Path) -> _Leaf:
+def _array_leaf(array: Array, path: Path) -> Leaf:
     if array.dtype.kind not in NUMBERS:
         raise _refuse(path, f"it is a numpy array of dtype {array.dtype}; use numbers")
-
-    def bytes_of() -> Array:
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-    return _Leaf(path, array.dtype.str, array.shape, bytes_of)
-
-
-def _decode(node: Any, rows: list[dict[str, Any]]) -> Any:
-    if isinstance(node, list):
-        return [_decode(item, rows) for item in node]
-    if not isinstance(node, dict):
-        return node
-    ((kind, content),) = node.items()
-    if kind in LEAVES:
-        return LEAVES[kind](**rows[content])
-    if kind == "float":
-        return float(content)
-    if kind == "dict":
-        return {key: _decode(value, rows) for key, value in content}
-    if kind == "tuple":
-        return tuple(_decode(value, rows) for value in content)
-    raise ValueError(f"it has a node of kind {kind!r}")
+    return Leaf(path, array)
 
 
 def _bytes(name: pa.Scalar, dtype: pa.Scalar, shape: pa.Scalar, data: pa.Scalar) -> bytes:

@@ -1,0 +1,184 @@
+"""Folders of resident memory on the file system: whose they are, who is alive in them, and their removal.
+
+    <root>/cpr-<uid>/<run>/<segment>/      a worker's memory, with its `owner` file locked while it lives
+                          /keeper-<pid>-<ticks>   an agent for which the run's memory is kept
+                          /janitor         locked by the process that removes the run's memory in the end
+
+Standard library alone, as the janitor and `cpr clean` use it as well. Nothing here follows a link, and
+nothing is touched that another user could have put in place.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
+DEFAULT_ROOT: Final = "/dev/shm"
+OWNER_FILE: Final = "owner"
+"""In a segment's folder; its owner holds a lock on it for as long as it lives."""
+KEEPER_PREFIX: Final = "keeper-"
+JANITOR_FILE: Final = "janitor"
+PRIVATE_FOLDER: Final = 0o700
+PRIVATE_FILE: Final = 0o600
+
+
+def user_folder(root: str | Path | None = None) -> Path:
+    """Where this user's resident memory lies.
+
+    Args:
+        root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
+    """
+    return Path(root or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT) / f"cpr-{os.getuid()}"
+
+
+def why_not_private(path: Path, is_folder: bool) -> str | None:
+    """Why `path` must not be used, or None: it is ours, no link, and closed to others.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a symbolic link"
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
+        return f"{path} is no {'folder' if is_folder else 'regular file'}"
+    if status.st_uid != os.getuid():
+        return f"{path} belongs to user {status.st_uid}, not to user {os.getuid()}"
+    if status.st_mode & 0o077:
+        return f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+def make_private(path: Path) -> None:
+    """Make a folder for this user alone, unless it is there.
+
+    Raises:
+        PermissionError: something else is there.
+        OSError: it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(PRIVATE_FOLDER)
+    if reason := why_not_private(path, is_folder=True):
+        raise PermissionError(f"{reason}; nothing of it was used")
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of ours, never through a link; with `os.O_CREAT` it is made if need be.
+
+    Raises:
+        PermissionError: it is a link, or open to others.
+        OSError: it cannot be opened.
+    """
+    try:
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
+    except OSError:
+        with suppress(FileNotFoundError):
+            if reason := why_not_private(path, is_folder=False):
+                raise PermissionError(f"{reason}; nothing of it was used") from None
+        raise
+    if reason := why_not_private(path, is_folder=False):
+        os.close(file)
+        raise PermissionError(f"{reason}; nothing of it was used")
+    return file
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[bool]:
+    """Keep other processes that do the same out of the block; False when the folder is gone."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield is_at(file, folder)
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def is_at(file: int, path: Path) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def try_lock(file: int) -> bool:
+    """Lock an open file for as long as it stays open in this process; False: another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock on a file; inside `alone_in`, or it disturbs who wants it."""
+    try:
+        file = open_private(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_lock(file)
+    finally:
+        os.close(file)
+
+
+def segment_folders(home: Path) -> list[Path]:
+    """The segments in a run's folder, whatever their state."""
+    try:
+        return sorted(entry for entry in home.iterdir() if stat.S_ISDIR(entry.lstat().st_mode))
+    except FileNotFoundError:
+        return []
+
+
+def live_segments(home: Path) -> list[Path]:
+    """Those whose owner lives; for callers inside `alone_in(home)`."""
+    return [folder for folder in segment_folders(home) if is_locked(folder / OWNER_FILE)]
+
+
+def live_keepers(home: Path) -> list[int]:
+    """Process ids of the agents that are alive and for which the run's memory is kept."""
+    found = []
+    for path in home.glob(f"{KEEPER_PREFIX}*-*"):
+        pid, ticks = path.name.removeprefix(KEEPER_PREFIX).split("-")
+        if pid.isdecimal() and ticks.isdecimal() and started(int(pid)) == int(ticks):
+            found.append(int(pid))
+    return found
+
+
+def remove_home(home: Path) -> None:
+    """Remove a run's folder with all in it, and the user's folder if it was the last; inside `alone_in`.
+
+    Raises:
+        PermissionError: it is no folder of ours.
+        OSError: something cannot be removed.
+    """
+    if reason := why_not_private(home, is_folder=True):
+        raise PermissionError(f"{reason}; nothing of it was removed")
+    shutil.rmtree(home)
+    with suppress(OSError):
+        home.parent.rmdir()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Memory that the files in a folder take."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def started(pid: int) -> int:
+    """When a process started, in ticks since boot; -1 when there is none, or only its remains."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    state, ticks = fields[0], fields[19]  # the 3rd and the 22nd field in proc(5)
+    return -1 if state in "ZX" else int(ticks)

@@ -1,0 +1,170 @@
+"""A run's place in shared memory on this machine, with a segment for each worker.
+
+A run is known by a key that all its workers on a machine share and no other run has: its segments are never
+picked up by a stranger.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import DamagedMemoryError, ResidentMemoryError
+from cpr.resident.folders import (
+    OWNER_FILE,
+    PRIVATE_FOLDER,
+    alone_in,
+    is_locked,
+    live_segments,
+    make_private,
+    remove_home,
+    segment_folders,
+    started,
+    user_folder,
+    why_not_private,
+)
+from cpr.resident.regions import not_enough
+from cpr.resident.segment import Segment
+
+KEY_CHARACTERS: Final = 24
+LAUNCH_VARIABLE: Final = "CPR_LAUNCH"
+RUN_ID_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
+
+
+def run_key(uri: str) -> str:
+    """What tells a run from all others on this machine: its checkpoint directory and who launched it.
+
+    That is torchrun's `--rdzv-id` if one was given, else the `cpr run` above it, else the agent itself.
+
+    Args:
+        uri: the checkpoint directory.
+    """
+    launched_by = os.environ.get(RUN_ID_VARIABLE, "none")
+    if launched_by == "none":
+        launched_by = os.environ.get(LAUNCH_VARIABLE, "")
+    if not launched_by:
+        agent = os.getppid()
+        launched_by = f"process {agent} {started(agent)}"
+    is_local = "://" not in uri or uri.startswith("file://")
+    place = open_storage(uri).uri if is_local else uri
+    text = f"{place}\n{launched_by}"
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARACTERS]
+
+
+class Home:
+    """The folder of a run.
+
+    Args:
+        run_key: see the function.
+        root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
+
+    Raises:
+        ValueError: the root is no folder.
+        ResidentMemoryError: it cannot be used, or the user's folder there is not ours alone.
+    """
+
+    def __init__(self, run_key: str, root: str | Path | None = None) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", run_key):
+            raise ValueError(f"{run_key!r} is no key of a run; see run_key")
+        self.folder = user_folder(root) / run_key
+        if not self.folder.parent.parent.is_dir():
+            raise ValueError(
+                f"{self.folder.parent.parent} is no folder; set CPR_RESIDENT_ROOT to a memory file system"
+            )
+        self._make()
+
+    def check_room(self, num_bytes: int) -> None:
+        """Whether so much shared memory is free now.
+
+        Raises:
+            NotEnoughMemoryError: it is not; the message says what to change.
+        """
+        status = os.statvfs(self.folder.parent.parent)
+        free = status.f_bavail * status.f_frsize
+        if free < num_bytes:
+            raise not_enough(self.folder.parent.parent, num_bytes, f"only {free / 1e6:,.0f} MB are free")
+
+    def create(self, owner: str) -> Segment:
+        """A new segment, owned by this process.
+
+        Args:
+            owner: for people, such as "rank3"; part of the folder's name.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_]+", owner):
+            raise ValueError(f"{owner!r} cannot be part of a folder's name; use letters and digits")
+        while True:
+            self._make()
+            with alone_in(self.folder) as there:
+                if there:
+                    folder = self.folder / f"{owner}-{secrets.token_hex(4)}"
+                    folder.mkdir(PRIVATE_FOLDER)
+                    segment = Segment(folder)
+                    segment._claim()
+                    segment.marks.begin(generation=0)
+                    return segment
+
+    def find(self) -> tuple[list[Segment], list[str]]:
+        """Segments that can be claimed: sealed, whole, and their owner is dead.
+
+        Memory of dead owners that can never be used, because it was never sealed or is damaged, is freed.
+
+        Returns:
+            The segments, newest step first, and why others were refused.
+        """
+        found, refused = [], []
+        with alone_in(self.folder):
+            for folder in segment_folders(self.folder):
+                try:
+                    reason, segment = _examine(folder)
+                except (DamagedMemoryError, OSError) as error:
+                    reason, segment = f"{error}", None
+                if segment:
+                    found.append(segment)
+                else:
+                    refused.append(f"{folder.name}: {reason}")
+        return sorted(found, key=lambda segment: -segment.marks.step_finished), refused
+
+    def live(self) -> list[str]:
+        """Names of segments that some process owns."""
+        with alone_in(self.folder):
+            return [folder.name for folder in live_segments(self.folder)]
+
+    def remove(self) -> bool:
+        """Free all memory of the run; False, and nothing is done, while somebody owns a segment of it."""
+        with alone_in(self.folder) as there:
+            if there and live_segments(self.folder):
+                return False
+            if there:
+                remove_home(self.folder)
+        return True
+
+    def _make(self) -> None:
+        try:
+            make_private(self.folder.parent)
+            make_private(self.folder)
+        except OSError as error:
+            raise ResidentMemoryError(
+                f"{self.folder} cannot be used: {error}. What to do: set CPR_RESIDENT_ROOT to a memory file "
+                "system that you may write to"
+            ) from error
+
+
+def _examine(folder: Path) -> tuple[str, Segment | None]:
+    """A segment that can be claimed, or why there is none; what is of no use to anybody is removed."""
+    if reason := why_not_private(folder, is_folder=True):
+        return f"{reason}; left alone", None
+    if is_locked(folder / OWNER_FILE):
+        return "its owner is alive", None
+    try:
+        segment = Segment(folder)
+        if segment.layout:
+            return "", segment
+        reason = "its owner died before it was complete"
+    except DamagedMemoryError as error:
+        reason = str(error)
+    shutil.rmtree(folder)
+    return f"{reason}; removed", None

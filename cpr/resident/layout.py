@@ -1,0 +1,184 @@
+"""What is in a worker's memory: which shard lies where, as a file that a process without the model can read.
+
+`layout.json` appears by a rename when everything it lists is complete, and carries a checksum of itself.
+"""
+
+import json
+import math
+import os
+import secrets
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cpr.errors import DamagedMemoryError
+from cpr.resident.folders import open_private
+
+LAYOUT_FILE: Final = "layout.json"
+FORMAT: Final = "cpr-resident 1"
+REGION_SUFFIX: Final = ".memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a tensor lies: contiguous, row-major, in one file."""
+
+    file: str
+    offset: int
+    """Elements from the file's beginning."""
+    shape: tuple[int, ...]
+    dtype: str
+    """"float32", ..."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensor."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same as PyTorch's object.
+
+        Raises:
+            ValueError: PyTorch has none of this name.
+        """
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{self.dtype!r} is no dtype")
+        return found
+
+    def view(self, region: Tensor) -> Tensor:
+        """The tensor in its mapped file, `[bytes]` uint8."""
+        first = self.offset * self.torch_dtype.itemsize
+        return region[first : first + self.num_bytes].view(self.torch_dtype).view(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedShard:
+    """A table shard in memory; names as in `cpr.shards.TableShard`."""
+
+    table_fqn: str
+    table_shape: tuple[int, int]
+    row_offset: int
+    col_offset: int
+    columns: dict[str, Place]
+    """Weights and optimizer state by column name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelMemory:
+    """The memory of one FBGEMM module, for the next process that builds the same."""
+
+    signature: str
+    """What it is: equal signatures have equal memory layouts."""
+    files: dict[str, str]
+    """File by the module's name of the tensor, such as "weights_host"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionFile:
+    """A file and how to tell that it is whole."""
+
+    num_bytes: int
+    digest: str | None = None
+    """XXH3-128 of a copy that was made when the worker left; None: live memory, which has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """All that a sealed segment holds."""
+
+    session_id: str
+    rank: int
+    world_size: int
+    generation: int
+    files: dict[str, RegionFile]
+    kernels: tuple[KernelMemory, ...]
+    """In the order in which they were built."""
+    shards: tuple[PlacedShard, ...]
+
+    def write(self, folder: Path) -> None:
+        """Put it into a segment's folder, at once and whole."""
+        content = asdict(self)
+        data = json.dumps({"format": FORMAT, "crc": _crc(content), "layout": content}).encode()
+        temporary = folder / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
+        file = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(file, "wb") as sink:
+            sink.write(data)
+        temporary.replace(folder / LAYOUT_FILE)
+
+
+def read_layout(folder: Path) -> Layout | None:
+    """A segment's layout; None: it is not sealed.
+
+    Raises:
+        DamagedMemoryError: it is not what was written, or a file that it lists is not.
+    """
+    path = folder / LAYOUT_FILE
+    try:
+        with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
+            stored = json.load(file)
+        if stored["format"] != FORMAT:
+            raise ValueError(f"its format is {stored['format']!r}, not {FORMAT!r}")
+        if stored["crc"] != _crc(stored["layout"]):
+            raise ValueError("it differs from its checksum")
+        layout = _parsed(stored["layout"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DamagedMemoryError(f"{path} is damaged: {error}") from error
+    _check_files(folder, layout)
+    return layout
+
+
+def region_path(folder: Path, name: str) -> Path:
+    """Of the file called `name` in a layout."""
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"{name!r} is no name for a region")
+    return folder / f"{name}{REGION_SUFFIX}"
+
+
+def _crc(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _parsed(stored: dict[str, Any]) -> Layout:
+    return Layout(
+        **stored
+        | {
+            "files": {name: RegionFile(**file) for name, file in stored["files"].items()},
+            "kernels": tuple(KernelMemory(**kernel) for kernel in stored["kernels"]),
+            "shards": tuple(_shard(shard) for shard in stored["shards"]),
+        }
+    )
+
+
+def _shard(stored: dict[str, Any]) -> PlacedShard:
+    rows, cols = stored["table_shape"]
+    columns = {
+        name: Place(**place | {"shape": tuple(place["shape"])}) for name, place in stored["columns"].items()
+    }
+    return PlacedShard(**stored | {"table_shape": (rows, cols), "columns": columns})
+
+
+def _check_files(folder: Path, layout: Layout) -> None:
+    for name, file in layout.files.items():
+        path = region_path(folder, name)
+        try:
+            descriptor = open_private(path, os.O_RDONLY)
+        except OSError as error:
+            raise DamagedMemoryError(f"{path} cannot be used: {error}") from error
+        found = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if found != file.num_bytes:
+            raise DamagedMemoryError(f"{path} has {found} bytes instead of {file.num_bytes}")
+    for shard in layout.shards:
+        for column, place in shard.columns.items():
+            file_bytes = layout.files[place.file].num_bytes if place.file in layout.files else -1
+            if place.offset * place.torch_dtype.itemsize + place.num_bytes > file_bytes:
+                raise DamagedMemoryError(f"{column} of {shard.table_fqn} lies outside of {place.file!r}")

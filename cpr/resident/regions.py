@@ -1,0 +1,101 @@
+"""Files of shared memory as tensors.
+
+All pages are there before the first is written: a full file system is an error here and no SIGBUS later.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
+from cpr.resident.folders import ROOT_VARIABLE, open_private
+
+
+def create_region(path: Path, num_bytes: int) -> Tensor:
+    """A new file as `[num_bytes]` uint8 of zeros.
+
+    Raises:
+        NotEnoughMemoryError: the file system is full; nothing is left of the file.
+        FileExistsError: there is one.
+    """
+    file = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        allocate(file, path, num_bytes)
+        return _map(file, num_bytes)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
+    """A file that is there as `[num_bytes]` uint8, without reading it.
+
+    Args:
+        path: of the file.
+        num_bytes: what it must have; None: whatever it has.
+
+    Raises:
+        DamagedMemoryError: it is missing, a link, not ours, or has another size.
+    """
+    try:
+        file = open_private(path, os.O_RDWR)
+    except OSError as error:
+        raise DamagedMemoryError(f"{path} cannot be used: {error}") from error
+    try:
+        found = os.fstat(file).st_size
+        if num_bytes not in {None, found}:
+            raise DamagedMemoryError(f"{path} has {found} bytes instead of {num_bytes}")
+        return _map(file, found)
+    finally:
+        os.close(file)
+
+
+def grow_region(path: Path, num_bytes: int) -> Tensor:
+    """Make a file at least so large, or make it; what is in it stays.
+
+    Raises:
+        NotEnoughMemoryError: the file system is full; the file stays as it is.
+    """
+    file = open_private(path, os.O_RDWR | os.O_CREAT)
+    before = os.fstat(file).st_size
+    try:
+        allocate(file, path, num_bytes)
+        return _map(file, os.fstat(file).st_size)
+    except NotEnoughMemoryError:
+        os.ftruncate(file, before)
+        raise
+    finally:
+        os.close(file)
+
+
+def allocate(file: int, path: Path, num_bytes: int) -> None:
+    """Give an open file all its pages.
+
+    Raises:
+        NotEnoughMemoryError: the file system is full.
+    """
+    try:
+        if num_bytes:
+            os.posix_fallocate(file, 0, num_bytes)
+    except OSError as error:
+        raise not_enough(path.parent, num_bytes, str(error)) from error
+
+
+def not_enough(place: Path, num_bytes: int, cause: str) -> NotEnoughMemoryError:
+    """The error to raise, with what to change."""
+    return NotEnoughMemoryError(
+        f"{num_bytes / 1e6:,.0f} MB of shared memory are needed in {place}: {cause}. What to do: enlarge it "
+        f"(in docker: --shm-size), set {ROOT_VARIABLE} to another memory file system, or remove what dead "
+        "runs left there with `cpr clean`"
+    )
+
+
+def _map(file: int, num_bytes: int) -> Tensor:
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    # by descriptor: what was checked is what is mapped
+    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=num_bytes, dtype=torch.uint8)

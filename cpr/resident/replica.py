@@ -1,0 +1,209 @@
+"""The newest state that every worker has a copy of, in two slots: one is whole while the other is written.
+
+A slot is a file: five numbers in a header, the leaves' bytes at multiples of 64, and the tree as JSON behind
+them (see `cpr.checkpoint.state`). The marks name the slot that counts, so that a kill while the other is
+written changes nothing.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.state import DAMAGE, NUMBERS, Array, Leaf, decode, dtype_name, encode
+from cpr.errors import DamagedMemoryError
+from cpr.resident.marks import NOTHING, Marks
+from cpr.resident.regions import grow_region, map_region
+
+MAGIC: Final = int.from_bytes(b"CPRSLOT1", "little")
+HEADER_BYTES: Final = 64
+ALIGNMENT: Final = 64
+SPARE: Final = 1.25
+"""A slot that must grow gets so much more than it needs."""
+Kind = tuple[str, tuple[int, ...]]
+"""Dtype ("float32" of torch, "<f4" of numpy, or "bytes") and shape of a leaf."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One of the two files, mapped for writing."""
+
+    path: Path
+    memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    forms: list[Any] = field(default_factory=list)
+    """Of the leaves for which `targets` are."""
+    kinds: str = "[]"
+    """The same as JSON of `Kind`."""
+    targets: list[Tensor | Array] = field(default_factory=list)
+    """Where each leaf is copied to."""
+    end: int = HEADER_BYTES
+    """Where the leaves end."""
+
+    def reserve(self, num_bytes: int) -> None:
+        if self.memory.numel() < num_bytes:
+            self.memory = grow_region(self.path, int(num_bytes * SPARE))
+            self.forms = []  # the targets are in the old mapping
+
+    def lay_out(self, leaves: Sequence[Leaf]) -> None:
+        """Make room for such leaves, in order."""
+        kinds = [_kind(leaf.value) for leaf in leaves]
+        places, self.end = _places(kinds)
+        self.reserve(self.end)
+        self.targets = [_target(self.memory, kind, at) for kind, at in zip(kinds, places, strict=True)]
+        self.kinds, self.forms = json.dumps(kinds), [_form(leaf.value) for leaf in leaves]
+
+    @property
+    def header(self) -> Array:
+        """magic, step, bytes of the JSON, its CRC, where it begins."""
+        return self.memory[:HEADER_BYTES].numpy().view(np.int64)
+
+
+class Replica:
+    """Two slots in a segment.
+
+    Args:
+        folder: of the segment.
+        marks: where the slot that counts is published.
+    """
+
+    def __init__(self, folder: Path, marks: Marks) -> None:
+        self._marks = marks
+        self._slots = [_Slot(folder / "replica-0"), _Slot(folder / "replica-1")]
+
+    def write(self, step: int, tree: Any) -> None:
+        """Copy a state and make it the one that counts, in one store at the very end.
+
+        Costs a copy of its bytes and some microseconds a leaf, as long as shapes stay as they were.
+
+        Args:
+            step: training steps done.
+            tree: plain data, tensors and numpy arrays, nested, as in `cpr.checkpoint.state`. No reference
+                to it is kept.
+
+        Raises:
+            ValueError: something in it cannot be saved; the message says where.
+            NotEnoughMemoryError: there is no room; the state before still counts.
+        """
+        encoded, leaves = encode(tree)
+        number = 1 if self._marks.slot == 0 else 0
+        slot = self._slots[number]
+        if slot.forms != [_form(leaf.value) for leaf in leaves]:
+            slot.lay_out(leaves)
+        text = f"[{json.dumps(encoded, allow_nan=False)},{slot.kinds}]".encode()
+        if slot.memory.numel() < slot.end + len(text):
+            slot.reserve(slot.end + len(text))
+            slot.lay_out(leaves)
+        slot.header[0] = 0  # not whole
+        _copy(leaves, slot.targets)
+        slot.memory.numpy()[slot.end : slot.end + len(text)] = np.frombuffer(text, np.uint8)
+        slot.header[1:5] = step, len(text), zlib.crc32(text), slot.end
+        slot.header[0] = MAGIC
+        self._marks.slot = number
+
+    def read(self) -> tuple[int, Any] | None:
+        """Training steps done and the state then, in memory of its own; None if none was ever written.
+
+        Raises:
+            DamagedMemoryError: it is not what was written.
+        """
+        number = self._marks.slot
+        if number == NOTHING:
+            return None
+        if number not in {0, 1}:
+            raise DamagedMemoryError(f"the marks name slot {number} of 0 and 1")
+        path = self._slots[number].path
+        memory = map_region(path)
+        try:
+            return _read(memory)
+        except DAMAGE as error:
+            raise DamagedMemoryError(f"{path} is damaged ({error})") from error
+
+
+def _read(memory: Tensor) -> tuple[int, Any]:
+    words = memory[:HEADER_BYTES].numpy().view(np.int64)
+    magic, step, num_bytes, crc, end = (int(word) for word in words[:5])
+    if magic != MAGIC:
+        raise ValueError("it is not whole")
+    if not (HEADER_BYTES <= end <= end + num_bytes <= memory.numel()):
+        raise ValueError("its parts do not fit in it")
+    text = memory[end : end + num_bytes].numpy().tobytes()
+    if zlib.crc32(text) != crc:
+        raise ValueError("its tree differs from its checksum")
+    encoded, listed = json.loads(text)
+    kinds = [(dtype, tuple(shape)) for dtype, shape in listed]
+    places, _ = _places(kinds)
+
+    def leaf(what: str, number: int) -> Any:
+        source = _target(memory, kinds[number], places[number])
+        if isinstance(source, Tensor):
+            return source.clone()
+        return source.tobytes() if what == "bytes" else source.copy()
+
+    return step, decode(encoded, leaf)
+
+
+def _form(value: Tensor | Array | bytes) -> Any:
+    """Equal for leaves of one `Kind`, and quicker to make."""
+    return len(value) if isinstance(value, bytes) else (value.dtype, value.shape)
+
+
+def _kind(value: Tensor | Array | bytes) -> Kind:
+    if isinstance(value, Tensor):
+        return dtype_name(value), tuple(value.shape)
+    if isinstance(value, bytes):
+        return "bytes", (len(value),)
+    return value.dtype.str, value.shape
+
+
+def _dtype(name: str) -> torch.dtype | np.dtype[Any]:
+    found = getattr(torch, name, None)
+    if isinstance(found, torch.dtype):
+        return found
+    dtype = np.dtype(np.uint8 if name == "bytes" else name)
+    if dtype.kind not in NUMBERS:
+        raise ValueError(f"it has a leaf of dtype {name!r}")
+    return dtype
+
+
+def _places(kinds: Sequence[Kind]) -> tuple[list[int], int]:
+    """Where leaves begin, and where the last one ends."""
+    places, end = [], HEADER_BYTES
+    for name, shape in kinds:
+        places.append(end)
+        end += -(-_num_bytes(name, shape) // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+def _num_bytes(name: str, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * _dtype(name).itemsize
+
+
+def _target(memory: Tensor, kind: Kind, place: int) -> Tensor | Array:
+    name, shape = kind
+    dtype = _dtype(name)
+    data = memory[place : place + _num_bytes(name, shape)]
+    if isinstance(dtype, torch.dtype):
+        return data.view(dtype).view(shape)
+    return data.numpy().view(dtype).reshape(shape)
+
+
+def _copy(leaves: Sequence[Leaf], targets: Sequence[Tensor | Array]) -> None:
+    to_tensors: list[Tensor] = []
+    from_tensors: list[Tensor] = []
+    for leaf, target in zip(leaves, targets, strict=True):
+        if isinstance(target, Tensor):
+            assert isinstance(leaf.value, Tensor)
+            to_tensors.append(target)
+            from_tensors.append(leaf.value)
+        else:
+            value = np.frombuffer(leaf.value, np.uint8) if isinstance(leaf.value, bytes) else leaf.value
+            target[...] = value
+    if to_tensors:
+        with torch.no_grad():
+            torch._foreach_copy_(to_tensors, from_tensors)  # one call for all: a call each costs more

@@ -1,0 +1,302 @@
+"""One worker's resident memory: its tables, its marks, its replica of what all have, and who owns it."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import xxhash
+from torch import Tensor
+
+from cpr.checkpoint.state import dtype_name
+from cpr.errors import DamagedMemoryError, ResidentMemoryError
+from cpr.resident.folders import OWNER_FILE, alone_in, is_at, open_private, try_lock, why_not_private
+from cpr.resident.layout import (
+    LAYOUT_FILE,
+    REGION_SUFFIX,
+    KernelMemory,
+    Layout,
+    Place,
+    PlacedShard,
+    RegionFile,
+    read_layout,
+    region_path,
+)
+from cpr.resident.marks import Marks
+from cpr.resident.regions import create_region, map_region
+from cpr.resident.replica import Replica
+from cpr.shards.shard import TableShard
+
+MARKS_FILE: Final = "marks"
+
+_held: set[int] = set()
+"""Descriptors of the owner files that this process has locked."""
+
+
+def _let_go_in_child() -> None:
+    # A lock belongs to all who share the open file: a forked data loader would keep a dead worker "alive".
+    for file in _held:
+        with suppress(OSError):
+            os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeldShard:
+    """Rows x columns of a table in resident memory, readable without the model. Fields as in `TableShard`."""
+
+    table_fqn: str
+    table_shape: tuple[int, int]
+    row_offset: int
+    col_offset: int
+    columns: Mapping[str, Tensor]
+    """Weights `[num_rows, num_cols]` and optimizer state `[num_rows, ...]`, live in shared memory."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows here."""
+        return self.columns["weights"].shape[0]
+
+    @property
+    def num_cols(self) -> int:
+        """Columns here."""
+        return self.columns["weights"].shape[1]
+
+
+class Segment:
+    """A worker's folder of shared memory. `Home.create` and `Home.find` give one.
+
+    Args:
+        folder: of the segment.
+
+    Raises:
+        DamagedMemoryError: it or its marks are not what a worker of this user left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            reason = why_not_private(folder, is_folder=True)
+        except FileNotFoundError as error:
+            raise DamagedMemoryError(f"{folder} is gone") from error
+        if reason:
+            raise DamagedMemoryError(reason)
+        try:
+            self.marks = Marks(folder / MARKS_FILE)
+        except OSError as error:
+            raise DamagedMemoryError(f"{folder / MARKS_FILE} cannot be used: {error}") from error
+        self.replica = Replica(folder, self.marks)
+        self.kernels: list[KernelMemory] = []
+        """Of the tables built here, in order; they go into the layout."""
+        self._regions: dict[str, Tensor] = {}
+        self._digests: dict[str, str] = {}
+        self._owner: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.name
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this process owns it."""
+        return self._owner in _held
+
+    def claim(self) -> bool:
+        """Own this segment until the process ends; False if another process does, or it is gone.
+
+        Of several that claim at once, one wins. What the last owner said in the marks stays.
+        """
+        with alone_in(self.folder.parent) as there:
+            return there and self._claim()
+
+    def _claim(self) -> bool:
+        if self.is_claimed:
+            return True
+        path = self.folder / OWNER_FILE
+        try:
+            file = open_private(path, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            return False
+        if not try_lock(file) or not is_at(file, path):
+            os.close(file)
+            return False
+        _held.add(file)
+        self._owner = file
+        return True
+
+    def release(self) -> None:
+        """No longer own it, as if this process had died. Nothing of it may be used afterwards."""
+        if self._owner is not None and self._owner in _held:
+            _held.remove(self._owner)
+            os.close(self._owner)
+        self._owner = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """What a sealed segment holds, from its file; None: it is not sealed.
+
+        Raises:
+            DamagedMemoryError: it, or a file that it lists, is not what was sealed.
+        """
+        return read_layout(self.folder)
+
+    def region(self, name: str, dtype: torch.dtype, numel: int) -> Tensor:
+        """The file `name` as `[numel]` of `dtype`, made with zeros if there is none; not touched otherwise.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+            DamagedMemoryError: a file is there, but not such a one.
+        """
+        if name not in self._regions:
+            path, num_bytes = region_path(self.folder, name), numel * dtype.itemsize
+            self._regions[name] = (map_region if os.path.lexists(path) else create_region)(path, num_bytes)
+        region = self._regions[name].view(dtype)
+        if region.numel() != numel:
+            raise DamagedMemoryError(f"{name} has {region.numel()} elements instead of {numel}")
+        return region
+
+    def seal(
+        self,
+        *,
+        session_id: str,
+        rank: int,
+        world_size: int,
+        generation: int,
+        shards: Sequence[TableShard],
+    ) -> list[str]:
+        """From now on this segment counts: what the shards hold is right and complete.
+
+        Returns:
+            Names of those shards of which this segment has no memory, such as tables on a GPU; they would not
+            outlive this process. Data-parallel tables, which every worker has, are not among them.
+        """
+        placed = {shard.name: self._placed(shard) for shard in shards}
+        Layout(
+            session_id=session_id,
+            rank=rank,
+            world_size=world_size,
+            generation=generation,
+            files={
+                name: RegionFile(num_bytes=region.numel(), digest=self._digests.get(name))
+                for name, region in self._regions.items()
+            },
+            kernels=tuple(self.kernels),
+            shards=tuple(shard for shard in placed.values() if shard),
+        ).write(self.folder)
+        self.tidy()
+        return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]
+
+    def unseal(self) -> None:
+        """From now on nothing here counts: call it before what is sealed gets overwritten."""
+        (self.folder / LAYOUT_FILE).unlink(missing_ok=True)
+
+    def held_shards(self) -> list[HeldShard]:
+        """The shards of a sealed segment, mapped but not read; none of one that is not sealed.
+
+        Raises:
+            DamagedMemoryError: something is not what was sealed.
+        """
+        layout = self.layout
+        if layout is None:
+            return []
+        regions = {}
+        for name, file in layout.files.items():
+            regions[name] = map_region(region_path(self.folder, name), file.num_bytes)
+            if file.digest not in {None, digest(regions[name])}:
+                raise DamagedMemoryError(f"{region_path(self.folder, name)} differs from its digest")
+        return [
+            HeldShard(
+                table_fqn=shard.table_fqn,
+                table_shape=shard.table_shape,
+                row_offset=shard.row_offset,
+                col_offset=shard.col_offset,
+                columns={name: place.view(regions[place.file]) for name, place in shard.columns.items()},
+            )
+            for shard in layout.shards
+        ]
+
+    def set_digest(self, name: str) -> None:
+        """Note what is in a region now; the next `seal` writes it down, and `held_shards` compares."""
+        self._digests[name] = digest(self._regions[name])
+
+    def set_aside(self, name: str, new_name: str) -> None:
+        """Call a mapped region `new_name`, and leave an equal copy of it under its old name.
+
+        A layout that names the old one stays right at every moment.
+
+        Raises:
+            NotEnoughMemoryError: there is no room for the copy; nothing is changed.
+        """
+        region = self._regions[name]
+        path, copy_path = region_path(self.folder, name), region_path(self.folder, f"{new_name}-copy")
+        create_region(copy_path, region.numel()).copy_(region)
+        region_path(self.folder, new_name).hardlink_to(path)
+        copy_path.replace(path)
+        self._regions[new_name] = self._regions.pop(name)
+
+    def tidy(self) -> None:
+        """Remove regions that neither the layout names nor this process uses."""
+        layout = self.layout
+        named = {
+            region_path(self.folder, name) for name in [*(layout.files if layout else ()), *self._regions]
+        }
+        for path in self.folder.glob(f"*{REGION_SUFFIX}"):
+            if path not in named:
+                path.unlink()
+
+    def remove(self) -> None:
+        """Free the memory, as far as no process has it mapped, and give up the claim.
+
+        Raises:
+            ResidentMemoryError: another process owns it.
+        """
+        with alone_in(self.folder.parent) as there:
+            if there and self.folder.is_dir():
+                if not self._claim():
+                    raise ResidentMemoryError(
+                        f"{self.folder} cannot be removed: process {self.marks.pid} owns it"
+                    )
+                shutil.rmtree(self.folder)
+        self.release()
+
+    def _placed(self, shard: TableShard) -> PlacedShard | None:
+        """Where a shard's columns lie; None if some lie elsewhere."""
+        columns = {name: self._find(tensor) for name, tensor in shard.columns.items()}
+        found = {name: place for name, place in columns.items() if place}
+        if len(found) < len(columns):
+            return None
+        return PlacedShard(
+            table_fqn=shard.table_fqn,
+            table_shape=shard.table_shape,
+            row_offset=shard.row_offset,
+            col_offset=shard.col_offset,
+            columns=found,
+        )
+
+    def _find(self, tensor: Tensor) -> Place | None:
+        """The region in which a tensor lies, by its address."""
+        for name, region in self._regions.items():
+            offset = tensor.data_ptr() - region.data_ptr()
+            if tensor.device.type == "cpu" and 0 <= offset < max(region.numel(), 1):
+                assert tensor.is_contiguous(), f"{name}: {tensor.stride()}"
+                assert offset % tensor.element_size() == 0, f"{name}: {offset}"
+                return Place(
+                    file=name,
+                    offset=offset // tensor.element_size(),
+                    shape=tuple(tensor.shape),
+                    dtype=dtype_name(tensor),
+                )
+        return None
+
+
+def digest(region: Tensor) -> str:
+    """XXH3-128 of a mapped file, `[bytes]` uint8."""
+    return xxhash.xxh3_128_hexdigest(region.numpy().data)
