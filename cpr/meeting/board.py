@@ -1,0 +1,84 @@
+"""The bulletin board: the one place that all workers of a launch know, where the host says how to reach it.
+
+Under torchrun it is the agent's store, which outlives generations: what is read there may be an
+announcement of a worker long dead, and nothing but the place to knock is taken from it. All talk with
+the board is in a thread of its own, since torch's store has calls that a frozen peer could hold for ever.
+"""
+
+import json
+import socket
+import threading
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+from cpr.meeting.place import Place
+
+POLL_S: Final = 0.02
+CONNECT_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 1.0
+_KEY: Final = "cpr/meeting/host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """Where a host waits for the others."""
+
+    address: str
+    port: int
+    nonce: str
+    """Of this one meeting; who does not know it is no worker of ours."""
+
+
+class Board:
+    """Reads the newest announcement over and over; posts this worker's own first, if it has one."""
+
+    def __init__(self, place: Place, own: Announcement | None = None) -> None:
+        self.latest: Announcement | None = None
+        self.problem: str | None = None
+        """Why the board cannot be read at the moment."""
+        self.store: TCPStore | None = None
+        """The connection; where rank 0 keeps the board, it lives in this very object."""
+        self._place, self._own = place, own
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpr-meeting-board", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop reading. A thread that a frozen peer holds is left to itself."""
+        self._closing.set()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.store = self._open()
+                if self._own:
+                    self.store.set(_KEY, json.dumps(asdict(self._own)))
+                self.problem = None
+                self._read(self.store)
+            except (RuntimeError, OSError, ValueError, TypeError) as error:
+                self.problem = str(error).split("\n", maxsplit=1)[0]
+            self._closing.wait(POLL_S)
+
+    def _read(self, store: TCPStore) -> None:
+        while not self._closing.is_set():
+            if store.check([_KEY]):
+                self.latest = Announcement(**json.loads(store.get(_KEY)))
+            self._closing.wait(POLL_S)
+
+    def _open(self) -> TCPStore:
+        place = self._place
+        is_ours = place.rank == 0 and not place.of_agent
+        if not is_ours:  # torch fills pages with stack traces if nobody answers
+            socket.create_connection((place.address, place.port), CONNECT_TIMEOUT_S).close()
+        return TCPStore(
+            place.address,
+            place.port,
+            is_master=is_ours,
+            timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
+            wait_for_workers=False,
+            multi_tenant=is_ours,
+        )

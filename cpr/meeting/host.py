@@ -1,0 +1,135 @@
+"""The host of a meeting: rank 0 of the launcher, who waits for an offer of every other rank.
+
+An offer counts as long as the connection that brought it is open, so nothing that a dead worker left can
+take part in a decision: there are no keys that could be stale.
+"""
+
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+from cpr.meeting.board import POLL_S, Announcement
+from cpr.meeting.messages import Connection, LostError
+from cpr.meeting.offers import Decision, Offer
+from cpr.meeting.place import Place
+
+NEWS_INTERVAL_S: Final = 1.0
+"""How often, at most, guests are told who is missing."""
+_BACKLOG: Final = 1024
+
+
+class Host:
+    """Listens from the start; a context manager that hangs up on everybody in the end."""
+
+    def __init__(self, place: Place, offer: Offer) -> None:
+        self._place, self._offer = place, offer
+        both = socket.has_dualstack_ipv6()
+        self._listener = socket.create_server(
+            ("", 0),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+            backlog=_BACKLOG,
+        )
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._guests: dict[int, tuple[Connection, Offer]] = {}
+        self._told: list[int] = []
+        self._told_at = 0.0
+        self.announcement = Announcement(
+            address=place.own_address(), port=self._listener.getsockname()[1], nonce=uuid4().hex
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
+        self._selector.close()
+
+    @property
+    def missing(self) -> list[int]:
+        """The launcher's ranks that are not here."""
+        return [rank for rank in range(1, self._place.world_size) if rank not in self._guests]
+
+    def gather(self, deadline: float) -> list[Offer] | None:
+        """The offers of all, in the order of the launcher's ranks; None if not all came by `deadline`.
+
+        Args:
+            deadline: as `time.monotonic` has it.
+        """
+        while self.missing:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            for key, _ in self._selector.select(min(POLL_S, left_s)):
+                if key.data is None:
+                    self._let_in()
+                else:
+                    self._hear(key.data)
+            self._tell_who_is_missing()
+        return [self._offer, *(self._guests[rank][1] for rank in range(1, self._place.world_size))]
+
+    def tell(self, decision: Decision, offers: list[Offer], store_port: int) -> None:
+        """Tell all guests. One that is lost by now will be missed in the process group, and restarted."""
+        message = {
+            "decision": asdict(decision),
+            "offers": [offer.to_json() for offer in offers],
+            "store_port": store_port,
+        }
+        for connection, _ in self._guests.values():
+            with suppress(LostError):
+                connection.send(message)
+
+    def _let_in(self) -> None:
+        with suppress(OSError):  # gone before we looked
+            connection = Connection(self._listener.accept()[0])
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            for message in connection.read():
+                self._seat(connection, message)
+        except LostError:
+            self._hang_up(connection)
+
+    def _seat(self, connection: Connection, message: dict[str, Any]) -> None:
+        try:
+            rank, offer = int(message["rank"]), Offer.from_json(message["offer"])
+            knows_us = message["nonce"] == self.announcement.nonce
+            fits = message["world_size"] == self._place.world_size and 0 < rank < self._place.world_size
+        except (KeyError, TypeError, ValueError) as error:
+            raise LostError("no offer") from error
+        if not knows_us or not fits:
+            raise LostError("a worker of another launch or generation")
+        if rank in self._guests:  # its agent was replaced, and the old worker still lives
+            before, _ = self._guests[rank]
+            with suppress(LostError):
+                before.send({"displaced": True})
+            self._hang_up(before)
+        self._guests[rank] = connection, offer
+
+    def _hang_up(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.close()
+        for rank, (guest, _) in list(self._guests.items()):
+            if guest is connection:
+                del self._guests[rank]
+
+    def _tell_who_is_missing(self) -> None:
+        missing, now = self.missing, time.monotonic()
+        if missing == self._told or now < self._told_at + NEWS_INTERVAL_S:
+            return
+        self._told, self._told_at = missing, now
+        for connection, _ in list(self._guests.values()):
+            try:
+                connection.send({"missing": missing})
+            except LostError:
+                self._hang_up(connection)

@@ -1,0 +1,54 @@
+"""Where the launcher put this worker, and what it calls itself to others."""
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What torchrun, or another launcher that speaks `env://`, tells a worker."""
+
+    rank: int
+    world_size: int
+    address: str
+    """Of the store that all workers of this launch can reach."""
+    port: int
+    of_agent: bool
+    """Whether the agent keeps that store, for all generations of workers; if not, rank 0 does."""
+
+    @classmethod
+    def from_environment(cls) -> Self | None:
+        """None if nothing launched this process together with others.
+
+        Raises:
+            ValueError: some of the variables are there, and others are not, or are no numbers.
+        """
+        if "MASTER_ADDR" not in os.environ:
+            return None
+        try:
+            return cls(
+                rank=int(os.environ["RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                address=os.environ["MASTER_ADDR"],
+                port=int(os.environ["MASTER_PORT"]),
+                of_agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+            )
+        except KeyError as error:
+            raise ValueError(
+                f"MASTER_ADDR is set, but not {error.args[0]}: start workers by torchrun"
+            ) from error
+
+    def own_address(self) -> str:
+        """By which the other workers reach this machine.
+
+        On the machine of the store that is the name of the store itself, which the others use already;
+        elsewhere the address of the interface that leads to it.
+        """
+        family, _, _, _, there = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)  # sends nothing: only asks the kernel for the way
+            here = str(probe.getsockname()[0])
+        is_same_machine = here == there[0] or here == "::1" or here.startswith("127.")
+        return self.address if is_same_machine else here
