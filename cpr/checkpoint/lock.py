@@ -3,7 +3,8 @@
 The file says which process holds it. A newcomer on the same machine looks whether that process lives. From
 anywhere else it watches whether the file still changes: only its own clock counts, never a comparison of two
 machines' clocks. Whoever takes over writes its own token; an owner that was merely asleep finds it there
-before it commits anything (`check`).
+before it commits anything (`check`). Generations of workers of one session need not watch: when they met,
+they agreed that the generation before is over, and the next takes the lock at once, whatever machine had it.
 """
 
 import json
@@ -50,6 +51,8 @@ class Holder:
     """Goes up by one at each renewal."""
     beat_s: float
     """Seconds between renewals."""
+    session: str = ""
+    """Whose generations of workers hand the lock on; empty: nobody's."""
 
     def __str__(self) -> str:
         return f"run {self.owner!r} (process {self.pid} on {self.host})"
@@ -75,16 +78,25 @@ class DirectoryLock:
         owner: run id, for people.
         patience: how long the file of an owner on another machine may stay unchanged before that owner counts
             as dead. The lock is renewed ten times as often.
+        session: of workers that follow each other; one of them that is here is the last one's successor.
 
     Raises:
         ValueError: the run id is too long.
     """
 
-    def __init__(self, storage: Storage, owner: str, patience: timedelta = timedelta(seconds=60)) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        owner: str,
+        patience: timedelta = timedelta(seconds=60),
+        *,
+        session: str = "",
+    ) -> None:
         if len(json.dumps(owner)) > LOCK_BYTES // 2:
             raise ValueError(f"the run id {owner[:40]}... is too long: at most {LOCK_BYTES // 2} characters")
         self._storage = storage
         self._owner = owner
+        self._session = session
         self._patience_s = patience.total_seconds()
         self._beat_s = self._patience_s / BEATS_PER_PATIENCE
         self._token = ""
@@ -151,6 +163,9 @@ class DirectoryLock:
 
     def _refuse_if_alive(self, seen: bytes) -> None:
         holder = Holder.from_bytes(seen)
+        if holder is not None and self._session and holder.session == self._session:
+            logger.info("%s is handed on by %s", self._storage.uri, holder)
+            return
         if holder is not None and holder.place == _place():
             alive = _started(holder.pid) == holder.started
         else:
@@ -196,6 +211,7 @@ class DirectoryLock:
             started=_started(os.getpid()),
             beat=self._beat,
             beat_s=self._beat_s,
+            session=self._session,
         )
 
     def _write(self) -> None:

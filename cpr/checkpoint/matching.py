@@ -7,6 +7,7 @@ import numpy as np
 from cpr.checkpoint.chain import State
 from cpr.checkpoint.manifest import Manifest, RowFileEntry, TableEntry, manifest_path, save_folder
 from cpr.checkpoint.part import table_entry
+from cpr.checkpoint.row_schema import ShardPlace
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 
@@ -40,14 +41,14 @@ def check_fit(state: State, shard: TableShard) -> None:
                 _check_chunks(entry, f"{save_folder(save.sequence)}/{entry.path}")
 
 
-def box(part: TableShard | RowFileEntry) -> Box:
-    """The rows and columns of its table that a shard, or a file, is about."""
+def box(part: TableShard | RowFileEntry | ShardPlace) -> Box:
+    """The rows and columns of its table that a shard, a file, or a place is about."""
     rows = part.row_offset, part.row_offset + part.num_rows
     return rows, (part.col_offset, part.col_offset + part.num_cols)
 
 
-def overlap(entry: RowFileEntry, shard: TableShard) -> Box | None:
-    """The rows and columns that a file and a shard have in common; None if there are none."""
+def overlap(entry: RowFileEntry | ShardPlace, shard: TableShard) -> Box | None:
+    """The rows and columns that a file, or a place, and a shard have in common; None if there are none."""
     if entry.table_fqn != shard.table_fqn:
         return None
     (rows, cols), (shard_rows, shard_cols) = box(entry), box(shard)

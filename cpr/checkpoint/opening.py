@@ -76,6 +76,27 @@ def load_newest(
     return None
 
 
+def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[Rejected]]:
+    """The newest state of a directory as its manifests tell, and the finished saves that are newer than it.
+
+    No rows are read. Called by all ranks.
+
+    Raises:
+        CheckpointError: the storage cannot be read.
+    """
+
+    def look() -> tuple[State | None, list[Rejected]]:
+        states, rejected = _own_states(storage)
+        newest = states[0] if states else None
+        return newest, [
+            entry
+            for entry in rejected
+            if not entry.unfinished and (newest is None or entry.sequence > newest.sequence)
+        ]
+
+    return on_rank_0(group, look)
+
+
 def survey(
     storage: Storage, group: RankGroup, run_id: str, loaded: State | None, rejected: Collection[int]
 ) -> Survey:

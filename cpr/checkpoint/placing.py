@@ -19,6 +19,7 @@ from torch import Tensor
 from cpr.checkpoint.manifest import RowFileEntry
 from cpr.checkpoint.matching import overlap
 from cpr.checkpoint.row_file import Rows
+from cpr.checkpoint.row_schema import ShardPlace
 from cpr.shards.shard import TableShard
 
 Index = slice | Tensor
@@ -35,12 +36,14 @@ class Target:
 
     Args:
         shard: where they go.
-        files: all that will be laid into it; those of other shards do not matter.
+        files: all that will be laid into it, or the shards that it comes from; others do not matter.
         ids: the rows of the table that are wanted, int64 `[n]` on the CPU, ascending, without duplicates, all
             in the shard; None: all rows of the shard.
     """
 
-    def __init__(self, shard: TableShard, files: Iterable[RowFileEntry], ids: Tensor | None = None) -> None:
+    def __init__(
+        self, shard: TableShard, files: Iterable[RowFileEntry | ShardPlace], ids: Tensor | None = None
+    ) -> None:
         self.shard = shard
         self._ids = ids
         self._columns = {name: column.detach() for name, column in shard.columns.items()}
@@ -63,8 +66,8 @@ class Target:
         begin, end = _search(self._ids, first_row, last_row + 1)
         return begin < end
 
-    def lay(self, rows: Rows, entry: RowFileEntry) -> None:
-        """Copy what is wanted of `rows`, which are from the file `entry`, over what is there."""
+    def lay(self, rows: Rows, entry: RowFileEntry | ShardPlace) -> None:
+        """Copy what is wanted of `rows`, which are from the file or place `entry`, over what is there."""
         common = overlap(entry, self.shard)
         if common is None:
             return

@@ -16,7 +16,10 @@ STORY = Recovery(
     generation=3,
     step=1200,
     interrupted=True,
-    dead=(Ending(rank=2, pid=77, host="node7", why=NO_LAST_WORD), Ending(rank=0, pid=None, host=None, why="?")),
+    dead=(
+        Ending(rank=2, pid=77, host="node7", why=NO_LAST_WORD),
+        Ending(rank=0, pid=None, host=None, why="?"),
+    ),
     sources=(RowOrigin(table_fqn="ebc.a", adopted=1000, lost=24),),
     save_step=1000,
     refused=("segment x: is open to other users",),

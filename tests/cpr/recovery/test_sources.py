@@ -93,9 +93,7 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
             if not band.pieces:
                 counts[rows] += 1
             for piece in band.pieces:
-                (source,) = [
-                    each for each in holders if (each.rank, each.index) == (piece.rank, piece.index)
-                ]
+                (source,) = [each for each in holders if (each.rank, each.index) == (piece.rank, piece.index)]
                 begin, stop = source.place.row_offset, source.place.row_offset + source.place.num_rows
                 assert source.place.table_fqn == at.table_fqn
                 assert begin <= band.rows[0] < band.rows[1] <= stop
