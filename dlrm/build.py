@@ -46,8 +46,13 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-def shard(inputs: Inputs) -> DistributedModelParallel:
-    """The model of this run, its tables laid over the ranks, its initial values those of the seed."""
+def shard(inputs: Inputs, initialize: bool = True) -> DistributedModelParallel:
+    """The model of this run, its tables laid over the ranks.
+
+    Args:
+        inputs: say which model.
+        initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
+    """
     config, device = inputs.config, inputs.device
     dtype = arithmetic_dtype(config.train.precision)
     torch.manual_seed(config.train.seed)
@@ -59,7 +64,8 @@ def shard(inputs: Inputs) -> DistributedModelParallel:
     sharded = DistributedModelParallel(
         model, device=device, plan=plan, sharders=[sharder], init_data_parallel=False
     )
-    initialize_tables(sharded, config.train.seed)
+    if initialize:
+        initialize_tables(sharded, config.train.seed)
     for features in sharded.modules():
         if isinstance(features, PooledFeatures):  # each with a dtype of its own
             use_host_lookups([group.emb_module for group in table_groups(features)], features.dtype)

@@ -32,7 +32,7 @@ class Job:
     """Decides batches and rows."""
 
 
-def start_training(job: Job, ranks: Ranks) -> Training:
+def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
     """The `terabyte` recipe with the tables of `job`, laid over the ranks table by table."""
     workload = Workload(rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed)
     batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)
@@ -55,4 +55,4 @@ def start_training(job: Job, ranks: Ranks) -> Training:
         test_loader=loader,
         source=None,
     )
-    return Training(inputs, cycle(list(batches)))
+    return Training(inputs, cycle(list(batches)), initialize)

@@ -12,10 +12,18 @@ from typing import IO, Final
 ROOT: Final = Path(__file__).parents[1]
 
 
-def torchrun_command(module: str, arguments: Sequence[str], processes: int) -> list[str]:
-    """The command line of `torchrun --standalone`, which picks a free port, for this interpreter."""
+def torchrun_command(module: str, arguments: Sequence[str], processes: int, restarts: int = 0) -> list[str]:
+    """The command line of `torchrun --standalone`, which picks a free port, for this interpreter.
+
+    Args:
+        module: its name, as after `python -m`.
+        arguments: its command line.
+        processes: workers on this machine.
+        restarts: how often torchrun starts all of them again after one has failed.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*launcher, "--nproc-per-node", str(processes), "-m", module, *arguments]
+    workers = ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
+    return [*launcher, *workers, "-m", module, *arguments]
 
 
 def worker_environment(threads: int) -> dict[str, str]:

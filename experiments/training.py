@@ -22,11 +22,12 @@ class Training:
     Args:
         inputs: say what is trained.
         batches: what the next steps train on; may be replaced between steps.
+        initialize: whether tables get initial values of our own, as in `dlrm.build.shard`.
     """
 
-    def __init__(self, inputs: Inputs, batches: Iterator[Batch]) -> None:
+    def __init__(self, inputs: Inputs, batches: Iterator[Batch], initialize: bool = True) -> None:
         config = inputs.config
-        self.model = shard(inputs)
+        self.model = shard(inputs, initialize)
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0

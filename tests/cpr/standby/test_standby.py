@@ -1,0 +1,160 @@
+"""Workers that start from a prepared process behave as if they had started by themselves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+
+WORKER = Path(__file__).with_name("worker.py")
+REPO = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def agent():
+    """Stands for torchrun's agent: the prepared process watches it, and nothing else matters of it."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def start(agent, tmp_path):
+    started = []
+
+    def work(*arguments, rank=0, restarts=3):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPO),
+            "CPR_AGENT_PID": str(agent.pid),
+            "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+        }
+        command = [sys.executable, str(WORKER), *map(str, arguments)]
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield work
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def prepared(start, agent):
+    """The prepared process, left behind by a first worker that has ended."""
+    first = start("code", 0)
+    said, _ = first.communicate(timeout=20)  # its streams are not held open by what it left
+    assert json.loads(said)["prepared_here"]
+    marked = f"CPR_AGENT_PID={agent.pid}".encode()
+    found = [pid for pid in psutil.pids() if marked in environment_of(pid)]
+    assert len(found) == 1
+    return psutil.Process(found[0])
+
+
+def environment_of(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def said_by(process):
+    return json.loads(process.stdout.readline())
+
+
+def wait_for_end(process):
+    deadline = time.monotonic() + 20
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"{process} goes on"
+        time.sleep(0.01)
+
+
+def test_a_restarted_worker_is_a_fork_with_its_own_circumstances(prepared, start, agent, tmp_path):
+    worker = start("code", 7, rank=1)
+    said, _ = worker.communicate(timeout=20)
+    seen = json.loads(said)
+    assert seen["parent"] == prepared.pid
+    assert not seen["prepared_here"]
+    assert seen["pid"] not in {worker.pid, prepared.pid}
+    assert (seen["arguments"], seen["rank"], seen["folder"]) == (["code", "7"], "1", str(tmp_path))
+    assert worker.returncode == 7
+
+
+def test_several_at_once(prepared, start):
+    workers = [start("code", rank, rank=rank) for rank in range(4)]
+    pids = {json.loads(worker.communicate(timeout=20)[0])["pid"] for worker in workers}
+    assert len(pids) == 4
+    assert [worker.returncode for worker in workers] == [0, 1, 2, 3]
+
+
+def test_an_exception_is_told_where_the_worker_was_started(prepared, start):
+    worker = start("raise")
+    _, told = worker.communicate(timeout=20)
+    assert worker.returncode == 1
+    assert "ValueError: what went wrong" in told
+
+
+def test_a_killed_fork_is_a_killed_worker(prepared, start):
+    worker = start("kill")
+    worker.communicate(timeout=20)
+    assert worker.returncode == -signal.SIGKILL
+
+
+def test_signals_are_passed_on(prepared, start):
+    worker = start("wait")
+    said_by(worker)
+    assert worker.stdout.readline() == "waiting\n"
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=20)
+    assert worker.returncode == 5
+
+
+def test_killing_what_torchrun_started_kills_the_fork(prepared, start):
+    worker = start("wait")
+    fork = psutil.Process(said_by(worker)["pid"])
+    worker.kill()
+    wait_for_end(fork)
+    assert prepared.is_running()
+
+
+def test_workers_end_with_the_prepared_process_and_the_next_prepares_itself(prepared, start):
+    worker = start("wait")
+    fork = psutil.Process(said_by(worker)["pid"])
+    prepared.kill()
+    worker.communicate(timeout=20)
+    assert worker.returncode == -signal.SIGKILL
+    wait_for_end(fork)
+    said, _ = start("code", 0).communicate(timeout=20)
+    assert json.loads(said)["prepared_here"]
+
+
+def test_it_ends_with_the_agent_but_not_before_its_forks(prepared, start, agent):
+    worker = start("wait")
+    fork = psutil.Process(said_by(worker)["pid"])
+    agent.kill()
+    agent.communicate()
+    time.sleep(0.1)
+    assert fork.is_running()
+    worker.kill()
+    wait_for_end(fork)
+    wait_for_end(prepared)
+
+
+def test_where_nobody_restarts_nothing_is_left_behind(start, agent):
+    said, _ = start("code", 0, restarts=0).communicate(timeout=20)
+    assert json.loads(said)["prepared_here"]
+    marked = f"CPR_AGENT_PID={agent.pid}".encode()
+    assert not [pid for pid in psutil.pids() if marked in environment_of(pid)]
