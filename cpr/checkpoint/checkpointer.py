@@ -16,6 +16,7 @@ from tqdm import tqdm
 from cpr.checkpoint.agreement import Wish, agree
 from cpr.checkpoint.chain import Rejected, State
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
+from cpr.checkpoint.copier import Copier, seconds_left
 from cpr.checkpoint.history import History
 from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.lock import DirectoryLock
@@ -28,8 +29,8 @@ from cpr.checkpoint.ranks import Alone, RankGroup
 from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
-from cpr.checkpoint.snapshot import Piece, Selection, Snapshot, select_rows, shards_named
-from cpr.checkpoint.staging import PIECE_BYTES, StagingPool, rows_per_piece
+from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows, shards_named
+from cpr.checkpoint.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
@@ -38,15 +39,11 @@ from cpr.errors import (
     NoUsableStateError,
     SaveFailedError,
 )
-from cpr.shards import create_state, find_shards
+from cpr.shards import before_updates, create_state, find_shards
 from cpr.shards.shard import TableShard
 
 __all__ = ["CheckpointConfig", "Checkpointer", "Loaded"]
 
-ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
-"""What a rolling save copies between two training steps at most: some milliseconds."""
-HANDOVER_BYTES: Final = 128 * 2**20
-"""What is copied before the writer hears of it: at work at the same time, it would slow the copying down."""
 LEAVE_S: Final = 5.0
 """How long closing waits for the background thread to end by itself."""
 
@@ -68,8 +65,10 @@ class Loaded:
 class Checkpointer:
     """Saves a sharded model in the background while it trains, and loads it on any number of ranks.
 
-    All ranks make the same calls in the same order, in the thread that trains. Rows are copied between two
-    training steps (that is all that training waits for); encoding, writing and committing happen in a thread.
+    All ranks make the same calls in the same order, in the thread that trains. Training waits for rows to be
+    copied, and for nothing else: encoding, writing and committing happen in a thread. Rows of fused tables on
+    the CPU are copied beside the next forward pass, too, before the backward pass changes them; whoever
+    writes to them in another way calls `settle` before.
 
     Args:
         model: holds TorchRec's sharded embeddings, such as `DistributedModelParallel`.
@@ -105,7 +104,8 @@ class Checkpointer:
         self._saver: Saver | None = None
         self._warm_up: Thread | None = None
         self._save: Save | None = None
-        self._rolling: tuple[Snapshot, States] | None = None
+        self._copier = Copier(self._pool)
+        self._hooks = before_updates(model, (), self._copier.settle)
 
     @property
     def staged_bytes(self) -> int:
@@ -231,6 +231,7 @@ class Checkpointer:
             CheckpointError: as `load`.
         """
         shards = shards_named(self.shards, names)
+        self.settle()
 
         def attempt(state: State) -> LoadStats:
             with torch.no_grad():
@@ -245,10 +246,10 @@ class Checkpointer:
         """Begin a full save: all shards and all registered state, the latter as of now.
 
         Args:
-            moment: `consistent` copies everything now, so that the save is this moment (what exact resume
-                needs); `rolling` copies a little in each of the next `step` calls, so that a row and its
-                optimizer state are from one moment, but different rows from different steps (what partial
-                recovery needs).
+            moment: `consistent` copies everything before it changes, so that the save is this moment (what
+                exact resume needs); `rolling` copies a little in each of the next `step` calls, so that a row
+                and its optimizer state are from one moment, but different rows from different steps (what
+                partial recovery needs).
             timeout_s: give a consistent save up if copying, or waiting for the save before it, takes longer.
 
         Returns:
@@ -284,10 +285,17 @@ class Checkpointer:
         Raises:
             SaveFailedError: a save failed in the background; names the file.
         """
+        self.settle()
         self.steps_done += 1
         self._raise_failure()
-        if self._rolling is not None:
-            self._copy(ROLLING_BYTES_PER_STEP, wait=False)
+        self._copier.copy_some(self.steps_done)
+
+    def settle(self) -> None:
+        """Wait until tables may be written to: before that, rows of this moment may still have to be copied.
+
+        Optimizers need not be told. Not collective.
+        """
+        self._copier.settle()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the save that is under way is committed; whether it is.
@@ -299,9 +307,8 @@ class Checkpointer:
             SaveFailedError: it failed; names the file.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._rolling is not None:
-            self._copy(None, wait=True, deadline=deadline)
-        committed = self._save is None or self._save.wait(_left(deadline))
+        self._copier.finish(self.steps_done, deadline)
+        committed = self._save is None or self._save.wait(seconds_left(deadline))
         self._raise_failure()
         return committed
 
@@ -352,17 +359,18 @@ class Checkpointer:
         assert self._saver is not None
         assert states is not None
         save = Save(kind, moment, self._config.codec if kind == "rows" else "exact")
-        self._save, self._rolling = save, (Snapshot(selections), states)
+        self._save = save
+        self._copier.begin(save, Snapshot(selections), states)
         self._saver.start(save)
         if moment == "consistent":
-            self._copy(None, wait=True, deadline=deadline)
+            self._copier.copy_beside(self.steps_done, deadline)
         save.blocked_s = time.perf_counter() - began
         return save
 
     def _wait_until_idle(self, deadline: float | None = None) -> bool:
         """Wait until the save under way is committed, and merging and deleting after it are done."""
-        self.wait(_left(deadline))
-        idle = self._save is None or self._save.wait_until_over(_left(deadline))
+        self.wait(seconds_left(deadline))
+        idle = self._save is None or self._save.wait_until_over(seconds_left(deadline))
         self._raise_failure()
         return idle
 
@@ -404,48 +412,6 @@ class Checkpointer:
             if shard.replicated and asked:
                 selections += select_rows([shard], {shard.name: torch.cat(asked)})
         return selections
-
-    def _copy(self, max_bytes: int | None, wait: bool, deadline: float | None = None) -> None:
-        """Copy pieces of the save that is under way; at their end, hand over the state."""
-        assert self._rolling is not None
-        assert self._save is not None
-        snapshot, states = self._rolling
-        began, copied = time.perf_counter(), 0
-        ready: list[Piece] = []
-        try:
-            while not (snapshot.done or self._save.broken.is_set()):
-                if max_bytes is not None and copied >= max_bytes:
-                    break
-                buffer = self._pool.acquire(wait=False)
-                if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
-                    self._save.feed_all(ready)
-                if buffer is None:
-                    buffer = self._pool.acquire(wait, _left(deadline))
-                if buffer is None:
-                    break
-                try:
-                    ready.append(snapshot.copy_next(buffer, self.steps_done))
-                except BaseException:
-                    self._pool.release(buffer)
-                    raise
-                copied += buffer.numel()
-        except BaseException:
-            self._save.feed_all(ready)
-            self._give_up()
-            raise
-        self._save.feed_all(ready)
-        if snapshot.done or self._save.broken.is_set():
-            self._rolling = None
-            self._save.feed(states)
-        elif deadline is not None and time.monotonic() >= deadline:
-            self._give_up()
-        self._save.blocked_s += time.perf_counter() - began
-
-    def _give_up(self) -> None:
-        """Let the save that is under way fail."""
-        if self._rolling is not None and self._save is not None:
-            self._rolling = None
-            self._save.cancel()
 
     def _attempt(self, state: State) -> tuple[int, int]:
         """Load a state on this rank; bytes read and training steps done."""
@@ -506,7 +472,8 @@ class Checkpointer:
             raise ValueError("this checkpointer is closed; make another one")
 
     def _release(self) -> None:
-        self._give_up()
+        self._copier.give_up()
+        self._hooks.remove()
         if self._warm_up is not None:
             self._warm_up.join(LEAVE_S)
         if self._saver is not None and not self._saver.close(LEAVE_S):
@@ -515,8 +482,3 @@ class Checkpointer:
             self._lock.release()
         self._background.close()
         self._group.close()
-
-
-def _left(deadline: float | None) -> float | None:
-    """Seconds until then; None: as long as it takes."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -56,7 +56,8 @@ class Save:
     def __init__(self, kind: Kind, moment: Moment, codec: str) -> None:
         self.kind, self.moment, self.codec = kind, moment, codec
         self.blocked_s = 0.0
-        """Time that training on this rank has waited for it."""
+        """Time that training on this rank has waited for it: in calls of the checkpointer, and before rows
+        changed that were still to be copied."""
         self.manifest: Manifest | None = None
         """What was committed; None before, and if it failed."""
         self.error: SaveFailedError | None = None
@@ -65,7 +66,7 @@ class Save:
         """Set when this rank cannot write any more, so that copying may stop."""
         self._settled = threading.Event()
         self._over = threading.Event()
-        self._feed: queue.SimpleQueue[Piece | States | None] = queue.SimpleQueue()
+        self._feed: queue.SimpleQueue[Piece | States | str] = queue.SimpleQueue()
 
     @property
     def done(self) -> bool:
@@ -94,12 +95,12 @@ class Save:
         while pieces:
             self._feed.put(pieces.pop(0))
 
-    def cancel(self) -> None:
+    def cancel(self, problem: str) -> None:
         """Nothing more will come, and the save must not count."""
-        self._feed.put(None)
+        self._feed.put(problem)
 
-    def take(self) -> Piece | States | None:
-        """The next item; None if it was cancelled."""
+    def take(self) -> Piece | States | str:
+        """The next item; a text says why nothing more will come."""
         return self._feed.get()
 
     def commit(self, manifest: Manifest) -> None:
@@ -179,7 +180,7 @@ class Saver:
         try:
             self._history.check_lock()
         except Exception as error:
-            problem = _describe(error)
+            problem = describe(error)
             save.broken.set()
         writer = PartWriter(self._storage, sequence, save.codec, with_ids=save.kind == "rows")
         states, problem = self._write_all(save, writer, problem)
@@ -188,7 +189,7 @@ class Saver:
             try:
                 part = writer.finish(states.tables)
             except Exception as error:
-                problem = _describe(error)
+                problem = describe(error)
         chain = self._history.chain
 
         def manifest_of(parts: Sequence[Part]) -> Manifest:
@@ -216,9 +217,9 @@ class Saver:
         """Take all that is fed, whatever happens, so that every buffer comes back; end and problem."""
         while True:
             item = save.take()
-            if item is None:
+            if isinstance(item, str):
                 writer.abandon()
-                return None, problem or "training ended before everything was copied"
+                return None, problem or item
             try:
                 if problem is None:
                     if isinstance(item, Piece):
@@ -226,7 +227,7 @@ class Saver:
                     else:
                         self._write_states(writer, item)
             except Exception as error:
-                problem = _describe(error)
+                problem = describe(error)
                 save.broken.set()
                 writer.abandon()
             finally:
@@ -248,11 +249,12 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """What went wrong, for the message of a `SaveFailedError`."""
     if isinstance(error, CheckpointError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 
 
 def _lost_touch(error: BaseException) -> SaveFailedError:
-    return SaveFailedError(f"a save could not be finished ({_describe(error)}); look at the log of all ranks")
+    return SaveFailedError(f"a save could not be finished ({describe(error)}); look at the log of all ranks")

@@ -1,8 +1,8 @@
-"""Copies rows of live shards into staging buffers: the only work that training waits for.
+"""Copies rows of live shards into staging buffers, piece by piece.
 
-A snapshot is copied piece by piece. Within a piece a row and its optimizer state are from one moment,
-because the piece is copied between two training steps. A rolling snapshot copies some pieces after
-each step; a consistent one copies all of them between two steps.
+Within a piece a row and its optimizer state are from one moment, because the piece is copied between two
+updates. A rolling snapshot copies some pieces after each step; a consistent one copies all of them between
+the same two updates.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from cpr.shards.shard import TableShard
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Rows that were copied between two training steps."""
+    """Rows that were copied between two updates."""
 
     shard: TableShard
     rows: Rows
@@ -53,6 +53,11 @@ def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[T
     return [by_name[name] for name in names]
 
 
+def can_wait(shard: TableShard) -> bool:
+    """Whether rows may be read beside training, until it says that they are about to change."""
+    return shard.updated_in_backward and all(column.device.type == "cpu" for column in shard.columns.values())
+
+
 def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
     """Selections of the rows asked for.
 
@@ -81,11 +86,11 @@ class Snapshot:
     """The pieces of a set of selections, in order.
 
     Args:
-        selections: what to copy; each shard once.
+        selections: what to copy; each shard once. What cannot wait comes first.
     """
 
     def __init__(self, selections: Sequence[Selection]) -> None:
-        self._places = self._plan(selections)
+        self._places = self._plan(sorted(selections, key=lambda selection: can_wait(selection.shard)))
         self._next = next(self._places, None)
         self._flushed: tuple[TableShard, int] | None = None
 
@@ -93,6 +98,11 @@ class Snapshot:
     def done(self) -> bool:
         """Whether everything has been copied."""
         return self._next is None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next piece has to be copied before training goes on, for want of a word in time."""
+        return self._next is not None and not can_wait(self._next[0].shard)
 
     def copy_next(self, buffer: Tensor, step: int) -> Piece:
         """Copy the next piece into `buffer`, uint8 `[PIECE_BYTES]`."""

@@ -1,6 +1,6 @@
 """From a model to the table shards of this rank."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from cpr.shards.groups import PlacedTable, TableGroup, table_groups
 from cpr.shards.matching import match_state
 from cpr.shards.shard import TableShard
+from cpr.shards.updates import UPDATED_IN_FORWARD
 
 
 def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[TableShard]:
@@ -59,14 +60,21 @@ def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
     states = tbe.get_optimizer_state() or [{}] * len(group.tables)
     for table, by_name in zip(group.tables, states, strict=True):
         state = {name: tensor.detach() for name, tensor in by_name.items() if name != "iter"}
-        yield _shard(table, state, counters, flush=tbe.flush, invalidate=partial(_invalidate, tbe))
+        yield _shard(
+            table,
+            state,
+            counters,
+            updated_in_backward=tbe.optimizer not in UPDATED_IN_FORWARD,
+            flush=tbe.flush,
+            invalidate=partial(_invalidate, tbe),
+        )
 
 
 def _shard(
     table: PlacedTable,
     state: Mapping[str, Tensor],
     counters: Mapping[str, Tensor],
-    **hooks: Callable[[], None],
+    **of_fused: Any,
 ) -> TableShard:
     return TableShard(
         table_fqn=table.fqn,
@@ -77,7 +85,7 @@ def _shard(
         weights=table.weights,
         optimizer_state=state,
         counters=counters,
-        **hooks,
+        **of_fused,
     )
 
 

@@ -36,6 +36,8 @@ class TableShard:
     number a row, `[num_rows, num_cols]` where it keeps one an element. Empty for stateless optimizers."""
     counters: Mapping[str, Tensor] = field(default_factory=dict)
     """Live scalars of the table's optimizer that are not per row, such as "iter"; shared by its shards."""
+    updated_in_backward: bool = False
+    """Whether training changes rows in the backward pass alone (see `before_updates`): a fused optimizer."""
     flush: Callable[[], None] = _nothing
     """Call before reading: brings rows that a device cache holds back into `weights`."""
     invalidate: Callable[[], None] = _nothing

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
-from cpr.checkpoint import snapshot
+from cpr.checkpoint import copier, snapshot
 from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 def small_pieces(monkeypatch):
     """Ten rows a piece and one piece a step."""
     monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
-    monkeypatch.setattr(module, "ROLLING_BYTES_PER_STEP", 1)
+    monkeypatch.setattr(copier, "ROLLING_BYTES_PER_STEP", 1)
 
 
 def fail_when(storage, condition, error):
@@ -105,7 +105,7 @@ def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_p
     run.train(1)
     save = run.checkpointer.save("rolling")
     steps = 0
-    while run.checkpointer._rolling is not None:
+    while run.checkpointer._copier.is_copying:
         run.train(1)
         steps += 1
     run.checkpointer.close()
