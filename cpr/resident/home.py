@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from cpr.agent import agent_pid
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
 from cpr.resident.folders import (
@@ -47,7 +48,7 @@ def run_key(uri: str) -> str:
     if launched_by == "none":
         launched_by = os.environ.get(LAUNCH_VARIABLE, "")
     if not launched_by:
-        agent = os.getppid()
+        agent = agent_pid()
         launched_by = f"process {agent} {started(agent)}"
     is_local = "://" not in uri or uri.startswith("file://")
     place = open_storage(uri).uri if is_local else uri

@@ -163,6 +163,13 @@ class Segment:
             raise DamagedMemoryError(f"{name} has {region.numel()} elements instead of {numel}")
         return region
 
+    def begin_build(self) -> None:
+        """Forget the regions of an earlier model; those that no layout names are freed."""
+        self._regions.clear()
+        self._digests.clear()
+        self.kernels.clear()
+        self.tidy()
+
     def seal(
         self,
         *,
@@ -227,10 +234,13 @@ class Segment:
         """Note what is in a region now; the next `seal` writes it down, and `held_shards` compares."""
         self._digests[name] = digest(self._regions[name])
 
-    def set_aside(self, name: str, new_name: str) -> None:
+    def set_aside(self, name: str, new_name: str) -> Tensor:
         """Call a mapped region `new_name`, and leave an equal copy of it under its old name.
 
         A layout that names the old one stays right at every moment.
+
+        Returns:
+            The region, `[bytes]` uint8, free to be overwritten.
 
         Raises:
             NotEnoughMemoryError: there is no room for the copy; nothing is changed.
@@ -241,6 +251,7 @@ class Segment:
         region_path(self.folder, new_name).hardlink_to(path)
         copy_path.replace(path)
         self._regions[new_name] = self._regions.pop(name)
+        return region
 
     def tidy(self) -> None:
         """Remove regions that neither the layout names nor this process uses."""
