@@ -14,9 +14,9 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CheckpointError, MismatchError, NoUsableStateError, SaveFailedError
+from cpr.faults.storages import FaultyStorage
 from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
-from tests.cpr.storages import FaultyStorage
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 

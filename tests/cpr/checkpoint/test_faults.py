@@ -9,8 +9,8 @@ import torch
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
+from cpr.faults.storages import FaultyStorage, SlowStorage
 from tests.cpr.checkpoint.runs import assert_same
-from tests.cpr.storages import FaultyStorage, SlowStorage
 
 
 @pytest.fixture

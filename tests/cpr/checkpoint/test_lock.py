@@ -20,14 +20,14 @@ from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock, Holder
 from cpr.checkpoint.storage import Sink, Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
-from tests.cpr.storages import FaultyStorage, Wrapped
+from cpr.faults.storages import FaultyStorage, WrappedStorage
 
 REPO = Path(__file__).parents[3]
 SHORT = timedelta(seconds=0.3)
 LONG = timedelta(hours=1)
 
 
-class Unguarded(Wrapped):
+class Unguarded(WrappedStorage):
     """A storage that cannot keep others out, like an object store."""
 
     def alone(self) -> AbstractContextManager[bool]:

@@ -1,0 +1,72 @@
+"""Failure injection: things go wrong on purpose, by rank, step, time, rate and seed. Off unless asked for.
+
+A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`, `KillWorker`, `KillAgent`,
+`LoseNode`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`). Two drivers make it happen: an
+`Injector` in each worker, and a `Killer` beside the run for what a worker cannot do to itself. Both act on
+the run's own processes only, say in a warning what they are about to do, and keep a record in JSON lines.
+
+From inside, for a training script that was not changed (the JSON is described in `cpr.faults.plan`):
+
+    plan = Plan(schedules=(AtStep(step=37, kind=KillWorker(), target=1),))
+    Path("faults.json").write_text(json.dumps(plan.to_json()))
+    # then: CPR_FAULTS=faults.json torchrun --nproc-per-node 2 --max-restarts 3 train.py
+
+From outside, a failure about once a minute for as long as the run takes, always the same for the same seed:
+
+    kinds = (KillWorker(), KillAgent(), LoseNode(), Hang(duration_s=20.0))
+    plan = Plan(schedules=(AtRate(mean_s=60.0, seed=7, kinds=kinds),))
+    run = subprocess.Popen(["cpr", "run", "--", "torchrun", "--nproc-per-node", "2", "train.py"], env=env)
+    with Killer(plan, nodes=[Node(pid=run.pid, memory=Path(env["CPR_RESIDENT_ROOT"]))]) as killer:
+        run.wait()
+    print(killer.deeds)
+
+Failures from both drivers at once: give each a plan of its own. Exponential times between failures with a
+mean of 120 s in both come to one failure a minute.
+"""
+
+from cpr.faults.injector import Injector
+from cpr.faults.killer import Deed, Killer
+from cpr.faults.kinds import (
+    DamageFile,
+    Hang,
+    InjectedError,
+    KillAgent,
+    KillWorker,
+    Kind,
+    LoseNode,
+    Raise,
+    Slow,
+    StorageDelay,
+    StorageError,
+)
+from cpr.faults.plan import Plan
+from cpr.faults.schedules import AtRate, AtStep, AtTime, Event, Trace
+from cpr.faults.storages import FaultyStorage, SlowStorage, WrappedStorage
+from cpr.faults.strikes import Node
+
+__all__ = [
+    "AtRate",
+    "AtStep",
+    "AtTime",
+    "DamageFile",
+    "Deed",
+    "Event",
+    "FaultyStorage",
+    "Hang",
+    "InjectedError",
+    "Injector",
+    "KillAgent",
+    "KillWorker",
+    "Killer",
+    "Kind",
+    "LoseNode",
+    "Node",
+    "Plan",
+    "Raise",
+    "Slow",
+    "SlowStorage",
+    "StorageDelay",
+    "StorageError",
+    "Trace",
+    "WrappedStorage",
+]

@@ -1,0 +1,193 @@
+"""Failures from inside: each worker tells its injector every step, and is struck when its turn comes."""
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpr.faults.damage import damage_newest_save
+from cpr.faults.kinds import (
+    KILL,
+    Damage,
+    DamageFile,
+    Hang,
+    InjectedError,
+    KillWorker,
+    Raise,
+    Slow,
+    StorageDelay,
+    StorageError,
+)
+from cpr.faults.plain import encode
+from cpr.faults.plan import Cursor, Plan
+from cpr.faults.record import Beginning, Record
+from cpr.faults.schedules import Event
+from cpr.faults.storages import FaultyStorage
+
+if TYPE_CHECKING:
+    from cpr.checkpoint.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+class Injector:
+    """Makes a plan's failures happen in this worker; without a plan it does nothing at all.
+
+    Every failure happens once, however often the run is restarted: a record in `folder` says which have.
+    Events at steps before the one at which the injection began are over. Events whose moment passed while
+    workers were being restarted happen at the next step.
+
+    Args:
+        plan: what shall go wrong, such as `Plan.from_environment()`.
+        folder: where the record is kept, `faults-<digest of the plan>.jsonl`; all ranks and restarts see it.
+        num_ranks: for targets that are drawn; None: `WORLD_SIZE` of the environment, or 1.
+        memory: folder of this worker's resident memory, for `KillWorker(wipe=True)`.
+        checkpoint: checkpoint directory on a file system, for `DamageFile`.
+
+    Raises:
+        ValueError: the plan needs something that was not given, or has kinds that need a `Killer`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        *,
+        folder: Path | None = None,
+        num_ranks: int | None = None,
+        memory: Path | None = None,
+        checkpoint: Path | None = None,
+    ) -> None:
+        self.plan = plan or Plan()
+        self.plan.check(inside=True)
+        self._num_ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
+        self._memory, self._checkpoint = memory, checkpoint
+        self._storages: list[FaultyStorage] = []
+        self._beginning: Beginning | None = None
+        self._cursor = Cursor(self.plan)
+        self._slow: Slow | None = None
+        self._num_slow_steps = 0
+        self._last_step_ended = time.monotonic()
+        self._kinds = [kind for schedule in self.plan.schedules for kind in schedule.kinds_used]
+        self._record: Record | None = None
+        if self.plan.schedules:
+            self._check_given(folder)
+            assert folder is not None
+            self._record = Record(folder / f"faults-{self.plan.digest}.jsonl")
+            logger.warning("failure injection is on, as asked for by %s", self.plan.source)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to inject."""
+        return self._record is not None
+
+    def storage(self, inner: "Storage") -> "Storage":
+        """A storage through which storage failures can happen; the same one when no plan has any."""
+        if not any(isinstance(kind, (StorageError, StorageDelay)) for kind in self._kinds):
+            return inner
+        self._storages.append(FaultyStorage(inner))
+        return self._storages[-1]
+
+    def step(self, step: int, rank: int) -> None:
+        """Call once in every step, on every rank, with the same number.
+
+        Args:
+            step: steps that are done; never goes back, except over a restart.
+            rank: of this worker.
+
+        Raises:
+            InjectedError: an exception was asked for at this step.
+        """
+        if self._record is None:
+            return
+        if self._beginning is None:
+            self._beginning = self._record.begin(step)
+        self._drag()
+        elapsed_s = time.time() - self._beginning.time
+        for name, event in self._cursor.due(step=step, elapsed_s=elapsed_s):
+            if event.step is not None and event.step < self._beginning.step:
+                continue
+            target = event.target_of(self._num_ranks)
+            if target >= self._num_ranks and rank == 0 and self._claim(name, event, step, target):
+                logger.warning("failure injection: there is no rank %d to strike %s", target, event.when)
+            elif target == rank and self._claim(name, event, step, target):
+                self._strike(event, step, rank)
+        self._last_step_ended = time.monotonic()
+
+    def _check_given(self, folder: Path | None) -> None:
+        """Raises: ValueError."""
+        missing = [
+            name
+            for name, given, needed in (
+                ("folder", folder, True),
+                ("memory", self._memory, KillWorker(wipe=True) in self._kinds),
+                ("checkpoint", self._checkpoint, any(isinstance(kind, DamageFile) for kind in self._kinds)),
+            )
+            if needed and given is None
+        ]
+        if missing:
+            raise ValueError(f"failures asked for by {self.plan.source} need {', '.join(missing)}: give it")
+
+    def _claim(self, name: str, event: Event, step: int, rank: int) -> bool:
+        assert self._record is not None
+        return self._record.claim(name, step=step, rank=rank, kind=encode(event.kind))
+
+    def _drag(self) -> None:
+        """Sleep for what a slow worker would have taken longer since the last step."""
+        if self._slow is None:
+            return
+        usual_s = time.monotonic() - self._last_step_ended
+        time.sleep((self._slow.factor - 1) * usual_s + self._slow.extra_s)
+        self._num_slow_steps += 1
+        if self._num_slow_steps >= self._slow.num_steps:
+            self._slow = None
+
+    def _strike(self, event: Event, step: int, rank: int) -> None:
+        logger.warning(
+            "failure injection: %s at step %d, as asked for by %s",
+            event.kind.told(f"rank {rank}"),
+            step,
+            self.plan.source,
+        )
+        match event.kind:
+            case Raise(message=message):
+                raise InjectedError(message)
+            case KillWorker(wipe=wipe):
+                if wipe:
+                    assert self._memory is not None
+                    shutil.rmtree(self._memory, ignore_errors=True)  # it may be gone: that is no matter
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Hang(duration_s=duration_s):
+                time.sleep(duration_s)
+            case Slow() as slow:
+                self._slow, self._num_slow_steps = slow, 0
+            case DamageFile(how=how):
+                self._damage(how, event.seed)
+            case StorageError() | StorageDelay() as kind:
+                self._arm(kind)
+
+    def _damage(self, how: Damage, seed: int) -> None:
+        assert self._checkpoint is not None
+        try:
+            done = damage_newest_save(self._checkpoint, how, seed)
+        except ValueError as error:  # it is too early for this failure: that is no failure of the run
+            logger.warning("failure injection: nothing was damaged: %s", error)
+        else:
+            logger.warning("failure injection: %s", done)
+
+    def _arm(self, kind: StorageError | StorageDelay) -> None:
+        if not self._storages:
+            raise ValueError(f"{kind.name} needs the run's storage: pass it through Injector.storage")
+        for storage in self._storages:
+            if isinstance(kind, StorageDelay):
+                storage.slow(
+                    kind.operation, kind.path, delay_s=kind.delay_s, at=kind.at, lasting=kind.lasting
+                )
+            elif kind.error == KILL:
+                storage.kill(kind.operation, kind.path, at=kind.at)
+            else:
+                number = getattr(errno, kind.error)
+                storage.fail(kind.operation, kind.path, at=kind.at, number=number, lasting=kind.lasting)

@@ -1,0 +1,225 @@
+"""Failures from outside: kills, stops and robs the processes of a run that somebody else started."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGCONT
+from types import TracebackType
+from typing import Any, Final
+
+from cpr.faults.damage import check_wipeable, damage_newest_save
+from cpr.faults.kinds import DamageFile, Hang, KillAgent, KillWorker, Kind, LoseNode
+from cpr.faults.plain import encode
+from cpr.faults.plan import Cursor, Plan
+from cpr.faults.processes import Process
+from cpr.faults.schedules import Event
+from cpr.faults.strikes import Node, find_victims, strike, watch
+
+POLL_S: Final = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed:
+    """What a killer did."""
+
+    time: float
+    """Seconds since the epoch."""
+    after_s: float
+    """Since the killer's start."""
+    due_s: float
+    """When it was to be, since the killer's start."""
+    kind: Kind
+    target: int | None
+    """Rank as torchrun gave it, or number of the node; None: a file."""
+    pids: tuple[int, ...]
+    """Processes that got a signal, a worker's or an agent's first."""
+    note: str
+    """What else there is to say: the file that was damaged, folders wiped, or why nothing happened."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of the report."""
+        plain: dict[str, Any] = encode(self)
+        return plain
+
+
+class Killer:
+    """Makes a plan's failures happen to a run, from `start` to `stop`, or one at a time (`fire`).
+
+    It only ever signals processes of this user below the pids given, and looks at pid and start time before
+    each signal. A failure whose victim is not there at its time, as while workers are being restarted, waits
+    for it. What it stops by SIGSTOP goes on when its time is over, and at `stop` in any case.
+
+    Args:
+        plan: kinds and schedules that can be done from outside.
+        nodes: the torchruns of the run, or their pids.
+        checkpoint: checkpoint directory on a file system, for `DamageFile`.
+        report: file to which every deed is appended as a line of JSON.
+        patience_s: how long a failure waits for its victim before it is reported as missed.
+
+    Raises:
+        ValueError: the plan has what only workers can do, or lacks a folder; or a pid is not of a run of this
+            user.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        *,
+        nodes: Iterable[Node | int],
+        checkpoint: Path | None = None,
+        report: Path | None = None,
+        patience_s: float = 60.0,
+    ) -> None:
+        self.plan = plan or Plan()
+        self.plan.check(inside=False)
+        self.deeds: list[Deed] = []
+        self._nodes = [watch(node) for node in nodes]
+        self._checkpoint, self._report, self._patience_s = checkpoint, report, patience_s
+        for schedule in self.plan.schedules:
+            for kind in schedule.kinds_used:
+                self._check_given(kind)
+        self._standing: list[tuple[float, Process]] = []
+        """What stands still, and when it is to go on."""
+        self._ending = threading.Event()
+        self._acting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """Begin with the plan; its clock starts now."""
+        assert self._thread is None, "a killer starts once"
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="cpr-killer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> list[Deed]:
+        """End it, and let everything that stands still go on.
+
+        Returns:
+            All that was done.
+        """
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._resume(until=float("inf"))
+        return self.deeds
+
+    def __enter__(self) -> "Killer":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def replace(self, index: int, node: Node | int) -> None:
+        """Go on with another torchrun in place of a node that was lost.
+
+        Raises:
+            ValueError: its pid is not one of a run of this user.
+        """
+        self._nodes[index] = watch(node)
+
+    def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
+        """Make one failure happen now.
+
+        Raises:
+            ValueError: it cannot be done from outside, or needs a folder that was not given.
+        """
+        event = Event(kind=kind, time_s=self._elapsed_s, target=target, seed=seed)
+        if not kind.outside:
+            raise ValueError(f"{kind.name} can only be done by the workers themselves (CPR_FAULTS)")
+        self._check_given(kind)
+        return self._fire(event)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def _run(self) -> None:
+        cursor = Cursor(self.plan)
+        while not self._ending.wait(POLL_S):
+            self._resume(until=time.monotonic())
+            for _name, event in cursor.due(elapsed_s=self._elapsed_s):
+                if self._ending.is_set():
+                    return
+                try:
+                    self._fire(event)
+                except OSError as error:  # a file went away, say: later failures must still come
+                    self._note(event, None, (), f"failed: {error}")
+
+    def _check_given(self, kind: Kind) -> None:
+        if isinstance(kind, DamageFile) and self._checkpoint is None:
+            raise ValueError(f"{kind.name} needs to know the checkpoint directory: give checkpoint")
+        if not isinstance(kind, LoseNode) and kind != KillWorker(wipe=True):
+            return
+        for number, node in enumerate(self._nodes):
+            if node.memory is None:
+                raise ValueError(
+                    f"{kind.name} wipes resident memory: say where node {number} has it "
+                    "(memory, its CPR_RESIDENT_ROOT)"
+                )
+            if isinstance(kind, LoseNode):
+                check_wipeable(node.memory)
+
+    def _fire(self, event: Event) -> Deed:
+        with self._acting:
+            if isinstance(event.kind, DamageFile):
+                return self._damage(event, event.kind)
+            deadline = time.monotonic() + self._patience_s
+            while (victims := find_victims(event, self._nodes)) is None:
+                if time.monotonic() > deadline or self._ending.wait(POLL_S):
+                    return self._note(event, event.target, (), "missed: there was no such process")
+            worker = victims.workers[0]
+            if event.kind.of_node:
+                self._warn(event, f"node {victims.number} (process {worker.agent.pid})")
+            else:
+                self._warn(event, f"rank {victims.number} (process {worker.process.pid})")
+            assert isinstance(event.kind, Hang | KillWorker | KillAgent | LoseNode)
+            if isinstance(event.kind, Hang):
+                self._standing.append((time.monotonic() + event.kind.duration_s, worker.process))
+            done = strike(victims, event.kind)
+            return self._note(event, victims.number, done.pids, done.note)
+
+    def _damage(self, event: Event, kind: DamageFile) -> Deed:
+        assert self._checkpoint is not None
+        self._warn(event, "")
+        try:
+            note = damage_newest_save(self._checkpoint, kind.how, event.seed)
+        except ValueError as error:
+            note = f"missed: {error}"
+        return self._note(event, None, (), note)
+
+    def _warn(self, event: Event, whom: str) -> None:
+        told = event.kind.told(whom)
+        logger.warning("failure injection: %s %s, as asked for by %s", told, event.when, self.plan.source)
+
+    def _note(self, event: Event, target: int | None, pids: tuple[int, ...], note: str) -> Deed:
+        assert event.time_s is not None
+        deed = Deed(
+            time=time.time(),
+            after_s=self._elapsed_s,
+            due_s=event.time_s,
+            kind=event.kind,
+            target=target,
+            pids=pids,
+            note=note,
+        )
+        self.deeds.append(deed)
+        if self._report is not None:
+            with self._report.open("a") as file:
+                file.write(json.dumps(deed.to_json()) + "\n")
+        return deed
+
+    def _resume(self, until: float) -> None:
+        for moment, process in list(self._standing):
+            if moment <= until:
+                process.send(SIGCONT)
+                self._standing.remove((moment, process))

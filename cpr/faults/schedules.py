@@ -1,0 +1,254 @@
+"""When failures happen, of which kind and to whom: schedules are iterables of events.
+
+An event is at a step or at a time. Steps are the run's (`step` of `Injector.step`); times are seconds since
+the driver's start, for an `Injector` its first start: restarts do not set the clock back.
+"""
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+from cpr.faults.draws import Distribution, make_draw
+from cpr.faults.kinds import KINDS, Kind
+from cpr.faults.plain import decode, from_cells
+
+Unit = Literal["step", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One failure. It has a `step` or a `time_s`."""
+
+    kind: Kind
+    step: int | None = None
+    time_s: float | None = None
+    target: int | None = None
+    """A rank, for kinds that strike a node the number of the node; None: drawn by the seed."""
+    seed: int = 0
+    """For whatever the kind leaves to chance."""
+
+    def __post_init__(self) -> None:
+        if (self.step is None) == (self.time_s is None):
+            raise ValueError("an event happens at a step or at a time_s: give one of the two")
+        if not 0 <= self._moment < math.inf:
+            raise ValueError(f"an event is {self.when}; steps and times start at 0")
+        if self.target is not None and self.target < 0:
+            raise ValueError(f"target is {self.target}; ranks and nodes start at 0 (none: drawn by the seed)")
+
+    @property
+    def unit(self) -> Unit:
+        """What the moment is counted in."""
+        return "time" if self.step is None else "step"
+
+    @property
+    def when(self) -> str:
+        """For messages."""
+        return f"at {self.time_s:g} s" if self.step is None else f"at step {self.step}"
+
+    def is_due(self, step: int, elapsed_s: float) -> bool:
+        """Whether its moment has come."""
+        return self._moment <= (elapsed_s if self.step is None else step)
+
+    def target_of(self, num_targets: int) -> int:
+        """Whom it strikes; one that is given may be `num_targets` or above, and then does not exist."""
+        return Random(self.seed).randrange(num_targets) if self.target is None else self.target
+
+    @property
+    def _moment(self) -> float:
+        moment = self.time_s if self.step is None else self.step
+        assert moment is not None
+        return moment
+
+
+class Schedule(Protocol):
+    """Failures in the order in which they happen, all at steps or all at times."""
+
+    name: ClassVar[str]
+    """In JSON."""
+
+    @property
+    def unit(self) -> Unit:
+        """What its moments are counted in."""
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """All kinds that can happen."""
+
+    def __iter__(self) -> Iterator[Event]:
+        """The events, the same at every iteration; there may be no end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtStep:
+    """One failure at a step."""
+
+    name: ClassVar[str] = "at_step"
+    step: int
+    kind: Kind
+    target: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        list(self)  # an event checks itself
+
+    @property
+    def unit(self) -> Unit:
+        """See `Schedule.unit`."""
+        return "step"
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """See `Schedule.kinds_used`."""
+        return (self.kind,)
+
+    def __iter__(self) -> Iterator[Event]:
+        yield Event(step=self.step, kind=self.kind, target=self.target, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtTime:
+    """One failure at a time."""
+
+    name: ClassVar[str] = "at_time"
+    time_s: float
+    kind: Kind
+    target: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        list(self)
+
+    @property
+    def unit(self) -> Unit:
+        """See `Schedule.unit`."""
+        return "time"
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """See `Schedule.kinds_used`."""
+        return (self.kind,)
+
+    def __iter__(self) -> Iterator[Event]:
+        yield Event(time_s=self.time_s, kind=self.kind, target=self.target, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtRate:
+    """Failures at random, again and again; the same for the same seed."""
+
+    name: ClassVar[str] = "at_rate"
+    kinds: tuple[Kind, ...]
+    """Each failure is one of these, all equally likely; naming one twice makes it twice as likely."""
+    seed: int
+    mean_s: float | None = None
+    """Mean seconds between failures; or give `mean_steps`."""
+    mean_steps: float | None = None
+    """Mean steps between failures; moments are rounded up to whole steps."""
+    distribution: Distribution = "exponential"
+    shape: float = 1.0
+    """Of the distribution, see `make_draw`."""
+    target: int | None = None
+    num_events: int | None = None
+    """How many there are at most; None: no end."""
+
+    def __post_init__(self) -> None:
+        if (self.mean_s is None) == (self.mean_steps is None):
+            raise ValueError("failures at a rate need mean_s or mean_steps: give one of the two")
+        if not 0 < self._mean < math.inf:
+            raise ValueError(f"the mean between failures is {self._mean}; it must be a positive number")
+        if not self.kinds:
+            raise ValueError("failures at a rate need at least one kind in kinds")
+        if self.num_events is not None and self.num_events < 0:
+            raise ValueError(f"num_events is {self.num_events}; it must not be negative (none: no end)")
+        next(islice(iter(self), 1), None)  # the distribution and an event check themselves
+
+    @property
+    def unit(self) -> Unit:
+        """See `Schedule.unit`."""
+        return "step" if self.mean_s is None else "time"
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """See `Schedule.kinds_used`."""
+        return self.kinds
+
+    def __iter__(self) -> Iterator[Event]:
+        draw, random, moment = make_draw(self.distribution, self.shape), Random(self.seed), 0.0
+        for _ in count() if self.num_events is None else range(self.num_events):
+            moment += self._mean * draw(random)
+            yield Event(
+                step=math.ceil(moment) if self.mean_s is None else None,
+                time_s=None if self.mean_s is None else moment,
+                kind=random.choice(self.kinds),
+                target=self.target,
+                seed=random.getrandbits(32),
+            )
+
+    @property
+    def _mean(self) -> float:
+        mean = self.mean_steps if self.mean_s is None else self.mean_s
+        assert mean is not None
+        return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Failures as they were recorded, or written by hand; all at steps or all at times."""
+
+    name: ClassVar[str] = "trace"
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if len({event.unit for event in self.events}) > 1:
+            raise ValueError("a trace has steps or times, not both: make two traces of it")
+
+    @property
+    def unit(self) -> Unit:
+        """See `Schedule.unit`."""
+        return self.events[0].unit if self.events else "time"
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """See `Schedule.kinds_used`."""
+        return tuple(event.kind for event in self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(sorted(self.events, key=lambda event: event._moment))
+
+    @classmethod
+    def read_csv(cls, path: Path) -> "Trace":
+        """A trace from a CSV file with a header.
+
+        Columns: `step` or `time_s`, `kind` (its name), and if wanted `target`, `seed` and fields of the
+        kinds; a cell that is empty counts as not given.
+
+        Raises:
+            ValueError: the file is no such table; the message names the line.
+        """
+        events = []
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), start=2):
+                try:
+                    events.append(_event_of_row(row))
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from error
+        return cls(events=tuple(events))
+
+
+def _event_of_row(row: dict[Any, Any]) -> Event:
+    if None in row:
+        raise ValueError("there are more cells than the header has names")
+    given: dict[str, str] = {name: cell for name, cell in row.items() if name is not None and cell}
+    own = {name: given.pop(name) for name in list(given) if name in {"step", "time_s", "target", "seed"}}
+    kind_fields = from_cells(KINDS.get(given.get("kind", ""), Kind), given)
+    return decode(Event, {**from_cells(Event, own), "kind": kind_fields}, "event")
+
+
+SCHEDULES: Final[dict[str, type[Any]]] = {
+    schedule.name: schedule for schedule in (AtStep, AtTime, AtRate, Trace)
+}

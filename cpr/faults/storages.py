@@ -1,0 +1,197 @@
+"""Storages that misbehave when they are told to: they fail, kill their process, are slow, or stand still."""
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from cpr.checkpoint.causes import explained
+from cpr.faults.kinds import OPERATIONS
+
+if TYPE_CHECKING:  # pyarrow is not needed to do without failures
+    from cpr.checkpoint.storage import Sink, Storage
+
+GATE_S: Final = 60.0
+"""How long an operation stands before a closed gate before it gives up."""
+
+
+@dataclass
+class Fault:
+    """Something that goes wrong once, at the n-th operation from now on whose path contains `path`."""
+
+    operation: str
+    path: str
+    countdown: int
+    counts_bytes: bool
+    number: int
+    """An errno, or 0: no error."""
+    kills: bool
+    delay_s: float
+    lasting: bool
+    """Whether all that come later are struck, too, as on a full disk."""
+    num_hits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def meet(self, operation: str, path: str, num_bytes: int) -> None:
+        """Strike, if it is time to."""
+        if operation != self.operation or self.path not in path:
+            return
+        with self._lock:
+            self.countdown -= num_bytes if self.counts_bytes else 1
+            if self.countdown > 0 or (self.num_hits and not self.lasting):
+                return
+            self.num_hits += 1
+        if self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self.delay_s)
+        if self.number:
+            with explained("reading" if operation in {"read", "size"} else "writing", path):
+                raise OSError(self.number, os.strerror(self.number))
+
+
+class WrappedStorage:
+    """Passes everything on to another storage; those below change that."""
+
+    def __init__(self, inner: "Storage") -> None:
+        self.inner = inner
+        self.uri = inner.uri
+
+    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """Called at every operation (see `OPERATIONS`), before it takes place."""
+
+    @contextmanager
+    def create(self, path: str) -> Iterator["Sink"]:
+        """See `Storage.create`."""
+        self.meet("create", path)
+        with self.inner.create(path) as sink:
+            yield _WrappedSink(self, sink, path)
+            self.meet("commit", path)
+        self.meet("committed", path)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """See `Storage.read_into`."""
+        self.meet("read", path, buffer.nbytes)
+        self.inner.read_into(path, offset, buffer)
+
+    def size(self, path: str) -> int:
+        """See `Storage.size`."""
+        self.meet("size", path)
+        return self.inner.size(path)
+
+    def list(self, folder: str = "") -> Iterator[str]:
+        """See `Storage.list`."""
+        self.meet("list", folder)
+        return self.inner.list(folder)
+
+    def delete(self, path: str) -> None:
+        """See `Storage.delete`."""
+        self.meet("delete", path)
+        self.inner.delete(path)
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """See `Storage.alone`."""
+        return self.inner.alone()
+
+
+class _WrappedSink:
+    def __init__(self, storage: WrappedStorage, sink: "Sink", path: str) -> None:
+        self._storage, self._sink, self._path = storage, sink, path
+
+    def write(self, data: memoryview) -> None:
+        self._storage.meet("write", self._path, data.nbytes)
+        self._sink.write(data)
+
+
+class FaultyStorage(WrappedStorage):
+    """Fails as a real one does: with `CheckpointError`, naming file and cause.
+
+    `FaultyStorage(inner).fail("write", at=3)`, `.fail("write", after_bytes=10**6, lasting=True)`,
+    `.slow("read", delay_s=2.0)`, or, in a process of its own, `.kill("commit", "manifest.json")`.
+    """
+
+    def __init__(self, inner: "Storage") -> None:
+        super().__init__(inner)
+        self.faults: list[Fault] = []
+
+    def fail(
+        self,
+        operation: str,
+        path: str = "",
+        *,
+        at: int = 1,
+        after_bytes: int | None = None,
+        number: int = errno.ENOSPC,
+        lasting: bool = False,
+    ) -> "FaultyStorage":
+        """Fail at the `at`-th such operation, or at the write or read that reaches `after_bytes`."""
+        return self._add(operation, path, at, after_bytes=after_bytes, number=number, lasting=lasting)
+
+    def kill(self, operation: str, path: str = "", *, at: int = 1) -> "FaultyStorage":
+        """Kill this process with -9 at the `at`-th such operation."""
+        return self._add(operation, path, at, kills=True)
+
+    def slow(
+        self, operation: str, path: str = "", *, delay_s: float, at: int = 1, lasting: bool = False
+    ) -> "FaultyStorage":
+        """Take `delay_s` longer for the `at`-th such operation."""
+        return self._add(operation, path, at, delay_s=delay_s, lasting=lasting)
+
+    def heal(self) -> None:
+        """No more faults."""
+        self.faults.clear()
+
+    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """See `WrappedStorage.meet`."""
+        for fault in list(self.faults):
+            fault.meet(operation, path, num_bytes)
+
+    def _add(
+        self,
+        operation: str,
+        path: str,
+        at: int,
+        *,
+        after_bytes: int | None = None,
+        number: int = 0,
+        kills: bool = False,
+        delay_s: float = 0.0,
+        lasting: bool = False,
+    ) -> "FaultyStorage":
+        assert operation in OPERATIONS
+        fault = Fault(
+            operation=operation,
+            path=path,
+            countdown=at if after_bytes is None else after_bytes,
+            counts_bytes=after_bytes is not None,
+            number=number,
+            kills=kills,
+            delay_s=delay_s,
+            lasting=lasting,
+        )
+        self.faults.append(fault)
+        return self
+
+
+class SlowStorage(WrappedStorage):
+    """Takes its time at every operation, or stands still altogether while its gate is closed."""
+
+    def __init__(self, inner: "Storage", delay_s: float = 0.0) -> None:
+        super().__init__(inner)
+        self.delay_s = delay_s
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting = threading.Event()
+        """Set once somebody stands before the closed gate."""
+
+    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """See `WrappedStorage.meet`."""
+        time.sleep(self.delay_s)
+        if not self.gate.is_set():
+            self.waiting.set()
+            if not self.gate.wait(GATE_S):
+                raise TimeoutError(f"nobody opened the gate of {self.uri} within {GATE_S:g} s")
