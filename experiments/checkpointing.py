@@ -9,7 +9,7 @@ the memory figures. Interrupted, the command goes on where it stopped. Figures, 
 median over rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
 
 - `blocked_ratio_rolling`, `blocked_ratio_consistent`: time that training waits, all pieces together, over
-  DCP's `save`.
+  DCP's `save`. What a step waits before its update, for rows to be copied as they were, counts.
 - `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
   is the time from the start of a save to its commit, less the steps done in it at the undisturbed pace, which
   is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` counts what ours does after

@@ -171,14 +171,15 @@ class Bench:
         return measured
 
     def _train_until(self, over: Callable[[], bool], saver: Saver) -> list[float]:
-        """Train until `over` on all ranks; seconds that each step has waited for the saver."""
+        """Train until `over` on all ranks; seconds waited for the saver in and after each step."""
         waits_s: list[float] = []
         everywhere = bool(_across([float(over())], "min")[0])
         while not everywhere:
+            before_s = saver.held_up_s
             everywhere = self._training.step(over())
-            began = perf_counter()
+            held_up_s, began = saver.held_up_s - before_s, perf_counter()
             saver.step()
-            waits_s.append(perf_counter() - began)
+            waits_s.append(held_up_s + perf_counter() - began)
         return waits_s
 
     def _loads(self, side: str, load: Callable[[], None], folder: str) -> dict[str, float]:

@@ -49,6 +49,11 @@ class OurSave:
         self.checkpointer.step()
 
     @property
+    def held_up_s(self) -> float:
+        """Within a step it waits for one thing: for rows that are to change to be copied before."""
+        return 0.0 if self._save is None else self._save.blocked_s
+
+    @property
     def committed(self) -> bool:
         """Whether there is a new manifest: the last thing that a save writes, and what makes it count."""
         return bool(self._manifests() - self._older)

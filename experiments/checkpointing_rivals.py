@@ -31,6 +31,10 @@ class Saver(Protocol):
         """Called after each training step while the save is under way; training waits."""
 
     @property
+    def held_up_s(self) -> float:
+        """Seconds, so far, that it has made training wait within a step, so that no caller sees it."""
+
+    @property
     def committed(self) -> bool:
         """Whether the save is complete and durable, as far as this rank knows; any thread may ask."""
 
@@ -48,6 +52,8 @@ class Blocking:
     Args:
         folder: where it writes; emptied of an older save by nobody but its owner.
     """
+
+    held_up_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,6 +106,8 @@ class DcpAsyncSave:
     ShardedTensor fails in it on the CPU with torch 2.13, so that it gets plain tensors: the views that
     PyTorch's users would take of their shards.
     """
+
+    held_up_s = 0.0
 
     def __init__(self, folder: Path, model: DistributedModelParallel) -> None:
         self.folder = folder

@@ -138,6 +138,8 @@ def test_random_rows_are_the_asked_share_of_every_shard(training):
 class MadeUp:
     """A saver that waits, and is committed and idle after so many steps."""
 
+    held_up_s = 0.0
+
     def __init__(self, commits_after, idle_after, wait_s):
         self._commits_after, self._idle_after, self._wait_s = commits_after, idle_after, wait_s
         self.steps = None
@@ -172,6 +174,22 @@ def test_what_is_measured_of_a_save(training, tmp_path):
     assert measured["lost_s"] == pytest.approx(measured["wall_s"] - 4 * measured["undisturbed_step_s"])
     assert measured["after_s"] >= 3 * 0.05
     assert measured["lost_after_s"] == pytest.approx(measured["after_s"] - 3 * measured["undisturbed_step_s"])
+
+
+def test_waiting_within_a_step_counts(training, tmp_path):
+    class Holding(MadeUp):
+        """Says that the first step after its beginning was held up."""
+
+        asked = 0
+
+        @property
+        def held_up_s(self):
+            self.asked += 1
+            return 100.0 if self.asked > 1 else 0.0
+
+    bench = Bench(JOB, training, tmp_path, rank=0)
+    measured = bench._measure("made up", lambda: Holding(commits_after=2, idle_after=2, wait_s=0.05))
+    assert 100 + 4 * 0.05 <= measured["blocked_s"] < 100 + measured["wall_s"]
 
 
 def test_a_save_that_training_waits_for_has_no_steps(training, tmp_path):
