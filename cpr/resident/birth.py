@@ -25,19 +25,17 @@ from cpr.resident.layout import KernelMemory
 from cpr.resident.segment import Segment
 
 KERNELS: Final = "torchrec.distributed.batched_embedding_kernel"
+COLLECTIONS: Final = "torchrec.distributed.embedding"
 OPTIMIZER: Final = (KERNELS, "EmbeddingFusedOptimizer", "__init__")
 INITIALISERS: Final = (
     (KERNELS, "BaseBatchedEmbedding", "init_parameters"),
     (KERNELS, "BaseBatchedEmbeddingBag", "init_parameters"),
 )
-RESETS: Final = (
-    (("torchrec.distributed.embedding", "ShardedEmbeddingCollection", "reset_parameters"), "embedding"),
-    (
-        ("torchrec.distributed.embeddingbag", "ShardedEmbeddingBagCollection", "reset_parameters"),
-        "embedding_bag",
-    ),
-)
-"""Methods that fill tables a second time, and how the collection's attributes begin."""
+RESETS: Final = {
+    "embedding": (COLLECTIONS, "ShardedEmbeddingCollection", "reset_parameters"),
+    "embedding_bag": (f"{COLLECTIONS}bag", "ShardedEmbeddingBagCollection", "reset_parameters"),
+}
+"""Methods that fill tables a second time, by how their collection's attributes begin."""
 
 
 @dataclass(eq=False)
@@ -81,8 +79,8 @@ def _find(module: str, owner: str, name: str) -> Any:
     kind = getattr(import_module(module), owner, None)
     if not callable(getattr(kind, name, None)):
         raise ResidentMemoryError(
-            f"this TorchRec has no {module}.{owner}.{name}, so its tables cannot live in resident memory. What "
-            "to do: use TorchRec 1.6 to 1.8"
+            f"this TorchRec has no {module}.{owner}.{name}, so its tables cannot live in resident memory. "
+            "What to do: use TorchRec 1.6 to 1.8"
         )
     return kind
 
