@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
+from cpr import launch
 from cpr.checkpoint.chain import Rejected, State
 from cpr.checkpoint.describe import describe
 from cpr.checkpoint.describe_text import as_text, count_text, size_text
@@ -191,6 +192,12 @@ COMMANDS: Final = (
         "Takes memory for the largest piece of a table that was saved there.",
         add_arguments=_add_import,
         run=_import,
+    ),
+    Command(
+        name="run",
+        help="Run torchrun, and start it again when it is killed: cpr run -- torchrun ...",
+        add_arguments=launch.add_arguments,
+        run=launch.run_command,
     ),
 )
 

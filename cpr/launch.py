@@ -1,0 +1,230 @@
+"""`cpr run -- torchrun ...`: starts torchrun, and starts it again when it is killed.
+
+torchrun restarts workers that die; nobody restarts torchrun. When it is killed (out of memory, `kill -9`),
+its workers go on without it: they are ended here, and a new torchrun joins the others and continues the run
+with what the workers left in memory. So it is, too, when torchrun gives up because the agent that kept the
+rendezvous was killed. Standard library only: it must start at once, and never be what runs out of memory.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+from uuid import uuid4
+
+GRACE_S: Final = 30.0
+"""How long workers that are told to stop may take, as torchrun has it."""
+_LOOK_INTERVAL_S: Final = 0.05
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_RENDEZVOUS_LOST: Final = "RendezvousConnectionError"
+_SETTINGS: Final = {
+    # torch 2.13 sends workers to the store of an agent that is gone, unless each generation gets its own
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # a killed agent is given up after 5 s without a sign of life; torch's own 15 s are a long time to wait
+    "PET_RDZV_CONF": "keep_alive_interval=1,keep_alive_max_attempt=5",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `cpr run`."""
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how often torchrun is started again (default: 3)",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- torchrun ...", help="what to run")
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """`cpr run`; gives torchrun's exit code, or 128 + the number of the signal that killed it."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise ValueError("say what to run: cpr run -- torchrun --nproc-per-node 4 -m dlrm.train ...")
+    if options.restarts < 0:
+        raise ValueError(f"--restarts must be 0 or more, not {options.restarts}")
+    return Launch(command, options.restarts).run()
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be taken for a later one with the same pid."""
+
+    pid: int
+    start_ticks: int
+    """In clock ticks since the machine was started."""
+    session: int
+
+    @classmethod
+    def find(cls, pid: int) -> "Process | None":
+        """None if it is gone, or only its exit code is left."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        state, session, start = fields[0], fields[3], fields[19]  # the 3rd, 6th and 22nd field in proc(5)
+        return None if state in "ZX" else cls(pid, int(start), int(session))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return Process.find(self.pid) == self
+
+    def send(self, signum: signal.Signals) -> None:
+        """To it and the processes it started, if it leads them as torchrun's workers do."""
+        if self.is_alive:
+            with suppress(ProcessLookupError):
+                (os.killpg if self.session == self.pid else os.kill)(self.pid, signum)
+
+
+class Launch:
+    """One `cpr run`."""
+
+    def __init__(self, command: Sequence[str], restarts: int) -> None:
+        self._command, self._restarts = list(command), restarts
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._workers: set[Process] = set()
+        self._looked_at_ticks = 0
+        self._environment = {
+            **_SETTINGS,
+            **os.environ,
+            "CPR_LAUNCH": uuid4().hex,
+            "CPR_LAUNCH_PID": str(os.getpid()),
+        }
+
+    def run(self) -> int:
+        """Until torchrun ends by itself, is stopped by a signal to this process, or restarts are used up."""
+        _adopt_orphans()
+        before = {each: signal.getsignal(each) for each in _FORWARDED}
+        for each, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as `nohup` asks
+                signal.signal(each, self._forward)
+        try:
+            with tempfile.TemporaryDirectory(prefix="cpr-run-") as folder:
+                return self._run(Path(folder) / "error.json")
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def _run(self, error_file: Path) -> int:
+        environment = {"TORCHELASTIC_ERROR_FILE": str(error_file), **self._environment}
+        for restart in range(self._restarts + 1):
+            error_file.unlink(missing_ok=True)
+            began = time.monotonic()
+            pid, code = self._run_once(environment)
+            cause = _cause_of_loss(code, error_file)
+            num_orphans = self._end_workers()
+            if self._stopped or cause is None:
+                return code if code >= 0 else 128 - code
+            environment["CPR_CONTINUES"] = "1"
+            ended = f"; ended {num_orphans} of its workers" if num_orphans else ""
+            _say(f"torchrun (process {pid}) {cause} after {time.monotonic() - began:.0f} s{ended}")
+            if restart < self._restarts:
+                _say(f"starting it again ({restart + 1} of {self._restarts} restarts); the run continues")
+        _say(
+            f"giving up: --restarts {self._restarts} are used up. The checkpoints are untouched: start the "
+            "same command again to resume from the newest one, with more --restarts if this is to be expected"
+        )
+        return code if code >= 0 else 128 - code
+
+    def _run_once(self, environment: dict[str, str]) -> tuple[int, int]:
+        """Its pid, and its exit code as `subprocess` has it."""
+        self._workers.clear()
+        # in a session of its own, so that Ctrl-C reaches it once, from here
+        self._agent = subprocess.Popen(self._command, env=environment, start_new_session=True)
+        if self._stopped:  # by a signal that came too early to be forwarded
+            self._agent.terminate()
+        while self._agent.poll() is None:
+            self._look()
+            time.sleep(_LOOK_INTERVAL_S)
+        return self._agent.pid, self._agent.returncode
+
+    def _forward(self, signum: int, _frame: FrameType | None) -> None:
+        self._stopped = True
+        if self._agent:
+            self._agent.send_signal(signum)
+
+    def _look(self) -> None:
+        """Note the agent's children, for the time when it cannot be asked."""
+        assert self._agent
+        self._looked_at_ticks = _ticks_now()
+        self._workers = {each for each in self._workers if each.is_alive} | _children(self._agent.pid)
+        _bury(except_pid=self._agent.pid)
+
+    def _end_workers(self) -> int:
+        """End what the agent left behind; gives the number of workers."""
+        # Its children are ours now, together with what they detached on purpose, which is to stay: a child
+        # that nobody saw yet was started by the agent if it is younger than the last look.
+        newborn = {each for each in _children(os.getpid()) if each.start_ticks >= self._looked_at_ticks}
+        orphans = [each for each in self._workers | newborn if each.is_alive]
+        _signal_all(orphans, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while any(each.is_alive for each in orphans) and time.monotonic() < deadline:
+            time.sleep(_LOOK_INTERVAL_S)
+            _bury()
+        _signal_all(orphans, signal.SIGKILL)
+        _bury()
+        return len(orphans)
+
+
+def _signal_all(processes: Iterable[Process], signum: signal.Signals) -> None:
+    for process in processes:
+        process.send(signum)
+
+
+def _cause_of_loss(code: int, error_file: Path) -> str | None:
+    """How the agent was lost, if it was: ends that torchrun chose itself are none."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    if code > 0:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if str(json.loads(error_file.read_text())["message"]["message"]).startswith(_RENDEZVOUS_LOST):
+                return "lost the rendezvous with the agent that kept it"
+    return None
+
+
+def _children(pid: int) -> set[Process]:
+    found = set()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children = map(int, (thread / "children").read_text().split())
+            found |= {process for child in children if (process := Process.find(child))}
+    return found
+
+
+def _bury(except_pid: int | None = None) -> None:
+    """Take the exit codes of adopted processes."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid == except_pid:
+                return  # that one is waited for by its own object
+            os.waitpid(ended.si_pid, 0)
+
+
+def _ticks_now() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _adopt_orphans() -> None:
+    """Have descendants whose parent died become children of this process, to be found and waited for."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot adopt orphans (prctl)")
+
+
+def _say(text: str) -> None:
+    print(f"cpr run: {text}", file=sys.stderr, flush=True)
