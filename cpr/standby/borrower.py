@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from cpr.agent import AGENT_PID
+from cpr.standby.names import STAND_IN, name_this_process
 from cpr.standby.wire import NUMBER, REQUEST_S, Agent, Request, receive, send_request
 
 PASSED_ON: Final = (
@@ -37,13 +38,14 @@ def borrow(connection: socket.socket, agent: Agent) -> None:
     try:
         connection.settimeout(REQUEST_S)
         send_request(connection, request)
-        receive(connection, NUMBER.size)  # the fork's pid: it lives, and signals reach it
+        (fork,) = NUMBER.unpack(receive(connection, NUMBER.size))  # it lives, and signals reach it
         for signum in PASSED_ON:
             previous[signum] = signal.signal(signum, pass_on)
     except OSError:
         connection.close()  # the prepared process kills what it may have forked
         return
     connection.settimeout(None)
+    name_this_process(f"{STAND_IN}{fork}")
     _end_like_it(connection)
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpr.agent import start_ticks
+from cpr.standby.names import PREPARED, WORKER, name_this_process
 from cpr.standby.wire import NUMBER, STREAMS, Agent, Request, is_same_user, receive_request
 
 PR_SET_PDEATHSIG: Final = 1
-PR_SET_NAME: Final = 15
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,34 @@ class _ForkedError(BaseException):
 
 def serve(listener: socket.socket, agent: Agent) -> None:
     """Be the prepared process. Returns only in its forks, each of which is then its borrower's worker."""
-    libc = ctypes.CDLL(None, use_errno=True)  # found before the fork
-    _detach(libc)
+    _detach()
     try:
         _Server(listener, agent).run()
         os._exit(0)
     except _ForkedError as forked:
         listener.close()
-        _become(forked.request, forked.streams, libc)
+        _become(forked.request, forked.streams)
     except BaseException:
         os._exit(1)  # borrowers see their connections end, and workers start by themselves from then on
 
 
-def _detach(libc: ctypes.CDLL) -> None:
+def _detach() -> None:
     """Leave the worker's session and streams: who waits for a run's output must not wait for this process."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in STREAMS:
         os.dup2(nothing, stream)
     os.close(nothing)
-    libc.prctl(PR_SET_NAME, b"cpr-standby", 0, 0, 0)
+    name_this_process(PREPARED)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
 
 
-def _become(request: Request, streams: list[int], libc: ctypes.CDLL) -> None:
+def _become(request: Request, streams: list[int]) -> None:
     """In a fork: be the worker that asked."""
     os.setsid()
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc.prctl(PR_SET_NAME, b"cpr-worker", 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    name_this_process(WORKER)
     for stream, theirs in zip(STREAMS, streams, strict=True):
         os.dup2(theirs, stream)
         os.close(theirs)

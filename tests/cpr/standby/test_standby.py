@@ -75,6 +75,13 @@ def said_by(process):
     return json.loads(process.stdout.readline())
 
 
+def wait_for_name(process, name):
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{process.pid}/comm").read_text() != f"{name}\n":
+        assert time.monotonic() < deadline, f"it is not called {name}"
+        time.sleep(0.01)
+
+
 def wait_for_end(process):
     deadline = time.monotonic() + 20
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -125,6 +132,8 @@ def test_signals_are_passed_on(prepared, start):
 def test_killing_what_torchrun_started_kills_the_fork(prepared, start):
     worker = start("wait")
     fork = psutil.Process(said_by(worker)["pid"])
+    wait_for_name(worker, f"cpr-for-{fork.pid}")
+    assert (prepared.name(), fork.name()) == ("cpr-standby", "cpr-worker")
     worker.kill()
     wait_for_end(fork)
     assert prepared.is_running()
