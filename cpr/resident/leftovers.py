@@ -1,0 +1,82 @@
+"""What runs of this user have in shared memory now, and the removal of what dead ones left there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cpr.resident.folders import (
+    alone_in,
+    folder_bytes,
+    live_keepers,
+    live_segments,
+    remove_home,
+    segment_folders,
+    user_folder,
+    why_not_private,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupied:
+    """The memory of one run."""
+
+    folder: Path
+    num_bytes: int
+    num_segments: int
+    in_use_by: str
+    """For people; empty: nobody needs it any more."""
+
+
+def occupied(root: str | Path | None = None) -> list[Occupied]:
+    """All runs with memory on this machine, of this user.
+
+    Args:
+        root: a memory file system; None: as for a run.
+
+    Raises:
+        PermissionError: the folder that should be this user's is not.
+    """
+    return [_occupied(home) for home in _homes(user_folder(root))]
+
+
+def free(home: Path) -> bool:
+    """Remove a run's memory; False, and nothing is done, if somebody needs it by now.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    with alone_in(home) as there:
+        if there and _users(home):
+            return False
+        if there:
+            remove_home(home)
+    return True
+
+
+def _homes(user: Path) -> Iterator[Path]:
+    try:
+        reason = why_not_private(user, is_folder=True)
+    except FileNotFoundError:
+        return
+    if reason:
+        raise PermissionError(f"{reason}; nothing in it was touched")
+    yield from sorted(home for home in user.iterdir() if why_not_private(home, is_folder=True) is None)
+
+
+def _occupied(home: Path) -> Occupied:
+    with alone_in(home):
+        return Occupied(
+            folder=home,
+            num_bytes=folder_bytes(home),
+            num_segments=len(segment_folders(home)),
+            in_use_by=_users(home),
+        )
+
+
+def _users(home: Path) -> str:
+    """Inside `alone_in(home)`: who needs it."""
+    if live := live_segments(home):
+        return f"{len(live)} live worker{'s' if len(live) > 1 else ''}"
+    if keepers := live_keepers(home):
+        return f"process {keepers[0]}, which may restart its workers"
+    return ""
