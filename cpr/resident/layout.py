@@ -87,6 +87,8 @@ class RegionFile:
     num_bytes: int
     digest: str | None = None
     """XXH3-128 of a copy that was made when the worker left; None: live memory, which has none."""
+    update_begun: int | None = None
+    """The worker's mark when the copy was made; it is of no use if another step began after it."""
 
 
 @dataclass(frozen=True, kw_only=True)

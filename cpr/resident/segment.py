@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -96,7 +96,8 @@ class Segment:
         self.kernels: list[KernelMemory] = []
         """Of the tables built here, in order; they go into the layout."""
         self._regions: dict[str, Tensor] = {}
-        self._digests: dict[str, str] = {}
+        self._files: dict[str, RegionFile] = {}
+        """What the layout says of the regions."""
         self._owner: int | None = None
 
     @property
@@ -158,6 +159,7 @@ class Segment:
         if name not in self._regions:
             path, num_bytes = region_path(self.folder, name), numel * dtype.itemsize
             self._regions[name] = (map_region if os.path.lexists(path) else create_region)(path, num_bytes)
+            self._files[name] = RegionFile(num_bytes=num_bytes)
         region = self._regions[name].view(dtype)
         if region.numel() != numel:
             raise DamagedMemoryError(f"{name} has {region.numel()} elements instead of {numel}")
@@ -166,7 +168,7 @@ class Segment:
     def begin_build(self) -> None:
         """Forget the regions of an earlier model; those that no layout names are freed."""
         self._regions.clear()
-        self._digests.clear()
+        self._files.clear()
         self.kernels.clear()
         self.tidy()
 
@@ -186,17 +188,17 @@ class Segment:
             outlive this process. Data-parallel tables, which every worker has, are not among them.
         """
         placed = {shard.name: self._placed(shard) for shard in shards}
+        found = tuple(shard for shard in placed.values() if shard)
+        used = {file for kernel in self.kernels for file in kernel.files.values()}
+        used |= {place.file for shard in found for place in shard.columns.values()}
         Layout(
             session_id=session_id,
             rank=rank,
             world_size=world_size,
             generation=generation,
-            files={
-                name: RegionFile(num_bytes=region.numel(), digest=self._digests.get(name))
-                for name, region in self._regions.items()
-            },
+            files={name: self._files[name] for name in sorted(used)},
             kernels=tuple(self.kernels),
-            shards=tuple(shard for shard in placed.values() if shard),
+            shards=found,
         ).write(self.folder)
         self.tidy()
         return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]
@@ -206,7 +208,10 @@ class Segment:
         (self.folder / LAYOUT_FILE).unlink(missing_ok=True)
 
     def held_shards(self) -> list[HeldShard]:
-        """The shards of a sealed segment, mapped but not read; none of one that is not sealed.
+        """The shards of a sealed segment, mapped; none of one that is not sealed.
+
+        Nothing is read but copies that were made when the worker left, which have a digest. A copy after
+        which the worker began another step is of no use, and not among them.
 
         Raises:
             DamagedMemoryError: something is not what was sealed.
@@ -214,10 +219,13 @@ class Segment:
         layout = self.layout
         if layout is None:
             return []
-        regions = {}
-        for name, file in layout.files.items():
-            regions[name] = map_region(region_path(self.folder, name), file.num_bytes)
-            if file.digest not in {None, digest(regions[name])}:
+        regions = {
+            name: map_region(region_path(self.folder, name), file.num_bytes)
+            for name, file in layout.files.items()
+            if file.update_begun in {None, self.marks.update_begun}
+        }
+        for name, region in regions.items():
+            if layout.files[name].digest not in {None, digest(region)}:
                 raise DamagedMemoryError(f"{region_path(self.folder, name)} differs from its digest")
         return [
             HeldShard(
@@ -228,11 +236,21 @@ class Segment:
                 columns={name: place.view(regions[place.file]) for name, place in shard.columns.items()},
             )
             for shard in layout.shards
+            if all(place.file in regions for place in shard.columns.values())
         ]
 
+    def holds(self, shard: TableShard) -> bool:
+        """Whether all of a live shard is memory of this segment."""
+        return self._placed(shard) is not None
+
     def set_digest(self, name: str) -> None:
-        """Note what is in a region now; the next `seal` writes it down, and `held_shards` compares."""
-        self._digests[name] = digest(self._regions[name])
+        """Note what is in a region now, and in which step; the next `seal` writes it down.
+
+        `held_shards` compares the content, and leaves out what is of an earlier step than the last.
+        """
+        self._files[name] = replace(
+            self._files[name], digest=digest(self._regions[name]), update_begun=self.marks.update_begun
+        )
 
     def set_aside(self, name: str, new_name: str) -> Tensor:
         """Call a mapped region `new_name`, and leave an equal copy of it under its old name.
@@ -251,6 +269,7 @@ class Segment:
         region_path(self.folder, new_name).hardlink_to(path)
         copy_path.replace(path)
         self._regions[new_name] = self._regions.pop(name)
+        self._files[new_name] = self._files.pop(name)
         return region
 
     def tidy(self) -> None:

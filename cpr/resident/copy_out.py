@@ -1,0 +1,166 @@
+"""Tables that do not live in shared memory, such as those of a GPU, are copied there when the worker must go.
+
+The copy is made by a thread of its own, as the main one may hang in a broken collective, and it counts only
+for the very training step in which it was made.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cpr.resident.segment import Segment
+from cpr.shards.shard import TableShard
+
+SETTLE_S: Final = 2.0
+"""How long queued work of a GPU may take to finish before the copy; in a broken collective it never does."""
+YIELD_S: Final = 1.0
+"""How long the main thread has, after the copy, to end the process in its own way."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class CopyOut:
+    """Copies of the shards that would not outlive this process.
+
+    Args:
+        segment: owned by this process.
+        shards: all of this rank; those that are in shared memory already are left alone.
+        seal: called with the shards to be sealed: `segment.seal` with the names of this run.
+    """
+
+    segment: Segment
+    shards: Sequence[TableShard]
+    seal: Callable[[Sequence[TableShard]], object]
+    _alone: threading.Lock = field(default_factory=threading.Lock)
+    _streams: dict[torch.device, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._inside = [shard for shard in self.shards if self.segment.holds(shard)]
+        self._outside = [s for s in self.shards if not s.replicated and not self.segment.holds(s)]
+        self._token = secrets.token_hex(4)
+        for device in sorted({shard.weights.device for shard in self._outside}, key=str):
+            if device.type == "cuda":
+                self._streams[device] = torch.cuda.Stream(device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Shared memory that the copies take."""
+        return sum(tensor.nbytes for shard in self._outside for tensor in shard.columns.values())
+
+    def run(self) -> None:
+        """Copy, note the digests, and seal; from any thread. Nothing counts until all of it is there.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        if not self._outside:
+            return
+        with self._alone:
+            self.seal(self._inside)  # an earlier copy, which is about to be overwritten, no longer counts
+            while True:
+                moment = self.segment.marks.update_begun
+                copies = self._copy()
+                if self.segment.marks.update_begun == moment:
+                    break
+            self.seal([*self._inside, *copies])
+
+    def _copy(self) -> list[TableShard]:
+        copies, names = [], []
+        with ExitStack() as streams, torch.no_grad():
+            for device, stream in self._streams.items():
+                _settle(device)
+                streams.enter_context(torch.cuda.stream(stream))
+            for number, shard in enumerate(self._outside):
+                shard.flush()
+                columns = {}
+                for column, tensor in shard.columns.items():
+                    name = f"copy-{self._token}-{number}-{column}"
+                    columns[column] = self._region(name, tensor).copy_(tensor)
+                    names.append(name)
+                weights = columns.pop("weights")
+                copies.append(replace(shard, weights=weights, optimizer_state=columns))
+        for name in names:
+            self.segment.set_digest(name)
+        return copies
+
+    def _region(self, name: str, tensor: Tensor) -> Tensor:
+        return self.segment.region(name, tensor.dtype, tensor.numel()).view(tensor.shape)
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for what is queued on a GPU, but not for ever."""
+    done = torch.cuda.Event()
+    done.record(torch.cuda.default_stream(device))
+    deadline = time.monotonic() + SETTLE_S
+    while not done.query() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+class LastCall:
+    """While the block runs: work to be done when the process is told to stop (SIGTERM), before it does.
+
+    The work is done by a thread that learns of the signal even while the main one hangs outside of Python.
+    Afterwards the signal does what it would have done; if it would have ended the process and the main thread
+    hangs, the process ends here. Enter and leave it in the main thread.
+
+    Args:
+        work: to be done once.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="cpr-last-call", daemon=True)
+
+    def __enter__(self) -> "LastCall":
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        self._previous = signal.signal(signal.SIGTERM, self._told_to_stop)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+        signal.set_wakeup_fd(self._previous_pipe)
+        os.close(self._writing)
+        self._thread.join()
+        os.close(self._reading)
+
+    def _wait(self) -> None:
+        while signals := os.read(self._reading, 64):
+            if signal.SIGTERM not in signals:
+                continue
+            try:
+                self._work()
+            except Exception:
+                logger.exception("what should have been saved at the end of this worker is lost")
+            self._done.set()
+            if self._previous == signal.SIG_DFL:
+                time.sleep(YIELD_S)
+                os._exit(128 + signal.SIGTERM)
+
+    def _told_to_stop(self, signum: int, frame: FrameType | None) -> None:
+        self._done.wait()
+        if callable(self._previous):
+            self._previous(signum, frame)
+        elif self._previous == signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
