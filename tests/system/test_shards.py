@@ -1,4 +1,4 @@
-"""Two ranks, tables of every kind: each finds its own pieces, which together are the tables."""
+"""Two ranks, tables of every kind: each finds and saves its own pieces, which together are the tables."""
 
 from pathlib import Path
 
