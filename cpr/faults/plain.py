@@ -55,7 +55,8 @@ def decode_kind(payload: Any) -> Kind:
     fields = {"kind": payload} if isinstance(payload, str) else payload
     name = fields.get("kind") if isinstance(fields, Mapping) else None
     if name not in KINDS:
-        raise ValueError(f"{payload!r} is no kind of failure; the kinds are {', '.join(KINDS)}")
+        shown = payload if name is None else name
+        raise ValueError(f"{shown!r} is no kind of failure; the kinds are {', '.join(KINDS)}")
     return decode(KINDS[name], {key: value for key, value in fields.items() if key != "kind"}, name)
 
 

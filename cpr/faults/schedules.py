@@ -236,7 +236,7 @@ class Trace:
                 try:
                     events.append(_event_of_row(row))
                 except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from error
+                    raise ValueError(f"line {number}: {error}") from error
         return cls(events=tuple(events))
 
 

@@ -1,0 +1,14 @@
+"""Runs of small processes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cpr.faults.processes import FakeRun, fake_run
+
+
+@pytest.fixture
+def run() -> Iterator[FakeRun]:
+    """Starts small runs; nothing of them is left afterwards."""
+    with fake_run() as made:
+        yield made

@@ -1,0 +1,232 @@
+"""What a killer does to real processes, and to whom not."""
+
+import json
+import logging
+import subprocess
+import time
+
+import pytest
+
+from cpr.faults import (
+    AtStep,
+    AtTime,
+    DamageFile,
+    Hang,
+    KillAgent,
+    Killer,
+    KillWorker,
+    LoseNode,
+    Node,
+    Plan,
+    Raise,
+    Trace,
+)
+from cpr.faults.processes import Process, find_workers
+from cpr.faults.schedules import Event
+from tests.cpr.faults.processes import python, state_of, wait_for
+from tests.cpr.faults.test_damage import contents, make_checkpoint
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+
+
+def workers_of(pid):
+    return {worker.rank: worker.process for worker in find_workers(Process.of(pid))}
+
+
+def test_one_worker_is_killed_and_nobody_else(run):
+    pid, bystander = run.agent(0, 1), run.agent(0, 1)
+    before, others = workers_of(pid), workers_of(bystander)
+    deed = Killer(nodes=[pid]).fire(KillWorker(), target=1)
+    assert (deed.target, deed.pids, deed.note) == (1, (before[1].pid,), "")
+    assert not before[1].is_alive
+    assert before[0].is_alive
+    assert Process.of(pid).is_alive
+    assert workers_of(bystander) == others
+
+
+def test_a_target_that_is_drawn_is_the_same_for_the_same_seed(run):
+    first, second = run.agent(0, 1, 2, 3), run.agent(0, 1, 2, 3)
+    hits = [
+        [Killer(nodes=[pid]).fire(KillWorker(), seed=seed).target for seed in (1, 2)]
+        for pid in (first, second)
+    ]
+    assert hits[0] == hits[1]
+    assert set(workers_of(first)) == set(workers_of(second)) == {0, 1, 2, 3} - set(hits[0])
+
+
+def test_ranks_are_found_over_all_nodes(run):
+    nodes = [run.agent(0, 1), run.agent(2, 3)]
+    victim = workers_of(nodes[1])[2]
+    assert Killer(nodes=nodes).fire(KillWorker(), target=2).pids == (victim.pid,)
+    assert set(workers_of(nodes[0])) == {0, 1}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_agent_goes_with_its_workers(run, wrapped):
+    nodes = [run.agent(0, 1), run.agent(2, 3, wrapped=wrapped)]
+    workers = workers_of(nodes[1])
+    (agent,) = {worker.agent for worker in find_workers(Process.of(nodes[1]))}
+    deed = Killer(nodes=nodes).fire(KillAgent(), target=1)
+    assert deed.pids == (agent.pid, workers[2].pid, workers[3].pid)
+    assert not any(process.is_alive for process in [agent, *workers.values()])
+    assert set(workers_of(nodes[0])) == {0, 1}
+
+
+def test_an_agent_alone_leaves_orphans(run):
+    pid = run.agent(0, 1)
+    agent, workers = Process.of(pid), workers_of(pid)
+    assert Killer(nodes=[pid]).fire(KillAgent(workers=False)).pids == (pid,)
+    assert not agent.is_alive
+    assert all(process.is_alive for process in workers.values())
+
+
+HOLDS_MEMORY = """
+import mmap, os, sys, time
+folder = sys.argv[1] + "/run/rank" + os.environ["RANK"]
+os.makedirs(folder)
+with open(folder + "/tables", "w+b") as file:
+    file.truncate(4096)
+    tables = mmap.mmap(file.fileno(), 0)
+time.sleep(60)
+"""
+
+
+def with_memory(run, folder, *ranks):
+    """A node whose workers have files in the folder in their memory."""
+    folder.mkdir()
+    pid = run.agent(*ranks, command=f"{python(HOLDS_MEMORY)} {folder}")
+    wait_for(lambda: all(_maps(process, folder) for process in workers_of(pid).values()))
+    return Node(pid=pid, memory=folder)
+
+
+def _maps(process, folder):
+    return any(folder in path.parents for path in process.mapped_files())
+
+
+def test_a_lost_node_loses_its_memory_too_and_only_its_own(run, tmp_path):
+    nodes = [with_memory(run, tmp_path / "node0", 0, 1), with_memory(run, tmp_path / "node1", 2, 3)]
+    workers = workers_of(nodes[1].pid)
+    deed = Killer(nodes=nodes).fire(LoseNode(), target=1)
+    assert deed.pids == (nodes[1].pid, workers[2].pid, workers[3].pid)
+    assert deed.note == f"wiped {tmp_path / 'node1/run'}"
+    assert list((tmp_path / "node1").iterdir()) == []
+    assert set(workers_of(nodes[0].pid)) == {0, 1}
+    assert (tmp_path / "node0/run/rank0/tables").exists()
+
+
+def test_a_worker_killed_with_its_memory_leaves_that_of_others(run, tmp_path):
+    node = with_memory(run, tmp_path / "node", 0, 1)
+    deed = Killer(nodes=[node]).fire(KillWorker(wipe=True), target=1)
+    assert deed.note == f"wiped {tmp_path / 'node/run/rank1'}"
+    assert [path.name for path in (tmp_path / "node/run").iterdir()] == ["rank0"]
+    assert Killer(nodes=[Node(pid=node.pid, memory=tmp_path)]).fire(KillWorker(), target=0).note == ""
+    assert (tmp_path / "node/run/rank0/tables").exists()
+
+
+def test_a_hang_begins_and_ends(run):
+    pid = run.agent(0, 1)
+    worker = workers_of(pid)[1]
+    plan = Plan(schedules=(AtTime(time_s=0.0, kind=Hang(duration_s=0.5), target=1),))
+    with Killer(plan, nodes=[pid]):
+        wait_for(lambda: state_of(worker) == "T")
+        wait_for(lambda: state_of(worker) == "S")
+
+
+def test_whatever_hangs_goes_on_when_the_killer_stops(run):
+    pid = run.agent(0)
+    worker = workers_of(pid)[0]
+    killer = Killer(nodes=[pid])
+    killer.start()
+    killer.fire(Hang(duration_s=1000.0))
+    wait_for(lambda: state_of(worker) == "T")
+    killer.stop()
+    wait_for(lambda: state_of(worker) == "S")
+
+
+def test_a_file_is_damaged(tmp_path, run):
+    folder = make_checkpoint(tmp_path / "checkpoint")
+    before = contents(folder)
+    deed = Killer(nodes=[run.agent(0)], checkpoint=folder).fire(DamageFile(how="truncate"), seed=5)
+    assert "cut from 200" in deed.note
+    assert contents(folder) != before
+    empty = Killer(nodes=[run.agent(0)], checkpoint=tmp_path / "none").fire(DamageFile())
+    assert empty.note.startswith("missed: ")
+
+
+def test_a_plan_is_carried_out_in_time_reported_and_announced(run, tmp_path, caplog):
+    pid = run.agent(0, restarts=True)
+    first = workers_of(pid)[0]
+    events = tuple(Event(time_s=time_s, kind=KillWorker(), target=0) for time_s in (0.6, 0.2))
+    report = tmp_path / "report.jsonl"
+    with (
+        caplog.at_level(logging.WARNING),
+        Killer(Plan(schedules=(Trace(events=events),)), nodes=[pid], report=report) as killer,
+    ):
+        wait_for(lambda: len(killer.deeds) == 2)
+    assert [deed.due_s for deed in killer.deeds] == [0.2, 0.6]
+    assert all(deed.after_s >= deed.due_s for deed in killer.deeds)
+    assert killer.deeds[0].pids == (first.pid,)
+    assert killer.deeds[1].pids != (first.pid,)  # the one that was started in its place
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert lines == [json.loads(json.dumps(deed.to_json())) for deed in killer.deeds]
+    assert lines[0]["kind"] == {"kind": "kill_worker", "wipe": False}
+    assert caplog.messages[0] == (
+        f"failure injection: kill -9 of rank 0 (process {first.pid}) at 0.2 s, as asked for by the program"
+    )
+
+
+def test_a_failure_waits_for_its_victim_but_not_forever(run):
+    pid = run.agent(0)
+    started = time.monotonic()
+    missed = Killer(nodes=[pid], patience_s=0.3).fire(KillWorker(), target=7)
+    assert time.monotonic() - started >= 0.3
+    assert missed.pids == ()
+    assert missed.note.startswith("missed")
+    assert set(workers_of(pid)) == {0}
+
+
+def test_stopping_ends_a_wait_for_a_victim(run):
+    plan = Plan(schedules=(AtTime(time_s=0.0, kind=KillWorker(), target=7),))
+    with Killer(plan, nodes=[run.agent(0)], patience_s=1000.0) as killer:
+        wait_for(killer._acting.locked)
+    assert [deed.note for deed in killer.deeds] == ["missed: there was no such process"]
+
+
+def test_a_node_can_be_replaced(run):
+    killer = Killer(nodes=[run.agent(0)], patience_s=0.0)
+    assert killer.fire(KillAgent()).pids
+    assert not killer.fire(KillAgent()).pids
+    replacement = run.agent(0)
+    killer.replace(0, replacement)
+    assert killer.fire(KillAgent()).pids[0] == replacement
+
+
+def test_what_it_cannot_do_is_refused_before_it_begins(run, tmp_path):
+    pid = run.agent(0)
+    for kind, message in (
+        (Raise(), "by the workers themselves"),
+        (LoseNode(), "say where node 0 has it"),
+        (KillWorker(wipe=True), "say where node 0 has it"),
+        (DamageFile(), "give checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Killer(Plan(schedules=(AtTime(time_s=1, kind=kind),)), nodes=[pid])
+        with pytest.raises(ValueError, match=message):
+            Killer(nodes=[pid]).fire(kind)
+    with pytest.raises(ValueError, match="counts steps"):
+        Killer(Plan(schedules=(AtStep(step=1, kind=KillWorker()),)), nodes=[pid])
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(ValueError, match="node's own"):
+        Killer(nodes=[Node(pid=pid, memory=shared)]).fire(LoseNode())
+    assert set(workers_of(pid)) == {0}
+
+
+def test_pids_that_are_not_of_a_run_are_refused():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(ValueError, match="no process"):
+        Killer(nodes=[ended.pid])
+    with pytest.raises(ValueError, match="process 1 "):
+        Killer(nodes=[1])

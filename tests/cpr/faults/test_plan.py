@@ -1,0 +1,132 @@
+"""Plans as JSON, and what is not a plan."""
+
+import json
+
+import pytest
+from hypothesis import given
+
+from cpr.faults import AtRate, AtStep, AtTime, Hang, KillAgent, KillWorker, Plan, Raise, StorageError, plan
+from tests.cpr.faults.strategies import plans
+
+
+@given(made=plans)
+def test_json_out_and_in_again_is_the_same(made):
+    document = json.loads(json.dumps(made.to_json()))
+    again = Plan.from_json(document)
+    assert again == made
+    assert again.digest == made.digest
+
+
+def test_the_documented_document_is_read(tmp_path):
+    path = tmp_path / "faults.json"
+    path.write_text(plan.__doc__[plan.__doc__.index("{") : plan.__doc__.rindex("}") + 1])
+    read = Plan.read(path)
+    assert read.schedules[:3] == (
+        AtStep(step=37, kind=KillWorker(), target=1),
+        AtTime(time_s=60.0, kind=Hang(duration_s=20.0)),
+        AtRate(
+            mean_s=60.0,
+            seed=7,
+            distribution="gamma",
+            shape=0.7,
+            kinds=(KillWorker(), KillWorker(wipe=True)),
+            num_events=30,
+        ),
+    )
+    assert [event.kind for event in read.schedules[3]] == [Raise()]
+    assert read.source == str(path)
+
+
+def test_plans_that_differ_have_other_digests():
+    made = [Plan(schedules=(AtStep(step=step, kind=Raise()),)) for step in range(20)]
+    assert len({plan.digest for plan in made}) == 20
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({}, "choose one of at_step, at_time, at_rate, trace"),
+        ([], "choose one of at_step"),
+        ({"schedule": "at_step", "step": 3}, r"schedules\[0\] lacks the field 'kind'"),
+        ({"schedule": "at_step", "step": 3, "kind": "burn"}, "'burn' is no kind of failure"),
+        ({"schedule": "at_step", "step": 3, "kind": 7}, "7 is no kind of failure"),
+        ({"schedule": "at_step", "step": 3.5, "kind": "raise"}, "step is 3.5; it must be a whole number"),
+        ({"schedule": "at_step", "step": True, "kind": "raise"}, "step is True; it must be a whole number"),
+        ({"schedule": "at_step", "step": None, "kind": "raise"}, "step is None"),
+        (
+            {"schedule": "at_step", "step": 3, "rank": 1, "kind": "raise"},
+            "has no field 'rank'; its fields are ",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "hang", "seconds": 3}},
+            "hang has no field 'seconds'; its fields are duration_s",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "kill_worker", "wipe": "yes"}},
+            "kill_worker.wipe is 'yes'; it must be true or false",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_error", "error": "EBAD"}},
+            "give a name of errno",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_error", "operation": "sync"}},
+            "choose one of create, ",
+        ),
+        ({"schedule": "at_rate", "seed": 1, "mean_s": 3, "kinds": "raise"}, "it must be a list"),
+        ({"schedule": "trace", "events": [3]}, r"events\[0\] is 3; it must be an object"),
+    ],
+)
+def test_a_schedule_that_is_wrong_is_named(tmp_path, schedule, message):
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps({"format": "cpr-faults", "version": 1, "schedules": [schedule]}))
+    with pytest.raises(ValueError, match=message) as caught:
+        Plan.read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expecting value"),
+        ("[]", "an object with format, version and schedules"),
+        ('{"format": "cpr-faults", "version": 1}', "an object with format"),
+        ('{"format": "cpr-faults", "version": 2, "schedules": []}', "version is 2; this program reads 1"),
+        ('{"format": "x", "version": 1, "schedules": []}', "format is 'x'"),
+        ('{"format": "cpr-faults", "version": 1, "schedules": {}}', "must be a list"),
+    ],
+)
+def test_what_is_no_plan_is_refused(tmp_path, text, message):
+    path = tmp_path / "faults.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Plan.read(path)
+
+
+def test_the_environment_names_the_plan_and_says_who_asked(tmp_path, monkeypatch):
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps(Plan(schedules=(AtStep(step=3, kind=Raise()),)).to_json()))
+    monkeypatch.setenv("CPR_FAULTS", str(path))
+    read = Plan.from_environment()
+    assert (len(read.schedules), read.source) == (1, f"CPR_FAULTS={path}")
+    monkeypatch.setenv("CPR_FAULTS", str(tmp_path / "missing.json"))
+    with pytest.raises(ValueError, match=r"missing\.json"):
+        Plan.from_environment()
+
+
+def test_nobody_asked_nothing_happens(monkeypatch):
+    monkeypatch.delenv("CPR_FAULTS", raising=False)
+    assert Plan.from_environment() == Plan()
+
+
+def test_each_driver_refuses_what_it_cannot_do():
+    for kind in (Raise(), StorageError()):
+        with pytest.raises(ValueError, match="only be done by the workers themselves"):
+            Plan(schedules=(AtTime(time_s=1, kind=kind),)).check(inside=False)
+    with pytest.raises(ValueError, match="only be done by a Killer"):
+        Plan(schedules=(AtTime(time_s=1, kind=KillAgent()),)).check(inside=True)
+    with pytest.raises(ValueError, match="cannot be seen from outside"):
+        Plan(schedules=(AtStep(step=1, kind=KillWorker()),)).check(inside=False)
+    both = Plan(schedules=(AtTime(time_s=1, kind=KillWorker()), AtTime(time_s=1, kind=Hang())))
+    both.check(inside=True)
+    both.check(inside=False)

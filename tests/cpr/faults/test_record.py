@@ -1,0 +1,57 @@
+"""What an injector remembers, over restarts and beside other processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cpr.faults.record import Record
+
+
+def test_the_beginning_stays_the_first_one(tmp_path):
+    first = Record(tmp_path / "deep/er/record.jsonl").begin(5)
+    assert first.step == 5
+    assert Record(tmp_path / "deep/er/record.jsonl").begin(9) == first
+
+
+def test_an_event_is_claimed_once(tmp_path):
+    path = tmp_path / "record.jsonl"
+    assert Record(path).claim("0.3", step=4, rank=1)
+    assert not Record(path).claim("0.3", step=9, rank=1)
+    assert Record(path).claim("0.33")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["0.3", "0.33"]
+    assert (lines[0]["step"], lines[0]["rank"]) == (4, 1)
+
+
+@pytest.mark.parametrize("num_bytes", range(1, 60, 7))
+def test_a_line_that_a_kill_cut_off_does_not_count_and_spoils_nothing(tmp_path, num_bytes):
+    path = tmp_path / "record.jsonl"
+    Record(path).claim("0.0")
+    Record(path).claim("0.1")
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+    record = Record(path)
+    assert not record.claim("0.0")
+    assert record.claim("0.1") == (num_bytes > 1)  # of one that lacks only its end of line nothing is missing
+    assert record.claim("0.2")
+    assert not any(record.claim(name) for name in ("0.0", "0.1", "0.2"))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(60)
+def test_of_many_processes_one_gets_each_event(tmp_path):
+    path = tmp_path / "record.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from cpr.faults.record import Record\n"
+        "record = Record(Path(sys.argv[1]))\n"
+        "record.begin(0)\n"
+        "print(sum(record.claim(str(number)) for number in range(50)))\n"
+    )
+    workers = [
+        subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    claimed = [int(worker.communicate(timeout=50)[0]) for worker in workers]
+    assert sum(claimed) == 50
+    assert sum("begun" in line for line in path.read_text().splitlines()) == 1

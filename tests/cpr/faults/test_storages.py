@@ -1,0 +1,113 @@
+"""Storages misbehave at the operation asked for, and are transparent otherwise."""
+
+import errno
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.storage import read_file
+from cpr.errors import CheckpointError, CorruptFileError
+from cpr.faults import FaultyStorage, SlowStorage
+from cpr.faults.storages import Fault
+
+
+def write(storage, path="file", data=b"content"):
+    with storage.create(path) as sink:
+        sink.write(memoryview(data))
+
+
+def test_a_healthy_one_passes_everything_on(tmp_path):
+    storage = FaultyStorage(LocalStorage(tmp_path))
+    write(storage)
+    assert read_file(storage, "file") == b"content"
+    assert list(storage.list()) == ["file"]
+    with storage.alone() as is_alone:
+        assert is_alone
+    storage.delete("file")
+    assert list(storage.list()) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "act"),
+    [
+        ("create", write),
+        ("write", write),
+        ("commit", write),
+        ("committed", write),
+        ("read", lambda storage: read_file(storage, "there")),
+        ("size", lambda storage: read_file(storage, "there")),
+        ("list", lambda storage: list(storage.list())),
+        ("delete", lambda storage: storage.delete("there")),
+    ],
+)
+def test_each_operation_fails_as_a_real_one_once(tmp_path, operation, act):
+    storage = FaultyStorage(LocalStorage(tmp_path))
+    write(storage, "there")
+    storage.fail(operation, number=errno.EIO)
+    with pytest.raises(CheckpointError, match="Input/output error") as caught:
+        act(storage)
+    assert isinstance(caught.value, CorruptFileError) == (operation in {"read", "size"})
+    assert (tmp_path / "file").exists() == (operation == "committed")
+    act(storage)
+
+
+@given(at=st.integers(1, 9), lasting=st.booleans())
+def test_the_nth_operation_counts_and_those_after_it_if_it_lasts(at, lasting):
+    fault = Fault(
+        operation="write",
+        path="table",
+        countdown=at,
+        counts_bytes=False,
+        number=errno.ENOSPC,
+        kills=False,
+        delay_s=0.0,
+        lasting=lasting,
+    )
+    failed = []
+    for number in range(1, 11):
+        fault.meet("read", "table", 1)
+        fault.meet("write", "state", 1)
+        try:
+            fault.meet("write", "saves/table/r0", 1)
+        except CheckpointError:
+            failed.append(number)
+    assert failed == (list(range(at, 11)) if lasting else [at])
+
+
+def test_a_disk_is_full_after_so_many_bytes_until_it_is_healed(tmp_path):
+    storage = FaultyStorage(LocalStorage(tmp_path)).fail("write", after_bytes=10, lasting=True)
+    write(storage, data=b"12345")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="No space left"):
+            write(storage, data=b"12345")
+    storage.heal()
+    write(storage)
+
+
+def test_one_slow_operation(tmp_path, monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    storage = FaultyStorage(LocalStorage(tmp_path)).slow("commit", at=2, delay_s=3.0)
+    for _ in range(3):
+        write(storage)
+    assert slept == [3.0]
+
+
+def test_a_closed_gate_holds_operations_up(tmp_path, monkeypatch):
+    storage = SlowStorage(LocalStorage(tmp_path))
+    storage.gate.clear()
+    thread = threading.Thread(target=write, args=(storage,))
+    thread.start()
+    assert storage.waiting.wait(30)
+    assert not (tmp_path / "file").exists()
+    storage.gate.set()
+    thread.join(30)
+    assert (tmp_path / "file").exists()
+    monkeypatch.setattr("cpr.faults.storages.GATE_S", 0.01)
+    storage.gate.clear()
+    with pytest.raises(TimeoutError, match="gate"):
+        storage.size("file")
