@@ -22,7 +22,7 @@ from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import ModelState, Stateful
-from cpr.checkpoint.opening import load_newest, on_rank_0, survey
+from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
 from cpr.checkpoint.ranks import Alone, RankGroup
@@ -36,7 +36,7 @@ from cpr.errors import (
     CheckpointError,
     CorruptFileError,
     MismatchError,
-    NoUsableStateError,
+    NothingSavedError,
     SaveFailedError,
 )
 from cpr.shards import before_updates, create_state, find_shards
@@ -75,12 +75,19 @@ class Checkpointer:
         config: how to save.
         optimizers: ordinary optimizers that update tables, as data-parallel ones have: their rows are
             saved with their optimizer state. Fused optimizers are found by themselves.
+        session: of workers that follow each other after failures; the directory is handed on among them.
     """
 
     def __init__(
-        self, model: nn.Module, config: CheckpointConfig, optimizers: Sequence[Optimizer] = ()
+        self,
+        model: nn.Module,
+        config: CheckpointConfig,
+        optimizers: Sequence[Optimizer] = (),
+        *,
+        session: str = "",
     ) -> None:
         self._config = config
+        self._session = session
         self._storage = open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
@@ -106,6 +113,11 @@ class Checkpointer:
         self._save: Save | None = None
         self._copier = Copier(self._pool)
         self._hooks = before_updates(model, (), self._copier.settle)
+
+    @property
+    def state(self) -> ModelState:
+        """All that is saved beside table rows."""
+        return self._state
 
     @property
     def staged_bytes(self) -> int:
@@ -147,7 +159,7 @@ class Checkpointer:
         run_id = uuid.uuid4().hex
 
         def take() -> str:
-            self._lock = DirectoryLock(self._storage, run_id)
+            self._lock = DirectoryLock(self._storage, run_id, session=self._session)
             self._lock.acquire()
             return run_id
 
@@ -214,7 +226,35 @@ class Checkpointer:
             seconds=time.perf_counter() - began,
         )
 
-    def load_shards(self, names: Sequence[str]) -> tuple[State, LoadStats]:
+    def newest_state(self) -> State | None:
+        """The newest state in the directory, as its manifests tell; None if there is none. Collective.
+
+        Raises:
+            CheckpointError: the storage cannot be read.
+        """
+        self._check_open()
+        return find_newest(self._storage, self._group)[0]
+
+    def go_on(self, steps_done: int) -> None:
+        """Go on with a model that is ahead of what is saved: nothing is loaded, the next save follows.
+
+        Called by all ranks, instead of `load`, before anything is saved.
+
+        Args:
+            steps_done: calls of `step` that the live model has behind it.
+
+        Raises:
+            CheckpointError: the storage cannot be read.
+        """
+        self._check_open()
+        assert self._history is None, "going on comes before the first save"
+        state, rejected = find_newest(self._storage, self._group)
+        self._loaded, self._rejected = state, frozenset(entry.sequence for entry in rejected)
+        self.steps_done = steps_done
+
+    def load_shards(
+        self, names: Sequence[str], ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    ) -> tuple[State, LoadStats]:
         """Load some shards of this rank alone, from the newest state in which they verify; reads no others.
 
         Not collective: what one worker has lost, it brings back by itself. Dense parameters and registered
@@ -222,24 +262,34 @@ class Checkpointer:
 
         Args:
             names: of the shards, see `TableShard.name`.
+            ranges: for shards that are not wanted as a whole: row ids of the table, from the first to before
+                the last. All else in them stays as it is, and no other chunks are read.
 
         Returns:
             The state that they are from, and what reading took.
 
         Raises:
-            ValueError: this rank has no such shard.
+            ValueError: this rank has no such shard, or not these rows of it.
+            NothingSavedError: nothing was ever saved.
             CheckpointError: as `load`.
         """
-        shards = shards_named(self.shards, names)
+        shards = [
+            part
+            for shard in shards_named(self.shards, names)
+            for part in _parts(shard, None if ranges is None else ranges.get(shard.name))
+        ]
         self.settle()
 
         def attempt(state: State) -> LoadStats:
+            self._make_room(state)
             with torch.no_grad():
                 return load_shards(self._storage, state, shards)
 
         found = load_newest(self._storage, Alone(), attempt)
         if found is None:
-            raise NoUsableStateError(f"nothing was ever saved in {self._storage.uri}")
+            raise NothingSavedError(
+                f"nothing was ever saved in {self._storage.uri}: save once before shards can come from there"
+            )
         return found[:2]
 
     def save(self, moment: Moment = "rolling", *, timeout_s: float | None = None) -> Save | None:
@@ -482,3 +532,7 @@ class Checkpointer:
             self._lock.release()
         self._background.close()
         self._group.close()
+
+
+def _parts(shard: TableShard, ranges: Sequence[tuple[int, int]] | None) -> list[TableShard]:
+    return [shard] if ranges is None else [shard.narrow(begin, end) for begin, end in ranges]

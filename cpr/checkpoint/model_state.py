@@ -52,15 +52,20 @@ class ModelState:
 
     def capture(self, step: int, rank: int, shards: Sequence[TableShard]) -> States:
         """A copy of all state on the host, as of now, and the tables of the shards with their counters."""
-        common = None
-        if rank == 0:
-            common = {
-                "steps_done": step,
-                "dense": to_host(self._dense),
-                "registered": {name: to_host(state.state_dict()) for name, state in self._common.items()},
-            }
-        own = {name: to_host(state.state_dict()) for name, state in self._own.items()}
-        return States(step, tables_of(shards), common, own or None)
+        common = to_host(self.common(step)) if rank == 0 else None
+        return States(step, tables_of(shards), common, to_host(self.own()) or None)
+
+    def common(self, step: int) -> dict[str, Any]:
+        """What is the same on all ranks, after so many training steps; live, not copied."""
+        return {
+            "steps_done": step,
+            "dense": self._dense,
+            "registered": {name: state.state_dict() for name, state in self._common.items()},
+        }
+
+    def own(self) -> dict[str, Any]:
+        """What belongs to this rank; live, not copied."""
+        return {name: state.state_dict() for name, state in self._own.items()}
 
     def check(self, common: Mapping[str, Any]) -> None:
         """Whether saved state fits this model.

@@ -6,7 +6,9 @@ It is apart from the groups of training, so that a background thread may use it 
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -32,12 +34,29 @@ class RankGroup:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def broadcast(self, value: T | None) -> T:
-        """Rank 0's value on every rank."""
+    def broadcast(self, value: T | None, source: int = 0) -> T:
+        """The value of rank `source` on every rank."""
         values = [value]
         if self._group is not None:
-            dist.broadcast_object_list(values, src=0, group=self._group)
-        return values[0]  # type: ignore[return-value]  # rank 0 gave one
+            dist.broadcast_object_list(values, src=source, group=self._group)
+        return values[0]  # type: ignore[return-value]  # the source gave one
+
+    def broadcast_bytes(self, data: Tensor | None, source: int) -> Tensor:
+        """The bytes of rank `source`, uint8 `[n]` on the CPU, on every rank; others give None."""
+        num_bytes = self.broadcast(None if data is None else data.numel(), source)
+        if data is None:
+            data = torch.empty(num_bytes, dtype=torch.uint8)
+        if self._group is not None:
+            dist.broadcast(data, src=source, group=self._group)
+        return data
+
+    def send(self, data: Tensor, rank: int) -> None:
+        """Send bytes, uint8 `[n]` on the CPU, to another rank that is in `receive`."""
+        dist.send(data, rank, group=self._group)
+
+    def receive(self, data: Tensor, rank: int) -> None:
+        """Fill `data`, uint8 `[n]` on the CPU, with what another rank sends."""
+        dist.recv(data, rank, group=self._group)
 
     def close(self) -> None:
         """Leave the group."""

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,24 @@ class Phases:
         """Some more seconds in a phase."""
         assert phase in PHASES
         self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, seconds)
+
+
+def note_death(phases: Phases, left_ns: Sequence[int], last_beats_ns: Sequence[int], began_ns: int) -> None:
+    """Add the phases before this process began.
+
+    Args:
+        phases: where to.
+        left_ns: when workers left of their own accord, `time.time_ns()`.
+        last_beats_ns: last signs of life of those that did not.
+        began_ns: when this process began.
+    """
+    died_ns = max(last_beats_ns, default=None)
+    noticed_ns = min(left_ns, default=died_ns)
+    if noticed_ns is None:
+        return
+    if left_ns and died_ns is not None:
+        phases.add("detect", (noticed_ns - died_ns) / 1e9)
+    phases.add("restart", (began_ns - noticed_ns) / 1e9)
 
 
 def process_began_ns() -> int:

@@ -1,7 +1,7 @@
 """One table shard: which rows and columns of a table live on this worker, and live views of them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -68,6 +68,26 @@ class TableShard:
     def name(self) -> str:
         """A name that is unique among all shards of a model and fit for a path."""
         return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
+
+    def narrow(self, begin: int, end: int) -> "TableShard":
+        """A part of this shard: live views of the rows from row id `begin` to before `end`.
+
+        Raises:
+            ValueError: it does not hold them all.
+        """
+        first = begin - self.row_offset
+        if not 0 <= first <= end - self.row_offset <= self.num_rows:
+            raise ValueError(
+                f"rows {begin} to {end - 1} were asked of {self.name}, which holds rows {self.row_offset} to "
+                f"{self.row_offset + self.num_rows - 1}"
+            )
+        here = slice(first, end - self.row_offset)
+        return replace(
+            self,
+            row_offset=begin,
+            weights=self.weights[here],
+            optimizer_state={name: state[here] for name, state in self.optimizer_state.items()},
+        )
 
 
 def bytes_per_row(tensor: Tensor) -> int:

@@ -1,0 +1,141 @@
+"""How far a run is, and what has happened to it: kept with the model, in memory and in checkpoints alike."""
+
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+from cpr.errors import NoProgressError
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.recovery.record import Ending, Recovery
+
+SAVES_KEPT: Final = 32
+
+
+class Course:
+    """The course of a run; the same on all ranks."""
+
+    def __init__(self) -> None:
+        self.steps_done = 0
+        self.samples_done = 0
+        """Trained in these steps, by all ranks together."""
+        self.batches_done = 0
+        """Of the data, trained or skipped, up to the registered states; without `to_skip`."""
+        self.to_skip = 0
+        """Batches after that whose training was interrupted."""
+        self.pls_total: float | None = 0.0
+        self.generation = 0
+        """Of the workers that wrote this."""
+        self.progress_generation = -1
+        """The last generation that finished a step."""
+        self.saves: dict[int, int] = {}
+        """Samples done at the newest saves, by their step."""
+        self._fruitless: list[str] = []
+        self._recoveries: list[Recovery] = []
+        self._recoveries_json = "[]"  # many nodes, seldom changed, and written after every step
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """How each generation of workers began, oldest first."""
+        return list(self._recoveries)
+
+    @recoveries.setter
+    def recoveries(self, recoveries: list[Recovery]) -> None:
+        self._recoveries = list(recoveries)
+        self._recoveries_json = json.dumps([each.to_dict() for each in recoveries])
+
+    def step(self, samples: int) -> None:
+        """A step is complete."""
+        self.steps_done += 1
+        self.samples_done += samples
+        self.batches_done += 1 + self.to_skip
+        self.to_skip = 0
+        self.progress_generation = self.generation
+        self._fruitless = []
+
+    def start_over(self) -> None:
+        """Back to the beginning of training; what has happened to workers is not forgotten."""
+        self.steps_done = self.samples_done = self.batches_done = self.to_skip = 0
+        self.pls_total, self.saves = 0.0, {}
+
+    def add_pls(self, added: float | None) -> None:
+        """Samples were lost; None: nobody knows how large a portion."""
+        self.pls_total = None if added is None or self.pls_total is None else self.pls_total + added
+
+    def note_seconds(self, seconds: dict[str, float]) -> Recovery:
+        """What the newest beginning took, as far as it is known; the story with it."""
+        *older, newest = self._recoveries
+        newest = replace(newest, seconds=dict(seconds))
+        self.recoveries = [*older, newest]
+        return newest
+
+    @property
+    def newest_save(self) -> int | None:
+        """Steps done at the newest save that was begun."""
+        return max(self.saves, default=None)
+
+    def note_save(self) -> None:
+        """A save begins now."""
+        self.saves[self.steps_done] = self.samples_done
+        for step in sorted(self.saves)[:-SAVES_KEPT]:
+            del self.saves[step]
+
+    def samples_at(self, step: int) -> int:
+        """Samples done at a save; the oldest that is known of, if that save is not."""
+        known = [each for each in self.saves if each <= step]
+        return self.saves[max(known)] if known else 0
+
+    def begin(
+        self, generation: int, endings: tuple[Ending, ...], interrupted: bool, policy: RecoveryPolicy
+    ) -> None:
+        """A new generation goes on with what the one before left.
+
+        Args:
+            generation: the new one.
+            endings: of the workers before.
+            interrupted: whether they had begun with the step after the last one.
+            policy: how many may be in vain.
+
+        Raises:
+            NoProgressError: too many generations before it have not finished a step.
+        """
+        without_progress = generation - 1 - self.progress_generation
+        if without_progress > 0:
+            what = "; ".join(map(str, endings)) or "nobody knows of what"
+            self._fruitless.append(f"generation {generation - 1} ended: {what}")
+        self.generation = generation
+        self.to_skip += interrupted
+        if without_progress >= policy.max_generations_without_progress:
+            told = "\n  ".join(self._fruitless)
+            raise NoProgressError(
+                f"{without_progress} generations of workers in a row ended without finishing step "
+                f"{self.steps_done + 1}; the run stops here instead of trying again:\n  {told}\n"
+                "What to do: look into the causes above; the memory of the run is kept until its launcher "
+                "ends, and the newest checkpoint stays"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        names = ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total", "generation")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "progress_generation": self.progress_generation,
+            "saves": dict(self.saves),
+            "fruitless": list(self._fruitless),
+            "recoveries": self._recoveries_json,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to where a run was; of what has happened to its workers since, nothing is forgotten."""
+        for name in ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total"):
+            setattr(self, name, state[name])
+        self.saves = dict(state["saves"])
+        stored = [Recovery.from_dict(each) for each in json.loads(state["recoveries"])]
+        if len(stored) > len(self._recoveries):
+            self.recoveries = stored
+
+    def take_over(self, state: dict[str, Any]) -> None:
+        """Be the course that the generation before left."""
+        self.load_state_dict(state)
+        self.generation = state["generation"]
+        self.progress_generation = state["progress_generation"]
+        self._fruitless = list(state["fruitless"])

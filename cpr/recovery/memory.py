@@ -1,0 +1,132 @@
+"""What this worker holds in shared memory: claimed before the workers meet, home of its new tables after."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cpr.errors import DamagedMemoryError
+from cpr.meeting import HeldSegment, Meeting, Offer
+from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
+from cpr.resident.layout import Layout
+from cpr.resident.segment import Segment
+
+ALIVE: Final = "its owner is alive"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A segment of a dead worker that is this worker's now, and what was sealed in it."""
+
+    segment: Segment
+    layout: Layout
+
+    @property
+    def generation(self) -> int:
+        """The last in which its owner was, or tried to be."""
+        of_marks: int = self.segment.marks.generation
+        return max(of_marks, self.layout.generation)
+
+
+class WorkerMemory:
+    """The resident memory of this worker.
+
+    Args:
+        uri: of the checkpoint directory; part of the run's key.
+        root: a memory file system; None: the usual one.
+
+    Raises:
+        ValueError, ResidentMemoryError: shared memory cannot be used; says what to change.
+    """
+
+    def __init__(self, uri: str, root: str | None) -> None:
+        self.home = Home(run_key(uri), root)
+        self.claimed: list[Claimed] = []
+        """Best first."""
+        self.refused: list[str] = []
+        """What was found and not claimed, with the reason."""
+        self.segment: Segment | None = None
+        """Where the tables of this worker live."""
+
+    def claim(self) -> None:
+        """Claim the segments that fall to this worker.
+
+        Which ones is decided by their ranks alone, so that the workers of a node need not talk about it:
+        each segment falls to exactly one of them, and with as many workers as before to each the one of its
+        predecessor.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        found, refused = self.home.find()
+        self.refused = [reason for reason in refused if not reason.endswith(ALIVE)]
+        for segment in found:
+            try:
+                layout = segment.layout
+            except DamagedMemoryError as error:
+                self.refused.append(f"{segment.name}: {error}")
+                continue
+            if layout is not None and layout.rank % local_size == local_rank and segment.claim():
+                self.claimed.append(Claimed(segment, layout))
+
+    def offer(self) -> Offer:
+        """What this worker brings to the meeting."""
+        return Offer(
+            restarted=is_restarted(os.environ, holds_anything=bool(self.claimed)),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            held=tuple(
+                HeldSegment(
+                    session_id=each.layout.session_id,
+                    rank=each.layout.rank,
+                    world_size=each.layout.world_size,
+                    step_finished=each.segment.marks.step_finished,
+                    generation=each.generation,
+                )
+                for each in self.claimed
+            ),
+        )
+
+    def settle(self, meeting: Meeting) -> Segment:
+        """Drop what is not of this session; the segment that the new tables live in, made if need be."""
+        for each in self.claimed:
+            if each.layout.session_id != meeting.session_id:
+                self.refused.append(f"{each.segment.name}: of a run that is over; removed")
+                each.segment.remove()
+        self.claimed = [each for each in self.claimed if each.layout.session_id == meeting.session_id]
+        self.claimed.sort(
+            key=lambda each: (each.layout.world_size, each.layout.rank) != (meeting.world_size, meeting.rank)
+        )
+        self.segment = self.claimed[0].segment if self.claimed else self.home.create(f"rank{meeting.rank}")
+        return self.segment
+
+    def drop_others(self) -> None:
+        """Free what was claimed and is not needed any more: all but the segment of the tables."""
+        for each in self.claimed:
+            if each.segment is not self.segment:
+                each.segment.remove()
+        self.claimed = []
+
+    def remove(self) -> None:
+        """Free everything of this worker, and the run's folder if it was the last."""
+        self.drop_others()
+        if self.segment is not None:
+            self.segment.remove()
+            self.segment = None
+        self.home.remove()
+
+
+def is_restarted(environment: Mapping[str, str], holds_anything: bool) -> bool:
+    """Whether this worker knows that it continues a run.
+
+    torchrun counts restarts after failures, but not those after a change of nodes; then memory tells, if it
+    can only be of this very launch: without `--rdzv-id`, each launch has a place of its own.
+    """
+    if int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        return True
+    if environment.get("CPR_CONTINUES") == "1":
+        return True
+    return holds_anything and environment.get(RUN_ID_VARIABLE) == "none"

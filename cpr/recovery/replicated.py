@@ -1,0 +1,137 @@
+"""What every worker has a copy of, as one tree: copied beside the tables after each step, put back later.
+
+Dense parameters, registered states, data-parallel tables with their optimizer state, and the counters of all
+tables' optimizers. The tree that is written refers to live tensors; the one that is read owns its memory.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.state import read_state, write_state
+from cpr.errors import MismatchError
+from cpr.shards import create_state
+
+Counters = Mapping[str, Mapping[str, float]]
+"""Counters of tables' optimizers, by table and name."""
+
+
+class OptimizerState:
+    """An optimizer as a registered state, which makes the state of its first step before one is loaded.
+
+    TorchRec's keyed optimizers load in place, and so need it there; it does no harm to others.
+
+    Args:
+        optimizer: of PyTorch or TorchRec.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> Any:
+        """The optimizer's."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a state."""
+        if state["state"]:
+            create_state(self._optimizer)
+        self._optimizer.load_state_dict(state)
+
+
+def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:
+    """The tree as of now, of a model and of what is registered."""
+    return {
+        "common": checkpointer.state.common(checkpointer.steps_done),
+        "own": checkpointer.state.own(),
+        "replicated": {shard.name: shard.columns for shard in checkpointer.shards if shard.replicated},
+        "counters": {shard.table_fqn: dict(shard.counters) for shard in checkpointer.shards},
+    }
+
+
+def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> dict[str, Any]:
+    """The newest tree on all workers; nothing is sent if all of them hold it.
+
+    Args:
+        group: all ranks.
+        tree: the newest, if this worker holds it.
+        source: a worker that does.
+    """
+    if all(group.gather(tree is not None)):
+        assert tree is not None
+        return tree
+    data = None
+    if group.rank == source:
+        assert tree is not None
+        buffer = _Buffer()
+        write_state(buffer, {**tree, "own": {}, "counters": {}})  # which differ by rank
+        data = torch.frombuffer(buffer.data, dtype=torch.uint8)
+    received = group.broadcast_bytes(data, source)
+    if tree is not None:
+        return tree
+    shared: dict[str, Any] = read_state(received.numpy().data)
+    return shared
+
+
+class _Buffer:
+    """A file in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: memoryview) -> None:
+        self.data += data
+
+
+@torch.no_grad()
+def put_back(checkpointer: Checkpointer, tree: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+    """Put a tree in place: everything but the rows of sharded tables and counters.
+
+    Args:
+        checkpointer: knows the model and what is registered.
+        tree: of any worker.
+        own: what belonged to this very rank; None: nobody knows.
+
+    Raises:
+        MismatchError: it is of another model.
+    """
+    checkpointer.state.check(tree["common"])
+    checkpointer.state.apply(tree["common"], own)
+    for shard in checkpointer.shards:
+        if not shard.replicated:
+            continue
+        saved = tree["replicated"].get(shard.name)
+        if saved is None:
+            raise MismatchError(f"no worker holds the replicated table {shard.table_fqn}")
+        for name, column in shard.columns.items():
+            if name not in saved or saved[name].shape != column.shape:
+                raise MismatchError(f"{name} of {shard.table_fqn} is not as the workers before had it")
+            column.copy_(saved[name])
+        shard.invalidate()
+
+
+@torch.no_grad()
+def put_counters(checkpointer: Checkpointer, counters: Counters) -> None:
+    """Set the counters of tables' optimizers, as far as they are known; after rows, which bring older ones.
+
+    Args:
+        checkpointer: knows the tables.
+        counters: by table and name.
+    """
+    for shard in checkpointer.shards:
+        for name, value in counters.get(shard.table_fqn, {}).items():
+            if name in shard.counters:
+                shard.counters[name].fill_(value)
+        shard.invalidate()
+
+
+def counters_in(tree: Mapping[str, Any]) -> Counters:
+    """The counters that a tree holds, as numbers."""
+    return {
+        table: {name: value.item() for name, value in counters.items()}
+        for table, counters in tree["counters"].items()
+    }

@@ -1,0 +1,280 @@
+"""One generation's way back into training, carried out: all ranks together, from one agreed plan."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.row_schema import place_of
+from cpr.errors import CheckpointError, StartOverError
+from cpr.recovery.course import Course
+from cpr.recovery.decision import Decision, Findings, decide
+from cpr.recovery.losses import pls_added
+from cpr.recovery.memory import WorkerMemory
+from cpr.recovery.moving import Mover
+from cpr.recovery.phases import Phases
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.recovery.record import Recovery, origins
+from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
+from cpr.recovery.reports import Assessment, Slot, WorkerReport, assess
+from cpr.recovery.sources import ShardSources, lost_share, plan_sources
+from cpr.recovery.survey import COURSE, Survey, survey
+from cpr.resident.marks import NOTHING
+from cpr.resident.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What is known when the model is built."""
+
+    session_id: str
+    generation: int
+    rank: int
+    world_size: int
+    continues: bool
+    """Whether workers of this run were at work before."""
+    resumes: bool
+    """Whether a new run goes on from what is saved."""
+    adopted: bool
+    """Whether this worker's tables are memory that was taken over."""
+    total_samples: int | None
+
+
+@dataclass
+class _Read:
+    """What was read from the checkpoint."""
+
+    save_step: int | None = None
+    bytes_read: int = 0
+    bytes_moved: int = 0
+
+
+class Restorer:
+    """Brings model, states and position to where training goes on.
+
+    Args:
+        checkpointer: everything is registered, nothing saved or loaded.
+        group: all ranks.
+        memory: of this worker.
+        course: of the run; registered with the checkpointer.
+        policy: how much loss is put up with.
+        phases: where time is noted.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        group: RankGroup,
+        memory: WorkerMemory,
+        course: Course,
+        policy: RecoveryPolicy,
+        phases: Phases,
+    ) -> None:
+        self._checkpointer, self._group, self._memory = checkpointer, group, memory
+        self._course, self._policy, self._phases = course, policy, phases
+
+    def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
+        """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
+
+        The story is the course's newest, its seconds still unknown.
+
+        Returns:
+            The reports of all workers.
+
+        Raises:
+            NoProgressError: generation after generation died without finishing a step.
+            StartOverError: nothing is left to go on with; restarted workers will begin anew.
+            CheckpointError: the checkpoint cannot be read or written; says what to do.
+        """
+        with self._phases.measured("reattach"):
+            own = survey(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
+            reports = self._group.gather(own.report)
+            found = assess(reports)
+            plan = plan_sources(found.needed, found.held)
+            decision = self._decide(begin, found, plan)
+        with self._phases.measured("restore"):
+            self._segment.marks.begin(begin.generation)
+            tree = self._take_over(begin, found, own)
+            read = _Read()
+            if decision.kind in {"process", "partial"}:
+                assert tree is not None
+                decision = self._go_on(decision, found, plan, own, tree, read)
+            if decision.kind in {"resume", "full"}:
+                self._load(read, any(report.adopted for report in reports))
+            self._complete(begin, self._told(begin, decision, found, plan, read))
+        return reports
+
+    @property
+    def _segment(self) -> Segment:
+        assert self._memory.segment is not None
+        return self._memory.segment
+
+    def _decide(self, begin: Beginning, found: Assessment, plan: list[ShardSources]) -> Decision:
+        findings = Findings(
+            continues=begin.continues,
+            resumes=begin.resumes,
+            is_saved=self._checkpointer.newest_state() is not None,
+            holds_anything=bool(found.old_world_size),
+            has_replicated_state=found.step is not None,
+            lost_share=lost_share(plan),
+            objection=found.objection,
+        )
+        decision = decide(findings, self._policy)
+        if decision.kind == "full":
+            self._tell_all_go_back(decision)
+        return decision
+
+    def _tell_all_go_back(self, decision: Decision) -> None:
+        if self._group.rank == 0:
+            logger.warning("everybody goes back: %s", decision.reason)
+
+    def _take_over(self, begin: Beginning, found: Assessment, own: Survey) -> dict[str, Any] | None:
+        """The replicated state, with the run's course brought up to this generation, on all ranks."""
+        self._course.generation = begin.generation
+        if found.slot_of is None:
+            return None
+        newest = Slot(step=found.step or 0, generation=found.slot_generation)
+        mine = next((at for at, each in enumerate(own.report.segments) if each.slot == newest), None)
+        held = None if mine is None else own.trees[mine]
+        tree = share_tree(self._group, held, found.slot_of[0])
+        self._course.take_over(tree["common"]["registered"][COURSE])
+        self._course.begin(begin.generation, found.endings, found.interrupted, self._policy)
+        tree["common"]["registered"][COURSE] = self._course.state_dict()
+        if mine is not None:  # whoever dies before the end of this leaves word of what came before
+            self._memory.claimed[mine].segment.replica.write(newest.step, tree)
+        return tree
+
+    def _go_on(
+        self,
+        decision: Decision,
+        found: Assessment,
+        plan: list[ShardSources],
+        own: Survey,
+        tree: dict[str, Any],
+        read: _Read,
+    ) -> Decision:
+        """Keep live values; what is lost comes from the checkpoint, or else everybody goes back."""
+        if any(each.lost_rows and each.needed.rank == self._group.rank for each in plan):
+            self._unseal_if_overwritten(own)
+        put_back(self._checkpointer, tree, self._own_state(found, own))
+        mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
+        read.bytes_moved = mover.move(plan)
+        problem = self._load_lost(plan, read)
+        problems = [each for each in self._group.gather(problem) if each]
+        if problems:
+            decision = Decision("full", f"lost rows could not be restored: {problems[0]}")
+            self._tell_all_go_back(decision)
+            return decision
+        put_counters(self._checkpointer, found.counters)
+        self._checkpointer.go_on(self._course.steps_done)
+        return decision
+
+    def _unseal_if_overwritten(self, own: Survey) -> None:
+        """What was taken over and is about to change must not count if this worker dies meanwhile."""
+        if own.report.adopted:
+            self._segment.unseal()
+
+    def _own_state(self, found: Assessment, own: Survey) -> dict[str, Any] | None:
+        """What belonged to this very rank after the step from which it goes on."""
+        for report, tree in zip(own.report.segments, own.trees, strict=True):
+            is_mine = (report.old_rank, report.old_world_size) == (self._group.rank, self._group.world_size)
+            if is_mine and report.slot is not None and report.slot.step == found.step:
+                own_state: dict[str, Any] = tree["own"]
+                return own_state
+        return None
+
+    def _load_lost(self, plan: list[ShardSources], read: _Read) -> str | None:
+        """Rows of this rank that nobody holds; why they cannot be loaded."""
+        names = {place_of(shard): shard.name for shard in self._checkpointer.shards}
+        lost = {
+            names[each.needed.place]: each.lost_ranges
+            for each in plan
+            if each.needed.rank == self._group.rank and each.lost_rows
+        }
+        if not lost:
+            return None
+        try:
+            state, stats = self._checkpointer.load_shards(list(lost), lost)
+        except CheckpointError as error:
+            return str(error)
+        read.save_step, read.bytes_read = state.step, stats.bytes_read
+        return None
+
+    def _load(self, read: _Read, any_adopted: bool) -> None:
+        """Everybody goes to the newest checkpoint, or to the beginning if there is none."""
+        self._segment.unseal()
+        self._course.start_over()
+        loaded = self._checkpointer.load()
+        if loaded is not None:
+            read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
+        elif any_adopted:  # tables that were taken over as they were have not been initialised
+            self._group.gather(None)
+            self._memory.remove()
+            raise StartOverError(
+                "what is left in memory is of no use, and nothing was saved yet: the memory has been freed, "
+                "so that restarted workers begin at the beginning. What to do: nothing, if torchrun has "
+                "restarts left; otherwise start the run again"
+            )
+
+    def _told(
+        self,
+        begin: Beginning,
+        decision: Decision,
+        found: Assessment,
+        plan: list[ShardSources],
+        read: _Read,
+    ) -> Recovery:
+        reads = self._group.gather(read)
+        steps = [each.save_step for each in reads if each.save_step is not None]
+        save_step = min(steps, default=None)
+        lives = decision.kind in {"process", "partial"}
+        added: float | None = 0.0
+        if decision.kind == "partial" and save_step is not None:
+            added = pls_added(
+                list(found.lost.values()) or [1.0],
+                self._course.samples_done,
+                self._course.samples_at(save_step),
+                begin.total_samples,
+                found.old_world_size,
+            )
+            self._course.add_pls(added)
+        return Recovery(
+            kind=decision.kind,
+            reason=decision.reason,
+            generation=begin.generation,
+            step=self._course.steps_done,
+            interrupted=lives and found.interrupted,
+            dead=found.endings if begin.continues else (),
+            sources=origins(plan) if lives else (),
+            save_step=save_step,
+            bytes_read=sum(each.bytes_read for each in reads),
+            bytes_moved=sum(each.bytes_moved for each in reads),
+            refused=found.refused,
+            pls_added=added,
+            pls_total=self._course.pls_total,
+            world_size=begin.world_size,
+        )
+
+    def _complete(self, begin: Beginning, recovery: Recovery) -> None:
+        """Everything is in place on all ranks: this worker's memory counts from now on."""
+        course = self._course
+        course.recoveries = [*course.recoveries, recovery]
+        self._checkpointer.prepare()
+        segment = self._segment
+        segment.replica.write(course.steps_done, live_tree(self._checkpointer))
+        segment.marks.step_finished = course.steps_done
+        segment.marks.update_begun = NOTHING
+        self._group.gather(None)  # nobody needs another's old memory any more
+        segment.seal(
+            session_id=begin.session_id,
+            rank=begin.rank,
+            world_size=begin.world_size,
+            generation=begin.generation,
+            shards=self._checkpointer.shards,
+        )
+        self._group.gather(None)  # all new memory counts before any old memory goes
+        self._memory.drop_others()

@@ -1,0 +1,424 @@
+"""`PartialRecovery`: the one object that a training loop holds to outlive its workers.
+
+    recovery = cpr.PartialRecovery("/data/checkpoints", save_every_steps=500, total_samples=10**9)
+    with recovery:
+        recovery.init_process_group("gloo")
+        with recovery.building():
+            model = DistributedModelParallel(...)
+        recovery.restore(model, optimizers=[optimizer], states={"loader": loader})
+        for batch in islice(loader, recovery.batches_to_skip, None):
+            ...
+            recovery.step(samples=global_batch_size)
+
+Sharded tables live in shared memory that outlives the process; all else is copied there after every step.
+Started again by torchrun, each worker picks up what is left, and only what nobody holds comes from disk.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.config import CheckpointConfig
+from cpr.checkpoint.manifest import Moment
+from cpr.checkpoint.model_state import Stateful
+from cpr.checkpoint.opening import find_newest
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import SaveFailedError
+from cpr.meeting import Meeting, init_process_group, meet
+from cpr.recovery.course import Course
+from cpr.recovery.memory import WorkerMemory
+from cpr.recovery.phases import Phases, note_death, process_began_ns
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.recovery.record import Recovery
+from cpr.recovery.replicated import OptimizerState, live_tree
+from cpr.recovery.restoring import Beginning, Restorer
+from cpr.recovery.survey import COURSE
+from cpr.resident.birth import Birth, tables_born_in
+from cpr.resident.copy_out import CopyOut, LastCall
+from cpr.resident.janitor import ensure_janitor
+from cpr.shards import before_updates
+
+FAILED_SAVES_IN_A_ROW: Final = 3
+"""So many make training stop: what it does could not be kept."""
+
+logger = logging.getLogger(__name__)
+
+
+class PartialRecovery:
+    """Lets training go on when workers or nodes die; works with any `DistributedModelParallel` model.
+
+    All ranks make the same calls in the same order. Leaving its `with` block by an exception keeps this
+    worker's memory for the next generation; leaving it normally, or `close`, saves a last time and frees it.
+
+    Args:
+        checkpoint: directory of the checkpoints, a path or a URI, or how to save as a whole.
+        save_every_steps: how often everything is saved in the background; 0: only at the end.
+        moment: of the periodic saves: "rolling" spreads the copying over steps, "consistent" is one moment.
+        total_samples: that the whole run will train on; without it, PLS is not known.
+        policy: how much loss is put up with before everybody goes back to the checkpoint.
+        resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
+        resume: whether a new run goes on from what is saved in the directory.
+
+    Raises:
+        ValueError: something is missing or impossible; says what to change.
+        ResidentMemoryError: shared memory cannot be used; says what to change.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | CheckpointConfig,
+        *,
+        save_every_steps: int = 0,
+        moment: Moment = "rolling",
+        total_samples: int | None = None,
+        policy: RecoveryPolicy | None = None,
+        resident_root: str | None = None,
+        resume: bool = True,
+    ) -> None:
+        self._phases = Phases()
+        self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
+        _check(self._config.uri, save_every_steps, moment, total_samples)
+        self._every, self._moment, self._total_samples = save_every_steps, moment, total_samples
+        self._policy, self._resume = policy or RecoveryPolicy(), resume
+        self._memory = WorkerMemory(self._config.uri, resident_root)
+        self._course = Course()
+        self._exits = ExitStack()
+        self._meeting: Meeting | None = None
+        self._birth: Birth | None = None
+        self._group: RankGroup | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._copy_out: CopyOut | None = None
+        self._restored_s: float | None = None
+        self._saved_at = -1
+        self._failed_saves = 0
+        self._is_over = False
+        self._memory.claim()
+        self._phases.add("imports", (time.time_ns() - process_began_ns()) / 1e9)
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps done, those of earlier generations and resumed runs included."""
+        return self._course.steps_done
+
+    @property
+    def samples_done(self) -> int:
+        """Samples trained in them, by all ranks."""
+        return self._course.samples_done
+
+    @property
+    def batches_to_skip(self) -> int:
+        """Batches after the registered states' position whose training was interrupted; mostly 0, or 1."""
+        return self._course.to_skip
+
+    @property
+    def batches_done(self) -> int:
+        """Batches of the data, trained or skipped: where to go on if no loader's state is registered."""
+        return self._course.batches_done + self._course.to_skip
+
+    @property
+    def pls(self) -> float | None:
+        """Portion of lost samples so far; None: not known."""
+        return self._course.pls_total
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """How each generation of workers began, oldest first; the last one is this."""
+        return self._course.recoveries
+
+    @property
+    def tables_adopted(self) -> bool:
+        """After `building`: whether the tables have live values, which nobody may initialise again."""
+        return self._birth is not None and self._birth.adopted
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """What saves; after `restore`."""
+        if self._checkpointer is None:
+            raise ValueError("there is no checkpointer yet: call restore() first")
+        return self._checkpointer
+
+    def init_process_group(
+        self, backend: str | None = None, timeout: timedelta = timedelta(minutes=10)
+    ) -> None:
+        """Meet the other workers and make the default process group, instead of `torch.distributed`'s.
+
+        A worker that holds memory gets its old rank back if it can; `RANK` in the environment is set to it.
+
+        Args:
+            backend: "gloo", "nccl", or None: torch chooses.
+            timeout: for the meeting, and of the group's collectives.
+
+        Raises:
+            RendezvousError: not all workers came.
+        """
+        self._check_open()
+        with self._phases.measured("rendezvous"):
+            self._meeting = meet(self._memory.offer(), timeout)
+            self._memory.settle(self._meeting)
+            ensure_janitor(self._memory.home.folder)
+            init_process_group(self._meeting, backend, timeout)
+            self._group = RankGroup()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Build the model in this block: its tables get shared memory, that of the worker before if it fits.
+
+        Raises:
+            NotEnoughMemoryError: there is too little shared memory; says what to change.
+            ResidentMemoryError: it cannot be used, or TorchRec lacks what is needed.
+        """
+        self._check_open()
+        meeting, segment = self._met(), self._memory.segment
+        assert segment is not None
+        with self._phases.measured("build"):
+            adopt = not self._must_begin_anew(meeting) and bool(self._memory.claimed)
+            with tables_born_in(segment, adopt=adopt) as birth:
+                yield
+            self._birth = birth
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer] = (),
+        states: Mapping[str, Stateful] | None = None,
+        per_rank_states: Mapping[str, Stateful] | None = None,
+    ) -> Recovery:
+        """Bring the model, optimizers and states to where training goes on; once, before the first step.
+
+        Args:
+            model: holds the sharded tables; built in `building`.
+            optimizers: ordinary ones, of dense parameters and data-parallel tables.
+            states: what else training needs, the same on all ranks, by name; has `state_dict` and
+                `load_state_dict`.
+            per_rank_states: the same, but different on each rank; they come back to the same rank if its
+                memory is of the very step from which training goes on, and stay as they are otherwise.
+
+        Returns:
+            The story of this beginning.
+
+        Raises:
+            NoProgressError: the run does not get anywhere; lists why.
+            StartOverError: nothing is left; restarted workers begin anew.
+            LockedError: another run uses the directory.
+            CheckpointError: the directory cannot be written to, or what is needed from it cannot be read.
+        """
+        self._check_open()
+        meeting, group = self._met(), self._group
+        if self._birth is None:
+            raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
+        assert group is not None
+        checkpointer = Checkpointer(model, self._config, optimizers, session=meeting.session_id)
+        self._checkpointer = checkpointer
+        checkpointer.register(COURSE, self._course)
+        for number, optimizer in enumerate(optimizers):
+            checkpointer.register(f"optimizer{number}", OptimizerState(optimizer))
+        for name, state in (states or {}).items():
+            checkpointer.register(name, state)
+        for name, state in (per_rank_states or {}).items():
+            checkpointer.register(name, state, per_rank=True)
+        checkpointer.claim()
+        restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
+        reports = restorer.restore(
+            Beginning(
+                session_id=meeting.session_id,
+                generation=meeting.generation,
+                rank=meeting.rank,
+                world_size=meeting.world_size,
+                continues=meeting.continues,
+                resumes=self._resume,
+                adopted=self._birth.adopted,
+                total_samples=self._total_samples,
+            )
+        )
+        self._watch(model, optimizers, meeting)
+        segments = [segment for report in reports for segment in report.segments]
+        note_death(
+            self._phases,
+            [each.left_ns for each in segments if each.left_ns > 0],
+            [each.heartbeat_ns for each in segments if each.left_ns < 0],
+            process_began_ns(),
+        )
+        recovery = self._course.note_seconds(self._phases.seconds)
+        if meeting.rank == 0:
+            logger.info("%s", recovery)
+        self._restored_s = time.perf_counter()
+        return recovery
+
+    def step(self, samples: int) -> None:
+        """A training step is complete on this rank: tables, dense parameters and states belong together.
+
+        Args:
+            samples: trained in it, by all ranks together.
+
+        Raises:
+            SaveFailedError: saves fail again and again; names the file.
+        """
+        self._check_open()
+        checkpointer, course, segment = self.checkpointer, self._course, self._memory.segment
+        assert segment is not None
+        course.step(samples)
+        self._note_first_step()
+        is_due = self._every > 0 and course.steps_done % self._every == 0
+        if is_due:
+            course.note_save()
+        with self._tolerated():
+            checkpointer.step()
+        segment.replica.write(course.steps_done, live_tree(checkpointer))
+        segment.marks.step_finished = course.steps_done
+        segment.marks.beat()
+        if is_due:
+            with self._tolerated():
+                self._save(self._moment)
+
+    def close(self) -> None:
+        """Training has reached its end: save a last time, and free the shared memory.
+
+        Raises:
+            SaveFailedError: the last save failed; the memory is kept.
+        """
+        if self._is_over:
+            return
+        if self._checkpointer is not None and self._group is not None:
+            if self._saved_at != self.steps_done and self.steps_done:
+                self._course.note_save()
+                self._save("consistent")
+            self._checkpointer.close()
+            self._group.gather(None)  # all have saved: nobody's memory is needed any more
+        self._end()
+        self._memory.remove()
+
+    def __enter__(self) -> Self:
+        """This object, left at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an error, keep the memory and leave word of the reason."""
+        if kind is None:
+            try:
+                self.close()
+            except BaseException as failure:
+                self._leave(_told(failure))
+                raise
+        elif error is not None and not self._is_over:
+            self._leave(_told(error))
+
+    def _leave(self, reason: str) -> None:
+        if self._memory.segment is not None:
+            self._memory.segment.marks.leave(reason)
+        try:
+            if self._copy_out is not None:
+                self._copy_out.run()
+        except Exception:
+            logger.exception("tables that do not live in shared memory could not be copied there")
+        try:
+            if self._checkpointer is not None:
+                self._checkpointer.close(abandon=True)
+            self._end()
+        except Exception as error:  # of a broken group; what broke it is what people must hear of
+            logger.warning("not everything could be closed: %s", _told(error))
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._exits.close()
+        if self._group is not None and dist.is_initialized():
+            self._group.close()
+
+    def _watch(self, model: nn.Module, optimizers: Sequence[Optimizer], meeting: Meeting) -> None:
+        """Have it noted when table rows begin to change, and copied what does not live in shared memory."""
+        segment = self._memory.segment
+        assert segment is not None
+        marks, course = segment.marks, self._course
+
+        def note() -> None:
+            marks.update_begun = course.steps_done + 1
+
+        self._exits.enter_context(before_updates(model, optimizers, note))
+
+        def seal(shards: Sequence[Any]) -> None:
+            segment.seal(
+                session_id=meeting.session_id,
+                rank=meeting.rank,
+                world_size=meeting.world_size,
+                generation=meeting.generation,
+                shards=shards,
+            )
+
+        copy_out = CopyOut(segment, self.checkpointer.shards, seal)
+        if copy_out.num_bytes:
+            self._memory.home.check_room(copy_out.num_bytes)
+            self._copy_out = copy_out
+            self._exits.enter_context(LastCall(copy_out.run))
+
+    def _must_begin_anew(self, meeting: Meeting) -> bool:
+        """Whether memory is lost that nothing can make good; better known before tables are adopted."""
+        held = [
+            each for offer in meeting.offers for each in offer.held if each.session_id == meeting.session_id
+        ]
+        newest = max(held, key=lambda each: each.generation, default=None)
+        if newest is None or {each.rank for each in held} >= set(range(newest.world_size)):
+            return False
+        assert self._group is not None
+        return find_newest(open_storage(self._config.uri), self._group)[0] is None
+
+    def _note_first_step(self) -> None:
+        if self._restored_s is None:
+            return
+        self._phases.add("first_step", time.perf_counter() - self._restored_s)
+        self._restored_s = None
+        told = self._course.note_seconds(self._phases.seconds)
+        if self._met().rank == 0:
+            logger.info("training goes on: the first step took %.2f s", told.seconds["first_step"])
+
+    def _save(self, moment: Moment) -> None:
+        if self.checkpointer.save(moment) is not None:
+            self._saved_at = self.steps_done if moment == "consistent" else -1
+
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """A save that fails is told and tried again at the next one's time; training goes on, for a while."""
+        try:
+            yield
+        except SaveFailedError as error:
+            self._failed_saves += 1
+            if self._failed_saves >= FAILED_SAVES_IN_A_ROW:
+                raise
+            logger.error("%s. Training goes on, and the next save is tried when it is due", error)
+        else:
+            if self._checkpointer is not None and self._checkpointer.newest_step == self._course.newest_save:
+                self._failed_saves = 0
+
+    def _met(self) -> Meeting:
+        if self._meeting is None:
+            raise ValueError("the workers have not met: call init_process_group() of this object first")
+        return self._meeting
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise ValueError("this object is closed; make another one")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _check(uri: str, every: int, moment: str, total_samples: int | None) -> None:
+    if not uri:
+        raise ValueError("no checkpoint directory was given: name one in PartialRecovery(checkpoint=...)")
+    if every < 0:
+        raise ValueError(f"save_every_steps is {every}; give a number of steps, or 0 to save only at the end")
+    if moment not in {"rolling", "consistent"}:
+        raise ValueError(f"moment is {moment!r}; choose rolling or consistent")
+    if total_samples is not None and total_samples <= 0:
+        raise ValueError(f"total_samples is {total_samples}; give a positive number, or None if unknown")
