@@ -18,7 +18,9 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -141,6 +143,18 @@ class PartialRecovery:
         return self._birth is not None and self._birth.adopted
 
     @property
+    def meeting(self) -> Meeting:
+        """What the workers agreed on when they met; after `init_process_group`."""
+        return self._met()
+
+    @property
+    def memory_folder(self) -> Path:
+        """Of this worker's shared memory; after `init_process_group`."""
+        self._met()
+        assert self._memory.segment is not None
+        return self._memory.segment.folder
+
+    @property
     def checkpointer(self) -> Checkpointer:
         """What saves; after `restore`."""
         if self._checkpointer is None:
@@ -168,6 +182,15 @@ class PartialRecovery:
             ensure_janitor(self._memory.home.folder)
             init_process_group(self._meeting, backend, timeout)
             self._group = RankGroup()
+
+    def save_to(self, uri: str) -> None:
+        """Save in another directory than the one given, which then only tells this run from others.
+
+        For runs whose directory is not known before the workers have met. All ranks call it, between
+        `init_process_group` and `building`, in every generation with the same directory.
+        """
+        self._met()
+        self._config = replace(self._config, uri=uri)
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -294,6 +317,15 @@ class PartialRecovery:
                 self._save("consistent")
             self._checkpointer.close()
             self._group.gather(None)  # all have saved: nobody's memory is needed any more
+        self._end()
+        self._memory.remove()
+
+    def abandon(self) -> None:
+        """Training ends for good, on all ranks, before its end: free the memory without another save."""
+        if self._is_over:
+            return
+        if self._checkpointer is not None:
+            self._checkpointer.close(abandon=True)
         self._end()
         self._memory.remove()
 

@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.model_state import Stateful
 from cpr.shards import table_groups
 from data.dataset import DatasetManifest
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
-from dlrm.inputs import Inputs, Ranks
+from dlrm.inputs import Inputs, Ranks, total_samples
 from dlrm.models import build_model
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
+from dlrm.recovery import Recovery, save_config
 from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
@@ -72,20 +72,27 @@ def shard(inputs: Inputs, initialize: bool = True) -> DistributedModelParallel:
     return sharded
 
 
-def build(inputs: Inputs, stop: StopSignal) -> Trainer:
-    """Everything the training loop holds; all ranks call it together."""
+def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) -> Trainer:
+    """Everything the training loop holds; all ranks call it together.
+
+    Args:
+        inputs: say what is trained.
+        stop: how somebody stops it.
+        recovery: what survives failures, its workers having met; None: nothing does.
+    """
     config, ranks = inputs.config, inputs.ranks
-    model = shard(inputs)
-    total_steps = len(inputs.loader) * config.train.epochs
-    if config.train.max_steps:
-        total_steps = min(total_steps, config.train.max_steps)
-    folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank)
+    folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)
+    if recovery is None:
+        model = shard(inputs)
+    else:
+        recovery.save_in(folder)
+        model = recovery.build(partial(shard, inputs))
     telemetry = open_telemetry(
         ranks.rank,
         folder,
         recipe=inputs.recipe,
         config={"recipe": inputs.recipe, **config.to_dict()},
-        total_samples=total_steps * config.data.global_batch_size,
+        total_samples=total_samples(config, inputs.manifest),
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=_best_auc(inputs.test_loader.manifest),
@@ -102,34 +109,39 @@ def build(inputs: Inputs, stop: StopSignal) -> Trainer:
         stop=stop,
         device=inputs.device,
     )
-    if config.checkpoint.every_steps or inputs.resume:
+    if recovery is not None:
+        trainer.session = recovery.session(trainer.model, trainer.optimizers, _states(trainer))
+    elif config.checkpoint.every_steps or inputs.resume:
         trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
     return trainer
 
 
+def _states(trainer: Trainer) -> dict[str, Stateful]:
+    """Everything besides model and table optimizers that a run needs to go on as if nothing had been."""
+    return {
+        "trainer": trainer,
+        "optimizers": trainer.optimizers,
+        "loader": trainer.loader,
+        "telemetry": trainer.telemetry,
+    }
+
+
 def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, resume: bool) -> Checkpoints:
-    """Everything that a resumed run needs to go on as if nothing had been, registered."""
     checkpointer = Checkpointer(
-        trainer.model,
-        SaveConfig(
-            uri=config.uri or str(folder / "checkpoint"),
-            host_memory_bytes=config.host_memory_mb * 10**6,
-            retention=Retention(keep_last=config.keep_last),
-        ),
-        trainer.optimizers.table_optimizers,
+        trainer.model, save_config(config, folder), trainer.optimizers.table_optimizers
     )
-    checkpointer.register("trainer", trainer)
-    checkpointer.register("optimizers", trainer.optimizers)
-    checkpointer.register("loader", trainer.loader)
-    checkpointer.register("telemetry", trainer.telemetry)
+    for name, state in _states(trainer).items():
+        checkpointer.register(name, state)
     return Checkpoints(checkpointer, config, resume)
 
 
-def _agreed_run_folder(config: Config, recipe: str, rank: int) -> Path:
+def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: Recovery | None) -> Path:
     folder: list[Any] = [None]
     if rank == 0:
+        root = Path(config.train.run_folder)
         try:
-            folder = [make_run_folder(Path(config.train.run_folder), recipe, datetime.now())]
+            found = recovery.find_folder(root) if recovery is not None else None
+            folder = [found or make_run_folder(root, recipe, datetime.now())]
         except ValueError as error:
             folder = [error]
     dist.broadcast_object_list(folder)

@@ -257,6 +257,29 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    """What happens when a worker or a node dies while torchrun, or `cpr run`, starts workers again.
+
+    It takes checkpoints (`checkpoint.every_steps`): what nobody holds any more comes from there.
+    """
+
+    enabled: bool = True
+    """Whether survivors go on with what they hold; false: all go back to the newest checkpoint."""
+    max_lost_share: float = 0.5
+    """Largest share of the tables that may come from the checkpoint while the rest goes on; if more is lost,
+    all go back to it."""
+    timeout_s: float = 120.0
+    """Longest that a worker waits for the others in one exchange; then it gives up, and all start again."""
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.max_lost_share <= 1, "recovery.max_lost_share is a share, from 0 to 1")
+        _check(
+            0 < self.timeout_s < math.inf,
+            "recovery.timeout_s must be a positive number of seconds: survivors must not wait forever",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How long, how precise, and what is said on the way."""
 
@@ -304,6 +327,7 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from data.cache import CacheConfig, CachedSource
 from data.dataset import DatasetManifest, read_manifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
 from data.loader.decode import decode
-from dlrm.config import Config
+from dlrm.config import Config, DataConfig
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,30 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
+def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The days to train on and those to evaluate on.
+
+    Raises:
+        ValueError: none is left to train on.
+    """
+    test_days = data.test_days or manifest.days[-1:]
+    train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
+    if not train_days:
+        raise ValueError(
+            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
+            "or set data.train_days and data.test_days"
+        )
+    return train_days, test_days
+
+
+def total_samples(config: Config, manifest: DatasetManifest) -> int:
+    """Samples that the whole run trains on, over all ranks."""
+    train_days, _ = split_days(config.data, manifest)
+    batch_size = config.data.global_batch_size
+    steps = manifest.on_days(train_days).num_rows // batch_size * config.train.epochs
+    return min(steps, config.train.max_steps or steps) * batch_size
+
+
 def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:
     """Check the configuration against machine and data, and open the data.
 
@@ -94,13 +118,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
             f"ranks; choose a multiple of {ranks.world_size}"
         )
     manifest = read_manifest(data.uri)
-    test_days = data.test_days or manifest.days[-1:]
-    train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
-    if not train_days:
-        raise ValueError(
-            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
-            "or set data.train_days and data.test_days"
-        )
+    train_days, test_days = split_days(data, manifest)
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:

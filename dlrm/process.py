@@ -32,19 +32,22 @@ WAIT_S: Final = 2.0
 
 
 def quiet_libraries() -> None:
-    """Let this project speak on rank 0, and libraries only where it matters."""
+    """Let this project speak on rank 0, and libraries only where it matters. Again, when ranks change."""
     first = _is_first()
-    logging.basicConfig(level=logging.WARNING if first else logging.ERROR, format="%(message)s")
-    for ours in ("dlrm", "data"):
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger().setLevel(logging.WARNING if first else logging.ERROR)
+    for ours in ("dlrm", "data", "cpr"):
         logging.getLogger(ours).setLevel(logging.INFO if first else logging.ERROR)
     # the libraries warn of choices that are meant, TorchRec's planner through the root logger
-    logging.getLogger().addFilter(
-        lambda record: not record.getMessage().startswith("Sharding spec not found")
-    )
+    logging.getLogger().addFilter(_is_no_warning_of_a_choice)
     for theirs in ("torchrec", "torch.fx"):
         logging.getLogger(theirs).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     warnings.filterwarnings("ignore", message=".*lookup_.*_ssd", category=DeprecationWarning)
+
+
+def _is_no_warning_of_a_choice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Sharding spec not found")
 
 
 def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
@@ -71,10 +74,10 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
             time.sleep(WAIT_S if _have_met() else WAIT_BEFORE_MEETING_S)
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         return USER_MISTAKE if isinstance(error, MISTAKES) else FAILED
-    except Exception:
+    except Exception as error:
         if stop.signum is not None:  # the other ranks were told too, and have left their collectives
             return _stopped(name, StopRequested(stop.signum))
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if os.environ.get("WORLD_SIZE", "1") != "1" and _is_of_a_peer(error):
             time.sleep(WAIT_S)
         raise
     return 0
@@ -101,6 +104,15 @@ def _stopped(name: str, request: StopRequested) -> int:
 
 def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _is_of_a_peer(error: Exception) -> bool:
+    """Whether an exchange failed, as it does on every rank when one of them has died or failed."""
+    distributed = sys.modules.get("torch.distributed")
+    kinds = (distributed.DistError,) if distributed is not None and distributed.is_available() else ()
+    return isinstance(error, (ConnectionError, *kinds)) or any(
+        word in str(error).lower() for word in ("gloo", "nccl", "connection closed by peer")
+    )
 
 
 def _have_met() -> bool:

@@ -1,15 +1,26 @@
 """The end of a run: the table that a person reads, the same as JSON, and the learning curve."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dlrm.learning_curve import CurvePoint, draw_learning_curve
 from dlrm.metrics import MetricValues
 
 UNDEFINED: Final = "not defined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureReport:
+    """What a run went through and what it cost."""
+
+    recoveries: tuple[Mapping[str, Any], ...]
+    """Each restart of the workers, as `cpr.recovery.record.Recovery` tells it: who died and why, which rows
+    came from where, seconds by phase."""
+    pls: float | None
+    """Portion of lost samples (CPR, section 4), in total; None where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +43,8 @@ class Report:
     """Wall-clock time of the run, evaluations included."""
     samples_per_s: float
     """Training samples a second over all ranks, evaluations left out."""
+    failures: FailureReport | None = None
+    """None where the run had no partial recovery."""
 
 
 def format_report(report: Report) -> str:
@@ -44,6 +57,7 @@ def format_report(report: Report) -> str:
         ("steps", f"{report.steps:,}"),
         ("training samples", f"{report.samples:,}"),
         ("time", _duration(report.seconds)),
+        *_failure_rows(report.failures),
         ("run folder", report.run_folder),
     ]
     width = max(len(name) for name, _ in rows)
@@ -71,6 +85,33 @@ def _quality_rows(metrics: MetricValues | None) -> list[tuple[str, str]]:
         (name, f"{UNDEFINED}: {metrics.note}" if value is None else f"{value:.4f}")
         for name, value in named.items()
     ]
+
+
+def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
+    if failures is None:
+        return []
+    rows = [("recoveries", str(len(failures.recoveries)))]
+    for recovery in failures.recoveries:
+        dead = "; ".join(f"rank {ending['rank']}: {ending['why']}" for ending in recovery["dead"])
+        phases = ", ".join(f"{phase} {took:.1f}" for phase, took in recovery["seconds"].items())
+        whole = sum(recovery["seconds"].values())
+        rows += [
+            (f"  at step {recovery['step']:,}", f"{recovery['kind']}: {recovery['reason']}"),
+            ("    ended", dead or "nobody knows who"),
+            ("    rows", _row_origins(recovery)),
+            ("    seconds", f"{whole:.1f} ({phases})"),
+        ]
+    pls = "not known" if failures.pls is None else f"{failures.pls:.6f}"
+    return [*rows, ("portion of lost samples (PLS)", pls)]
+
+
+def _row_origins(recovery: Mapping[str, Any]) -> str:
+    """Rows of all tables together, by where they came from."""
+    if not recovery["sources"]:
+        return "initial values" if recovery["save_step"] is None else "all from the checkpoint"
+    names = {"adopted": "stayed in memory", "moved": "moved", "lost": "from the checkpoint"}
+    totals = {name: sum(source[name] for source in recovery["sources"]) for name in names}
+    return ", ".join(f"{total:,} {names[name]}" for name, total in totals.items() if total)
 
 
 def _duration(seconds: float) -> str:

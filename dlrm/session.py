@@ -1,6 +1,7 @@
-"""The seam for fault tolerance: what the training loop asks of it, and the two sessions that exist.
+"""The seam for fault tolerance: what the training loop asks of it, and two sessions.
 
 `NoRecovery` saves nothing. `Checkpoints` saves everything now and then, and goes on from the newest state.
+The third, `dlrm.recovering`, outlives its workers.
 """
 
 import logging
@@ -11,12 +12,21 @@ from typing import Protocol, cast
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
 from dlrm.config import CheckpointConfig
+from dlrm.report import FailureReport
 
 logger = logging.getLogger(__name__)
 
 
 class Session(Protocol):
     """What a training loop holds to survive failures: the verbs of `cpr.PartialRecovery`, and a last word."""
+
+    @property
+    def batches_to_skip(self) -> int:
+        """Batches at the position that are not trained on, after `restore`: somebody died in their middle."""
+
+    @property
+    def failures(self) -> FailureReport | None:
+        """What the run went through; None if nobody keeps account of it."""
 
     def restore(self) -> None:
         """Bring model and position back to where training goes on; called once, before the first step."""
@@ -46,6 +56,8 @@ class NoRecovery:
     """Training without fault tolerance: a worker's death ends the run."""
 
     leaving_takes = timedelta(0)
+    batches_to_skip = 0
+    failures = None
 
     def restore(self) -> None:
         """Nothing: training begins at the beginning."""
@@ -71,6 +83,9 @@ class Checkpoints:
         config: when to save, and how.
         resume: whether the run goes on from what is saved.
     """
+
+    batches_to_skip = 0
+    failures = None
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, resume: bool) -> None:
         self._checkpointer = checkpointer

@@ -2,14 +2,18 @@
 
 One process does without torchrun: `python -m dlrm.train --recipe tiny --set train.max_steps=100`.
 A run that saved (`--set checkpoint.every_steps=500`) goes on with `--resume RUN_FOLDER`, also on other ranks.
+With `torchrun --max-restarts 3` it goes on by itself when a worker dies.
 """
 
 import argparse
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dlrm.compatibility import check_versions
+from cpr import standby
+from dlrm.compatibility import IncompatiblePackagesError, check_versions
+from dlrm.config import Config
 from dlrm.process import exit_code_of, leave, quiet_libraries
 from dlrm.recipe import load_config, load_resumed, recipe_names
 from dlrm.stop import StopSignal
@@ -45,45 +49,48 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(arguments: argparse.Namespace, stop: StopSignal) -> None:
-    """Read the configuration, build, train, and close in any case."""
+def read(arguments: argparse.Namespace) -> tuple[str, Config]:
+    """The recipe's name and the configuration that the command line asks for; its packages fit together.
+
+    Raises:
+        ValueError, IncompatiblePackagesError: say what to do.
+    """
     if arguments.resume:
         recipe, config = load_resumed(arguments.resume, arguments.overrides)
     else:
         recipe, config = arguments.recipe, load_config(arguments.recipe, arguments.overrides)
     check_versions("cuda" if config.train.device == "cuda" else "cpu")
-    # torch and torchrec are imported from here on, when they are known to fit
-    import torch.distributed as dist  # noqa: PLC0415
+    return recipe, config
 
-    from dlrm.build import build, start_process_group  # noqa: PLC0415
-    from dlrm.inputs import Ranks, prepare  # noqa: PLC0415
-    from dlrm.memory import keep_freed_memory  # noqa: PLC0415
-    from dlrm.report import format_report  # noqa: PLC0415
 
-    keep_freed_memory()
-    ranks = Ranks.from_environment()
-    inputs = prepare(config, recipe, ranks, arguments.resume)
+def prepare() -> None:
+    """Import everything, unless the command line is wrong: `work` says that, and nobody waits for it."""
+    quiet_libraries()
     try:
-        check_versions(inputs.device.type)  # "auto" is decided
-        start_process_group(ranks, inputs.device)
-        trainer = build(inputs, stop)
-        try:
-            trainer.train()
-            report = trainer.telemetry.finish()
-        finally:
-            trainer.session.close()
-            trainer.telemetry.close()
-    finally:
-        inputs.close()
-    dist.destroy_process_group()
-    if report is not None:
-        print(f"\n{format_report(report)}", flush=True)
+        read(parse())
+    except (ValueError, IncompatiblePackagesError):
+        return
+    import dlrm.running  # noqa: F401, PLC0415  # torch and torchrec, when they are known to fit
+
+
+def work() -> int:
+    """Train; the exit code."""
+
+    def job(stop: StopSignal) -> None:
+        arguments = parse()
+        recipe, config = read(arguments)
+        from dlrm.running import run  # noqa: PLC0415
+
+        run(config, recipe, stop, arguments.resume)
+
+    quiet_libraries()
+    return exit_code_of("dlrm.train", job)
 
 
 def main() -> int:
     """The command; its exit code."""
-    quiet_libraries()
-    return exit_code_of("dlrm.train", lambda stop: run(parse(), stop))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
+    return standby.run(prepare, work)
 
 
 if __name__ == "__main__":

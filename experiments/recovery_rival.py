@@ -20,6 +20,7 @@ def main() -> int:
     """Train until somebody ends it, and note when this process reached what."""
     request = json.loads(sys.argv[1])
     timeline = Timeline(Path(request["timeline"]))
+    timeline.mark("started")
     import logging
 
     import torch

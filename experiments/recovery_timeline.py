@@ -1,6 +1,6 @@
 """When a worker of `experiments.recovery` reached what, as lines of JSON that all workers append to one file.
 
-Import it before anything heavy: the first event is that the interpreter runs the worker's module.
+It is imported before anything heavy: the first event is that the interpreter runs the worker's module.
 """
 
 import json
@@ -25,7 +25,6 @@ class Timeline:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.mark("started")
 
     def mark(self, event: str, **more: Any) -> None:
         """Note that `event` has come about now, in one write that no other worker's can split."""

@@ -16,7 +16,7 @@ import torch
 
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
-from dlrm.report import Report, write_report
+from dlrm.report import FailureReport, Report, write_report
 from dlrm.telemetry.folder import write_circumstances
 from dlrm.telemetry.progress import open_progress
 from dlrm.telemetry.sinks import Figures, open_sinks
@@ -42,8 +42,8 @@ class Recorder(Protocol):
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Tell the result of an evaluation, right after it."""
 
-    def finish(self) -> Report | None:
-        """Write the report of a run that reached its end."""
+    def finish(self, failures: FailureReport | None = None) -> Report | None:
+        """Write the report of a run that reached its end, and of what it went through."""
 
     def close(self) -> None:
         """Release everything; call it however the run ended."""
@@ -156,7 +156,7 @@ class Telemetry:
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
-    def finish(self) -> Report:
+    def finish(self, failures: FailureReport | None = None) -> Report:
         """Write `report.json`, `report.txt` and the learning curve, and return the report."""
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
@@ -168,6 +168,7 @@ class Telemetry:
             samples=self._samples,
             seconds=monotonic() - self._started,
             samples_per_s=(self._samples - self._first_sample) / trained_s if trained_s > 0 else 0.0,
+            failures=failures,
         )
         write_report(self._folder, report, self._curve)
         return report
@@ -191,14 +192,18 @@ class Telemetry:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the figures of an earlier start; what it wrote of later steps is taken back."""
+        """Go on with the figures of an earlier start; what it wrote of later steps is taken back.
+
+        The state may be that of a `NoTelemetry`, if rank 0 was lost: means that are under way begin anew.
+        """
         self._steps = state["steps"]
         self._first_sample = self._samples = self._logged_samples = state["samples"]
-        self._loss_sum.copy_(state["loss_sum"])
-        self._loss_steps = state["loss_steps"]
-        self._running_auc.load_state_dict(state["running_auc"])
-        self._watch.load_state_dict(state["watch"])
         self._curve = [CurvePoint(**point) for point in state["curve"]]
+        if "running_auc" in state:
+            self._loss_sum.copy_(state["loss_sum"])
+            self._loss_steps = state["loss_steps"]
+            self._running_auc.load_state_dict(state["running_auc"])
+            self._watch.load_state_dict(state["watch"])
         for sink in self._sinks:
             sink.take_back(self._steps)
         self._progress.advance(self._samples)
@@ -206,7 +211,9 @@ class Telemetry:
 
     def _log(self, learning_rates: Mapping[str, float]) -> None:
         """Write and show what the steps since the last time gave."""
-        loss = float(self._loss_sum) / self._loss_steps  # waits for the device, so that the time is right
+        loss = float(self._loss_sum) / max(
+            self._loss_steps, 1
+        )  # waits for the device, so that the time is right
         auc = self._running_auc.value()
         now = monotonic()
         samples_per_s = (self._samples - self._logged_samples) / max(now - self._logged, 1e-9)
@@ -236,26 +243,38 @@ class Telemetry:
 
 
 class NoTelemetry:
-    """Telemetry of all ranks but 0: says and writes nothing."""
+    """Telemetry of all ranks but 0: says and writes nothing, but could tell how far the run is."""
 
-    def step(self, **_: Any) -> None:
-        """Nothing."""
+    def __init__(self) -> None:
+        self._steps = self._samples = 0
+        self._curve: list[CurvePoint] = []
 
-    def evaluation(self, **_: Any) -> None:
-        """Nothing."""
+    def step(self, *, step: int, samples: int, **_: Any) -> None:
+        """Remember how far the run is."""
+        self._steps, self._samples = step, samples
 
-    def finish(self) -> None:
+    def evaluation(self, *, samples: int, values: MetricValues, **_: Any) -> None:
+        """Remember a point of the learning curve."""
+        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
+
+    def finish(self, failures: FailureReport | None = None) -> None:
         """Nothing."""
 
     def close(self) -> None:
         """Nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
+        """What rank 0 would go on with if its own were lost."""
+        return {
+            "steps": self._steps,
+            "samples": self._samples,
+            "curve": [asdict(point) for point in self._curve],
+        }
 
-    def load_state_dict(self, _: dict[str, Any]) -> None:
-        """Nothing."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._steps, self._samples = state["steps"], state["samples"]
+        self._curve = [CurvePoint(**point) for point in state["curve"]]
 
 
 def _short(values: MetricValues) -> str:

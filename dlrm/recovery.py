@@ -1,0 +1,156 @@
+"""Partial recovery for the trainer: when it is on, where it saves, how a restarted run finds its folder."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, cast
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
+from cpr.checkpoint.manifest import Moment
+from cpr.checkpoint.model_state import Stateful
+from cpr.checkpoint.retention import Retention
+from cpr.faults import Injector, Plan
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.resident.home import run_key
+from cpr.session import PartialRecovery
+from data.dataset import read_manifest
+from dlrm.config import CheckpointConfig, Config
+from dlrm.inputs import total_samples
+from dlrm.optim import Optimizers
+from dlrm.recovering import Recovering
+from dlrm.sharding.tables import initialize_tables
+
+LAUNCHES: Final = "launches"
+"""File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""
+
+
+def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
+    """What survives failures, if somebody starts workers again after one, and the run saves.
+
+    Args:
+        config: of the run.
+        resume: folder of the run to go on with.
+
+    Raises:
+        ValueError: something is missing or impossible; says what to change.
+    """
+    wanted = config.recovery.enabled and config.checkpoint.every_steps > 0
+    return Recovery(config, resume) if wanted and _is_started_again() else None
+
+
+def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
+    """Where and how a run with this folder saves."""
+    return SaveConfig(
+        uri=config.uri or str(folder / "checkpoint"),
+        host_memory_bytes=config.host_memory_mb * 10**6,
+        retention=Retention(keep_last=config.keep_last),
+    )
+
+
+class Recovery:
+    """`cpr.PartialRecovery` under the trainer's configuration; after an exception, memory outlives the worker.
+
+    Args:
+        config: of the run.
+        resume: folder of the run to go on with; None: a new one.
+    """
+
+    def __init__(self, config: Config, resume: Path | None) -> None:
+        self._config = config
+        root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
+        self._launch = run_key(str(root))
+        self._partial = PartialRecovery(
+            save_config(config.checkpoint, resume or root),
+            save_every_steps=config.checkpoint.every_steps,
+            moment=cast("Moment", config.checkpoint.moment),
+            total_samples=total_samples(config, read_manifest(config.data.uri)),
+            policy=RecoveryPolicy(max_lost_share=config.recovery.max_lost_share),
+            resume=resume is not None,
+        )
+        self._injector = Injector()
+
+    def __enter__(self) -> Self:
+        """This object, left at the end of the block."""
+        self._partial.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """At the end of a run, free the memory; after an error, keep it."""
+        self._partial.__exit__(kind, error, trace)
+
+    def meet(self, device: torch.device) -> None:
+        """Meet the other ranks; afterwards RANK in the environment is this worker's.
+
+        Raises:
+            RendezvousError: not all came.
+        """
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
+
+    def find_folder(self, root: Path) -> Path | None:
+        """The folder of this run if it began before its workers were started again; on rank 0."""
+        if not self._partial.meeting.continues:
+            return None
+        found = [
+            path.parent
+            for path in root.glob(f"*/{LAUNCHES}")
+            if self._names & set(path.read_text().splitlines())
+        ]
+        return max(found, key=lambda folder: folder.stat().st_ctime_ns, default=None)
+
+    def save_in(self, folder: Path) -> None:
+        """The run's folder is known, on all ranks."""
+        self._partial.save_to(save_config(self._config.checkpoint, folder).uri)
+        path = folder / LAUNCHES
+        if self._partial.meeting.rank == 0:
+            known = path.read_text().splitlines() if path.exists() else []
+            path.write_text("".join(f"{name}\n" for name in sorted({*known, *self._names})))
+        self._injector = Injector(
+            Plan.from_environment(),
+            folder=folder,
+            num_ranks=self._partial.meeting.world_size,
+            memory=self._partial.memory_folder,
+            checkpoint=folder / "checkpoint",
+        )
+
+    def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
+        """The model, its tables in memory that outlives this worker, with initial values if they are new.
+
+        Args:
+            shard: makes it; with True it gives the tables their initial values.
+        """
+        with self._partial.building():
+            model = shard(False)
+        if not self._partial.tables_adopted:
+            initialize_tables(model, self._config.train.seed)
+        return model
+
+    def session(
+        self, model: DistributedModelParallel, optimizers: Optimizers, states: Mapping[str, Stateful]
+    ) -> Recovering:
+        """What the training loop holds."""
+        return Recovering(
+            self._partial,
+            self._config,
+            restore=lambda: self._partial.restore(model, optimizers.table_optimizers, states),
+            injector=self._injector,
+        )
+
+    @property
+    def _names(self) -> set[str]:
+        """Of this session, and of this launch: a launch may lose all memory, and with it the session."""
+        return {self._partial.meeting.session_id, self._launch}
+
+
+def _is_started_again() -> bool:
+    """Whether torchrun (--max-restarts) or `cpr run` would start workers again."""
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or "CPR_LAUNCH" in os.environ
