@@ -1,0 +1,288 @@
+"""Who may pick up what: whole memory of dead owners, of this run and this user, and nothing else."""
+
+import os
+import signal
+import stat
+
+import pytest
+import torch
+
+from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
+from cpr.resident.folders import segment_folders, started
+from cpr.resident.home import Home, run_key
+from cpr.resident.layout import LAYOUT_FILE
+from cpr.resident.segment import Segment
+from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
+
+
+def sealed(home):
+    segment = home.create("rank1")
+    shard = make_shard(segment)
+    segment.seal(**RUN, shards=[shard])
+    return segment, shard
+
+
+def test_the_next_worker_finds_what_a_dead_one_sealed(home):
+    segment, shard = sealed(home)
+    assert home.find() == ([], [f"{segment.name}: its owner is alive"])
+    found = crash_and_find(home, segment)
+    assert found.folder == segment.folder
+    assert_same([shard], found.held_shards())
+
+
+def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
+    def work(pipe):
+        sealed(home)
+        loader = os.fork()
+        if loader == 0:
+            signal.pause()
+        pipe.send(loader)
+        signal.pause()
+
+    child, pipe = start(work)
+    loader = pipe.recv()
+    try:
+        assert home.find()[0] == []
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        assert started(child.pid) == -1
+        assert started(loader) > 0
+        (found,), _ = home.find()
+        assert found.marks.pid == child.pid
+        assert found.claim()
+    finally:
+        os.kill(loader, signal.SIGKILL)
+
+
+def test_of_several_that_claim_at_once_one_wins(home, start):
+    segment, _ = sealed(home)
+    segment.release()
+
+    def work(pipe):
+        mine = Segment(segment.folder)
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send(mine.claim())
+        pipe.recv()
+
+    children = [start(work) for _ in range(4)]
+    for _, pipe in children:
+        assert pipe.recv() == "ready"
+    for _, pipe in children:
+        pipe.send("go")
+    assert sorted(pipe.recv() for _, pipe in children) == [False, False, False, True]
+    assert not segment.claim()
+
+
+def test_looking_around_does_not_disturb_those_who_claim(home, start):
+    segments = [sealed(home)[0] for _ in range(10)]
+    for segment in segments:
+        segment.release()
+
+    def look(pipe):
+        pipe.send("looking")
+        while not pipe.poll():
+            home.find()
+
+    child, pipe = start(look)
+    assert pipe.recv() == "looking"
+    assert all(segment.claim() for segment in segments)
+    pipe.send("enough")
+    child.join()
+
+
+def test_a_death_before_sealing_leaves_nothing_to_find_and_no_memory(home):
+    segment = home.create("rank1")
+    make_shard(segment)
+    segment.release()
+    found, (refused,) = home.find()
+    assert found == []
+    assert refused == f"{segment.name}: its owner died before it was complete; removed"
+    assert segment_folders(home.folder) == []
+
+
+def test_unsealed_memory_does_not_count(home):
+    segment, _ = sealed(home)
+    segment.unseal()
+    segment.release()
+    assert home.find()[0] == []
+
+
+def damage_marks(segment):
+    (segment.folder / "marks").write_bytes(b"x" * 4096)
+
+
+def damage_layout(segment):
+    path = segment.folder / LAYOUT_FILE
+    path.write_bytes(path.read_bytes().replace(b'"row_offset": 40', b'"row_offset": 41'))
+
+
+def cut_layout(segment):
+    path = segment.folder / LAYOUT_FILE
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def weights_of(segment):
+    return segment.folder / "model.t-weights.memory"
+
+
+def cut_region(segment):
+    os.truncate(weights_of(segment), 100)
+
+
+def lose_region(segment):
+    weights_of(segment).unlink()
+
+
+def link_region(segment):
+    other = weights_of(segment).rename(segment.folder.parent.parent / "elsewhere")
+    weights_of(segment).symlink_to(other)
+
+
+def open_region(segment):
+    weights_of(segment).chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_marks, "marks begins with"),
+        (damage_layout, "differs from its checksum"),
+        (cut_layout, "layout.json is damaged"),
+        (cut_region, "has 100 bytes instead of 1280"),
+        (lose_region, "No such file"),
+        (link_region, "is a symbolic link"),
+        (open_region, "is open to other users"),
+    ],
+)
+def test_damaged_memory_is_refused_with_the_reason_and_freed(home, damage, reason):
+    segment, _ = sealed(home)
+    segment.release()
+    damage(segment)
+    found, (refused,) = home.find()
+    assert found == []
+    assert reason in refused
+    assert not segment.folder.exists()
+
+
+def test_what_a_link_led_to_is_not_touched(home):
+    segment, _ = sealed(home)
+    segment.release()
+    link_region(segment)
+    home.find()
+    assert (home.folder.parent / "elsewhere").stat().st_size == 1280
+
+
+def test_a_link_in_place_of_a_segment_is_left_alone(home, tmp_path):
+    other = Home("other", tmp_path)
+    segment, _ = sealed(other)
+    segment.release()
+    (home.folder / "rank0-0123").symlink_to(segment.folder)
+    assert home.find() == ([], [])
+    assert segment.folder.exists()
+
+
+def test_memory_of_another_user_is_refused(home):
+    if os.getuid():
+        pytest.skip("only root can give files away")
+    segment, _ = sealed(home)
+    segment.release()
+    os.chown(segment.folder, 12345, 12345)
+    found, (refused,) = home.find()
+    assert found == []
+    assert refused.endswith(f"belongs to user 12345, not to user {os.getuid()}; left alone")
+    assert segment.folder.exists()
+
+
+@pytest.mark.parametrize("level", ["user", "run"])
+@pytest.mark.parametrize("trap", ["link", "open", "file"])
+def test_a_home_that_others_could_have_made_is_refused(tmp_path, level, trap):
+    user = tmp_path / f"cpr-{os.getuid()}"
+    place = user if level == "user" else user / "run"
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    if trap == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    elif trap == "open":
+        place.mkdir()
+        place.chmod(0o755)
+    else:
+        place.touch()
+    with pytest.raises(ResidentMemoryError, match="nothing of it was used"):
+        Home("run", tmp_path)
+
+
+def test_others_cannot_look_inside(home):
+    previous = os.umask(0)
+    try:
+        segment, _ = sealed(home)
+        segment.replica.write(1, {"a": torch.ones(3)})
+    finally:
+        os.umask(previous)
+    for path in [home.folder.parent, *home.folder.parent.rglob("*")]:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_another_run_finds_nothing(home, tmp_path):
+    segment, _ = sealed(home)
+    segment.release()
+    assert Home("another", tmp_path).find() == ([], [])
+
+
+def test_the_newest_state_comes_first(home):
+    for step in (3, 9, 5):
+        segment, _ = sealed(home)
+        segment.marks.step_finished = step
+        segment.release()
+    assert [segment.marks.step_finished for segment in home.find()[0]] == [9, 5, 3]
+
+
+def test_a_home_is_removed_by_the_last_to_leave(home, tmp_path):
+    first, second = home.create("rank0"), home.create("rank1")
+    first.remove()
+    assert not home.remove()
+    second.remove()
+    assert home.remove()
+    assert home.remove()
+    assert list(tmp_path.iterdir()) == []
+    home.create("rank0").remove()  # and made again when it is needed
+
+
+def test_only_an_owner_removes_a_segment(home):
+    segment, _ = sealed(home)
+    with pytest.raises(ResidentMemoryError, match=f"process {os.getpid()} owns it"):
+        Segment(segment.folder).remove()
+    assert segment.folder.exists()
+
+
+def test_too_little_memory_is_said_before_it_is_too_late(small_root):
+    home = Home("run", small_root)
+    home.check_room(1_000_000)
+    with pytest.raises(NotEnoughMemoryError, match=r"30 MB of shared memory are needed.*--shm-size"):
+        home.check_room(30_000_000)
+    segment = home.create("rank0")
+    with pytest.raises(NotEnoughMemoryError, match="CPR_RESIDENT_ROOT"):
+        segment.region("table", torch.float32, 10_000_000)
+    # all of it can be touched: what was given is there
+    segment.region("table", torch.float32, 200_000).fill_(1)
+
+
+def test_a_root_that_is_no_folder_is_the_users_mistake(tmp_path):
+    with pytest.raises(ValueError, match="CPR_RESIDENT_ROOT"):
+        Home("run", tmp_path / "nowhere")
+
+
+def test_the_key_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("TORCHELASTIC_RUN_ID", "CPR_LAUNCH", "CPR_AGENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    alone = run_key("ckpt")
+    assert run_key(str(tmp_path / "ckpt")) == run_key(f"file://{tmp_path}/ckpt") == alone
+    assert run_key("other") != alone
+    monkeypatch.setenv("CPR_LAUNCH", "launch")
+    launched = run_key("ckpt")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert run_key("ckpt") == launched
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
+    assert len({alone, launched, run_key("ckpt")}) == 3

@@ -1,0 +1,131 @@
+"""Memory is freed after the death of the run's agent, not before, and whoever still lives keeps it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cpr.resident.folders import JANITOR_FILE, is_locked, live_keepers
+from cpr.resident.home import Home
+from cpr.resident.janitor import LAUNCH_PID_VARIABLE, LOOK_S, ensure_janitor
+from tests.cpr.resident.shards import RUN, make_shard
+
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    """A process that stands for the run's agent."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setenv(LAUNCH_PID_VARIABLE, str(process.pid))
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def watched(home, agent):
+    """A home with a dead worker's memory, and its janitor."""
+    segment = home.create("rank0")
+    segment.seal(**RUN, shards=[make_shard(segment)])
+    segment.release()
+    ensure_janitor(home.folder)
+    wait_until(lambda: is_locked(home.folder / JANITOR_FILE))
+    return home
+
+
+def wait_until(true):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def janitors(home):
+    """Process ids of those that watch a home."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(home.folder).encode() in words:
+            found.append(int(process.name))
+    return found
+
+
+def test_it_waits_for_the_agent_and_frees_all(watched, agent, tmp_path):
+    time.sleep(2 * LOOK_S)
+    assert watched.folder.exists()
+    agent.kill()
+    agent.wait()
+    wait_until(lambda: not any(tmp_path.iterdir()))
+    wait_until(lambda: janitors(watched) == [])
+
+
+def test_an_agent_that_nobody_waited_for_is_dead_too(watched, agent):
+    agent.kill()  # a zombie, until the fixture ends
+    wait_until(lambda: not watched.folder.exists())
+
+
+def test_it_waits_for_workers_that_outlive_the_agent(watched, agent):
+    (segment,), _ = watched.find()
+    assert segment.claim()
+    agent.kill()
+    agent.wait()
+    time.sleep(2 * LOOK_S)
+    assert segment.folder.exists()
+    segment.release()
+    wait_until(lambda: not watched.folder.exists())
+
+
+def test_another_agent_of_the_run_keeps_the_memory(watched, agent, monkeypatch):
+    monkeypatch.setenv(LAUNCH_PID_VARIABLE, str(os.getpid()))
+    ensure_janitor(watched.folder)
+    agent.kill()
+    agent.wait()
+    time.sleep(2 * LOOK_S)
+    assert live_keepers(watched.folder) == [os.getpid()]
+    assert watched.remove()
+
+
+def test_there_is_one_and_it_is_nobodys_child(watched):
+    for _ in range(3):
+        ensure_janitor(watched.folder)
+    (pid,) = janitors(watched)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    parent, group, session = (int(field) for field in fields[1:4])
+    assert parent != os.getpid()
+    assert (group, session) == (pid, pid)
+    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)} == {os.devnull}
+    open_files = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    assert open_files <= {os.devnull, str(watched.folder / JANITOR_FILE)}
+    assert watched.remove()
+    wait_until(lambda: janitors(watched) == [])
+
+
+def test_pipes_of_the_worker_end_with_it(home, agent):
+    """Who reads a worker's output must see its end although the janitor lives on."""
+    code = f"from pathlib import Path; from cpr.resident.janitor import ensure_janitor as e; e(Path({str(home.folder)!r}))"
+    root = str(Path(__file__).parents[3])
+    worker = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert (worker.stdout, worker.stderr) == (b"", b"")
+    wait_until(lambda: janitors(home) != [])
+    assert home.remove()
+    wait_until(lambda: janitors(home) == [])
+
+
+def test_a_home_that_is_gone_needs_none(tmp_path, agent):
+    home = Home("run", tmp_path)
+    assert home.remove()
+    ensure_janitor(home.folder)
+    assert janitors(home) == []

@@ -1,0 +1,67 @@
+"""A worker's last word survives it, and damage is noticed."""
+
+import os
+import time
+
+import pytest
+
+from cpr.errors import DamagedMemoryError
+from cpr.resident.folders import started
+from cpr.resident.marks import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, VERSION, WORDS, Marks
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "marks"
+
+
+def test_what_one_says_another_reads_at_once(path):
+    mine, others = Marks(path), Marks(path)
+    assert (others.step_finished, others.update_begun, others.slot, others.reason) == (
+        0,
+        NOTHING,
+        NOTHING,
+        "",
+    )
+    mine.step_finished = 2**40
+    mine.update_begun = 7
+    mine.leave("RuntimeError: out of ideas")
+    assert (others.step_finished, others.update_begun) == (2**40, 7)
+    assert others.reason == "RuntimeError: out of ideas"
+    assert 0 <= time.time_ns() - others.left_ns < 60e9
+
+
+def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
+    marks = Marks(path)
+    marks.step_finished = 5
+    marks.leave("told to stop")
+    marks.begin(generation=4)
+    assert (marks.pid, marks.start_ticks) == (os.getpid(), started(os.getpid()))
+    assert (marks.left_ns, marks.reason, marks.generation, marks.step_finished) == (NOTHING, "", 4, 5)
+
+
+def test_a_long_reason_is_cut_at_a_character(path):
+    marks = Marks(path)
+    marks.reason = "x" + "é" * REASON_BYTES
+    assert marks.reason == "x" + "é" * ((REASON_BYTES - 1) // 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "said"),
+    [
+        ("magic", MAGIC + 1, "begins with"),
+        ("version", VERSION + 1, "begins with"),
+        ("reason_bytes", REASON_BYTES + 1, "impossible length"),
+    ],
+)
+def test_damage_is_refused(path, word, value, said):
+    Marks(path)._words[WORDS.index(word)] = value
+    with pytest.raises(DamagedMemoryError, match=said):
+        Marks(path)
+
+
+def test_another_size_is_refused(path):
+    Marks(path).close()
+    os.truncate(path, PAGE_BYTES - 1)
+    with pytest.raises(DamagedMemoryError, match=f"{PAGE_BYTES - 1} bytes"):
+        Marks(path)

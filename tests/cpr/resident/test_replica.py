@@ -1,0 +1,206 @@
+"""A state that all workers have is read back whole, whatever the moment of death."""
+
+import json
+import math
+import os
+import random
+import signal
+import time
+from collections import OrderedDict
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
+from cpr.resident import replica as module
+from cpr.resident.marks import Marks
+from cpr.resident.replica import Replica
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
+
+
+class Killed(BaseException):
+    """Stands for a kill in the middle of something."""
+
+
+def open_replica(folder):
+    return Replica(folder, Marks(folder / "marks"))
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 5), max_size=3))
+    dtype = draw(st.sampled_from(DTYPES))
+    content = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    tensor = content.to(dtype)
+    return tensor.T if tensor.dim() == 2 and draw(st.booleans()) else tensor
+
+
+arrays = st.builds(
+    lambda dtype, shape: np.arange(math.prod(shape)).reshape(shape).astype(dtype),
+    st.sampled_from(["<f4", "<f8", "<u2", "?", "<c16"]),
+    st.tuples(st.integers(0, 4), st.integers(0, 4)),
+)
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=70)
+trees = st.recursive(
+    plain | tensors() | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return type(b) is torch.Tensor and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+@settings(max_examples=60)
+@given(written=st.lists(trees, min_size=1, max_size=4))
+def test_the_last_tree_written_is_the_one_read(written, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replica")
+    replica = open_replica(folder)
+    for step, tree in enumerate(written):
+        replica.write(step, tree)
+        read_step, read_tree = open_replica(folder).read()
+        assert read_step == step
+        assert same(tree, read_tree)
+
+
+def test_nothing_was_written(tmp_path):
+    assert open_replica(tmp_path).read() is None
+
+
+def test_no_reference_is_kept_in_either_direction(tmp_path):
+    replica = open_replica(tmp_path)
+    tree = {"a": torch.ones(3), "b": np.ones(3)}
+    replica.write(1, tree)
+    tree["a"].zero_()
+    tree["b"][:] = 0
+    _, first = replica.read()
+    assert first["a"].tolist() == first["b"].tolist() == [1, 1, 1]
+    first["a"].zero_()
+    assert replica.read()[1]["a"].tolist() == [1, 1, 1]
+
+
+def test_tensors_of_training_are_copied_as_they_are(tmp_path):
+    replica = open_replica(tmp_path)
+    layer = torch.nn.Linear(3, 2)
+    replica.write(1, OrderedDict(layer=layer.state_dict(), parameters=list(layer.parameters())))
+    _, tree = replica.read()
+    assert torch.equal(tree["layer"]["weight"], layer.weight)
+    assert not tree["parameters"][0].requires_grad
+
+
+@settings(max_examples=40)
+@given(written=st.integers(0, 3), leaves=st.integers(1, 6), torn=st.integers(0, 6), grown=st.booleans())
+def test_a_kill_while_a_slot_is_written_leaves_the_state_before(
+    written, leaves, torn, grown, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("replica")
+    replica = open_replica(folder)
+
+    def tree(step, rows=50):
+        return {"step": step, "leaves": [torch.full((rows,), float(step)) for _ in range(leaves)]}
+
+    for step in range(written):
+        replica.write(step, tree(step))
+
+    def copy_some(sources, targets):
+        for leaf, target in list(zip(sources, targets, strict=True))[:torn]:
+            target.copy_(leaf.value)
+        raise Killed
+
+    last = tree(written, 5000 if grown else 50)
+    with patch.object(module, "_copy", copy_some), pytest.raises(Killed):
+        replica.write(written, last)
+    found = open_replica(folder).read()
+    if written == 0:
+        assert found is None
+    else:
+        assert found[0] == written - 1
+        assert same(found[1], tree(written - 1))
+
+
+def _write_for_ever(pipe, folder):
+    replica = open_replica(folder)
+    step = 0
+    while True:
+        step += 1
+        # large enough that most kills meet a copy, and of a size that changes
+        tree = {"step": step, "values": [torch.full((20_000 + step % 7,), float(step)) for _ in range(20)]}
+        replica.write(step, tree)
+        if step == 3:
+            pipe.send("writing")
+
+
+def test_kill_9_at_any_moment_leaves_one_whole_state(tmp_path, start):
+    moments = random.Random(4)
+    for attempt in range(12):
+        folder = tmp_path / str(attempt)
+        folder.mkdir(0o700)
+        child, pipe = start(_write_for_ever, folder)
+        assert pipe.recv() == "writing"
+        time.sleep(moments.random() * 0.05)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        step, tree = open_replica(folder).read()
+        assert step >= 3
+        assert tree["step"] == step
+        assert len(tree["values"]) == 20
+        assert all(bool((value == step).all()) for value in tree["values"])
+
+
+def test_what_cannot_be_saved_is_named_and_changes_nothing(tmp_path):
+    replica = open_replica(tmp_path)
+    replica.write(1, {"a": 1})
+    with pytest.raises(ValueError, match=r"states\.loader cannot be saved"):
+        replica.write(2, {"states": {"loader": object()}})
+    assert replica.read() == (1, {"a": 1})
+
+
+def test_no_room_is_an_error_and_the_state_before_still_counts(small_root):
+    replica = open_replica(small_root)
+    replica.write(1, {"a": torch.ones(1000)})
+    with pytest.raises(NotEnoughMemoryError, match=r"--shm-size.*CPR_RESIDENT_ROOT"):
+        replica.write(2, {"a": torch.ones(1_000_000)})
+    assert replica.read()[0] == 1
+    replica.write(3, {"a": torch.ones(1000)})
+    assert replica.read()[0] == 3
+
+
+@pytest.mark.parametrize("damage", ["magic", "tree", "short", "missing", "slot"])
+def test_damage_is_refused(tmp_path, damage):
+    replica = open_replica(tmp_path)
+    replica.write(1, {"a": torch.ones(100)})
+    path = tmp_path / "replica-1"
+    path = path if path.exists() else tmp_path / "replica-0"
+    data = bytearray(path.read_bytes())
+    if damage == "slot":
+        replica._marks.slot = 5
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "short":
+        os.truncate(path, 100)
+    else:
+        place = 0 if damage == "magic" else data.index(json.dumps("float32").encode())
+        data[place] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(DamagedMemoryError):
+        replica.read()

@@ -1,0 +1,79 @@
+"""What is sealed can be read back by who has no model; what is not sealed does not count."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cpr.errors import DamagedMemoryError
+from cpr.resident.segment import Segment
+from tests.cpr.resident.shards import COLS, ROWS, RUN, assert_same, crash_and_find, make_shard
+
+
+def test_shards_are_found_in_the_middle_of_regions(home):
+    segment = home.create("rank1")
+    region = segment.region("all", torch.float16, 1000)
+    region.copy_(torch.arange(1000))
+    whole = make_shard()
+    shards = [
+        replace(whole, weights=region[64:144].view(10, 8), optimizer_state={"sum": region[144:154]}),
+        replace(whole, row_offset=0, weights=region[320:330].view(5, 2), optimizer_state={}),
+    ]
+    assert segment.seal(**RUN, shards=shards) == []
+    found = crash_and_find(home, segment)
+    assert_same(shards, found.held_shards())
+    layout = found.layout
+    assert (layout.session_id, layout.rank, layout.world_size, layout.generation) == ("session", 1, 2, 3)
+
+
+def test_held_shards_are_the_memory_itself(home):
+    segment = home.create("rank1")
+    shard = make_shard(segment)
+    segment.seal(**RUN, shards=[shard])
+    (held,) = segment.held_shards()
+    shard.weights[3, 4] = 77
+    assert held.columns["weights"][3, 4] == 77
+
+
+def test_what_lies_elsewhere_is_named_and_left_out(home):
+    segment = home.create("rank1")
+    here, elsewhere = make_shard(segment), make_shard(fqn="model.gpu")
+    copied_anyway = replace(make_shard(fqn="model.dp"), replicated=True)
+    assert segment.seal(**RUN, shards=[here, elsewhere, copied_anyway]) == [elsewhere.name]
+    assert_same([here], segment.held_shards())
+
+
+def test_sealing_again_forgets_and_frees_what_was_before(home):
+    segment = home.create("rank1")
+    segment.seal(**RUN, shards=[make_shard(segment, fqn="model.old")])
+    segment.begin_build()
+    assert len(list(segment.folder.glob("*.memory"))) == 3  # still what counts
+    shard = make_shard(segment, fqn="model.new")
+    segment.seal(**RUN, shards=[shard])
+    assert len(list(segment.folder.glob("*.memory"))) == 3
+    assert_same([shard], segment.held_shards())
+
+
+def test_a_region_is_mapped_as_it_was_left(home):
+    segment = home.create("rank1")
+    segment.region("a", torch.int32, 10).copy_(torch.arange(10))
+    again = Segment(segment.folder)
+    assert again.region("a", torch.int32, 10).tolist() == list(range(10))
+    with pytest.raises(DamagedMemoryError, match="40 bytes instead of 44"):
+        Segment(segment.folder).region("a", torch.int32, 11)
+
+
+@pytest.mark.parametrize("name", ["", "../a", ".a", "a/b"])
+def test_regions_stay_in_their_folder(home, name):
+    with pytest.raises(ValueError, match="no name for a region"):
+        home.create("rank1").region(name, torch.int32, 1)
+
+
+def test_what_is_set_aside_is_free_and_the_sealed_content_stays(home):
+    segment = home.create("rank1")
+    shard = make_shard(segment, fill=5.0)
+    segment.seal(**RUN, shards=[shard])
+    segment.set_aside("model.t-weights", "new").zero_()
+    assert (shard.weights == 0).all()
+    (held,) = Segment(segment.folder).held_shards()
+    assert (held.columns["weights"] == torch.full((ROWS, COLS), 5.0)).all()
