@@ -1,0 +1,107 @@
+"""Workers in a world of one, one after the other in one process: killed, wiped, restarted."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+import cpr
+from tests.cpr.checkpoint.runs import assert_same
+from tests.cpr.shards import models
+
+ROWS = {"a": 100, "b": 40, "c": 20}
+LAYOUT = {"a": "tw", "b": "cw", "c": "dp"}
+BATCH = 8
+
+__all__ = ["Worker", "assert_same"]
+
+
+class Position:
+    """A data loader's position, as a registered state."""
+
+    def __init__(self):
+        self.next = 0
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]
+
+
+class Worker:
+    """A worker that trains a small model with `PartialRecovery`."""
+
+    def __init__(self, folder, memory, *, layout=None, rows=None, optimizer=None, build=True, **options):
+        self.rows = rows or ROWS
+        self.recovery = cpr.PartialRecovery(str(folder), resident_root=str(memory), **options)
+        self.recovery.init_process_group("gloo")
+        self.trained = []
+        torch.manual_seed(7)
+        with self.recovery.building():
+            self.model = models.shard(layout or LAYOUT, ebc=models.bags(**self.rows))
+        self.position = Position()
+        parameters = [p for p in self.model.parameters() if not hasattr(p, "_in_backward_optimizers")]
+        self.optimizer = (optimizer or torch.optim.Adagrad)([p for p in parameters if p.numel()], lr=0.1)
+
+    def restore(self):
+        self.story = self.recovery.restore(
+            self.model, optimizers=[self.optimizer], states={"position": self.position}
+        )
+        self.position.next += self.recovery.batches_to_skip
+        return self
+
+    def forward_backward(self):
+        batch = models.batch(self.position.next, BATCH, **self.rows)
+        self.trained.append(self.position.next)
+        self.position.next += 1
+        self.optimizer.zero_grad()
+        self.model({"ebc": batch}).square().mean().backward()
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.forward_backward()
+            self.optimizer.step()
+            self.recovery.step(samples=BATCH)
+        return self
+
+    def wait_for_save(self):
+        self.recovery.checkpointer.wait()
+        return self
+
+    def values(self):
+        """Copies of all that must come back."""
+        tables = {
+            f"{shard.name}/{name}": column.detach().clone()
+            for shard in self.recovery.checkpointer.shards
+            for name, column in {**shard.columns, **shard.counters}.items()
+        }
+        dense = {name: value.detach().clone() for name, value in self.model.module.dense.state_dict().items()}
+        return {**tables, **dense, "next": torch.tensor(self.position.next)}
+
+    def die(self, reason=None):
+        """As if killed by -9, or, with a reason, by an exception: what the kernel would do at its end is done here."""
+        if reason is not None:
+            self.recovery.__exit__(type(reason), reason, None)
+        else:
+            self.recovery._exits.close()  # hooks and threads die with a process
+        recovery = self.recovery
+        checkpointer = recovery._checkpointer
+        if checkpointer is not None and reason is None:
+            lock, checkpointer._lock = checkpointer._lock, None
+            checkpointer.close(abandon=True)
+            if lock is not None:
+                lock._released.set()
+                lock._thread.join()
+        segments = [each.segment for each in recovery._memory.claimed]
+        if recovery._memory.segment is not None:
+            segments.append(recovery._memory.segment)
+        for segment in segments:
+            segment.release()
+        dist.destroy_process_group()
+
+
+def restarted(monkeypatch):
+    """What torchrun, or `cpr run`, tells a worker that replaces another."""
+    monkeypatch.setenv("CPR_CONTINUES", "1")
+    assert os.environ["CPR_CONTINUES"] == "1"
