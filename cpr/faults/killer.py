@@ -128,7 +128,7 @@ class Killer:
         self._nodes[index] = watch(node)
 
     def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
-        """Make one failure happen now.
+        """Make one failure happen now. What it makes hang goes on in time only after `start`, else at `stop`.
 
         Raises:
             ValueError: it cannot be done from outside, or needs a folder that was not given.

@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from cpr.faults.record import Record
+
+REPO = Path(__file__).parents[3]
 
 
 def test_the_beginning_stays_the_first_one(tmp_path):
@@ -45,13 +49,20 @@ def test_of_many_processes_one_gets_each_event(tmp_path):
     code = (
         "import sys; from pathlib import Path; from cpr.faults.record import Record\n"
         "record = Record(Path(sys.argv[1]))\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
         "record.begin(0)\n"
         "print(sum(record.claim(str(number)) for number in range(50)))\n"
     )
     workers = [
-        subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", code, path], stdin=PIPE, stdout=PIPE, text=True, cwd=REPO)
         for _ in range(4)
     ]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:  # all at once
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
     claimed = [int(worker.communicate(timeout=50)[0]) for worker in workers]
     assert sum(claimed) == 50
     assert sum("begun" in line for line in path.read_text().splitlines()) == 1
