@@ -6,7 +6,6 @@ the board is in a thread of its own, since torch's store has calls that a frozen
 """
 
 import json
-import socket
 import threading
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -15,10 +14,12 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from cpr.meeting.place import Place
+from cpr.meeting.stores import connect, serve
 
 POLL_S: Final = 0.02
-CONNECT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 1.0
+_CALL_TIMEOUT: Final = timedelta(seconds=10)
+"""More than the 5 s for which a lost answer of a name server holds up torch's store."""
 _KEY: Final = "cpr/meeting/host"
 
 
@@ -37,11 +38,12 @@ class Board:
 
     def __init__(self, place: Place, own: Announcement | None = None) -> None:
         self.latest: Announcement | None = None
-        self.problem: str | None = None
+        self.problem: str | None = "it does not answer"
         """Why the board cannot be read at the moment."""
         self.store: TCPStore | None = None
         """The connection; where rank 0 keeps the board, it lives in this very object."""
         self._place, self._own = place, own
+        self._has_failed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cpr-meeting-board", daemon=True)
         self._thread.start()
@@ -60,6 +62,7 @@ class Board:
                 self.problem = None
                 self._read(self.store)
             except (RuntimeError, OSError, ValueError, TypeError) as error:
+                self._has_failed = True
                 self.problem = str(error).split("\n", maxsplit=1)[0]
             self._closing.wait(POLL_S)
 
@@ -71,14 +74,8 @@ class Board:
 
     def _open(self) -> TCPStore:
         place = self._place
-        is_ours = place.rank == 0 and not place.of_agent
-        if not is_ours:  # torch fills pages with stack traces if nobody answers
-            socket.create_connection((place.address, place.port), CONNECT_TIMEOUT_S).close()
-        return TCPStore(
-            place.address,
-            place.port,
-            is_master=is_ours,
-            timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
-            wait_for_workers=False,
-            multi_tenant=is_ours,
-        )
+        if place.rank == 0 and not place.of_agent:
+            return serve(place.address, _CALL_TIMEOUT, place.port)
+        # An agent's store is there before its workers are: not to knock first spares it a look-up of names.
+        doubtful = self._has_failed or not place.of_agent
+        return connect(place.address, place.port, _CALL_TIMEOUT, doubtful=doubtful)

@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 from cpr.errors import RendezvousError
-from cpr.meeting.board import CONNECT_TIMEOUT_S, POLL_S, Announcement, Board
+from cpr.meeting.board import POLL_S, Announcement, Board
 from cpr.meeting.messages import Connection, LostError
 from cpr.meeting.offers import Decision, Offer
 from cpr.meeting.place import Place
+from cpr.meeting.stores import CONNECT_TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from cpr.meeting.messages import Connection, LostError
 from cpr.meeting.offers import Decision, Offer
 from cpr.meeting.place import Place
 
-NEWS_INTERVAL_S: Final = 1.0
+NEWS_INTERVAL_S: Final = 0.2
 """How often, at most, guests are told who is missing."""
 _BACKLOG: Final = 1024
 

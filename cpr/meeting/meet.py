@@ -7,7 +7,6 @@ there the host decides (`offers`) and tells everybody, together with the port of
 """
 
 import os
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from cpr.errors import RendezvousError
-from cpr.meeting.board import CONNECT_TIMEOUT_S, Board
+from cpr.meeting.board import Board
 from cpr.meeting.guest import Guest, Verdict, ranks_text
 from cpr.meeting.host import Host
 from cpr.meeting.offers import Decision, Offer, decide
 from cpr.meeting.place import Place
+from cpr.meeting.stores import connect, serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +97,7 @@ def init_process_group(meeting: Meeting, backend: str | None, timeout: timedelta
 def _host(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
     deadline = time.monotonic() + timeout.total_seconds()
     with Host(place, offer) as host:
-        store = TCPStore(
-            host.announcement.address, 0, is_master=True, timeout=timeout, wait_for_workers=False
-        )
+        store = serve(host.announcement.address, timeout)
         board = Board(place, host.announcement)
         try:
             offers = host.gather(deadline)
@@ -134,10 +132,8 @@ def _attend(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
 
 
 def _store_of(verdict: Verdict, timeout: timedelta) -> TCPStore | None:
-    where = verdict.address, verdict.store_port
-    try:  # torch fills pages with stack traces if nobody answers
-        socket.create_connection(where, CONNECT_TIMEOUT_S).close()
-        return TCPStore(*where, is_master=False, timeout=timeout, wait_for_workers=False)
+    try:
+        return connect(verdict.address, verdict.store_port, timeout, doubtful=True)
     except (OSError, RuntimeError):
         return None
 

@@ -37,7 +37,7 @@ class Place:
             )
         except KeyError as error:
             raise ValueError(
-                f"MASTER_ADDR is set, but not {error.args[0]}: start workers by torchrun"
+                f"MASTER_ADDR is set, but {error.args[0]} is not: start workers by torchrun"
             ) from error
 
     def own_address(self) -> str:
@@ -45,10 +45,16 @@ class Place:
 
         On the machine of the store that is the name of the store itself, which the others use already;
         elsewhere the address of the interface that leads to it.
+
+        Raises:
+            ValueError: there is no way to the store.
         """
-        family, _, _, _, there = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)  # sends nothing: only asks the kernel for the way
-            here = str(probe.getsockname()[0])
+        try:
+            family, _, _, _, there = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(there)  # sends nothing: only asks the kernel for the way
+                here = str(probe.getsockname()[0])
+        except OSError as error:
+            raise ValueError(f"MASTER_ADDR is {self.address!r}, to which there is no way: {error}") from error
         is_same_machine = here == there[0] or here == "::1" or here.startswith("127.")
         return self.address if is_same_machine else here
