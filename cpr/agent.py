@@ -5,17 +5,26 @@ from pathlib import Path
 from typing import Final
 
 AGENT_PID: Final = "CPR_AGENT_PID"
-"""Set in workers that are forks of a prepared process (`cpr.standby`), whose parent is not the agent."""
+"""Set in workers that are forks of a prepared process (`cpr.standby`), whose parent is not the agent: the
+agent's pid, and behind a colon the worker's own, because what the worker starts inherits its environment and
+has another parent."""
+LAUNCH_PID: Final = "CPR_LAUNCH_PID"
+"""Set by `cpr run`: its pid. It starts agents again."""
 
 
 def agent_pid() -> int:
     """Of the process that started this worker and would start it again."""
-    return int(os.environ.get(AGENT_PID) or os.getppid())
+    agent, _, worker = os.environ.get(AGENT_PID, "").partition(":")
+    return int(agent) if agent and worker in {"", str(os.getpid())} else os.getppid()
 
 
-def agent_of_this_worker() -> tuple[int, int] | None:
-    """The agent's pid and its start, in clock ticks since the machine's; None if it is gone."""
-    pid = agent_pid()
+def launcher_of_this_worker() -> tuple[int, int] | None:
+    """What starts workers again for as long as it lives: `cpr run`, or else the agent.
+
+    Returns:
+        Its pid and its start, in clock ticks since the machine's; None if it is gone.
+    """
+    pid = int(os.environ.get(LAUNCH_PID) or agent_pid())
     start = start_ticks(pid)
     return None if start is None else (pid, start)
 

@@ -1,16 +1,18 @@
 """The process that torchrun started and that stands for a fork of the prepared one: signals in, end out."""
 
 import os
+import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from cpr.agent import AGENT_PID
+from cpr.agent import agent_pid
 from cpr.standby.names import STAND_IN, name_this_process
-from cpr.standby.wire import NUMBER, REQUEST_S, Agent, Request, receive, send_request
+from cpr.standby.wire import NUMBER, REQUEST_S, Request, program, receive, send_request
 
 PASSED_ON: Final = (
     signal.SIGTERM,
@@ -22,28 +24,34 @@ PASSED_ON: Final = (
 )
 
 
-def borrow(connection: socket.socket, agent: Agent) -> None:
+def borrow(connection: socket.socket) -> None:
     """Have a fork of the prepared process do this process's work, and end as it does.
 
-    Returns only if the prepared process does not answer; then nobody works, and this process must.
+    Returns only if the prepared process does not answer, or refuses because files of the program have changed
+    since; then nobody works, and this process must.
     """
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        connection.send(bytes([signum]))
+        with suppress(OSError):  # the worker has just ended; how, is on its way
+            connection.send(bytes([signum]))
 
-    request = Request(
-        environment={**os.environ, AGENT_PID: str(agent[0])}, arguments=sys.argv, folder=str(Path.cwd())
-    )
-    previous = {}
     try:
+        request = Request(
+            program=program(),
+            agent=agent_pid(),
+            environment=dict(os.environ),
+            arguments=sys.argv,
+            folder=str(Path.cwd()),
+        )
         connection.settimeout(REQUEST_S)
         send_request(connection, request)
         (fork,) = NUMBER.unpack(receive(connection, NUMBER.size))  # it lives, and signals reach it
-        for signum in PASSED_ON:
-            previous[signum] = signal.signal(signum, pass_on)
     except OSError:
         connection.close()  # the prepared process kills what it may have forked
         return
+    for signum in PASSED_ON:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` asks, and the fork ignores it too
+            signal.signal(signum, pass_on)
     connection.settimeout(None)
     name_this_process(f"{STAND_IN}{fork}")
     _end_like_it(connection)
@@ -58,5 +66,6 @@ def _end_like_it(connection: socket.socket) -> NoReturn:
         signum = os.WTERMSIG(status)
         if signum != signal.SIGKILL:
             signal.signal(signum, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's own core file is the telling one
         os.kill(os.getpid(), signum)
     os._exit(os.waitstatus_to_exitcode(status))

@@ -1,14 +1,19 @@
 """Which way a worker starts: borrowed from the prepared process, or by itself, leaving one behind."""
 
 import gc
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
-from cpr.agent import agent_of_this_worker
+from cpr.agent import LAUNCH_PID, launcher_of_this_worker
 from cpr.standby.borrower import borrow
 from cpr.standby.server import serve
-from cpr.standby.wire import Agent, connect, listen
+from cpr.standby.soundness import why_not_to_fork
+from cpr.standby.wire import Launcher, connect, listen, program
+
+log = logging.getLogger(__name__)
 
 
 def run(prepare: Callable[[], None], work: Callable[[], int]) -> int:
@@ -26,23 +31,24 @@ def run(prepare: Callable[[], None], work: Callable[[], int]) -> int:
         What `work` returned. In a process that only stands for a worker this does not return: it ends as the
         worker did.
     """
-    agent = agent_of_this_worker() if _may_stand_by() else None
-    if agent is None:
+    launcher = launcher_of_this_worker() if _may_stand_by() else None
+    if launcher is None:
         _import(prepare)
         return work()
-    connection = connect(agent)
+    this_program = program()
+    connection = connect(launcher)
     if connection is not None:
-        borrow(connection, agent)
+        borrow(connection)
     _import(prepare)
     if os.environ.get("LOCAL_RANK") == "0":
-        _leave_one_behind(agent)
+        _leave_one_behind(launcher, this_program)
     return work()
 
 
 def _may_stand_by() -> bool:
     """Whether somebody will start workers again on this node, and this system has what it takes."""
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    return sys.platform == "linux" and hasattr(os, "pidfd_open") and restarts not in {"", "0"}
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_PID in os.environ
+    return restarts and sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def _import(prepare: Callable[[], None]) -> None:
@@ -57,13 +63,19 @@ def _import(prepare: Callable[[], None]) -> None:
             gc.enable()
 
 
-def _leave_one_behind(agent: Agent) -> None:
+def _leave_one_behind(launcher: Launcher, this_program: list[str]) -> None:
     """Fork the process that waits; returns in the worker, and in every fork that is borrowed."""
-    listener = listen(agent)
+    listener = listen(launcher)
     if listener is None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     with listener:
-        if os.fork() == 0:
-            serve(listener, agent)
+        pid = os.fork()
+        if pid == 0:
+            serve(listener, launcher, this_program)
+            return
+    if reason := why_not_to_fork():
+        os.kill(pid, signal.SIGKILL)  # nobody has borrowed from it: its forks are for workers of later
+        os.waitpid(pid, 0)
+        log.warning("no process is prepared for restarts, which will import everything again: %s", reason)

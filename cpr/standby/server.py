@@ -1,11 +1,13 @@
 """The prepared process: waits, forks a worker for each that asks, and sees to it that both end together.
 
-It has one thread and opens nothing but its socket. It lives as long as the agent of its node, or a fork of
-it.
+It has one thread and opens nothing but its socket. It lends forks for as long as the agent of its node (or
+the `cpr run` above it) lives and no file that it has loaded changes, and stays while one is at work. If it is
+killed, its forks end with it.
 """
 
 import ctypes
 import os
+import select
 import selectors
 import signal
 import socket
@@ -14,11 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from cpr.agent import start_ticks
+from cpr.agent import AGENT_PID, start_ticks
 from cpr.standby.names import PREPARED, WORKER, name_this_process
-from cpr.standby.wire import NUMBER, STREAMS, Agent, Request, is_same_user, receive_request
+from cpr.standby.soundness import LoadedCode
+from cpr.standby.wire import NUMBER, STREAMS, Launcher, Request, is_same_user, receive_request
 
 PR_SET_PDEATHSIG: Final = 1
+DYING_S: Final = 5.0
+"""How long a killed fork may take to give its memory back before others start beside it."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,19 @@ class _ForkedError(BaseException):
         self.streams = streams
 
 
-def serve(listener: socket.socket, agent: Agent) -> None:
-    """Be the prepared process. Returns only in its forks, each of which is then its borrower's worker."""
+def serve(listener: socket.socket, launcher: Launcher, program: list[str]) -> None:
+    """Be the prepared process. Returns only in its forks, each of which is then its borrower's worker.
+
+    Args:
+        listener: where borrowers ask.
+        launcher: it ends with this process.
+        program: what it has prepared, and lends to nobody else.
+    """
     _detach()
     try:
-        _Server(listener, agent).run()
+        _Server(listener, launcher, program).run()
         os._exit(0)
     except _ForkedError as forked:
-        listener.close()
         _become(forked.request, forked.streams)
     except BaseException:
         os._exit(1)  # borrowers see their connections end, and workers start by themselves from then on
@@ -61,71 +71,105 @@ def _detach() -> None:
         os.dup2(nothing, stream)
     os.close(nothing)
     name_this_process(PREPARED)
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_DFL)
 
 
 def _become(request: Request, streams: list[int]) -> None:
     """In a fork: be the worker that asked."""
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     name_this_process(WORKER)
     for stream, theirs in zip(STREAMS, streams, strict=True):
         os.dup2(theirs, stream)
         os.close(theirs)
     os.environ.clear()
     os.environ.update(request.environment)
+    os.environ[AGENT_PID] = f"{request.agent}:{os.getpid()}"
     sys.argv[:] = request.arguments
+    sys.orig_argv[:] = [*request.program, *request.arguments[1:]]
     os.chdir(request.folder)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # as in a process that has just imported it; Python's own does so by itself
+
+
+def _end_with(parent: int) -> None:
+    """In a fork: have the kernel kill this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # before it could know
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, agent: Agent) -> None:
+    def __init__(self, listener: socket.socket, launcher: Launcher, program: list[str]) -> None:
         self._listener = listener
+        self._program = program
+        self._code = LoadedCode()
         self._selector = selectors.DefaultSelector()
         self._lent: dict[int, _Lent] = {}
-        pid, start = agent
-        self._agent: int | None = os.pidfd_open(pid)
+        pid, start = launcher
+        self._launcher = os.pidfd_open(pid)
         if start_ticks(pid) != start:
-            raise ProcessLookupError("the agent is gone")
+            raise ProcessLookupError("the launcher is gone")
+        self._is_open = True
         self._selector.register(listener, selectors.EVENT_READ, self._lend)
-        self._selector.register(self._agent, selectors.EVENT_READ, self._on_agents_end)
+        self._selector.register(self._launcher, selectors.EVENT_READ, self._close)
 
     def run(self) -> None:
-        """Serve until the agent and all forks have ended."""
-        while self._agent is not None or self._lent:
+        """Lend until the launcher has ended or what was loaded is out of date, and all forks have ended."""
+        while self._is_open or self._lent:
             for key, _ in self._selector.select():
                 react: Callable[[], None] = key.data
                 react()
 
-    def _on_agents_end(self) -> None:
-        assert self._agent is not None
-        self._selector.unregister(self._agent)
-        self._selector.unregister(self._listener)
-        os.close(self._agent)
-        self._agent = None
+    def _close(self) -> None:
+        """Lend no more. Who asks is refused at once, and somebody else can be what this process was."""
+        if self._is_open:
+            self._selector.unregister(self._launcher)
+            self._selector.unregister(self._listener)
+            os.close(self._launcher)
+            self._listener.close()
+            self._is_open = False
 
     def _lend(self) -> None:
+        if not self._is_open:
+            return  # closed in this very round
         borrower, _ = self._listener.accept()
         try:
             if not is_same_user(borrower):
                 raise PermissionError("only for processes of the same user")
             request, streams = receive_request(borrower)
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             borrower.close()
             return
+        if self._code.changed():
+            self._close()
+        if self._is_open and request.program == self._program:
+            self._bury()
+            self._fork(borrower, request, streams)
+        else:
+            borrower.close()
+        for stream in streams:
+            os.close(stream)
+
+    def _fork(self, borrower: socket.socket, request: Request, streams: list[int]) -> None:
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
+            _end_with(server)
             self._let_go()
             borrower.close()
             raise _ForkedError(request, streams)
-        for stream in streams:
-            os.close(stream)
         lent = _Lent(pid, os.pidfd_open(pid), borrower)
         self._lent[pid] = lent
         self._selector.register(lent.process, selectors.EVENT_READ, lambda: self._on_end(lent))
         self._selector.register(borrower, selectors.EVENT_READ, lambda: self._on_word(lent))
         _tell(lent, pid)
+
+    def _bury(self) -> None:
+        """Wait for forks whose borrowers are gone: the next generation must not meet them."""
+        for lent in list(self._lent.values()):
+            if _is_ready(lent.borrower.fileno(), select.POLLRDHUP, 0):
+                signal.pidfd_send_signal(lent.process, signal.SIGKILL)
+                _is_ready(lent.process, select.POLLIN, DYING_S)
 
     def _on_word(self, lent: _Lent) -> None:
         """The borrower passes a signal on, or is gone, and its worker with it."""
@@ -153,8 +197,8 @@ class _Server:
     def _let_go(self) -> None:
         """In a fork: close what belongs to the server alone."""
         self._selector.close()
-        if self._agent is not None:
-            os.close(self._agent)
+        self._listener.close()
+        os.close(self._launcher)
         for lent in self._lent.values():
             os.close(lent.process)
             lent.borrower.close()
@@ -165,3 +209,9 @@ def _tell(lent: _Lent, number: int) -> None:
         lent.borrower.sendall(NUMBER.pack(number))
     except OSError:
         return  # it is gone, which its end of the connection says as well
+
+
+def _is_ready(file: int, event: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(file, event)
+    return bool(poll.poll(timeout_s * 1000))

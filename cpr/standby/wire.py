@@ -8,10 +8,11 @@ import json
 import os
 import socket
 import struct
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-Agent = tuple[int, int]
+Launcher = tuple[int, int]
 """Pid and start time."""
 
 NUMBER: Final = struct.Struct("<i")
@@ -25,17 +26,26 @@ REQUEST_S: Final = 5.0
 class Request:
     """What makes a fork this worker and no other."""
 
+    program: list[str]
+    """See the function."""
+    agent: int
+    """Pid of the agent that started the borrower."""
     environment: dict[str, str]
     arguments: list[str]
     folder: str
     """Current folder."""
 
 
-def listen(agent: Agent) -> socket.socket | None:
-    """The socket of the prepared process of this agent's workers; None if another process has it."""
+def program() -> list[str]:
+    """What this process runs: interpreter, options, and module or script, without its arguments."""
+    return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+
+
+def listen(launcher: Launcher) -> socket.socket | None:
+    """The socket of the prepared process of this launcher's workers; None if another process has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(_address(agent))
+        listener.bind(_address(launcher))
     except OSError:
         listener.close()
         return None
@@ -43,12 +53,12 @@ def listen(agent: Agent) -> socket.socket | None:
     return listener
 
 
-def connect(agent: Agent) -> socket.socket | None:
+def connect(launcher: Launcher) -> socket.socket | None:
     """A connection to the prepared process of this user; None if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(CONNECT_S)
     try:
-        connection.connect(_address(agent))
+        connection.connect(_address(launcher))
     except OSError:
         connection.close()
         return None
@@ -76,10 +86,10 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
     """The request, and descriptors of the streams, which the caller closes.
 
     Raises:
-        OSError, ValueError: it did not arrive whole.
+        OSError, ValueError, TypeError: it did not arrive whole.
     """
     connection.settimeout(REQUEST_S)
-    head, streams, _, _ = socket.recv_fds(connection, NUMBER.size, len(STREAMS))
+    head, streams, _, _ = socket.recv_fds(connection, NUMBER.size, len(STREAMS), socket.MSG_CMSG_CLOEXEC)
     try:
         if len(head) < NUMBER.size or len(streams) != len(STREAMS):
             raise ValueError("a request without its length or its streams")
@@ -106,6 +116,6 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return content
 
 
-def _address(agent: Agent) -> bytes:
-    pid, start = agent
+def _address(launcher: Launcher) -> bytes:
+    pid, start = launcher
     return f"\0cpr-standby-{os.getuid()}-{pid}-{start}".encode()

@@ -1,92 +1,15 @@
 """Workers that start from a prepared process behave as if they had started by themselves."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.cpr.standby.processes import prepared_for, said_by, wait_for_end, wait_for_name
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
-
-WORKER = Path(__file__).with_name("worker.py")
-REPO = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def agent():
-    """Stands for torchrun's agent: the prepared process watches it, and nothing else matters of it."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-@pytest.fixture
-def start(agent, tmp_path):
-    started = []
-
-    def work(*arguments, rank=0, restarts=3):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(REPO),
-            "CPR_AGENT_PID": str(agent.pid),
-            "TORCHELASTIC_MAX_RESTARTS": str(restarts),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        command = [sys.executable, str(WORKER), *map(str, arguments)]
-        process = subprocess.Popen(
-            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        started.append(process)
-        return process
-
-    yield work
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def prepared(start, agent):
-    """The prepared process, left behind by a first worker that has ended."""
-    first = start("code", 0)
-    said, _ = first.communicate(timeout=20)  # its streams are not held open by what it left
-    assert json.loads(said)["prepared_here"]
-    marked = f"CPR_AGENT_PID={agent.pid}".encode()
-    found = [pid for pid in psutil.pids() if marked in environment_of(pid)]
-    assert len(found) == 1
-    return psutil.Process(found[0])
-
-
-def environment_of(pid):
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def said_by(process):
-    return json.loads(process.stdout.readline())
-
-
-def wait_for_name(process, name):
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{process.pid}/comm").read_text() != f"{name}\n":
-        assert time.monotonic() < deadline, f"it is not called {name}"
-        time.sleep(0.01)
-
-
-def wait_for_end(process):
-    deadline = time.monotonic() + 20
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"{process} goes on"
-        time.sleep(0.01)
 
 
 def test_a_restarted_worker_is_a_fork_with_its_own_circumstances(prepared, start, agent, tmp_path):
@@ -165,5 +88,4 @@ def test_it_ends_with_the_agent_but_not_before_its_forks(prepared, start, agent)
 def test_where_nobody_restarts_nothing_is_left_behind(start, agent):
     said, _ = start("code", 0, restarts=0).communicate(timeout=20)
     assert json.loads(said)["prepared_here"]
-    marked = f"CPR_AGENT_PID={agent.pid}".encode()
-    assert not [pid for pid in psutil.pids() if marked in environment_of(pid)]
+    assert not prepared_for(agent)

@@ -1,0 +1,50 @@
+"""Finding and watching the processes of a prepared worker."""
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 20.0
+
+
+def environment_of(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def prepared_for(agent):
+    """The prepared processes of workers of this agent; others are not looked at."""
+    marked = f"CPR_AGENT_PID={agent.pid}".encode()
+    found = [psutil.Process(pid) for pid in psutil.pids() if marked in environment_of(pid)]
+    return [process for process in found if process.name() == "cpr-standby"]
+
+
+def said_by(process):
+    return json.loads(process.stdout.readline())
+
+
+def wait_for_name(process, name):
+    comm = Path(f"/proc/{process.pid}/comm")
+    wait_until(lambda: comm.read_text() == f"{name}\n", f"it is not called {name}")
+
+
+def wait_for_end(process):
+    wait_until(lambda: not is_alive(process), f"{process} goes on")
+
+
+def wait_until(happened, otherwise):
+    deadline = time.monotonic() + DEADLINE_S
+    while not happened():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+def is_alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
