@@ -16,8 +16,11 @@ from importlib import import_module
 from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 
 from cpr.checkpoint.state import dtype_name
 from cpr.errors import ResidentMemoryError
@@ -26,6 +29,8 @@ from cpr.resident.segment import Segment
 
 KERNELS: Final = "torchrec.distributed.batched_embedding_kernel"
 COLLECTIONS: Final = "torchrec.distributed.embedding"
+FBGEMM: Final = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
+ALLOCATOR: Final = (FBGEMM, "SplitTableBatchedEmbeddingBagsCodegen", "_apply_split")
 OPTIMIZER: Final = (KERNELS, "EmbeddingFusedOptimizer", "__init__")
 INITIALISERS: Final = (
     (KERNELS, "BaseBatchedEmbedding", "init_parameters"),
@@ -79,8 +84,8 @@ def _find(module: str, owner: str, name: str) -> Any:
     kind = getattr(import_module(module), owner, None)
     if not callable(getattr(kind, name, None)):
         raise ResidentMemoryError(
-            f"this TorchRec has no {module}.{owner}.{name}, so its tables cannot live in resident memory. "
-            "What to do: use TorchRec 1.6 to 1.8"
+            f"there is no {module}.{owner}.{name} here, so tables cannot live in resident memory. "
+            "What to do: use torchrec and fbgemm-gpu 1.6 to 1.8"
         )
     return kind
 
@@ -113,6 +118,7 @@ class _Births:
 
     def wrappers(self) -> Iterator[tuple[tuple[str, str, str], Callable[[Any], Any]]]:
         """Methods to replace while a model is built, and by what."""
+        yield ALLOCATOR, _allocating
         yield OPTIMIZER, self._moving
         for method in INITIALISERS:
             yield method, self._initialising
@@ -224,6 +230,30 @@ def _replace(name: str, tensor: Tensor, region: Tensor) -> None:
             f"something in this FBGEMM views {name} before TorchRec does, so it cannot be put into resident "
             "memory. What to do: use fbgemm-gpu 1.6 to 1.8"
         )
+
+
+def _allocating(original: Any) -> Any:
+    @wraps(original)
+    def allocate(*args: Any, **kwargs: Any) -> None:
+        with _LazyZeros():
+            original(*args, **kwargs)
+
+    return allocate
+
+
+class _LazyZeros(TorchFunctionMode):
+    """`torch.zeros` of pages that the kernel gives only when they are used; those of PyTorch are touched.
+
+    What FBGEMM makes here is replaced at once: it must cost neither memory nor time.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        plain = kwargs.keys() == {"device", "dtype"} and len(args) == 1 and isinstance(args[0], int)
+        if func is torch.zeros and plain and torch.device(kwargs["device"]).type == "cpu":
+            pages = np.zeros(args[0] * kwargs["dtype"].itemsize, dtype=np.uint8)
+            return torch.from_numpy(pages).view(kwargs["dtype"])
+        return func(*args, **kwargs)
 
 
 def _leave(weight: Tensor) -> None:

@@ -52,7 +52,7 @@ class CopyOut:
         self._token = secrets.token_hex(4)
         for device in sorted({shard.weights.device for shard in self._outside}, key=str):
             if device.type == "cuda":
-                self._streams[device] = torch.cuda.Stream(device)
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def num_bytes(self) -> int:
@@ -101,7 +101,7 @@ class CopyOut:
 
 def _settle(device: torch.device) -> None:
     """Wait for what is queued on a GPU, but not for ever."""
-    done = torch.cuda.Event()
+    done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.default_stream(device))
     deadline = time.monotonic() + SETTLE_S
     while not done.query() and time.monotonic() < deadline:

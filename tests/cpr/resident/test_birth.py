@@ -38,6 +38,7 @@ OPTIMIZERS = [
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 ]
 PATCHED = [
+    (kernels.SplitTableBatchedEmbeddingBagsCodegen, "_apply_split"),
     (kernels.EmbeddingFusedOptimizer, "__init__"),
     (kernels.BaseBatchedEmbedding, "init_parameters"),
     (kernels.BaseBatchedEmbeddingBag, "init_parameters"),
@@ -241,7 +242,7 @@ def test_an_unknown_torchrec_is_one_clear_error(home):
     before = [getattr(owner, name) for owner, name in PATCHED]
     with (
         patch.object(module, "RESETS", gone),
-        pytest.raises(ResidentMemoryError, match=r"no_such_method.*use TorchRec 1\.6 to 1\.8"),
+        pytest.raises(ResidentMemoryError, match=r"no_such_method.*use torchrec and fbgemm-gpu 1\.6"),
         tables_born_in(home.create("rank0"), adopt=False),
     ):
         pass

@@ -100,19 +100,22 @@ def test_there_is_one_and_it_is_nobodys_child(watched):
     parent, group, session = (int(field) for field in fields[1:4])
     assert parent != os.getpid()
     assert (group, session) == (pid, pid)
-    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)} == {os.devnull}
-    open_files = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    assert open_files <= {os.devnull, str(watched.folder / JANITOR_FILE)}
+    assert {Path(f"/proc/{pid}/fd/{file}").readlink() for file in (0, 1, 2)} == {Path(os.devnull)}
+    open_files = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
+    assert open_files == {Path(os.devnull), watched.folder / JANITOR_FILE}
     assert watched.remove()
     wait_until(lambda: janitors(watched) == [])
 
 
 def test_pipes_of_the_worker_end_with_it(home, agent):
     """Who reads a worker's output must see its end although the janitor lives on."""
-    code = f"from pathlib import Path; from cpr.resident.janitor import ensure_janitor as e; e(Path({str(home.folder)!r}))"
+    code = (
+        "import sys; from pathlib import Path; from cpr.resident.janitor import ensure_janitor; "
+        "ensure_janitor(Path(sys.argv[1]))"
+    )
     root = str(Path(__file__).parents[3])
     worker = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, home.folder],
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         check=True,
