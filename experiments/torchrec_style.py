@@ -1,10 +1,10 @@
-"""A training script in TorchRec's own style that outlives its workers: what `cpr.PartialRecovery` asks of one.
+"""A training script in TorchRec's own style that outlives its workers, and what `cpr` asks of it.
 
     torchrun --nproc-per-node 2 --max-restarts 3 -m experiments.torchrec_style --checkpoint /tmp/style
 
 Kill a worker (`kill -9`) while it runs: training goes on. The lines that were added, or changed for it, are
-marked `# +`; nothing else in this file knows of it. With `--pipeline`, `TrainPipelineSparseDist` runs the steps.
-Each rank writes what it trained on, and digests of its tables, to `--journal FOLDER` as JSON lines.
+marked so: `# +`. With `--pipeline`, `TrainPipelineSparseDist` runs the steps. Each rank writes what it
+trained on, and digests of its tables, to `--journal FOLDER` as JSON lines.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BATCH = 32
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
     """Samples of one rank."""
 
     number: int

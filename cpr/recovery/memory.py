@@ -18,18 +18,34 @@ ALIVE: Final = "its owner is alive"
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """A segment of a dead worker that is this worker's now, and what was sealed in it."""
+    """A segment of a dead worker that is this worker's now, what was sealed in it, and its last words."""
 
     segment: Segment
     layout: Layout
+    generation: int
+    """The last in which its owner was, or tried to be."""
+    pid: int
+    """The owner's."""
+    left_ns: int
+    """When it left of its own accord; -1: it did not."""
+    heartbeat_ns: int
+    reason: str
 
-    @property
-    def generation(self) -> int:
-        """The last in which its owner was, or tried to be."""
-        of_marks: int = self.segment.marks.generation
-        return max(of_marks, self.layout.generation)
+    @classmethod
+    def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
+        """A claimed segment, with the last words of its owner as they are now."""
+        marks = segment.marks
+        return cls(
+            segment=segment,
+            layout=layout,
+            generation=max(marks.generation, layout.generation),
+            pid=marks.pid,
+            left_ns=marks.left_ns,
+            heartbeat_ns=marks.heartbeat_ns,
+            reason=marks.reason,
+        )
 
 
 class WorkerMemory:
@@ -70,7 +86,7 @@ class WorkerMemory:
                 self.refused.append(f"{segment.name}: {error}")
                 continue
             if layout is not None and layout.rank % local_size == local_rank and segment.claim():
-                self.claimed.append(Claimed(segment, layout))
+                self.claimed.append(Claimed.from_segment(segment, layout))
 
     def offer(self) -> Offer:
         """What this worker brings to the meeting."""
@@ -101,6 +117,7 @@ class WorkerMemory:
             key=lambda each: (each.layout.world_size, each.layout.rank) != (meeting.world_size, meeting.rank)
         )
         self.segment = self.claimed[0].segment if self.claimed else self.home.create(f"rank{meeting.rank}")
+        self.segment.marks.begin(meeting.generation)
         return self.segment
 
     def drop_others(self) -> None:

@@ -97,7 +97,6 @@ class Restorer:
             plan = plan_sources(found.needed, found.held)
             decision = self._decide(begin, found, plan)
         with self._phases.measured("restore"):
-            self._segment.marks.begin(begin.generation)
             tree = self._take_over(begin, found, own)
             read = _Read()
             if decision.kind in {"process", "partial"}:

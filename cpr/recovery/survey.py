@@ -92,17 +92,16 @@ def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
     except DamagedMemoryError as error:
         problems.append(str(error))
     found.trees.append(tree)
-    marks = segment.marks
     return SegmentReport(
         old_rank=layout.rank,
         old_world_size=layout.world_size,
         generation=layout.generation,
-        step_finished=marks.step_finished,
-        update_begun=marks.update_begun,
-        pid=marks.pid,
-        left_ns=marks.left_ns,
-        heartbeat_ns=marks.heartbeat_ns,
-        reason=marks.reason,
+        step_finished=segment.marks.step_finished,
+        update_begun=segment.marks.update_begun,
+        pid=claimed.pid,
+        left_ns=claimed.left_ns,
+        heartbeat_ns=claimed.heartbeat_ns,
+        reason=claimed.reason,
         shards=tuple(shards),
         whole_bytes=sum(_bytes(shard) for shard in layout.shards),
         slot=slot,

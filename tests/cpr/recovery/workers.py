@@ -1,11 +1,12 @@
 """Workers in a world of one, one after the other in one process: killed, wiped, restarted."""
 
-import os
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 import cpr
+from cpr.checkpoint.lock import LOCK_PATH
 from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
 
@@ -80,7 +81,7 @@ class Worker:
         return {**tables, **dense, "next": torch.tensor(self.position.next)}
 
     def die(self, reason=None):
-        """As if killed by -9, or, with a reason, by an exception: what the kernel would do at its end is done here."""
+        """As if killed by -9, or, with a reason, by an exception; what the kernel does then is done here."""
         if reason is not None:
             self.recovery.__exit__(type(reason), reason, None)
         else:
@@ -90,9 +91,10 @@ class Worker:
         if checkpointer is not None and reason is None:
             lock, checkpointer._lock = checkpointer._lock, None
             checkpointer.close(abandon=True)
-            if lock is not None:
+            if lock is not None and lock._thread is not None:
                 lock._released.set()
                 lock._thread.join()
+                self._forge_death(lock)
         segments = [each.segment for each in recovery._memory.claimed]
         if recovery._memory.segment is not None:
             segments.append(recovery._memory.segment)
@@ -100,8 +102,8 @@ class Worker:
             segment.release()
         dist.destroy_process_group()
 
-
-def restarted(monkeypatch):
-    """What torchrun, or `cpr run`, tells a worker that replaces another."""
-    monkeypatch.setenv("CPR_CONTINUES", "1")
-    assert os.environ["CPR_CONTINUES"] == "1"
+    def _forge_death(self, lock):
+        """This process lives on; the lock must not say so."""
+        dead = replace(lock._holder(), started=-2)
+        with lock._storage.create(LOCK_PATH) as sink:
+            sink.write(memoryview(dead.to_bytes()))

@@ -1,0 +1,373 @@
+"""`PartialRecovery` in a world of one: every way to end, and what the next worker makes of it."""
+
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import cpr
+from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import (
+    CheckpointError,
+    LockedError,
+    MismatchError,
+    NoProgressError,
+    SaveFailedError,
+    StartOverError,
+)
+from cpr.recovery.record import NO_LAST_WORD
+from tests.cpr.recovery.workers import BATCH, Worker, assert_same
+
+
+@pytest.fixture
+def new_worker(tmp_path, monkeypatch):
+    """Makes workers, one at a time; the last one is killed at the end."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    workers = []
+
+    def make(*, restarted=True, **options):
+        if restarted:
+            monkeypatch.setenv("CPR_CONTINUES", "1")
+        else:
+            monkeypatch.delenv("CPR_CONTINUES", raising=False)
+        workers.append(None)
+        workers[-1] = Worker(
+            options.pop("folder", tmp_path / "checkpoint"),
+            memory,
+            **{"save_every_steps": 5, "total_samples": 100 * BATCH, "moment": "consistent", **options},
+        )
+        return workers[-1]
+
+    yield make
+    if workers and workers[-1] is not None and dist.is_initialized():
+        workers[-1].die()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def wipe(tmp_path):
+    """Loses the memory of dead workers, as a lost node does."""
+
+    def work():
+        for folder in (tmp_path / "memory").glob("*/*/*"):
+            if folder.is_dir():
+                shutil.rmtree(folder)
+
+    return work
+
+
+def test_a_first_run_starts_and_says_so(new_worker):
+    worker = new_worker(restarted=False).restore()
+    assert (worker.story.kind, worker.story.generation, worker.recovery.batches_to_skip) == ("start", 0, 0)
+    worker.train(3)
+    assert (worker.recovery.steps_done, worker.recovery.samples_done) == (3, 3 * BATCH)
+    assert worker.recovery.recoveries[0].seconds.keys() >= {"imports", "rendezvous", "build", "first_step"}
+
+
+def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker):
+    worker = new_worker(restarted=False).restore().train(12)
+    alive = worker.values()
+    worker.die()
+
+    again = new_worker().restore()
+    assert_same(again.values(), alive)
+    story = again.story
+    assert (story.kind, story.step, story.interrupted) == ("process", 12, False)
+    assert (story.bytes_read, story.pls_added, again.recovery.pls) == (0, 0.0, 0.0)
+    assert [ending.why for ending in story.dead] == [NO_LAST_WORD]
+
+
+def test_it_goes_on_bit_for_bit_as_if_nothing_had_happened(new_worker):
+    new_worker(restarted=False).restore().train(12).die()
+    again = new_worker().restore().train(8)
+    values = again.values()
+    again.die()
+    undisturbed = new_worker(restarted=False, folder=again_folder(again), save_every_steps=0)
+    undisturbed.restore().train(20)
+    assert_same(undisturbed.values(), values)
+
+
+def again_folder(worker):
+    return worker.recovery.checkpointer._storage.uri + "-other"
+
+
+def test_a_step_that_was_interrupted_is_skipped_and_no_batch_is_trained_twice(new_worker):
+    worker = new_worker(restarted=False).restore().train(4)
+    worker.forward_backward()  # rows have changed, the step is not finished
+    worker.die()
+    again = new_worker().restore()
+    assert (again.story.interrupted, again.recovery.batches_to_skip, again.recovery.batches_done) == (
+        True,
+        1,
+        5,
+    )
+    again.forward_backward()  # and again
+    assert again.trained == [5]
+    again.die()
+    third = new_worker().restore()
+    assert (third.recovery.steps_done, third.recovery.batches_to_skip) == (4, 2)
+    third.train(2)
+    assert third.trained == [6, 7]
+    assert (third.recovery.steps_done, third.recovery.batches_done) == (6, 8)
+
+
+def test_a_worker_that_dies_again_before_it_trains_changes_nothing(new_worker):
+    worker = new_worker(restarted=False).restore().train(4)
+    worker.forward_backward()
+    alive = worker.values()
+    worker.die()
+    new_worker().die()  # after the meeting, with the model built
+    new_worker().restore().die()
+    again = new_worker().restore()
+    assert again.recovery.batches_to_skip == 1
+    for name, value in again.values().items():
+        if name.endswith(("/weights", "/sum")) and "bags.c" not in name:  # c is replicated: as after step 4
+            assert torch.equal(value, alive[name]), name
+    assert [each.kind for each in again.recovery.recoveries] == ["start", "process", "process"]
+
+
+def test_an_exception_leaves_word_of_its_reason(new_worker):
+    new_worker(restarted=False).restore().train(2).die(RuntimeError("the cat sat on the cable"))
+    (ending,) = new_worker().restore().story.dead
+    assert ending.why == "RuntimeError: the cat sat on the cable"
+    assert ending.left_ns is not None
+
+
+def test_all_memory_gone_is_a_full_recovery_to_the_exact_position(new_worker, wipe):
+    worker = new_worker(restarted=False).restore().train(10).wait_for_save()
+    saved = worker.values()
+    worker.train(2).die()
+    wipe()
+    again = new_worker(resume=False).restore()  # not a new run, whatever new runs are to do
+    assert (again.story.kind, again.story.step, again.story.save_step) == ("full", 10, 10)
+    assert "no worker's memory is left" in again.story.reason
+    assert_same(again.values(), saved)
+    again.train(1)
+    assert again.trained == [10]
+
+
+def test_all_memory_gone_before_the_first_save_begins_at_the_beginning(new_worker, wipe):
+    first = new_worker(restarted=False).restore()
+    fresh = first.values()
+    first.train(3).die()
+    wipe()
+    again = new_worker().restore()
+    assert (again.story.kind, again.story.step) == ("full", 0)
+    assert "nothing was saved yet: training begins at the beginning" in again.story.reason
+    assert_same(again.values(), fresh)
+
+
+def damage(worker_memory, name):
+    (path,) = worker_memory.glob(f"*/*/*/{name}")
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 64)
+
+
+@pytest.mark.parametrize("what", ["marks", "layout.json"])
+def test_damaged_memory_is_not_used(new_worker, tmp_path, what):
+    worker = new_worker(restarted=False).restore().train(10).wait_for_save()
+    saved = worker.values()
+    worker.train(1).die()
+    damage(tmp_path / "memory", what)
+    again = new_worker().restore()
+    assert again.story.kind == "full"
+    assert any(what in refused for refused in again.story.refused)
+    assert_same(again.values(), saved)
+
+
+def test_a_damaged_replica_means_full_recovery(new_worker, tmp_path):
+    worker = new_worker(restarted=False).restore().train(10).wait_for_save()
+    saved = worker.values()
+    worker.train(1).die()
+    for path in (tmp_path / "memory").glob("*/*/*/replica-?"):
+        with path.open("r+b") as file:
+            file.write(b"\xff" * 64)
+    again = new_worker().restore()
+    assert again.story.kind == "full"
+    assert "no worker holds a whole copy of the dense parameters" in again.story.reason
+    assert_same(again.values(), saved)
+
+
+def test_memory_of_no_use_before_the_first_save_is_freed_and_the_next_generation_starts_over(
+    new_worker, tmp_path
+):
+    first = new_worker(restarted=False).restore()
+    fresh = first.values()
+    first.train(2).die()
+    for path in (tmp_path / "memory").glob("*/*/*/replica-?"):
+        path.write_bytes(b"\xff" * 640)
+    second = new_worker()
+    with pytest.raises(StartOverError, match="memory has been freed"):
+        second.restore()
+    second.die()
+    third = new_worker().restore()
+    assert (third.story.kind, third.story.step) == ("full", 0)
+    assert_same(third.values(), fresh)
+
+
+def test_another_model_means_full_recovery_which_says_what_differs(new_worker):
+    new_worker(restarted=False).restore().train(6).wait_for_save().die()
+    again = new_worker(rows={"a": 100, "b": 41, "c": 20})
+    with pytest.raises(MismatchError, match="40 x 8"):
+        again.restore()
+
+
+def test_another_layout_moves_rows(new_worker):
+    worker = new_worker(restarted=False).restore().train(7)
+    rows = whole_tables(worker)
+    worker.die()
+    again = new_worker(layout={"a": "rw", "b": "tw", "c": "dp"}).restore()
+    assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 7, 0)
+    assert_same(whole_tables(again), rows)
+    assert again.story.bytes_moved > 0
+    again.train(2)
+    alive = again.values()
+    again.die()
+    third = new_worker(layout={"a": "rw", "b": "tw", "c": "dp"}).restore()
+    assert third.story.bytes_moved == 0
+    assert_same(third.values(), alive)
+
+
+def whole_tables(worker):
+    """Weights by table, whatever the layout."""
+    tables = {}
+    for shard in worker.recovery.checkpointer.shards:
+        whole = tables.setdefault(shard.table_fqn, torch.zeros(shard.table_shape))
+        whole[
+            shard.row_offset : shard.row_offset + shard.num_rows,
+            shard.col_offset : shard.col_offset + shard.num_cols,
+        ] = shard.weights
+    return tables
+
+
+def test_a_clean_end_frees_the_memory_and_a_later_start_goes_on_from_the_save(new_worker, tmp_path):
+    worker = new_worker(restarted=False).restore().train(7)
+    values = worker.values()
+    with worker.recovery:
+        pass
+    dist.destroy_process_group()
+    assert not list((tmp_path / "memory").iterdir())
+    later = new_worker(restarted=False).restore()
+    assert (later.story.kind, later.story.step, later.recovery.samples_done) == ("resume", 7, 7 * BATCH)
+    assert_same(later.values(), values)
+    assert [each.kind for each in later.recovery.recoveries] == ["start", "resume"]
+
+
+def test_close_without_a_block_is_the_normal_end(new_worker, tmp_path):
+    worker = new_worker(restarted=False).restore().train(2)
+    worker.recovery.close()
+    worker.recovery.close()
+    assert not list((tmp_path / "memory").iterdir())
+    assert worker.recovery.checkpointer.newest_step == 2
+    with pytest.raises(ValueError, match="is closed"):
+        worker.recovery.step(BATCH)
+    dist.destroy_process_group()
+
+
+def test_memory_of_a_run_that_was_aborted_is_not_picked_up_by_a_new_one(new_worker, tmp_path):
+    worker = new_worker(restarted=False).restore().train(5).wait_for_save()
+    saved = worker.values()
+    worker.train(3).die()
+    new = new_worker(restarted=False).restore()
+    assert (new.story.kind, new.story.step) == ("resume", 5)
+    assert any("of a run that is over" in refused for refused in new.story.refused)
+    assert_same(new.values(), saved)
+    assert len([each for each in (tmp_path / "memory").glob("*/*/*") if each.is_dir()]) == 1
+
+
+def test_a_new_run_does_not_begin_anew_over_what_is_saved(new_worker):
+    new_worker(restarted=False).restore().train(5).wait_for_save().die()
+    with pytest.raises(MismatchError, match="holds save"):
+        new_worker(restarted=False, resume=False).restore()
+
+
+def test_a_run_without_progress_stops_with_a_report(new_worker):
+    new_worker(restarted=False, policy=None).restore().train(2).die(RuntimeError("first"))
+    policy = cpr.RecoveryPolicy(max_generations_without_progress=2)
+    new_worker(policy=policy).restore().die(RuntimeError("second"))
+    new_worker(policy=policy).restore().die(RuntimeError("third"))
+    fourth = new_worker(policy=policy)
+    with pytest.raises(NoProgressError, match=r"2 generations .* without finishing step 3") as report:
+        fourth.restore()
+    assert "second" in str(report.value)
+    assert "third" in str(report.value)
+
+
+def test_progress_forgives(new_worker):
+    policy = cpr.RecoveryPolicy(max_generations_without_progress=2)
+    new_worker(restarted=False, policy=policy).restore().train(1).die()
+    for _ in range(3):
+        new_worker(policy=policy).restore().die()
+        new_worker(policy=policy).restore().train(1).die()
+
+
+def test_killed_during_a_save_the_one_before_counts_and_the_next_is_whole(new_worker, tmp_path):
+    new_worker(restarted=False).restore().train(9).wait_for_save().die()
+    half = tmp_path / "checkpoint" / "saves" / "00000001" / "ebc.embedding_bags.a"
+    half.mkdir(parents=True)
+    (half / "r0-c0.arrow").write_bytes(b"half a fi")
+    again = new_worker().restore()
+    assert (again.story.kind, again.recovery.steps_done) == ("process", 9)
+    assert again.recovery.checkpointer.newest_step == 5
+    assert not half.exists()
+    again.train(1).wait_for_save()
+    assert again.recovery.checkpointer.newest_step == 10
+
+
+def test_saves_that_fail_do_not_stop_training_until_they_fail_again_and_again(new_worker, caplog):
+    worker = new_worker(restarted=False).restore()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    worker.recovery.checkpointer._saver._write_all = fail
+    with pytest.raises(SaveFailedError, match="No space left"):
+        worker.train(25)
+    assert worker.recovery.steps_done >= 15
+    assert "Training goes on" in caplog.text
+
+
+def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path):
+    new_worker(restarted=False).restore()
+    with pytest.raises(LockedError, match="in use by run"):
+        DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "other").acquire()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"checkpoint": ""}, "no checkpoint directory"),
+        ({"save_every_steps": -1}, "save_every_steps is -1"),
+        ({"moment": "soon"}, "rolling or consistent"),
+        ({"total_samples": 0}, "total_samples is 0"),
+        ({"resident_root": "/nowhere"}, "CPR_RESIDENT_ROOT"),
+    ],
+)
+def test_bad_options_are_refused_at_once(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        cpr.PartialRecovery(**{"checkpoint": str(tmp_path), "resident_root": str(tmp_path), **options})
+
+
+def test_calls_in_the_wrong_order_say_what_is_missing(tmp_path):
+    recovery = cpr.PartialRecovery(str(tmp_path / "checkpoint"), resident_root=str(tmp_path))
+    with pytest.raises(ValueError, match="init_process_group"), recovery.building():
+        pass
+    with pytest.raises(ValueError, match="init_process_group"):
+        recovery.restore(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="restore"):
+        recovery.step(1)
+    recovery.init_process_group("gloo")
+    with pytest.raises(ValueError, match=r"recovery\.building"):
+        recovery.restore(torch.nn.Linear(1, 1))
+    recovery.close()
+    dist.destroy_process_group()
+
+
+def test_an_unwritable_directory_is_refused_before_training(new_worker, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        new_worker(restarted=False, folder=tmp_path / "file" / "checkpoint").restore()
