@@ -19,8 +19,8 @@ class CheckpointConfig:
     """Directory: a path, or any pyarrow file system's URI such as s3://bucket/run."""
     host_memory_bytes: int = 512 * 2**20
     """Ceiling of the extra host memory of a worker for table rows; dense parameters and registered state are
-    copied whole on top of it. A consistent save makes training wait until what does
-    not fit is written; with room for all shards of the worker it waits only for the copy."""
+    copied whole on top of it. A consistent save makes training wait, before rows change, until what does not
+    fit is written; with room for all shards of the worker it waits at most for the copy."""
     codec: str = "exact"
     """Of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
     when_busy: Literal["wait", "skip"] = "wait"

@@ -123,9 +123,11 @@ class Copier:
 
     def give_up(self) -> None:
         """Let the save that is being copied fail."""
-        if (job := self._job) is not None:
+        job = self._job
+        if job is not None:
             job.given_up.set()
-            self.settle()
+        self.settle()
+        if job is not None:
             self._end(job)
 
     def _copy_here(
