@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cpr.standby.names import STAND_IN, WORKER
+
 PROC: Final = Path("/proc")
 POLL_S: Final = 0.02
-
-STAND_IN: Final = "cpr-for-"
-"""Begins the name (`comm`) of a process that stands for the worker whose pid follows, see `cpr.standby`."""
-PREPARED_WORKER: Final = "cpr-worker"
-"""Name of such a worker."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def _behind(process: Process) -> Process:
         return process
     pid = int(name[len(STAND_IN) :])
     status = _status(pid)
-    is_its_worker = status is not None and _is_own(pid) and _name(pid) == PREPARED_WORKER
+    is_its_worker = status is not None and _is_own(pid) and _name(pid) == WORKER
     return Process(pid, status.started) if status is not None and is_its_worker else process
 
 
