@@ -53,7 +53,7 @@ def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
 
 
 class Recovery:
-    """`cpr.PartialRecovery` under the trainer's configuration; after an exception, memory outlives the worker.
+    """`cpr.PartialRecovery` under the trainer's configuration; after an error, memory outlives the worker.
 
     Args:
         config: of the run.

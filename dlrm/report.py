@@ -4,12 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Final
 
+from cpr.recovery.phases import PHASES
 from dlrm.learning_curve import CurvePoint, draw_learning_curve
 from dlrm.metrics import MetricValues
 
 UNDEFINED: Final = "not defined"
+WHY_WIDTH: Final = 60
+"""Characters of the reason why a worker ended; the log and `report.json` have it whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,12 @@ def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
         return []
     rows = [("recoveries", str(len(failures.recoveries)))]
     for recovery in failures.recoveries:
-        dead = "; ".join(f"rank {ending['rank']}: {ending['why']}" for ending in recovery["dead"])
-        phases = ", ".join(f"{phase} {took:.1f}" for phase, took in recovery["seconds"].items())
-        whole = sum(recovery["seconds"].values())
+        dead = "; ".join(
+            f"rank {each['rank']}: {shorten(each['why'], WHY_WIDTH)}" for each in recovery["dead"]
+        )
+        seconds = recovery["seconds"]
+        phases = ", ".join(f"{phase} {seconds[phase]:.1f}" for phase in PHASES if phase in seconds)
+        whole = sum(seconds.values())
         rows += [
             (f"  at step {recovery['step']:,}", f"{recovery['kind']}: {recovery['reason']}"),
             ("    ended", dead or "nobody knows who"),

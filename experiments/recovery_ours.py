@@ -1,7 +1,7 @@
 """One worker of ours in `experiments.recovery`: the rival's training under `cpr.PartialRecovery`.
 
-It is started by the plain command, without any setting for torchrun's store. The job comes as JSON on the command
-line.
+It is started by the plain command, without any setting for torchrun's store. The job comes as JSON on the
+command line.
 """
 # ruff: noqa: PLC0415  # imports are what is timed
 
@@ -18,7 +18,9 @@ from experiments.recovery_timeline import Timeline
 def prepare() -> None:
     """Import what `work` needs."""
     import cpr.session
-    import experiments.checkpointing_job  # noqa: F401
+    import experiments.checkpointing_job
+
+    assert cpr.session, experiments.checkpointing_job
 
 
 def work() -> int:

@@ -86,9 +86,15 @@ def _become(request: Request, streams: list[int]) -> None:
     sys.argv[:] = request.arguments
     sys.orig_argv[:] = [*request.program, *request.arguments[1:]]
     os.chdir(request.folder)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # as in a process that has just imported it; Python's own does so by itself
+    _reseed()
+
+
+def _reseed() -> None:
+    """In a fork: random generators as in a process that has just imported them; Python's own is already."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # those of GPUs begin with the same seed everywhere
 
 
 def _end_with(parent: int) -> None:

@@ -18,7 +18,7 @@ Launcher = tuple[int, int]
 NUMBER: Final = struct.Struct("<i")
 STREAMS: Final = (0, 1, 2)
 CONNECT_S: Final = 1.0
-REQUEST_S: Final = 5.0
+REQUEST_S: Final = 15.0
 """Longest that either side waits for what the other sends at once."""
 
 
