@@ -1,6 +1,7 @@
 """Torch's stores, made without what costs time or fills the screen."""
 
 import socket
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final
 
@@ -49,6 +50,8 @@ def connect(address: str, port: int, timeout: timedelta, *, doubtful: bool) -> T
         OSError: nobody answers.
         RuntimeError: it is no store that does.
     """
-    if doubtful:
-        socket.create_connection((address, port), CONNECT_TIMEOUT_S).close()
-    return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    # The first connection stays open until the second is made: one that ends before the store has taken it
+    # has no address, and torch looks up the name of none.
+    knock = socket.create_connection((address, port), CONNECT_TIMEOUT_S) if doubtful else nullcontext()
+    with knock:
+        return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -1,0 +1,56 @@
+"""A worker of `test_meeting` and `test_launch`: meets, adds up, and dies as told. Needs torch alone."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from cpr.meeting import Offer, init_process_group, meet
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def main():
+    """Arguments: folder for what each worker saw; how many generations die by the hand of a worker.
+
+    With -1 generations, the first waits to be killed from outside.
+    """
+    folder, doomed = Path(sys.argv[1]), int(sys.argv[2])
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    continues = restart > 0 or "CPR_CONTINUES" in os.environ
+    began = time.monotonic()
+    meeting = meet(Offer(restarted=continues, host=socket.gethostname(), pid=os.getpid()), TIMEOUT)
+    meet_s = time.monotonic() - began
+    init_process_group(meeting, "gloo", TIMEOUT)
+    total = torch.tensor(float(meeting.rank))
+    dist.all_reduce(total)
+    saw = {
+        "pid": os.getpid(),
+        "rank": meeting.rank,
+        "session": meeting.session_id,
+        "continues": meeting.continues,
+        "pids": [offer.pid for offer in meeting.offers],
+        "restart": restart,
+        "sum": total.item(),
+        "meet_s": meet_s,
+    }
+    (folder / f"{os.getpid()}.partial").write_text(json.dumps(saw))
+    (folder / f"{os.getpid()}.partial").rename(folder / f"{os.getpid()}.json")
+    wait_for_death = restart < doomed if doomed >= 0 else not meeting.continues
+    dist.barrier()
+    if restart < doomed and meeting.rank == restart % meeting.world_size:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while wait_for_death:
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

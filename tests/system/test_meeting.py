@@ -1,0 +1,62 @@
+"""The first restart works, under plain torchrun, however it is launched."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("meeting_worker.py")
+NUM_DEATHS = 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def generations(folder):
+    """What the workers of each generation saw."""
+    found = {}
+    for file in folder.glob("*.json"):
+        saw = json.loads(file.read_text())
+        found.setdefault(saw["session"], []).append(saw)
+    return list(found.values())
+
+
+def check(world, world_size):
+    assert sorted(each["rank"] for each in world) == list(range(world_size))
+    assert {each["sum"] for each in world} == {sum(range(world_size))}
+    by_rank = [each["pid"] for each in sorted(world, key=lambda each: each["rank"])]
+    assert all(each["pids"] == by_rank for each in world)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("style", ["plain", "static", "standalone", "two agents", "two static agents"])
+def test_restarts_work_at_the_first_try(start, tmp_path, style):
+    """A worker kills itself with -9 in each generation but the last; torchrun may restart just as often."""
+    port, restarts = free_port(), ("--max-restarts", NUM_DEATHS)
+    two = ("--nnodes", 2, "--nproc-per-node", 1, *restarts)
+    commands = {
+        "plain": [("--nproc-per-node", 2, *restarts)],
+        "static": [("--nproc-per-node", 2, "--master-port", port, *restarts)],
+        "standalone": [("--standalone", "--nproc-per-node", 2, *restarts)],
+        "two agents": 2 * [(*two, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")],
+        "two static agents": [
+            (*two, "--node-rank", node, "--master-addr", "localhost", "--master-port", port)
+            for node in (0, 1)
+        ],
+    }[style]
+    agents = [
+        start("-m", "torch.distributed.run", *flags, WORKER, tmp_path, NUM_DEATHS) for flags in commands
+    ]
+    for agent in agents:
+        _, said = agent.communicate(timeout=200)
+        assert agent.returncode == 0, said[-4000:]
+    worlds = generations(tmp_path)
+    assert len(worlds) == NUM_DEATHS + 1
+    for world in worlds:
+        check(world, 2)
+    assert sum(world[0]["continues"] for world in worlds) == NUM_DEATHS
