@@ -1,0 +1,93 @@
+"""Trains a little, fails as it is told, and writes down what every worker has before and after.
+
+`recovery_worker.py FOLDER SCENARIO` under torchrun. In the first generation, all save after step 10, go on to
+step 12 and fail there; later ones write down what they begin with, train three steps and end.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import cpr
+from cpr.recovery import restoring
+from tests.cpr.shards.models import bags, batch, shard
+
+ROWS = {"a": 40, "b": 33, "c": 21, "d": 50, "e": 60}
+LAYOUT = {"a": "tw_last", "b": "cw", "c": "dp", "d": "rw", "e": "tw"}
+BATCH = 8
+SAVE_AT, FAIL_AT, MORE = 10, 12, 3
+
+
+def values(recovery, model):
+    """All that is to come back, with where it lies."""
+    shards = [
+        {
+            "table": each.table_fqn,
+            "at": (each.row_offset, each.col_offset),
+            "replicated": each.replicated,
+            "columns": {name: column.clone() for name, column in each.columns.items()},
+        }
+        for each in recovery.checkpointer.shards
+    ]
+    dense = {name: value.clone() for name, value in model.module.dense.state_dict().items()}
+    return {"shards": shards, "dense": dense, "samples": recovery.samples_done}
+
+
+def kill_oneself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(scenario, recovery, rank):
+    dist.barrier()
+    if scenario in {"lose", "lose_again"} and rank == 1:
+        shutil.rmtree(recovery._memory.segment.folder)
+        kill_oneself()
+    if scenario == "both":
+        kill_oneself()
+    if scenario == "resize":
+        raise RuntimeError("the launcher is about to change its mind")
+    dist.barrier()  # the others find out here
+
+
+def main(folder, scenario):
+    torch.set_num_threads(1)
+    recovery = cpr.PartialRecovery(
+        str(folder / "checkpoint"), save_every_steps=5, moment="consistent", total_samples=1000 * BATCH
+    )
+    with recovery:
+        recovery.init_process_group("gloo")
+        rank, generation = dist.get_rank(), recovery._meeting.generation
+        torch.manual_seed(5)
+        with recovery.building():
+            model = shard(LAYOUT, ebc=bags(**ROWS))
+        ordinary = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
+        optimizer = torch.optim.Adagrad(ordinary, lr=0.1)
+        if scenario == "lose_again" and generation == 1 and rank == 0:
+            restoring.Mover.move = lambda *_: kill_oneself()  # in the middle of it
+        story = recovery.restore(model, optimizers=[optimizer])
+        torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")
+        (folder / f"begin-{generation}-{rank}.json").write_text(json.dumps(story.to_dict()))
+        first = recovery.batches_done
+        for number in range(first, first + MORE if generation else FAIL_AT):
+            optimizer.zero_grad()
+            model({"ebc": batch(100 * rank + number, BATCH, **ROWS)}).square().mean().backward()
+            optimizer.step()
+            recovery.step(samples=BATCH * dist.get_world_size())
+            if recovery.steps_done == SAVE_AT:
+                recovery.checkpointer.wait()
+                torch.save(values(recovery, model), folder / f"saved-{rank}.pt")
+        if generation == 0:
+            torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
+            fail(scenario, recovery, rank)
+    (folder / f"end-{rank}").touch()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
