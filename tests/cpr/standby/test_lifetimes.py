@@ -85,7 +85,7 @@ def test_changed_code_is_not_lent(prepared, start, script, agent):
         said, _ = worker.communicate(timeout=20)
         seen = json.loads(said)
         assert seen["changed_rank"] == str(rank)
-        assert seen["prepared_here"]
+        assert seen["parent"] != prepared.pid
     wait_for_end(prepared)
     (following,) = prepared_for(agent)
     assert said_by(start("code", 0))["parent"] == following.pid
