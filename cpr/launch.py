@@ -101,6 +101,7 @@ class Launch:
         self._looked_at_ticks = 0
         self._environment = {
             **_SETTINGS,
+            "PET_MAX_RESTARTS": str(restarts),  # when another agent is lost, this one restarts its workers
             **os.environ,
             "CPR_LAUNCH": uuid4().hex,
             "CPR_LAUNCH_PID": str(os.getpid()),

@@ -18,7 +18,7 @@ REPO = Path(__file__).parents[2]
 START = """\
 import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
-names = ("CPR_CONTINUES", "CPR_LAUNCH", "CPR_LAUNCH_PID", "PET_RDZV_CONF",
+names = ("CPR_CONTINUES", "CPR_LAUNCH", "CPR_LAUNCH_PID", "PET_RDZV_CONF", "PET_MAX_RESTARTS",
          "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 log = folder / "agents.jsonl"
 with log.open("a") as file:
@@ -209,6 +209,7 @@ def test_what_torchrun_needs_is_set_unless_the_user_did(cpr_run, tmp_path, monke
     assert cpr_run("").wait() == 0
     (agent,) = agents(tmp_path)
     assert agent["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert agent["PET_MAX_RESTARTS"] == "3"
     assert agent["PET_RDZV_CONF"] == "keep_alive_interval=2"
 
 

@@ -1,0 +1,57 @@
+"""`cpr run` with real torchrun: an agent of two is killed, and the run continues without a hand."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.system.test_meeting import check, free_port, generations
+
+WORKER = Path(__file__).with_name("meeting_worker.py")
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["keeps the rendezvous", "does not"])
+def test_an_agent_is_killed_and_replaced(start, tmp_path, victim):
+    endpoint = f"localhost:{free_port()}"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1)
+    flags = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    command = ("-m", "cpr.cli", "run", "--", *torchrun, *flags, WORKER, tmp_path, -1)
+    first = start(*command)
+    wait_for(lambda: listens(first, endpoint))
+    runs = [first, start(*command)]
+    wait_for(lambda: len(list(tmp_path.glob("*.json"))) == 2)
+
+    run = runs[0] if victim == "keeps the rendezvous" else runs[1]
+    (agent,) = psutil.Process(run.pid).children()
+    orphans = agent.children()
+    os.kill(agent.pid, signal.SIGKILL)
+    for each in runs:
+        _, said = each.communicate(timeout=240)
+        assert each.returncode == 0, said[-4000:]
+    assert len(orphans) == 1
+    assert not any(each.is_running() for each in orphans)
+
+    before, after = sorted(generations(tmp_path), key=lambda world: world[0]["continues"])
+    check(before, 2)
+    check(after, 2)
+    assert after[0]["continues"]
+
+
+def listens(run, endpoint):
+    """Whether the agent below `cpr run` has opened the rendezvous."""
+    port = int(endpoint.rpartition(":")[2])
+    agents = psutil.Process(run.pid).children()
+    return any(each.laddr.port == port for agent in agents for each in agent.net_connections())
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
