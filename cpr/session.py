@@ -50,6 +50,8 @@ from cpr.resident.copy_out import CopyOut, LastCall
 from cpr.resident.janitor import ensure_janitor
 from cpr.shards import before_updates
 
+LONGEST_RESTORE: Final = timedelta(hours=1)
+"""How long a worker waits for the slowest one to read what it lost; one that died is noticed at once."""
 FAILED_SAVES_IN_A_ROW: Final = 3
 """So many make training stop: what it does could not be kept."""
 
@@ -181,7 +183,7 @@ class PartialRecovery:
             self._memory.settle(self._meeting)
             ensure_janitor(self._memory.home.folder)
             init_process_group(self._meeting, backend, timeout)
-            self._group = RankGroup()
+            self._group = RankGroup(max(timeout, LONGEST_RESTORE))
 
     def save_to(self, uri: str) -> None:
         """Save in another directory than the one given, which then only tells this run from others.

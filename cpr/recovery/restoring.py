@@ -8,7 +8,7 @@ from typing import Any
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.row_schema import place_of
-from cpr.errors import CheckpointError, StartOverError
+from cpr.errors import CheckpointError, MismatchError, StartOverError
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
 from cpr.recovery.losses import pls_added
@@ -159,18 +159,32 @@ class Restorer:
         """Keep live values; what is lost comes from the checkpoint, or else everybody goes back."""
         if any(each.lost_rows and each.needed.rank == self._group.rank for each in plan):
             self._unseal_if_overwritten(own)
-        put_back(self._checkpointer, tree, self._own_state(found, own))
+        if full := self._agree_on(self._put_back(tree, self._own_state(found, own))):
+            return full
         mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
         read.bytes_moved = mover.move(plan)
-        problem = self._load_lost(plan, read)
-        problems = [each for each in self._group.gather(problem) if each]
-        if problems:
-            decision = Decision("full", f"lost rows could not be restored: {problems[0]}")
-            self._tell_all_go_back(decision)
-            return decision
+        if full := self._agree_on(self._load_lost(plan, read)):
+            return full
         put_counters(self._checkpointer, found.counters)
         self._checkpointer.go_on(self._course.steps_done)
         return decision
+
+    def _agree_on(self, problem: str | None) -> Decision | None:
+        """If any worker has a problem, all go back."""
+        problems = [each for each in self._group.gather(problem) if each]
+        if not problems:
+            return None
+        full = Decision("full", problems[0])
+        self._tell_all_go_back(full)
+        return full
+
+    def _put_back(self, tree: dict[str, Any], own: dict[str, Any] | None) -> str | None:
+        """Replicated state into place; why it does not fit."""
+        try:
+            put_back(self._checkpointer, tree, own)
+        except MismatchError as error:
+            return f"live memory does not fit the model: {error}"
+        return None
 
     def _unseal_if_overwritten(self, own: Survey) -> None:
         """What was taken over and is about to change must not count if this worker dies meanwhile."""
@@ -199,7 +213,7 @@ class Restorer:
         try:
             state, stats = self._checkpointer.load_shards(list(lost), lost)
         except CheckpointError as error:
-            return str(error)
+            return f"lost rows could not be restored: {error}"
         read.save_step, read.bytes_read = state.step, stats.bytes_read
         return None
 

@@ -219,8 +219,14 @@ def test_another_model_means_full_recovery_which_says_what_differs(new_worker):
 def test_another_layout_moves_rows(new_worker):
     worker = new_worker(restarted=False).restore().train(7)
     rows = whole_tables(worker)
+    sums = [each.optimizer_state["sum"].clone() for each in worker.recovery.checkpointer.shards[:3]]
     worker.die()
     again = new_worker(layout={"a": "rw", "b": "tw", "c": "dp"}).restore()
+    a, b, _ = again.recovery.checkpointer.shards
+    assert torch.equal(a.optimizer_state["sum"], sums[0])
+    assert torch.equal(
+        b.optimizer_state["sum"], (sums[1].double() + sums[2]).div(2).float()
+    )  # of both halves
     assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 7, 0)
     assert_same(whole_tables(again), rows)
     assert again.story.bytes_moved > 0
@@ -371,3 +377,17 @@ def test_an_unwritable_directory_is_refused_before_training(new_worker, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file"):
         new_worker(restarted=False, folder=tmp_path / "file" / "checkpoint").restore()
+
+
+def test_lost_rows_whose_save_is_damaged_mean_full_recovery_from_an_older_one(
+    new_worker, tmp_path, monkeypatch
+):
+    worker = new_worker(restarted=False).restore().train(5).wait_for_save()
+    older = worker.values()
+    worker.train(5).wait_for_save().train(1).die()
+    (newest,) = (tmp_path / "checkpoint").glob("saves/00000001/ebc.embedding_bags.a/*.arrow")
+    newest.write_bytes(b"\0" * newest.stat().st_size)
+    shutil.rmtree(next(each for each in (tmp_path / "memory").glob("*/*/*") if each.is_dir()))
+    again = new_worker().restore()
+    assert (again.story.kind, again.story.step, again.story.save_step) == ("full", 5, 5)
+    assert_same(again.values(), older)

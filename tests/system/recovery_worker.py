@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import cpr
-from cpr.recovery import restoring
+from cpr.recovery import moving, restoring
 from tests.cpr.shards.models import bags, batch, shard
 
 ROWS = {"a": 40, "b": 33, "c": 21, "d": 50, "e": 60}
@@ -57,6 +57,7 @@ def fail(scenario, recovery, rank):
 
 def main(folder, scenario):
     torch.set_num_threads(1)
+    moving.PIECE_BYTES = 256  # some rows
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"), save_every_steps=5, moment="consistent", total_samples=1000 * BATCH
     )

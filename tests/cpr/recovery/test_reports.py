@@ -1,0 +1,126 @@
+"""Conclusions from what workers report."""
+
+from cpr.checkpoint.row_schema import ShardPlace
+from cpr.recovery.record import MEMORY_GONE, NO_LAST_WORD
+from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport, assess
+
+FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
+
+
+def shard(rank, rows=10, columns=FLOATS):
+    place = ShardPlace(
+        table_fqn=f"t{rank}", table_shape=(rows, 8), row_offset=0, num_rows=rows, col_offset=0, num_cols=8
+    )
+    return ShardReport(place=place, columns=columns, bytes_per_row=36)
+
+
+def segment(old_rank, *, step=7, slot=7, begun=-1, generation=0, slot_generation=0, world_size=2, **options):
+    return SegmentReport(
+        **{
+            "old_rank": old_rank,
+            "old_world_size": world_size,
+            "generation": generation,
+            "step_finished": step,
+            "update_begun": begun,
+            "pid": 100 + old_rank,
+            "left_ns": -1,
+            "heartbeat_ns": 5,
+            "reason": "",
+            "shards": (shard(old_rank),),
+            "whole_bytes": 360,
+            "slot": None if slot is None else Slot(step=slot, generation=slot_generation),
+            **options,
+        }
+    )
+
+
+def worker(rank, *segments, adopted=True, shards=None):
+    return WorkerReport(
+        rank=rank,
+        host="here",
+        pid=rank,
+        segments=segments,
+        shards=(shard(rank),) if shards is None else shards,
+        adopted=adopted and bool(segments),
+    )
+
+
+def test_nobody_holds_anything():
+    found = assess([worker(0), worker(1)])
+    assert (found.step, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
+    assert not any(need.adopted for need in found.needed)
+    assert not found.interrupted
+
+
+def test_the_furthest_replica_counts_and_the_lowest_rank_has_it():
+    found = assess([worker(0, segment(0, slot=6, step=6)), worker(1, segment(1)), worker(2, segment(2))])
+    assert (found.step, found.slot_of) == (7, (1, 0))
+    assert [need.adopted for need in found.needed] == [True, True, True]
+
+
+def test_a_slot_may_be_ahead_of_the_mark_that_follows_it():
+    found = assess([worker(0, segment(0, step=6, slot=7)), worker(1, segment(1, step=6, slot=6))])
+    assert found.step == 7
+    assert len(found.held) == 2
+
+
+def test_memory_that_was_left_behind_is_lost_and_said_to_be():
+    found = assess([worker(0, segment(0)), worker(1, segment(1, step=5, slot=5))])
+    assert [need.adopted for need in found.needed] == [True, False]
+    assert found.lost == {1: 1.0}
+    assert any("left behind at step 5" in refused for refused in found.refused)
+
+
+def test_an_update_that_was_begun_interrupts_unless_it_is_accounted_for():
+    def interrupted(**options):
+        return assess([worker(0, segment(0)), worker(1, segment(1, **options))]).interrupted
+
+    assert interrupted(begun=8)
+    assert not interrupted(begun=7)  # it finished elsewhere: its replica is there
+    later = assess([worker(0, segment(0, slot_generation=1)), worker(1, segment(1, begun=8))])
+    assert not later.interrupted
+
+
+def test_who_lost_what_and_how_they_ended():
+    found = assess(
+        [
+            worker(0, segment(0, world_size=3, reason="ValueError: x", left_ns=9)),
+            worker(1, segment(2, world_size=3, shards=(), problem="page 3 is torn")),
+            worker(2),
+        ]
+    )
+    assert found.lost == {1: 1.0, 2: 1.0}
+    endings = {each.rank: each.why for each in found.endings}
+    assert endings == {0: "ValueError: x", 1: MEMORY_GONE, 2: NO_LAST_WORD}
+    assert found.endings[-1].rank == 0  # those without a word come first
+    assert any("page 3 is torn" in refused for refused in found.refused)
+
+
+def test_segments_of_one_worker_are_numbered_through():
+    found = assess([worker(0, segment(0), segment(1))])
+    assert [(held.index, held.place.table_fqn) for held in found.held] == [(0, "t0"), (1, "t1")]
+    assert [need.adopted for need in found.needed] == [True]
+
+
+def test_what_lies_on_a_gpu_is_moved_and_not_adopted():
+    on_gpu = ShardReport(place=shard(0).place, columns=FLOATS, bytes_per_row=36, in_segment=False)
+    (needed,) = assess([worker(0, segment(0), shards=(on_gpu,))]).needed
+    assert not needed.adopted
+
+
+def test_another_model_is_objected_to():
+    wide = shard(0, columns=(*FLOATS, ("exp_avg", "float32", 2)))
+    found = assess([worker(0, segment(0), shards=(wide,))])
+    assert "table t0 is 10 x 8" in found.objection
+    assert "no table t0" in assess([worker(0, segment(0), shards=(shard(5),))]).objection
+    assert assess([worker(0, segment(0))]).objection is None
+
+
+def test_counters_are_those_of_the_newest_step():
+    found = assess(
+        [
+            worker(0, segment(0, counters={"t": {"iter": 7}})),
+            worker(1, segment(1, step=6, slot=6, counters={"t": {"iter": 6}, "u": {"iter": 6}})),
+        ]
+    )
+    assert found.counters == {"t": {"iter": 7}, "u": {"iter": 6}}
