@@ -3,12 +3,14 @@
 import os
 import signal
 import stat
+import time
 
 import pytest
 import torch
 
 from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
-from cpr.resident.folders import segment_folders, started
+from cpr.resident import folders
+from cpr.resident.folders import segment_folders, started, try_lock
 from cpr.resident.home import Home, run_key
 from cpr.resident.layout import LAYOUT_FILE
 from cpr.resident.segment import Segment
@@ -79,17 +81,18 @@ def test_looking_around_does_not_disturb_those_who_claim(home, start):
     segment.release()
 
     def look(pipe):
-        pipe.send("looking")
-        while not pipe.poll():
-            home.find()
+        def slowly(file):
+            locked = try_lock(file)
+            pipe.send("looking")
+            time.sleep(0.3)
+            return locked
 
-    child, pipe = start(look)
+        folders.try_lock = slowly
+        home.find()
+
+    _, pipe = start(look)
     assert pipe.recv() == "looking"
-    for _ in range(1000):
-        assert segment.claim()
-        segment.release()
-    pipe.send("enough")
-    child.join()
+    assert segment.claim()
 
 
 def test_a_death_before_sealing_leaves_nothing_to_find_and_no_memory(home):
