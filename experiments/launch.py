@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
@@ -33,16 +33,26 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 
 @contextmanager
-def running(command: Sequence[str], *, threads: int, output: IO[str]) -> Iterator["subprocess.Popen[bytes]"]:
+def running(
+    command: Sequence[str],
+    *,
+    threads: int,
+    output: IO[str],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A launcher and its workers, which are gone at the end of the block, however it ends.
 
     Args:
         command: from `torchrun_command`.
         threads: threads of each worker.
         output: where all of them write.
+        environment: variables for them besides those of this process.
     """
     launcher = subprocess.Popen(
-        command, env=worker_environment(threads), stdout=output, stderr=subprocess.STDOUT
+        command,
+        env={**worker_environment(threads), **(environment or {})},
+        stdout=output,
+        stderr=subprocess.STDOUT,
     )
     try:
         yield launcher
@@ -62,7 +72,15 @@ def check_ended_well(launcher: "subprocess.Popen[bytes]", output: IO[str]) -> No
         raise RuntimeError(f"a run ended with status {launcher.returncode}:\n{output.read()[-4000:]}")
 
 
-def torchrun(module: str, arguments: Sequence[str], *, processes: int, threads: int) -> None:
+def torchrun(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    processes: int,
+    threads: int,
+    restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Run a module under torchrun to its end.
 
     Args:
@@ -70,13 +88,15 @@ def torchrun(module: str, arguments: Sequence[str], *, processes: int, threads: 
         arguments: its command line.
         processes: workers on this machine.
         threads: threads of each worker.
+        restarts: how often torchrun starts all of them again after one has failed.
+        environment: variables for them besides those of this process.
 
     Raises:
         RuntimeError: it failed; the message holds the end of its output.
     """
-    command = torchrun_command(module, arguments, processes)
+    command = torchrun_command(module, arguments, processes, restarts)
     with (
         tempfile.TemporaryFile("w+") as output,
-        running(command, threads=threads, output=output) as launcher,
+        running(command, threads=threads, output=output, environment=environment) as launcher,
     ):
         check_ended_well(launcher, output)
