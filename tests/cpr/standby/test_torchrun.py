@@ -32,7 +32,11 @@ def test_restarted_workers_are_forks_that_compute_and_fail_as_others_do(tmp_path
     workers = sorted((each["generation"], each["rank"]) for each in seen)
     assert workers == [(generation, rank) for generation in range(4) for rank in range(2)]
     for each in seen:
-        assert (each["name"] == "cpr-worker") == (each["generation"] > 0)
+        first = (
+            each["generation"] == each["rank"] == 0
+        )  # rank 1 of the first may come late, and borrow as well
+        assert each["name"] == "cpr-worker" or each["generation"] == 0
+        assert each["name"] != "cpr-worker" or not first
         assert each["gradient"] == 2 * 600.0
     assert len({each["drawn"] for each in seen}) == len(seen)
     (error,) = tmp_path.rglob("error.json")
