@@ -70,7 +70,7 @@ def assert_dense(mine, theirs):
 
 @pytest.mark.parametrize("scenario", ["lose", "lose_again"])
 def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun, folder, scenario):
-    """`lose_again`: the survivor is killed in the middle of the recovery, and nothing more is lost by that."""
+    """`lose_again`: the survivor is killed in the middle of the recovery; nothing more is lost by that."""
     code, said = torchrun(scenario)
     assert code == 0, said[-4000:]
     generation = {"lose": 1, "lose_again": 2}[scenario]
@@ -91,7 +91,8 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     assert (rows["b"]["adopted"], rows["b"]["lost"]) == (33, 33)
     assert (rows["d"]["adopted"], rows["d"]["lost"]) == (25, 25)
     assert (rows["e"]["adopted"], rows["e"]["lost"]) == (60, 0)
-    lost_bytes = sum(c.nbytes for s in replaced["shards"] if not s["replicated"] for c in s["columns"].values())
+    lost = [shard["columns"] for shard in replaced["shards"] if not shard["replicated"]]
+    lost_bytes = sum(column.nbytes for columns in lost for column in columns.values())
     assert 0 < story["bytes_read"] < 2 * lost_bytes + 16384  # and nothing else is read
     assert not list((folder / "memory").iterdir())
 
@@ -128,7 +129,7 @@ def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypa
 
 
 def whole(parts):
-    """Columns of whole tables by table and name; of row-wise state of tables split by columns, the first's."""
+    """Columns of whole tables by table and name; of row-wise state under a split by columns, the first's."""
     tables = {}
     for shard in (shard for part in parts for shard in part["shards"]):
         for name, column in shard["columns"].items():

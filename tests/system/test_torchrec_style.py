@@ -1,4 +1,4 @@
-"""A script in TorchRec's own style under plain torchrun: workers are killed from outside, training goes on."""
+"""A script in TorchRec's own style under plain torchrun: workers are killed, training goes on."""
 
 import ast
 import json

@@ -13,7 +13,13 @@ from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import CheckpointError, MismatchError, NoUsableStateError, SaveFailedError
+from cpr.errors import (
+    CheckpointError,
+    MismatchError,
+    NothingSavedError,
+    NoUsableStateError,
+    SaveFailedError,
+)
 from cpr.faults.storages import FaultyStorage
 from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
@@ -514,3 +520,59 @@ def test_after_closing_nothing_is_saved(start):
     for call in (run.checkpointer.save, run.checkpointer.load):
         with pytest.raises(ValueError, match="is closed"):
             call()
+
+
+def test_some_rows_of_a_shard_come_back_and_no_others_are_read(start):
+    run = start()
+    run.train(2)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    saved = run.values()
+    run.train(2)
+    alive = run.values()
+    first, *_ = run.checkpointer.shards
+    _, stats = run.checkpointer.load_shards([first.name], {first.name: [(10, 20), (90, 100)]})
+    back = torch.zeros(first.num_rows, dtype=torch.bool)
+    back[10:20] = back[90:100] = True
+    for name in first.columns:
+        value, old, live = (each[f"{first.name}/{name}"] for each in (run.values(), saved, alive))
+        assert torch.equal(value[back], old[back])
+        assert torch.equal(value[~back], live[~back])
+    _, whole = run.checkpointer.load_shards([first.name])
+    assert stats.bytes_read <= whole.bytes_read  # a chunk is read once, whatever is wanted of it
+    with pytest.raises(ValueError, match=r"rows 90 to 100 were asked of .* holds rows 0 to 99"):
+        run.checkpointer.load_shards([first.name], {first.name: [(90, 101)]})
+
+
+def test_where_nothing_was_saved_shards_cannot_come_from(start):
+    run = start()
+    with pytest.raises(NothingSavedError, match="save once"):
+        run.checkpointer.load_shards([run.checkpointer.shards[0].name])
+
+
+def test_a_live_model_goes_on_with_the_saves_of_its_run(start):
+    run = start(merge_after=0)
+    run.train(2)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    live = start(merge_after=0)
+    live.train(3)
+    values = live.values()
+    live.checkpointer.go_on(steps_done=3)
+    assert_same(live.values(), values)  # nothing is loaded
+    live.checkpointer.save_rows({live.checkpointer.shards[0].name: torch.tensor([1])})
+    live.checkpointer.wait()
+    (newest, *_), _ = states_of(live)
+    assert [save.sequence for save in newest.saves] == [0, 1]
+    assert len({save.run_id for save in newest.saves}) == 1
+    assert newest.step == 3
+
+
+def test_going_on_where_nothing_was_saved_begins_the_first_save(start):
+    run = start()
+    assert run.checkpointer.newest_state() is None
+    run.checkpointer.go_on(steps_done=7)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    assert run.checkpointer.newest_step == 7
+    assert run.checkpointer.newest_state().step == 7

@@ -326,3 +326,27 @@ def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
         wait_for(lambda: lock_module._started(owner.pid) == -1)
         make_lock(storage, "new").acquire()  # its patience is an hour
         assert holder_of(storage).owner == "new"
+
+
+def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
+    first = DirectoryLock(storage, "first", LONG, session="s")
+    first.acquire()
+    put(storage, replace(holder_of(storage), place="another boot", host="far-host").to_bytes())
+    with pytest.raises(LockedError, match="in use"):  # alive, for all that a stranger on its machine knows
+        DirectoryLock(storage, "stranger", SHORT, session="t")._refuse_if_alive(
+            replace(holder_of(storage), place=lock_module._place()).to_bytes()
+        )
+    next_one = DirectoryLock(storage, "next", LONG, session="s")
+    next_one.acquire()
+    assert holder_of(storage).owner == "next"
+    with pytest.raises(LockedError, match="no longer belongs"):
+        first.check()
+    first.release()
+    next_one.check()
+    next_one.release()
+
+
+def test_a_lock_of_nobodys_session_is_not_handed_on(storage, make_lock):
+    make_lock(storage, "first").acquire()
+    with pytest.raises(LockedError):
+        make_lock(storage, "second").acquire()

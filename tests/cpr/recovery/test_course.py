@@ -1,0 +1,86 @@
+"""How far a run is: what is counted, what comes back, and when it is given up."""
+
+import json
+
+import pytest
+
+from cpr.errors import NoProgressError
+from cpr.recovery.course import SAVES_KEPT, Course
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.recovery.record import Ending, Recovery
+
+POLICY = RecoveryPolicy(max_generations_without_progress=2)
+
+
+def handed_on(course):
+    """The same course in the next generation."""
+    other = Course()
+    other.take_over(json.loads(json.dumps(course.state_dict()), object_pairs_hook=_with_numbers))
+    return other
+
+
+def _with_numbers(pairs):
+    return {int(key) if key.isdigit() else key: value for key, value in pairs}
+
+
+def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
+    course = Course()
+    course.step(8)
+    course.begin(1, (), True, POLICY)
+    assert (course.steps_done, course.batches_done, course.to_skip) == (1, 1, 1)
+    course = handed_on(course)
+    course.begin(2, (), True, POLICY)
+    assert course.to_skip == 2
+    course.step(8)
+    assert (course.steps_done, course.samples_done, course.batches_done, course.to_skip) == (2, 16, 4, 0)
+
+
+def test_samples_at_a_save():
+    course = Course()
+    for number in range(100):
+        course.step(10)
+        if number % 2:
+            course.note_save()
+    assert course.newest_save == 100
+    assert len(course.saves) == SAVES_KEPT
+    assert course.samples_at(98) == 980
+    assert course.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
+    assert course.samples_at(2) == 0
+
+
+def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt():
+    saved = Course()
+    saved.step(8)
+    state = saved.state_dict()
+    course = handed_on(saved)
+    course.recoveries = [Recovery(kind="start", reason="", generation=0, step=0)]
+    course.generation, course.progress_generation = 4, 2
+    course.step(8)
+    course.load_state_dict(state)
+    assert (course.steps_done, len(course.recoveries), course.generation) == (1, 1, 4)
+    course.start_over()
+    assert (course.steps_done, course.samples_done, len(course.recoveries)) == (0, 0, 1)
+
+
+def test_generations_in_vain_are_counted_and_their_ends_told():
+    course = Course()
+    course.step(8)
+    for generation, why in ((1, "first"), (2, "second")):
+        course = handed_on(course)
+        course.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, POLICY)
+    course = handed_on(course)
+    with pytest.raises(NoProgressError) as report:
+        course.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, POLICY)
+    assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
+    assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
+    assert "first" not in str(report.value)  # that generation had finished a step
+
+
+def test_an_unknown_pls_stays_unknown():
+    course = Course()
+    course.add_pls(0.25)
+    course.add_pls(0.25)
+    assert course.pls_total == 0.5
+    course.add_pls(None)
+    course.add_pls(0.25)
+    assert course.pls_total is None
