@@ -43,9 +43,12 @@ def main():
     }
     (folder / f"{os.getpid()}.partial").write_text(json.dumps(saw))
     (folder / f"{os.getpid()}.partial").rename(folder / f"{os.getpid()}.json")
-    wait_for_death = restart < doomed if doomed >= 0 else not meeting.continues
     dist.barrier()
-    if restart < doomed and meeting.rank == restart % meeting.world_size:
+    # each agent counts restarts of its own, and not all of them: what all agree on is what has been written
+    generation = len(list(folder.glob("*.json"))) // meeting.world_size - 1
+    wait_for_death = generation < doomed if doomed >= 0 else not meeting.continues
+    dist.barrier()
+    if generation < doomed and meeting.rank == generation % meeting.world_size:
         os.kill(os.getpid(), signal.SIGKILL)
     while wait_for_death:
         dist.all_reduce(torch.ones(1))
