@@ -224,7 +224,8 @@ class PartialRecovery:
             model: holds the sharded tables; built in `building`.
             optimizers: ordinary ones, of dense parameters and data-parallel tables.
             states: what else training needs, the same on all ranks, by name; has `state_dict` and
-                `load_state_dict`.
+                `load_state_dict`. A loader that is read ahead of the steps, as TorchRec's pipelines do, is
+                not where training is: leave it out, and go on at `batches_done`.
             per_rank_states: the same, but different on each rank; they come back to the same rank if its
                 memory is of the very step from which training goes on, and stay as they are otherwise.
 
@@ -315,6 +316,8 @@ class PartialRecovery:
             return
         if self._checkpointer is not None and self._group is not None:
             if self._saved_at != self.steps_done and self.steps_done:
+                with self._tolerated():
+                    self._checkpointer.wait()  # or the last save may be skipped
                 self._course.note_save()
                 self._save("consistent")
             self._checkpointer.close()
@@ -417,7 +420,7 @@ class PartialRecovery:
 
     def _save(self, moment: Moment) -> None:
         if self.checkpointer.save(moment) is not None:
-            self._saved_at = self.steps_done if moment == "consistent" else -1
+            self._saved_at = self.steps_done
 
     @contextmanager
     def _tolerated(self) -> Iterator[None]:

@@ -12,14 +12,24 @@ class RandomGenerators:
 
     def state_dict(self) -> dict[str, Any]:
         """Where they are."""
-        state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+        version, numbers, gauss = random.getstate()
+        state = {
+            "python": (
+                version,
+                np.array(numbers, dtype=np.uint32),
+                gauss,
+            ),  # as one value: it is kept each step
+            "numpy": np.random.get_state(),
+            "torch": torch.get_rng_state(),
+        }
         if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; a generator that was not saved, or is not here, stays as it is."""
-        random.setstate(state["python"])
+        version, numbers, gauss = state["python"]
+        random.setstate((version, tuple(map(int, numbers)), gauss))
         np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
         if "cuda" in state and torch.cuda.is_available():

@@ -1,6 +1,8 @@
 """`PartialRecovery` in a world of one: every way to end, and what the next worker makes of it."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -391,3 +393,21 @@ def test_lost_rows_whose_save_is_damaged_mean_full_recovery_from_an_older_one(
     again = new_worker().restore()
     assert (again.story.kind, again.story.step, again.story.save_step) == ("full", 5, 5)
     assert_same(again.values(), older)
+
+
+@pytest.mark.parametrize("moment", ["rolling", "consistent"])
+def test_an_end_at_the_step_of_a_periodic_save_is_saved_once(new_worker, moment):
+    worker = new_worker(restarted=False, moment=moment).restore().train(5)
+    values = worker.values()
+    worker.recovery.close()
+    dist.destroy_process_group()
+    later = new_worker(restarted=False).restore()
+    assert later.recovery.checkpointer.newest_state().sequence == 0
+    assert_same(later.values(), values)
+
+
+def test_importing_the_package_is_cheap():
+    said = "import sys, cpr; print(sorted({'torch', 'torchrec', 'pyarrow'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", said], text=True).strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        cpr.Nonsense  # noqa: B018
