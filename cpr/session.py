@@ -17,12 +17,12 @@ Started again by torchrun, each worker picks up what is left, and only what nobo
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch.distributed as dist
 from torch import nn
@@ -35,25 +35,22 @@ from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import SaveFailedError
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.recovery.course import Course
 from cpr.recovery.memory import WorkerMemory
+from cpr.recovery.outliving import Outliving
 from cpr.recovery.phases import Phases, note_death, process_began_ns
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery
-from cpr.recovery.replicated import OptimizerState, live_tree
+from cpr.recovery.replicated import OptimizerState
 from cpr.recovery.restoring import Beginning, Restorer
+from cpr.recovery.saving import Saves
 from cpr.recovery.survey import COURSE
 from cpr.resident.birth import Birth, tables_born_in
-from cpr.resident.copy_out import CopyOut, LastCall
 from cpr.resident.janitor import ensure_janitor
-from cpr.shards import before_updates
 
 LONGEST_RESTORE: Final = timedelta(hours=1)
 """How long a worker waits for the slowest one to read what it lost; one that died is noticed at once."""
-FAILED_SAVES_IN_A_ROW: Final = 3
-"""So many make training stop: what it does could not be kept."""
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +93,13 @@ class PartialRecovery:
         self._policy, self._resume = policy or RecoveryPolicy(), resume
         self._memory = WorkerMemory(self._config.uri, resident_root)
         self._course = Course()
-        self._exits = ExitStack()
         self._meeting: Meeting | None = None
         self._birth: Birth | None = None
         self._group: RankGroup | None = None
         self._checkpointer: Checkpointer | None = None
-        self._copy_out: CopyOut | None = None
+        self._saves: Saves | None = None
+        self._outliving: Outliving | None = None
         self._restored_s: float | None = None
-        self._saved_at = -1
-        self._failed_saves = 0
         self._is_over = False
         self._memory.claim()
         self._phases.add("imports", (time.time_ns() - process_began_ns()) / 1e9)
@@ -266,7 +261,8 @@ class PartialRecovery:
                 total_samples=self._total_samples,
             )
         )
-        self._watch(model, optimizers, meeting)
+        self._saves = Saves(checkpointer, self._course, self._every, self._moment)
+        self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
         segments = [segment for report in reports for segment in report.segments]
         note_death(
             self._phases,
@@ -290,21 +286,13 @@ class PartialRecovery:
             SaveFailedError: saves fail again and again; names the file.
         """
         self._check_open()
-        checkpointer, course, segment = self.checkpointer, self._course, self._memory.segment
-        assert segment is not None
-        course.step(samples)
+        if self._saves is None or self._outliving is None:
+            raise ValueError("there is nothing to go on from yet: call restore() first")
+        self._course.step(samples)
         self._note_first_step()
-        is_due = self._every > 0 and course.steps_done % self._every == 0
-        if is_due:
-            course.note_save()
-        with self._tolerated():
-            checkpointer.step()
-        segment.replica.write(course.steps_done, live_tree(checkpointer))
-        segment.marks.step_finished = course.steps_done
-        segment.marks.beat()
-        if is_due:
-            with self._tolerated():
-                self._save(self._moment)
+        self._saves.step()
+        self._outliving.publish()
+        self._saves.save_if_due()
 
     def close(self) -> None:
         """Training has reached its end: save a last time, and free the shared memory.
@@ -314,13 +302,8 @@ class PartialRecovery:
         """
         if self._is_over:
             return
-        if self._checkpointer is not None and self._group is not None:
-            if self._saved_at != self.steps_done and self.steps_done:
-                with self._tolerated():
-                    self._checkpointer.wait()  # or the last save may be skipped
-                self._course.note_save()
-                self._save("consistent")
-            self._checkpointer.close()
+        if self._saves is not None and self._group is not None:
+            self._saves.finish()
             self._group.gather(None)  # all have saved: nobody's memory is needed any more
         self._end()
         self._memory.remove()
@@ -354,11 +337,8 @@ class PartialRecovery:
     def _leave(self, reason: str) -> None:
         if self._memory.segment is not None:
             self._memory.segment.marks.leave(reason)
-        try:
-            if self._copy_out is not None:
-                self._copy_out.run()
-        except Exception:
-            logger.exception("tables that do not live in shared memory could not be copied there")
+        if self._outliving is not None:
+            self._outliving.copy_out()
         try:
             if self._checkpointer is not None:
                 self._checkpointer.close(abandon=True)
@@ -368,35 +348,10 @@ class PartialRecovery:
 
     def _end(self) -> None:
         self._is_over = True
-        self._exits.close()
+        if self._outliving is not None:
+            self._outliving.close()
         if self._group is not None and dist.is_initialized():
             self._group.close()
-
-    def _watch(self, model: nn.Module, optimizers: Sequence[Optimizer], meeting: Meeting) -> None:
-        """Have it noted when table rows begin to change, and copied what does not live in shared memory."""
-        segment = self._memory.segment
-        assert segment is not None
-        marks, course = segment.marks, self._course
-
-        def note() -> None:
-            marks.update_begun = course.steps_done + 1
-
-        self._exits.enter_context(before_updates(model, optimizers, note))
-
-        def seal(shards: Sequence[Any]) -> None:
-            segment.seal(
-                session_id=meeting.session_id,
-                rank=meeting.rank,
-                world_size=meeting.world_size,
-                generation=meeting.generation,
-                shards=shards,
-            )
-
-        copy_out = CopyOut(segment, self.checkpointer.shards, seal)
-        if copy_out.num_bytes:
-            self._memory.home.check_room(copy_out.num_bytes)
-            self._copy_out = copy_out
-            self._exits.enter_context(LastCall(copy_out.run))
 
     def _must_begin_anew(self, meeting: Meeting) -> bool:
         """Whether memory is lost that nothing can make good; better known before tables are adopted."""
@@ -417,24 +372,6 @@ class PartialRecovery:
         told = self._course.note_seconds(self._phases.seconds)
         if self._met().rank == 0:
             logger.info("training goes on: the first step took %.2f s", told.seconds["first_step"])
-
-    def _save(self, moment: Moment) -> None:
-        if self.checkpointer.save(moment) is not None:
-            self._saved_at = self.steps_done
-
-    @contextmanager
-    def _tolerated(self) -> Iterator[None]:
-        """A save that fails is told and tried again at the next one's time; training goes on, for a while."""
-        try:
-            yield
-        except SaveFailedError as error:
-            self._failed_saves += 1
-            if self._failed_saves >= FAILED_SAVES_IN_A_ROW:
-                raise
-            logger.error("%s. Training goes on, and the next save is tried when it is due", error)
-        else:
-            if self._checkpointer is not None and self._checkpointer.newest_step == self._course.newest_save:
-                self._failed_saves = 0
 
     def _met(self) -> Meeting:
         if self._meeting is None:

@@ -85,7 +85,8 @@ class Worker:
         if reason is not None:
             self.recovery.__exit__(type(reason), reason, None)
         else:
-            self.recovery._exits.close()  # hooks and threads die with a process
+            if self.recovery._outliving is not None:
+                self.recovery._outliving.close()  # hooks and threads die with a process
         recovery = self.recovery
         checkpointer = recovery._checkpointer
         if checkpointer is not None and reason is None:

@@ -1,0 +1,85 @@
+"""What a worker does at every moment so that the next one can go on from here."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.meeting import Meeting
+from cpr.recovery.course import Course
+from cpr.recovery.memory import WorkerMemory
+from cpr.recovery.replicated import live_tree
+from cpr.resident.copy_out import CopyOut, LastCall
+from cpr.resident.segment import Segment
+from cpr.shards import before_updates
+from cpr.shards.shard import TableShard
+
+logger = logging.getLogger(__name__)
+
+
+class Outliving:
+    """Keeps a worker's memory fit to be taken over; from `restore` to the end of the worker.
+
+    Args:
+        memory: of this worker.
+        checkpointer: knows the model and what is registered.
+        course: of the run.
+        meeting: of this generation.
+        model: its tables are watched.
+        optimizers: ordinary ones that update tables.
+
+    Raises:
+        NotEnoughMemoryError: tables that do not live in shared memory would find no room there.
+    """
+
+    def __init__(
+        self,
+        memory: WorkerMemory,
+        checkpointer: Checkpointer,
+        course: Course,
+        meeting: Meeting,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        assert memory.segment is not None
+        self._segment: Segment = memory.segment
+        self._checkpointer, self._course, self._meeting = checkpointer, course, meeting
+        self._copy_out = CopyOut(self._segment, checkpointer.shards, self._seal)
+        self._exits = ExitStack()
+        self._exits.enter_context(before_updates(model, optimizers, self._note_update))
+        if self._copy_out.num_bytes:
+            memory.home.check_room(self._copy_out.num_bytes)
+            self._exits.enter_context(LastCall(self._copy_out.run))
+
+    def publish(self) -> None:
+        """A step is complete: what all ranks have alike is copied beside the tables, and counts at once."""
+        segment, steps_done = self._segment, self._course.steps_done
+        segment.replica.write(steps_done, live_tree(self._checkpointer))
+        segment.marks.step_finished = steps_done
+        segment.marks.beat()
+
+    def copy_out(self) -> None:
+        """The worker must go: copy tables that do not live in shared memory, if there are any."""
+        try:
+            self._copy_out.run()
+        except Exception:
+            logger.exception("tables that do not live in shared memory could not be copied there")
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._exits.close()
+
+    def _note_update(self) -> None:
+        self._segment.marks.update_begun = self._course.steps_done + 1
+
+    def _seal(self, shards: Sequence[TableShard]) -> None:
+        self._segment.seal(
+            session_id=self._meeting.session_id,
+            rank=self._meeting.rank,
+            world_size=self._meeting.world_size,
+            generation=self._meeting.generation,
+            shards=shards,
+        )
