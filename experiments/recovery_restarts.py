@@ -32,17 +32,16 @@ class Restarts:
     """Starts runs and kills a worker of each.
 
     Args:
-        scratch: for the data set and the runs; emptied first, removed by its owner.
+        scratch: for the data set and the runs; removed by its owner.
         seed: decides whom the kills hit, and when.
     """
 
     def __init__(self, scratch: Path, seed: int) -> None:
         self._scratch, self._seed = scratch.absolute(), seed
-        shutil.rmtree(scratch, ignore_errors=True)
-        generate(DATASET, scratch / "dataset")
 
     def restart(self, number: int) -> Row:
         """One run; what became of it."""
+        generate(DATASET, self._scratch / "dataset")  # once: it stays
         rng = random.Random(f"{self._seed} {number}")
         victim, after_s = rng.randrange(PROCESSES), rng.uniform(0, WITHIN_S)
         runs = self._scratch / f"runs-{number}"

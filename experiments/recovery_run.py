@@ -93,6 +93,18 @@ class NodesRun:
         (found,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
         return found
 
+    def wait_for_folder(self) -> Path:
+        """The trainer's folder, as soon as it is there.
+
+        Raises:
+            RuntimeError: the run ended before; the message has the end of the log.
+        """
+        while not list((self.folder / "runs").glob("*/config.json")):
+            if any(launch.poll() is not None for launch in self._launches):
+                raise RuntimeError(f"the run did not begin:\n{self._end_of_log()}")
+            time.sleep(POLL_S)
+        return self.run_folder
+
     def wait(self, timeout_s: float) -> dict[str, Any]:
         """The run's report, when all nodes have ended.
 

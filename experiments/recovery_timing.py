@@ -33,7 +33,7 @@ class Timing:
 
     Args:
         job: the model.
-        scratch: an empty folder for checkpoints and timelines; removed by its owner.
+        scratch: folder for checkpoints and timelines; removed by its owner.
         seed: decides whom the kill hits, and when.
     """
 
@@ -51,7 +51,7 @@ class Timing:
 
     def _prepare_rival(self, world_size: int) -> None:
         """Make the checkpoint that the rival loads after a failure."""
-        if not self._saved(world_size).exists():
+        if not self._saved("rival", world_size).exists():
             with self._run("rival", world_size, save=True) as (launcher, output):
                 check_ended_well(launcher, output)
 
@@ -79,11 +79,12 @@ class Timing:
         self, name: str, world_size: int, save: bool = False
     ) -> Iterator[tuple["subprocess.Popen[bytes]", IO[str]]]:
         """A run of a contender with a timeline of its own, ended at the end of the block."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
         self._timeline.unlink(missing_ok=True)
         request = {
             "job": asdict(self._job),
             "timeline": str(self._timeline),
-            "saved": str(self._saved(world_size)),
+            "saved": str(self._saved(name, world_size)),
             "save": save,
         }
         command = torchrun_command(CONTENDERS[name], [json.dumps(request)], world_size, restarts=3)
@@ -99,8 +100,8 @@ class Timing:
     def _timeline(self) -> Path:
         return (self._scratch / "timeline.jsonl").absolute()
 
-    def _saved(self, world_size: int) -> Path:
-        return (self._scratch / f"dcp-{world_size}").absolute()
+    def _saved(self, name: str, world_size: int) -> Path:
+        return (self._scratch / f"{name}-{world_size}").absolute()
 
 
 def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:

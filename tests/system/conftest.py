@@ -16,16 +16,17 @@ def start():
     """Starts a program in the repository; whatever is left of it afterwards is killed by its pid."""
     started = []
 
-    def work(*command, ranks=0):
+    def work(*command, ranks=0, restarts=0, environment=None):
         if ranks:
             torchrun = Path(sys.executable).with_name("torchrun")
-            command = (torchrun, "--standalone", "--nproc-per-node", ranks, *command)
+            workers = ("--nproc-per-node", ranks, "--max-restarts", restarts)
+            command = (torchrun, "--standalone", *workers, *command)
         else:
             command = (sys.executable, *command)
         process = subprocess.Popen(
             list(map(str, command)),
             cwd=REPO,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,145 +1,170 @@
-"""Workers under torchrun that fail in every way: what each has afterwards is exactly what it should be."""
+"""Workers and nodes of the trainer die under torchrun, and training goes on."""
 
 import json
-import os
-import socket
-import uuid
+import re
+import signal
+import time
+from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
-import torch
 
-from tests.system.recovery_worker import BATCH, FAIL_AT, SAVE_AT
-
-WORKER = Path(__file__).with_name("recovery_worker.py")
-PATIENCE_S = 150
+from cpr.faults import AtStep, Killer, KillWorker, LoseNode, Plan, Raise
+from data.synthetic import SyntheticConfig, generate
+from experiments.recovery_run import NodesRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
+CLOCKS = {"seconds", "samples_per_s"}
+MEMORY = Path("/dev/shm")
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
+    )
+    return folder
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(memory))
-    return tmp_path
+def memory():
+    """A folder of shared memory for one test, to see what is left in it."""
+    folder = MEMORY / f"cpr-test-{time.time_ns()}"
+    folder.mkdir(mode=0o700)
+    yield folder
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+    assert not left
 
 
-@pytest.fixture
-def torchrun(start, folder):
-    """Runs the worker under torchrun to its end; what it said."""
-
-    def work(scenario, ranks=2, restarts=3):
-        process = start(
-            "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--max-restarts", restarts,
-            "--master-port", free_port(), WORKER, folder, scenario,
-        )  # fmt: skip
-        _, said = process.communicate(timeout=PATIENCE_S)
-        return process.returncode, said
-
-    return work
-
-
-def load(folder, name):
-    return torch.load(folder / f"{name}.pt")
-
-
-def story_of(folder, generation, rank=0):
-    return json.loads((folder / f"begin-{generation}-{rank}.json").read_text())
+def settings(dataset, runs, *more):
+    """200 steps in one epoch."""
+    return (
+        "--recipe",
+        "tiny",
+        "--set",
+        f"data.uri={dataset}",
+        f"train.run_folder={runs}",
+        "data.global_batch_size=20",
+        "data.window_batches=7",
+        "train.precision=fp32",
+        "train.evaluate_every_steps=50",
+        "train.log_every_steps=10",
+        "checkpoint.every_steps=20",
+        *more,
+    )
 
 
-def assert_rows(mine, theirs, replicated=None):
-    """Equal shards, weights and optimizer state, bit for bit."""
-    for ours, other in zip(mine["shards"], theirs["shards"], strict=True):
-        assert (ours["table"], ours["at"]) == (other["table"], other["at"])
-        if replicated is None or ours["replicated"] == replicated:
-            assert ours["columns"].keys() == other["columns"].keys()
-            for name, column in ours["columns"].items():
-                assert torch.equal(column, other["columns"][name]), (ours["table"], ours["at"], name)
+def only_folder(runs):
+    (folder,) = (path for path in runs.iterdir() if path.is_dir())
+    return folder
 
 
-def assert_dense(mine, theirs):
-    for name, value in mine["dense"].items():
-        assert torch.equal(value, theirs["dense"][name]), name
+def report_of(runs):
+    return json.loads((only_folder(runs) / "report.json").read_text())
 
 
-@pytest.mark.parametrize("scenario", ["lose", "lose_again"])
-def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun, folder, scenario):
-    """`lose_again`: the survivor is killed in the middle of the recovery; nothing more is lost by that."""
-    code, said = torchrun(scenario)
-    assert code == 0, said[-4000:]
-    generation = {"lose": 1, "lose_again": 2}[scenario]
-    alive, saved = load(folder, "alive-0"), load(folder, "saved-1")
-    survivor, replaced = (load(folder, f"begin-{generation}-{rank}") for rank in (0, 1))
-    assert_rows(survivor, alive)
-    assert_rows(replaced, saved, replicated=False)
-    assert_rows(replaced, load(folder, "alive-1"), replicated=True)  # from the survivor
-    assert_dense(survivor, alive)
-    assert_dense(replaced, alive)
-
-    story = story_of(folder, generation)
-    assert (story["kind"], story["step"], story["save_step"]) == ("partial", FAIL_AT, SAVE_AT)
-    samples = (FAIL_AT - SAVE_AT) * BATCH * 2
-    assert story["pls_added"] == story["pls_total"] == pytest.approx(samples / (1000 * BATCH * 2))
-    rows = {origin["table_fqn"].rpartition(".")[2]: origin for origin in story["sources"]}
-    assert (rows["a"]["adopted"], rows["a"]["lost"]) == (0, 40)
-    assert (rows["b"]["adopted"], rows["b"]["lost"]) == (33, 33)
-    assert (rows["d"]["adopted"], rows["d"]["lost"]) == (25, 25)
-    assert (rows["e"]["adopted"], rows["e"]["lost"]) == (60, 0)
-    lost = [shard["columns"] for shard in replaced["shards"] if not shard["replicated"]]
-    lost_bytes = sum(column.nbytes for columns in lost for column in columns.values())
-    assert 0 < story["bytes_read"] < 2 * lost_bytes + 16384  # and nothing else is read
-    assert not list((folder / "memory").iterdir())
+def curve(runs):
+    """All that the run has measured, clocks left out."""
+    lines = [json.loads(line) for line in (only_folder(runs) / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
 
 
-def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
-    code, said = torchrun("both")
-    assert code == 0, said[-4000:]
-    for rank in (0, 1):
-        assert_rows(load(folder, f"begin-1-{rank}"), load(folder, f"alive-{rank}"))
-    story = story_of(folder, 1)
-    assert (story["kind"], story["pls_added"], story["bytes_read"]) == ("process", 0.0, 0)
-    assert len(story["dead"]) == 2
+def write_plan(path, *events):
+    path.write_text(json.dumps(Plan(schedules=events).to_json()))
+    return {"CPR_FAULTS": str(path)}
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypatch, ranks):
-    monkeypatch.setenv("CPR_LAUNCH", uuid.uuid4().hex)  # what `cpr run` tells torchrun
-    monkeypatch.setenv("CPR_LAUNCH_PID", str(os.getpid()))
-    code, _ = torchrun("resize", restarts=0)
-    assert code != 0
-    monkeypatch.setenv("CPR_CONTINUES", "1")
-    code, said = torchrun("resize", ranks=ranks)
-    assert code == 0, said[-4000:]
-    before = whole([load(folder, f"alive-{rank}") for rank in (0, 1)])
-    after = whole([load(folder, f"begin-1-{rank}") for rank in range(ranks)])
-    assert before.keys() == after.keys()
-    for key, column in before.items():
-        if key[1] == "weights" or not key[0].endswith(".b"):  # b is split by columns: see below
-            assert torch.equal(column, after[key]), key
-    story = story_of(folder, 1)
-    assert (story["kind"], story["step"], story["bytes_read"]) == ("process", FAIL_AT, 0)
-    assert any("about to change its mind" in ending["why"] for ending in story["dead"])
-    assert not list((folder / "memory").iterdir())
+def wait_for_step(process, runs, step):
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline:
+        assert process is None or process.poll() is None, process.communicate()
+        if any(f'"train", "step": {step}' in path.read_text() for path in runs.glob("*/metrics.jsonl")):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"step {step} did not come")
 
 
-def whole(parts):
-    """Columns of whole tables by table and name; of row-wise state under a split by columns, the first's."""
-    tables = {}
-    for shard in (shard for part in parts for shard in part["shards"]):
-        for name, column in shard["columns"].items():
-            pieces = tables.setdefault((shard["table"], name), {})
-            pieces.setdefault(shard["at"] if column.dim() == 2 else shard["at"][0], column)
-    return {key: joined(pieces) for key, pieces in tables.items()}
+def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, tmp_path):
+    failures = write_plan(
+        tmp_path / "faults.json",
+        AtStep(step=57, kind=KillWorker(), target=1),
+        AtStep(step=103, kind=Raise(), target=1),
+        AtStep(step=150, kind=KillWorker(), target=0),  # an evaluation follows
+    )
+    environment = {**failures, "CPR_RESIDENT_ROOT": str(memory)}
+    disturbed = start(
+        "-m",
+        "dlrm.train",
+        *settings(dataset, tmp_path / "disturbed"),
+        ranks=2,
+        restarts=3,
+        environment=environment,
+    )
+    _, said = disturbed.communicate(timeout=200)
+    assert disturbed.returncode == 0, said
+    assert said.count("the memory of all workers outlived them") == 3
+
+    undisturbed = start("-m", "dlrm.train", *settings(dataset, tmp_path / "undisturbed"), ranks=2)
+    _, said = undisturbed.communicate(timeout=100)
+    assert undisturbed.returncode == 0, said
+    assert len(curve(tmp_path / "undisturbed")) == 24
+    assert curve(tmp_path / "disturbed") == curve(tmp_path / "undisturbed")
+    ours, theirs = report_of(tmp_path / "disturbed"), report_of(tmp_path / "undisturbed")
+    assert ours["metrics"] == theirs["metrics"]
+    assert ours["failures"]["pls"] == 0
+    recoveries = ours["failures"]["recoveries"]
+    assert [(each["kind"], each["step"], each["interrupted"]) for each in recoveries] == [
+        ("process", 57, False),
+        ("process", 103, False),
+        ("process", 150, False),
+    ]
+    assert "InjectedError" in " ".join(dead["why"] for dead in recoveries[1]["dead"])
 
 
-def joined(pieces):
-    if not isinstance(next(iter(pieces)), tuple):
-        return torch.cat([pieces[at] for at in sorted(pieces)])
-    rows = sorted({row for row, _ in pieces})
-    return torch.cat([torch.cat([pieces[at] for at in sorted(pieces) if at[0] == row], 1) for row in rows])
+def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
+    arguments = settings(dataset, tmp_path, "recovery.max_lost_share=0.75", "data.global_batch_size=10")[:]
+    arguments = [each for each in arguments if not each.startswith("train.run_folder")]
+    with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1) as run:
+        wait_for_step(None, run.wait_for_folder().parent, 60)
+        with Killer(nodes=run.nodes) as killer:
+            deed = killer.fire(LoseNode(), target=1)
+        assert len(deed.pids) >= 2
+        report = run.wait(200)
+        leftovers = run.leftovers()
+    (recovery,) = report["failures"]["recoveries"]
+    assert recovery["kind"] == "partial"
+    kept = sum(source["adopted"] for source in recovery["sources"])
+    lost = sum(source["lost"] for source in recovery["sources"])
+    assert kept > 0
+    assert lost > 0
+    assert recovery["save_step"] % 20 == 0
+    assert report["failures"]["pls"] == pytest.approx(
+        (recovery["step"] - recovery["save_step"]) * 10 / (report["samples"] // 10 * 10 * 2), rel=0.02
+    )
+    assert asdict(leftovers) == {"processes": 0, "memory_files": 0, "temporary_files": 0}
+
+
+def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_path):
+    arguments = settings(dataset, tmp_path / "runs")
+    environment = {"CPR_RESIDENT_ROOT": str(memory)}
+    run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment)
+    wait_for_step(run, tmp_path / "runs", 60)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=60)
+    saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
+    assert not [path for path in memory.rglob("*") if path.is_file()]
+    resume = ("--resume", only_folder(tmp_path / "runs"))
+    run = start("-m", "dlrm.train", *resume, ranks=2, restarts=3, environment=environment)
+    _, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said
+    assert f"begins at step {saved_at} (resume)" in said
+    assert report_of(tmp_path / "runs")["steps"] == 200
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "dlrm.train" in child.cmdline()
+    ]
