@@ -1,6 +1,7 @@
 # The daily commands. They need only make, Python 3.11 to 3.13 and a C library.
 #
 #   make train            install, make the default data set, train the `tiny` recipe on it
+#   make demo             the same, and a worker is killed half way: training goes on
 #   make test             the whole test suite
 #   make check            lint, types and unit tests: the quick one
 #   make install          only the virtual environment, .venv
@@ -23,12 +24,15 @@ INSTALLED := $(VENV)/installed-$(DEVICE)
 DATASET := datasets/tiny
 PROCESSES := $(if $(filter cuda,$(DEVICE)),gpu,2)
 
-.PHONY: train test check lint unit system install lock clean
+.PHONY: train demo test check lint unit system install lock clean
 
 # One thread a process: on the CPU two processes share two cores (torchrun would choose the same, and say so).
 train: $(INSTALLED) $(DATASET)/dataset.json
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) -m dlrm.train \
 		--recipe tiny --set train.device=$(DEVICE)
+
+demo: $(INSTALLED) $(DATASET)/dataset.json
+	$(BIN)/python -m experiments.recovery_demo --dataset $(DATASET)
 
 test: unit system
 
