@@ -78,8 +78,8 @@ def _tell(report: dict[str, Any]) -> None:
     kept = sum(origin.adopted for origin in recovery.sources)
     lost = sum(origin.lost for origin in recovery.sources)
     _say(
-        f"torchrun started both again. {kept:,} rows of the tables were still in memory, the dead worker's too; "
-        f"{lost:,} came from the checkpoint, of which {recovery.bytes_read:,} bytes were read."
+        f"torchrun started both again. {kept:,} rows of the tables were still in memory, the dead worker's "
+        f"too; {lost:,} came from the checkpoint, of which {recovery.bytes_read:,} bytes were read."
     )
     interrupted = ", whose next batch was interrupted and is left out" if recovery.interrupted else ""
     _say(f"Training went on from step {recovery.step}{interrupted}.")
@@ -89,8 +89,8 @@ def _tell(report: dict[str, Any]) -> None:
     )
     _say(f"Portion of lost samples (PLS): {report['failures']['pls']:g}.")
     _say(
-        f"After {report['steps']} steps the AUC is {report['metrics']['auc']:.4f}; the best that any model can "
-        f"reach on this data is {report['best_auc']:.4f}."
+        f"After {report['steps']} steps the AUC is {report['metrics']['auc']:.4f}; the best that any model "
+        f"can reach on this data is {report['best_auc']:.4f}."
     )
     _say(f"Everything about the run is in {report['run_folder']}.")
 
