@@ -84,9 +84,8 @@ class Worker:
         """As if killed by -9, or, with a reason, by an exception; what the kernel does then is done here."""
         if reason is not None:
             self.recovery.__exit__(type(reason), reason, None)
-        else:
-            if self.recovery._outliving is not None:
-                self.recovery._outliving.close()  # hooks and threads die with a process
+        elif self.recovery._outliving is not None:
+            self.recovery._outliving.close()  # hooks and threads die with a process
         recovery = self.recovery
         checkpointer = recovery._checkpointer
         if checkpointer is not None and reason is None:

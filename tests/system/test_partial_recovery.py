@@ -1,0 +1,145 @@
+"""Workers under torchrun that fail in every way: what each has afterwards is exactly what it should be."""
+
+import json
+import os
+import socket
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.system.recovery_worker import BATCH, FAIL_AT, SAVE_AT
+
+WORKER = Path(__file__).with_name("recovery_worker.py")
+PATIENCE_S = 150
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(memory))
+    return tmp_path
+
+
+@pytest.fixture
+def torchrun(start, folder):
+    """Runs the worker under torchrun to its end; what it said."""
+
+    def work(scenario, ranks=2, restarts=3):
+        process = start(
+            "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--max-restarts", restarts,
+            "--master-port", free_port(), WORKER, folder, scenario,
+        )  # fmt: skip
+        _, said = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, said
+
+    return work
+
+
+def load(folder, name):
+    return torch.load(folder / f"{name}.pt")
+
+
+def story_of(folder, generation, rank=0):
+    return json.loads((folder / f"begin-{generation}-{rank}.json").read_text())
+
+
+def assert_rows(mine, theirs, replicated=None):
+    """Equal shards, weights and optimizer state, bit for bit."""
+    for ours, other in zip(mine["shards"], theirs["shards"], strict=True):
+        assert (ours["table"], ours["at"]) == (other["table"], other["at"])
+        if replicated is None or ours["replicated"] == replicated:
+            assert ours["columns"].keys() == other["columns"].keys()
+            for name, column in ours["columns"].items():
+                assert torch.equal(column, other["columns"][name]), (ours["table"], ours["at"], name)
+
+
+def assert_dense(mine, theirs):
+    for name, value in mine["dense"].items():
+        assert torch.equal(value, theirs["dense"][name]), name
+
+
+@pytest.mark.parametrize("scenario", ["lose", "lose_again"])
+def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun, folder, scenario):
+    """`lose_again`: the survivor is killed in the middle of the recovery; nothing more is lost by that."""
+    code, said = torchrun(scenario)
+    assert code == 0, said[-4000:]
+    generation = {"lose": 1, "lose_again": 2}[scenario]
+    alive, saved = load(folder, "alive-0"), load(folder, "saved-1")
+    survivor, replaced = (load(folder, f"begin-{generation}-{rank}") for rank in (0, 1))
+    assert_rows(survivor, alive)
+    assert_rows(replaced, saved, replicated=False)
+    assert_rows(replaced, load(folder, "alive-1"), replicated=True)  # from the survivor
+    assert_dense(survivor, alive)
+    assert_dense(replaced, alive)
+
+    story = story_of(folder, generation)
+    assert (story["kind"], story["step"], story["save_step"]) == ("partial", FAIL_AT, SAVE_AT)
+    samples = (FAIL_AT - SAVE_AT) * BATCH * 2
+    assert story["pls_added"] == story["pls_total"] == pytest.approx(samples / (1000 * BATCH * 2))
+    rows = {origin["table_fqn"].rpartition(".")[2]: origin for origin in story["sources"]}
+    assert (rows["a"]["adopted"], rows["a"]["lost"]) == (0, 40)
+    assert (rows["b"]["adopted"], rows["b"]["lost"]) == (33, 33)
+    assert (rows["d"]["adopted"], rows["d"]["lost"]) == (25, 25)
+    assert (rows["e"]["adopted"], rows["e"]["lost"]) == (60, 0)
+    lost = [shard["columns"] for shard in replaced["shards"] if not shard["replicated"]]
+    lost_bytes = sum(column.nbytes for columns in lost for column in columns.values())
+    assert 0 < story["bytes_read"] < 2 * lost_bytes + 16384  # and nothing else is read
+    assert not list((folder / "memory").iterdir())
+
+
+def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
+    code, said = torchrun("both")
+    assert code == 0, said[-4000:]
+    for rank in (0, 1):
+        assert_rows(load(folder, f"begin-1-{rank}"), load(folder, f"alive-{rank}"))
+    story = story_of(folder, 1)
+    assert (story["kind"], story["pls_added"], story["bytes_read"]) == ("process", 0.0, 0)
+    assert len(story["dead"]) == 2
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypatch, ranks):
+    monkeypatch.setenv("CPR_LAUNCH", uuid.uuid4().hex)  # what `cpr run` tells torchrun
+    monkeypatch.setenv("CPR_LAUNCH_PID", str(os.getpid()))
+    code, _ = torchrun("resize", restarts=0)
+    assert code != 0
+    monkeypatch.setenv("CPR_CONTINUES", "1")
+    code, said = torchrun("resize", ranks=ranks)
+    assert code == 0, said[-4000:]
+    before = whole([load(folder, f"alive-{rank}") for rank in (0, 1)])
+    after = whole([load(folder, f"begin-1-{rank}") for rank in range(ranks)])
+    assert before.keys() == after.keys()
+    for key, column in before.items():
+        if key[1] == "weights" or not key[0].endswith(".b"):  # b is split by columns: see below
+            assert torch.equal(column, after[key]), key
+    story = story_of(folder, 1)
+    assert (story["kind"], story["step"], story["bytes_read"]) == ("process", FAIL_AT, 0)
+    assert any("about to change its mind" in ending["why"] for ending in story["dead"])
+    assert not list((folder / "memory").iterdir())
+
+
+def whole(parts):
+    """Columns of whole tables by table and name; of row-wise state under a split by columns, the first's."""
+    tables = {}
+    for shard in (shard for part in parts for shard in part["shards"]):
+        for name, column in shard["columns"].items():
+            pieces = tables.setdefault((shard["table"], name), {})
+            pieces.setdefault(shard["at"] if column.dim() == 2 else shard["at"][0], column)
+    return {key: joined(pieces) for key, pieces in tables.items()}
+
+
+def joined(pieces):
+    if not isinstance(next(iter(pieces)), tuple):
+        return torch.cat([pieces[at] for at in sorted(pieces)])
+    rows = sorted({row for row, _ in pieces})
+    return torch.cat([torch.cat([pieces[at] for at in sorted(pieces) if at[0] == row], 1) for row in rows])
