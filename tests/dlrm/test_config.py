@@ -49,6 +49,8 @@ from dlrm.recipe import load_config
         (["train.seed=-1"], "train.seed"),
         (["train.evaluate_every_steps=-1"], "train.evaluate_every_steps"),
         (["train.log_every_steps=0"], "train.log_every_steps"),
+        (["recovery.max_lost_share=1.5"], "recovery.max_lost_share"),
+        (["recovery.timeout_s=0"], "recovery.timeout_s"),
     ],
 )
 def test_impossible_values_are_refused(overrides, message):

@@ -92,6 +92,13 @@ def test_our_own_errors_wait_for_the_rank_that_failed_first(monkeypatch, slept):
     assert slept == [process.WAIT_S]
 
 
+def test_the_rank_that_fails_first_keeps_nobody_waiting(monkeypatch, slept):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="bug"):
+        exit_code_of("prog", fail_with(RuntimeError("bug")))
+    assert not slept
+
+
 @pytest.mark.parametrize(("rank", "said"), [("0", "prog: stopped by SIGTERM\n"), ("1", "")])
 def test_stopping_is_said_once(rank, said, monkeypatch, capsys):
     monkeypatch.setenv("RANK", rank)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import MetricValues
-from dlrm.report import Report, format_report, write_report
+from dlrm.report import FailureReport, Report, format_report, write_report
 
 VALUES = MetricValues(
     num_samples=1000,
@@ -78,3 +78,41 @@ def test_a_curve_with_gaps_is_still_drawn(tmp_path):
 def test_no_evaluation_no_picture(tmp_path):
     write_report(tmp_path, replace(REPORT, metrics=None), [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
+
+
+RECOVERY = {
+    "step": 1200,
+    "kind": "partial",
+    "reason": "25.0% of the tables were lost",
+    "dead": [{"rank": 1, "why": "gone with its memory"}, {"rank": 0, "why": "RuntimeError: " + "x " * 100}],
+    "sources": [{"adopted": 300, "moved": 0, "lost": 100}, {"adopted": 0, "moved": 7, "lost": 0}],
+    "save_step": 1000,
+    "seconds": {"restore": 0.25, "detect": 0.5},
+}
+
+
+def test_failures_are_told_with_rows_and_seconds():
+    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(RECOVERY,), pls=0.0125)))
+    lines = [line.split(maxsplit=1) for line in table.splitlines()]
+    assert ["recoveries", "1"] in lines
+    assert ["rows", "300 stayed in memory, 7 moved, 100 from the checkpoint"] in lines
+    assert ["seconds", "0.8 (detect 0.5, restore 0.2)"] in lines
+    assert "at step 1,200" in table
+    assert "partial: 25.0% of the tables were lost" in table
+    assert "rank 1: gone with its memory; rank 0: RuntimeError: x" in table
+    assert max(map(len, table.splitlines())) < 170
+    assert "portion of lost samples (PLS)  0.012500" in table
+
+
+def test_full_recoveries_have_one_origin():
+    everything = {**RECOVERY, "kind": "full", "sources": []}
+    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(everything,), pls=None)))
+    assert "all from the checkpoint" in table
+    assert "not known" in table
+    table = format_report(
+        replace(
+            REPORT,
+            failures=FailureReport(recoveries=({**everything, "save_step": None},), pls=0.0),
+        )
+    )
+    assert "initial values" in table

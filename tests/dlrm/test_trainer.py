@@ -118,6 +118,16 @@ def make_trainer(world_of_one, dataset):
         loader.close()
 
 
+def test_batches_that_died_with_their_workers_are_left_out(make_trainer):
+    trainer = make_trainer(epochs=1)
+    trainer.session = Calling(batches_to_skip=2)
+    trainer.train()
+    assert trainer.model.training
+    assert trainer.steps_done == STEPS - 2
+    assert trainer.telemetry.steps() == list(range(1, STEPS - 1))
+    assert trainer.loader.epoch == 1
+
+
 def test_one_epoch_then_one_evaluation(make_trainer):
     trainer = make_trainer()
     trainer.train()

@@ -203,3 +203,29 @@ def test_other_ranks_stay_silent(tmp_path):
     assert telemetry.finish() is None
     telemetry.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
+    (tmp_path / "lost").mkdir()
+    first = open_run(tmp_path / "lost")
+    other = NoTelemetry()
+    for each in (first, other):
+        train(each, 12)
+        each.evaluation(step=12, samples=12 * BATCH, values=evaluation())
+    first.close()
+    second = open_run(tmp_path / "lost")
+    second.load_state_dict(other.state_dict())
+    report = second.finish()
+    second.close()
+    assert [line["step"] for line in lines(tmp_path / "lost")] == [5, 10]  # the evaluation is done again
+    assert (report.steps, report.samples) == (12, 12 * BATCH)
+    assert second.state_dict()["curve"] == first.state_dict()["curve"]
+
+
+def test_ranks_that_record_nothing_go_on_from_what_rank_0_recorded(tmp_path):
+    telemetry = open_run(tmp_path)
+    train(telemetry, 7)
+    telemetry.close()
+    other = NoTelemetry()
+    other.load_state_dict(telemetry.state_dict())
+    assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": []}

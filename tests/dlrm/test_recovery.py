@@ -1,0 +1,90 @@
+"""When partial recovery is on, and which folder a restarted run takes for its own."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from data.synthetic import SyntheticConfig, generate
+from dlrm.recipe import load_config
+from dlrm.recovery import LAUNCHES, open_recovery
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recovery") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=2, rows_per_day=500, rows_per_block=500, rows_per_file=500), folder
+    )
+    return folder
+
+
+@pytest.fixture
+def config(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+
+    def work(*overrides):
+        runs = tmp_path / "runs"
+        runs.mkdir(exist_ok=True)
+        base = (f"data.uri={dataset}", f"train.run_folder={runs}", "data.global_batch_size=100")
+        return load_config("tiny", [*base, "checkpoint.every_steps=2", *overrides])
+
+    return work
+
+
+def test_it_is_on_where_workers_are_started_again_and_the_run_saves(config, monkeypatch):
+    assert open_recovery(config(), None) is not None
+    assert open_recovery(config("checkpoint.every_steps=0"), None) is None
+    assert open_recovery(config("recovery.enabled=false"), None) is None
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert open_recovery(config(), None) is None
+    monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
+    assert open_recovery(config(), None) is not None
+
+
+@pytest.fixture
+def at_meeting(config):
+    """Recoveries whose workers have met."""
+
+    def work(session_id, continues):
+        recovery = open_recovery(config(), None)
+        recovery._partial._meeting = SimpleNamespace(
+            session_id=session_id, continues=continues, rank=0, world_size=1
+        )
+        recovery._partial._memory.segment = SimpleNamespace(folder=None)
+        return recovery
+
+    return work
+
+
+def make_runs(tmp_path, **launches):
+    """Run folders with these names in their notes, oldest first."""
+    for age, (name, known) in enumerate(launches.items()):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / LAUNCHES).write_text("".join(f"{each}\n" for each in known))
+        os.utime(folder, (age, age))
+    return tmp_path / "runs"
+
+
+def test_a_restarted_run_finds_the_folder_of_its_session(at_meeting, tmp_path):
+    runs = make_runs(tmp_path, other=["x"], mine=["s1", "y"], newer=["z"])
+    assert at_meeting("s1", continues=True).find_folder(runs) == runs / "mine"
+    assert at_meeting("unknown", continues=True).find_folder(runs) is None
+
+
+def test_a_new_run_takes_no_folder_though_its_launch_is_known(at_meeting, tmp_path):
+    recovery = at_meeting("new", continues=False)
+    runs = make_runs(tmp_path, before=[recovery._launch])
+    assert recovery.find_folder(runs) is None
+    assert at_meeting("new", continues=True).find_folder(runs) == runs / "before"
+
+
+def test_the_folder_is_known_by_session_and_launch_from_then_on(at_meeting, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    first = at_meeting("s1", continues=False)
+    first.save_in(folder)
+    at_meeting("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
+    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", first._launch}
