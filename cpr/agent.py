@@ -1,8 +1,9 @@
-"""The torchrun agent of a worker, by pid and start time: a pid alone may be another's tomorrow."""
+"""What started this worker and would start it again: torchrun's agent, or the `cpr run` above it."""
 
 import os
-from pathlib import Path
 from typing import Final
+
+from cpr.processes import Process
 
 AGENT_PID: Final = "CPR_AGENT_PID"
 """Set in workers that are forks of a prepared process (`cpr.standby`), whose parent is not the agent: the
@@ -18,21 +19,6 @@ def agent_pid() -> int:
     return int(agent) if agent and worker in {"", str(os.getpid())} else os.getppid()
 
 
-def launcher_of_this_worker() -> tuple[int, int] | None:
-    """What starts workers again for as long as it lives: `cpr run`, or else the agent.
-
-    Returns:
-        Its pid and its start, in clock ticks since the machine's; None if it is gone.
-    """
-    pid = int(os.environ.get(LAUNCH_PID) or agent_pid())
-    start = start_ticks(pid)
-    return None if start is None else (pid, start)
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the machine was; None if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+def launcher_of_this_worker() -> Process | None:
+    """What starts workers again for as long as it lives: `cpr run`, or else the agent; None if it is gone."""
+    return Process.find(int(os.environ.get(LAUNCH_PID) or agent_pid()))

@@ -1,7 +1,11 @@
 """The `cpr` command: look into checkpoint directories, verify them, and take models out of and into them.
 
+What reads checkpoints is imported by the commands that do: `cpr run` and `cpr clean` start without it.
+
 Exit codes: 0 all is well, 1 something in the directory is bad, 2 the command could not be carried out.
 """
+
+# ruff: noqa: PLC0415
 
 import argparse
 import json
@@ -11,19 +15,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Final
 
 from cpr import launch
-from cpr.checkpoint.chain import Rejected, State
-from cpr.checkpoint.describe import describe
-from cpr.checkpoint.describe_text import as_text, count_text, size_text
-from cpr.checkpoint.storage import open_storage
-from cpr.checkpoint.verify import verify
+from cpr.checkpoint.quantities import count_text, size_text
 from cpr.errors import CheckpointError
 from cpr.resident.folders import user_folder
 from cpr.resident.leftovers import free, occupied
+
+if TYPE_CHECKING:
+    from cpr.checkpoint.chain import Rejected, State
 
 FINE, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 
@@ -79,6 +80,10 @@ def _add_describe(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.describe import describe
+    from cpr.checkpoint.describe_text import as_text
+    from cpr.checkpoint.storage import open_storage
+
     storage = open_storage(options.directory)
     about = describe(storage, datetime.now(UTC))
     if about is None:
@@ -88,6 +93,9 @@ def _describe(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.storage import open_storage
+    from cpr.checkpoint.verify import verify
+
     storage = open_storage(options.directory)
     with closing(_Bar("verifying")) as bar:
         result = verify(storage, bar.advance, bar.start)
@@ -118,7 +126,8 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cpr.checkpoint.export import export  # noqa: PLC0415
+    from cpr.checkpoint.export import export
+    from cpr.checkpoint.storage import open_storage
 
     with closing(_Bar("exporting")) as bar:
         done = export(
@@ -153,8 +162,9 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from cpr.checkpoint.dcp_source import open_source  # noqa: PLC0415
-    from cpr.checkpoint.importing import import_dcp  # noqa: PLC0415
+    from cpr.checkpoint.dcp_source import open_source
+    from cpr.checkpoint.importing import import_dcp
+    from cpr.checkpoint.storage import open_storage
 
     source = open_source(options.source, options.tables, options.step)
     storage = open_storage(options.out)
@@ -244,6 +254,8 @@ class _Bar:
 
     def start(self, num_bytes: int) -> None:
         """Begin, or begin again."""
+        from tqdm import tqdm
+
         self.close()
         self._bar = tqdm(
             total=num_bytes,
@@ -266,12 +278,12 @@ class _Bar:
             self._bar.close()
 
 
-def _print_rejected(rejected: Iterable[Rejected]) -> None:
+def _print_rejected(rejected: "Iterable[Rejected]") -> None:
     for save in rejected:
         print(f"{'unfinished' if save.unfinished else 'bad'}: {save.reason}")
 
 
-def _state_text(state: State) -> str:
+def _state_text(state: "State") -> str:
     upon = (
         f" (base {state.saves[0].sequence} and {count_text(len(state.saves) - 1, 'row save')})"
         if len(state.saves) > 1

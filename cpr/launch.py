@@ -17,11 +17,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
 from uuid import uuid4
+
+from cpr.agent import LAUNCH_PID
+from cpr.processes import Process, Status
 
 GRACE_S: Final = 30.0
 """How long workers that are told to stop may take, as torchrun has it."""
@@ -59,37 +61,6 @@ def run_command(options: argparse.Namespace) -> int:
     return Launch(command, options.restarts).run()
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that cannot be taken for a later one with the same pid."""
-
-    pid: int
-    start_ticks: int
-    """In clock ticks since the machine was started."""
-    session: int
-
-    @classmethod
-    def find(cls, pid: int) -> "Process | None":
-        """None if it is gone, or only its exit code is left."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        state, session, start = fields[0], fields[3], fields[19]  # the 3rd, 6th and 22nd field in proc(5)
-        return None if state in "ZX" else cls(pid, int(start), int(session))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return Process.find(self.pid) == self
-
-    def send(self, signum: signal.Signals) -> None:
-        """To it and the processes it started, if it leads them as torchrun's workers do."""
-        if self.is_alive:
-            with suppress(ProcessLookupError):
-                (os.killpg if self.session == self.pid else os.kill)(self.pid, signum)
-
-
 class Launch:
     """One `cpr run`."""
 
@@ -104,7 +75,7 @@ class Launch:
             "PET_MAX_RESTARTS": str(restarts),  # when another agent is lost, this one restarts its workers
             **os.environ,
             "CPR_LAUNCH": uuid4().hex,
-            "CPR_LAUNCH_PID": str(os.getpid()),
+            LAUNCH_PID: str(os.getpid()),
         }
 
     def run(self) -> int:
@@ -183,8 +154,12 @@ class Launch:
 
 
 def _signal_all(processes: Iterable[Process], signum: signal.Signals) -> None:
+    """To each, and to the processes it started if it leads them as torchrun's workers do."""
     for process in processes:
-        process.send(signum)
+        status = Status.of(process.pid)
+        if status and status.process == process:
+            with suppress(ProcessLookupError):
+                (os.killpg if status.session == process.pid else os.kill)(process.pid, signum)
 
 
 def _cause_of_loss(code: int, error_file: Path) -> str | None:

@@ -21,6 +21,7 @@ from typing import Final
 
 from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CheckpointError, CorruptFileError, LockedError
+from cpr.processes import Process
 
 LOCK_PATH: Final = "LOCK"
 LOCK_BYTES: Final = 1024
@@ -167,7 +168,7 @@ class DirectoryLock:
             logger.info("%s is handed on by %s", self._storage.uri, holder)
             return
         if holder is not None and holder.place == _place():
-            alive = _started(holder.pid) == holder.started
+            alive = Process(holder.pid, holder.started).is_alive
         else:
             alive = self._changes(seen, holder.beat_s if holder else 0.0)
         if alive:
@@ -208,7 +209,7 @@ class DirectoryLock:
             host=socket.gethostname(),
             place=_place(),
             pid=os.getpid(),
-            started=_started(os.getpid()),
+            started=Process.this().start_ticks,
             beat=self._beat,
             beat_s=self._beat_s,
             session=self._session,
@@ -229,13 +230,3 @@ class DirectoryLock:
 def _place() -> str:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"
-
-
-def _started(pid: int) -> int:
-    """When a process started, in ticks since boot; -1 when there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    state, started = fields[0], fields[19]  # the 3rd and the 22nd field in proc(5)
-    return -1 if state in "ZX" else int(started)

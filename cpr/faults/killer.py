@@ -15,9 +15,9 @@ from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.kinds import DamageFile, Hang, KillAgent, KillWorker, Kind, LoseNode
 from cpr.faults.plain import encode
 from cpr.faults.plan import Cursor, Plan
-from cpr.faults.processes import Process
 from cpr.faults.schedules import Event
 from cpr.faults.strikes import Node, find_victims, strike, watch
+from cpr.processes import Process
 
 POLL_S: Final = 0.05
 

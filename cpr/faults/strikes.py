@@ -10,8 +10,9 @@ from typing import Final
 
 from cpr.faults.damage import folders_inside, wipe
 from cpr.faults.kinds import Hang, KillAgent, KillWorker, LoseNode
-from cpr.faults.processes import Process, Worker, find_workers
+from cpr.faults.processes import Worker, find_workers, mapped_files, victim, wait_gone
 from cpr.faults.schedules import Event
+from cpr.processes import Process
 
 GONE_S: Final = 30.0
 """How long a process that was killed may take to be gone, its memory given back."""
@@ -61,7 +62,7 @@ def watch(node: Node | int) -> Watched:
         ValueError: it is not one of a run of this user.
     """
     node = Node(pid=node) if isinstance(node, int) else node
-    return Watched(Process.of(node.pid), node.memory)
+    return Watched(victim(node.pid), node.memory)
 
 
 def find_victims(event: Event, nodes: Sequence[Watched]) -> Victims | None:
@@ -90,7 +91,7 @@ def strike(victims: Victims, kind: Hang | KillWorker | KillAgent | LoseNode) -> 
     folders = []
     if kind.wipe:
         assert victims.node.memory is not None
-        folders = folders_inside(victims.node.memory, process.mapped_files())
+        folders = folders_inside(victims.node.memory, mapped_files(process))
     pids = _send(SIGKILL, [process])
     note = _wait_gone([process])
     for folder in folders:
@@ -119,7 +120,7 @@ def _send(signum: Signals, processes: Sequence[Process]) -> tuple[int, ...]:
 
 
 def _wait_gone(processes: Sequence[Process]) -> str:
-    late = [str(process.pid) for process in processes if not process.wait_gone(GONE_S)]
+    late = [str(process.pid) for process in processes if not wait_gone(process, GONE_S)]
     return f"not gone after {GONE_S:g} s: {', '.join(late)}; " if late else ""
 
 

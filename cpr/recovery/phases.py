@@ -4,8 +4,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
+
+from cpr.processes import Process
 
 PHASES: Final = (
     *("detect", "restart", "imports", "rendezvous", "build", "reattach", "restore", "first_step"),
@@ -57,7 +58,6 @@ def note_death(phases: Phases, left_ns: Sequence[int], last_beats_ns: Sequence[i
 
 def process_began_ns() -> int:
     """When this process began, as `time.time_ns()` would have said; to 10 ms."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
+    began_s = Process.this().start_ticks / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
     return time.time_ns() - int(age_s * 1e9)

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cpr.processes import Process
+
 ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
 DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
@@ -150,7 +152,7 @@ def live_keepers(home: Path) -> list[int]:
     found = []
     for path in home.glob(f"{KEEPER_PREFIX}*-*"):
         pid, ticks = path.name.removeprefix(KEEPER_PREFIX).split("-")
-        if pid.isdecimal() and ticks.isdecimal() and started(int(pid)) == int(ticks):
+        if pid.isdecimal() and ticks.isdecimal() and Process(int(pid), int(ticks)).is_alive:
             found.append(int(pid))
     return found
 
@@ -172,13 +174,3 @@ def remove_home(home: Path) -> None:
 def folder_bytes(folder: Path) -> int:
     """Memory that the files in a folder take."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
-
-
-def started(pid: int) -> int:
-    """When a process started, in ticks since boot; -1 when there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    state, ticks = fields[0], fields[19]  # the 3rd and the 22nd field in proc(5)
-    return -1 if state in "ZX" else int(ticks)

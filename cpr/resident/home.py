@@ -15,6 +15,7 @@ from typing import Final
 from cpr.agent import agent_pid
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
+from cpr.processes import Process
 from cpr.resident.folders import (
     OWNER_FILE,
     PRIVATE_FOLDER,
@@ -24,7 +25,6 @@ from cpr.resident.folders import (
     make_private,
     remove_home,
     segment_folders,
-    started,
     user_folder,
     why_not_private,
 )
@@ -39,17 +39,15 @@ RUN_ID_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
 def run_key(uri: str) -> str:
     """What tells a run from all others on this machine: its checkpoint directory and who launched it.
 
-    That is torchrun's `--rdzv-id` if one was given, else the `cpr run` above it, else the agent itself.
+    That is the `cpr run` above torchrun if there is one, else `--rdzv-id` if one was given, else the agent
+    itself. In this order, because `--standalone` gives each new torchrun an id of its own.
 
     Args:
         uri: the checkpoint directory.
     """
-    launched_by = os.environ.get(RUN_ID_VARIABLE, "none")
+    launched_by = os.environ.get(LAUNCH_VARIABLE) or os.environ.get(RUN_ID_VARIABLE, "none")
     if launched_by == "none":
-        launched_by = os.environ.get(LAUNCH_VARIABLE, "")
-    if not launched_by:
-        agent = agent_pid()
-        launched_by = f"process {agent} {started(agent)}"
+        launched_by = str(Process.find(agent_pid()))
     is_local = "://" not in uri or uri.startswith("file://")
     place = open_storage(uri).uri if is_local else uri
     text = f"{place}\n{launched_by}"

@@ -1,8 +1,9 @@
 """Frees a run's memory when nobody else can: a small process that waits for the end of the run's agent.
 
-A worker starts it; it leaves the worker's session at once, holds none of its files, and imports the standard
-library alone. There is one for each run on a machine. It keeps away from a run while one of its agents lives,
-or a worker owns a segment; when the memory is gone, so is the janitor.
+A worker starts it; it leaves the worker's session at once, holds none of its files, and imports nothing but
+the standard library and modules of `cpr` that do no more. There is one for each run on a machine. It keeps
+away from a run while one of its agents lives, or a worker owns a segment; when the memory is gone, so is the
+janitor.
 """
 
 import os
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cpr.agent import agent_pid
+from cpr.agent import launcher_of_this_worker
 from cpr.resident.folders import (
     JANITOR_FILE,
     KEEPER_PREFIX,
@@ -22,11 +23,9 @@ from cpr.resident.folders import (
     live_segments,
     open_private,
     remove_home,
-    started,
     try_lock,
 )
 
-LAUNCH_PID_VARIABLE: Final = "CPR_LAUNCH_PID"
 LOOK_S: Final = 1.0
 """How often it looks who is alive."""
 
@@ -42,12 +41,13 @@ def ensure_janitor(home: Path) -> None:
     Raises:
         OSError: the janitor cannot be started.
     """
-    agent = int(os.environ.get(LAUNCH_PID_VARIABLE) or agent_pid())
+    agent = launcher_of_this_worker()
     with alone_in(home) as there:
         if not there:
             return
-        keeper = home / f"{KEEPER_PREFIX}{agent}-{max(started(agent), 0)}"
-        os.close(open_private(keeper, os.O_RDWR | os.O_CREAT))
+        if agent:
+            keeper = home / f"{KEEPER_PREFIX}{agent.pid}-{agent.start_ticks}"
+            os.close(open_private(keeper, os.O_RDWR | os.O_CREAT))
         if is_locked(home / JANITOR_FILE):
             return
     # In isolated mode nothing of the user's set-up runs, so the place of this package must be told.

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpr.errors import DamagedMemoryError
-from cpr.resident.folders import open_private, started
+from cpr.processes import Process
+from cpr.resident.folders import open_private
 
 MAGIC: Final = int.from_bytes(b"CPRMARKS", "little")
 VERSION: Final = 1
@@ -81,8 +82,8 @@ class Marks:
 
     def begin(self, generation: int) -> None:
         """This process owns the segment from now on; what the last owner said of its end is forgotten."""
-        self.pid = os.getpid()
-        self.start_ticks = started(os.getpid())
+        this = Process.this()
+        self.pid, self.start_ticks = this.pid, this.start_ticks
         self.generation = generation
         self.left_ns = NOTHING
         self.reason = ""

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 
 from cpr.agent import LAUNCH_PID, launcher_of_this_worker
+from cpr.processes import Process
 from cpr.standby.borrower import borrow
 from cpr.standby.server import serve
 from cpr.standby.soundness import why_not_to_fork
-from cpr.standby.wire import Launcher, connect, listen, program
+from cpr.standby.wire import connect, listen, program
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _import(prepare: Callable[[], None]) -> None:
             gc.enable()
 
 
-def _leave_one_behind(launcher: Launcher, this_program: list[str]) -> None:
+def _leave_one_behind(launcher: Process, this_program: list[str]) -> None:
     """Fork the process that waits; returns in the worker, and in every fork that is borrowed."""
     listener = listen(launcher)
     if listener is None:

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from cpr.agent import AGENT_PID, start_ticks
+from cpr.agent import AGENT_PID
+from cpr.processes import Process
 from cpr.standby.names import PREPARED, WORKER, name_this_process
 from cpr.standby.soundness import LoadedCode
-from cpr.standby.wire import NUMBER, STREAMS, Launcher, Request, is_same_user, receive_request
+from cpr.standby.wire import NUMBER, STREAMS, Request, is_same_user, receive_request
 
 PR_SET_PDEATHSIG: Final = 1
 DYING_S: Final = 5.0
@@ -45,7 +46,7 @@ class _ForkedError(BaseException):
         self.streams = streams
 
 
-def serve(listener: socket.socket, launcher: Launcher, program: list[str]) -> None:
+def serve(listener: socket.socket, launcher: Process, program: list[str]) -> None:
     """Be the prepared process. Returns only in its forks, each of which is then its borrower's worker.
 
     Args:
@@ -105,15 +106,14 @@ def _end_with(parent: int) -> None:
 
 
 class _Server:
-    def __init__(self, listener: socket.socket, launcher: Launcher, program: list[str]) -> None:
+    def __init__(self, listener: socket.socket, launcher: Process, program: list[str]) -> None:
         self._listener = listener
         self._program = program
         self._code = LoadedCode()
         self._selector = selectors.DefaultSelector()
         self._lent: dict[int, _Lent] = {}
-        pid, start = launcher
-        self._launcher = os.pidfd_open(pid)
-        if start_ticks(pid) != start:
+        self._launcher = os.pidfd_open(launcher.pid)
+        if not launcher.is_alive:
             raise ProcessLookupError("the launcher is gone")
         self._is_open = True
         self._selector.register(listener, selectors.EVENT_READ, self._lend)

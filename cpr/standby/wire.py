@@ -12,13 +12,12 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-Launcher = tuple[int, int]
-"""Pid and start time."""
+from cpr.processes import Process
 
 NUMBER: Final = struct.Struct("<i")
 STREAMS: Final = (0, 1, 2)
 CONNECT_S: Final = 1.0
-REQUEST_S: Final = 15.0
+REQUEST_S: Final = 5.0
 """Longest that either side waits for what the other sends at once."""
 
 
@@ -41,7 +40,7 @@ def program() -> list[str]:
     return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
-def listen(launcher: Launcher) -> socket.socket | None:
+def listen(launcher: Process) -> socket.socket | None:
     """The socket of the prepared process of this launcher's workers; None if another process has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -53,7 +52,7 @@ def listen(launcher: Launcher) -> socket.socket | None:
     return listener
 
 
-def connect(launcher: Launcher) -> socket.socket | None:
+def connect(launcher: Process) -> socket.socket | None:
     """A connection to the prepared process of this user; None if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(CONNECT_S)
@@ -116,6 +115,5 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return content
 
 
-def _address(launcher: Launcher) -> bytes:
-    pid, start = launcher
-    return f"\0cpr-standby-{os.getuid()}-{pid}-{start}".encode()
+def _address(launcher: Process) -> bytes:
+    return f"\0cpr-standby-{os.getuid()}-{launcher.pid}-{launcher.start_ticks}".encode()

@@ -161,7 +161,7 @@ def test_interruption_is_no_traceback(directory, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cpr.cli.describe", interrupted)
+    monkeypatch.setattr("cpr.checkpoint.describe.describe", interrupted)
     assert entry(["describe", str(directory)]) == 130
     assert capsys.readouterr().err == "cpr: interrupted\n"
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from cpr.checkpoint.describe import describe
-from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, age_text, as_text, size_text
+from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, as_text
 from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock
 from cpr.checkpoint.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.quantities import age_text, size_text
 from cpr.checkpoint.row_schema import DTYPES
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 

@@ -21,6 +21,7 @@ from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock, Holder
 from cpr.checkpoint.storage import Sink, Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.faults.storages import FaultyStorage, WrappedStorage
+from cpr.processes import Process
 
 REPO = Path(__file__).parents[3]
 SHORT = timedelta(seconds=0.3)
@@ -323,7 +324,7 @@ def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
             make_lock(storage, "new").acquire()
         owner.kill()
         # Not waited for yet: what is left of it in the process table is not alive.
-        wait_for(lambda: lock_module._started(owner.pid) == -1)
+        wait_for(lambda: Process.find(owner.pid) is None)
         make_lock(storage, "new").acquire()  # its patience is an hour
         assert holder_of(storage).owner == "new"
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGKILL
 
-from cpr.faults.processes import Process, Worker, find_workers
+from cpr.faults.processes import Worker, find_workers, victim
+from cpr.processes import Process
 
 SLEEP = "sleep 60"
 WAIT_S = 30.0
@@ -53,13 +54,13 @@ class FakeRun:
         environment = {name: value for name, value in os.environ.items() if name != "RANK"}
         shell = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL)
         self._shells.append(shell)
-        root = Process.of(shell.pid)
+        root = victim(shell.pid)
         wait_for(lambda: [worker.rank for worker in self.workers(root)] == sorted(ranks))
         return shell.pid
 
     def workers(self, root: Process | int) -> list[Worker]:
         """As `find_workers`; remembers them."""
-        root = Process.of(root) if isinstance(root, int) else root
+        root = victim(root) if isinstance(root, int) else root
         found = find_workers(root)
         for worker in found:
             self._seen |= {*worker.processes, worker.agent}

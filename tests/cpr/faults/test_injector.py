@@ -32,7 +32,7 @@ from cpr.faults import (
     StorageError,
     Trace,
 )
-from cpr.faults.processes import Process
+from cpr.faults.processes import victim
 from cpr.faults.schedules import Event
 from tests.cpr.faults.processes import state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
@@ -308,6 +308,6 @@ def test_a_hanging_worker_stands_still_and_can_still_be_ended(tmp_path):
     worker = start(tmp_path, at(2, Hang(duration_s=1000.0)))
     assert [worker.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
     wait_for(lambda: any("a hang of 1000 s" in line for line in [worker.stderr.readline()]))
-    assert state_of(Process.of(worker.pid)) == "S"
+    assert state_of(victim(worker.pid)) == "S"
     worker.terminate()
     assert (worker.communicate(timeout=50)[0], worker.returncode) == ("", -signal.SIGTERM)

@@ -21,7 +21,7 @@ from cpr.faults import (
     Raise,
     Trace,
 )
-from cpr.faults.processes import Process, find_workers
+from cpr.faults.processes import find_workers, mapped_files, victim
 from cpr.faults.schedules import Event
 from tests.cpr.faults.processes import python, state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 
 
 def workers_of(pid):
-    return {worker.rank: worker.process for worker in find_workers(Process.of(pid))}
+    return {worker.rank: worker.process for worker in find_workers(victim(pid))}
 
 
 def test_one_worker_is_killed_and_nobody_else(run):
@@ -40,7 +40,7 @@ def test_one_worker_is_killed_and_nobody_else(run):
     assert (deed.target, deed.pids, deed.note) == (1, (before[1].pid,), "")
     assert not before[1].is_alive
     assert before[0].is_alive
-    assert Process.of(pid).is_alive
+    assert victim(pid).is_alive
     assert workers_of(bystander) == others
 
 
@@ -65,7 +65,7 @@ def test_ranks_are_found_over_all_nodes(run):
 def test_an_agent_goes_with_its_workers(run, wrapped):
     nodes = [run.agent(0, 1), run.agent(2, 3, wrapped=wrapped)]
     workers = workers_of(nodes[1])
-    (agent,) = {worker.agent for worker in find_workers(Process.of(nodes[1]))}
+    (agent,) = {worker.agent for worker in find_workers(victim(nodes[1]))}
     deed = Killer(nodes=nodes).fire(KillAgent(), target=1)
     assert deed.pids == (agent.pid, workers[2].pid, workers[3].pid)
     assert not any(process.is_alive for process in [agent, *workers.values()])
@@ -74,7 +74,7 @@ def test_an_agent_goes_with_its_workers(run, wrapped):
 
 def test_an_agent_alone_leaves_orphans(run):
     pid = run.agent(0, 1)
-    agent, workers = Process.of(pid), workers_of(pid)
+    agent, workers = victim(pid), workers_of(pid)
     assert Killer(nodes=[pid]).fire(KillAgent(workers=False)).pids == (pid,)
     assert not agent.is_alive
     assert all(process.is_alive for process in workers.values())
@@ -100,7 +100,7 @@ def with_memory(run, folder, *ranks):
 
 
 def _maps(process, folder):
-    return any(folder in path.parents for path in process.mapped_files())
+    return any(folder in path.parents for path in mapped_files(process))
 
 
 def test_a_lost_node_loses_its_memory_too_and_only_its_own(run, tmp_path):

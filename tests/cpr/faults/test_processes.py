@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpr.faults.processes import Process, find_workers
+from cpr.faults.processes import find_workers, victim, wait_gone
+from cpr.processes import Process
 from tests.cpr.faults.processes import python, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
@@ -15,15 +16,15 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 
 def test_workers_are_found_by_rank_with_their_agent(run):
     pid = run.agent(3, 0, 11)
-    workers = find_workers(Process.of(pid))
+    workers = find_workers(victim(pid))
     assert [worker.rank for worker in workers] == [0, 3, 11]
-    assert {worker.agent for worker in workers} == {Process.of(pid)}
+    assert {worker.agent for worker in workers} == {victim(pid)}
     assert all(worker.process == worker.started and worker.process.is_alive for worker in workers)
 
 
 def test_below_what_started_torchrun_as_well(run):
     pid = run.agent(0, 1, wrapped=True)
-    workers = find_workers(Process.of(pid))
+    workers = find_workers(victim(pid))
     assert [worker.rank for worker in workers] == [0, 1]
     (agent,) = {worker.agent for worker in workers}
     assert agent.pid != pid
@@ -31,19 +32,19 @@ def test_below_what_started_torchrun_as_well(run):
 
 def test_children_of_a_worker_are_not_workers(run):
     """Such as those that load its data: they have its rank in their environment, too."""
-    root = Process.of(run.agent(0, command=python("import os, time; os.fork(); time.sleep(60)")))
+    root = victim(run.agent(0, command=python("import os, time; os.fork(); time.sleep(60)")))
     (worker,) = find_workers(root)
     children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
     wait_for(children.read_text)
-    child = Process.of(int(children.read_text()))
+    child = victim(int(children.read_text()))
     assert find_workers(root) == [worker]
     assert child.send(signal.SIGKILL)
 
 
 def test_another_runs_processes_are_not_seen(run):
     first, second = run.agent(0, 1), run.agent(0, 1)
-    mine = {worker.process.pid for worker in find_workers(Process.of(first))}
-    theirs = {worker.process.pid for worker in find_workers(Process.of(second))}
+    mine = {worker.process.pid for worker in find_workers(victim(first))}
+    theirs = {worker.process.pid for worker in find_workers(victim(second))}
     assert len(mine) == len(theirs) == 2
     assert not mine & theirs
 
@@ -54,7 +55,7 @@ def test_a_worker_that_a_prepared_process_runs_is_the_one_found(run):
     wait_for(lambda: _name(behind.process) == "cpr-worker")
     pid = run.agent(0, command=named(f"cpr-for-{behind.process.pid}"))
     wait_for(lambda: run.workers(pid)[0].process == behind.process)
-    (found,) = find_workers(Process.of(pid))
+    (found,) = find_workers(victim(pid))
     assert found.processes == (behind.process, found.started)
     assert found.started != behind.process
 
@@ -63,7 +64,7 @@ def test_a_name_alone_makes_no_process_a_worker(run):
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         name = f"cpr-for-{stranger.pid}"
-        root = Process.of(run.agent(0, command=named(name)))
+        root = victim(run.agent(0, command=named(name)))
         wait_for(lambda: _name(find_workers(root)[0].started) == name)
         (worker,) = find_workers(root)
         assert worker.process == worker.started
@@ -82,15 +83,15 @@ def _name(process):
 
 
 def test_a_process_that_ended_gets_no_signal(run):
-    process = Process.of(run.agent(0))
+    process = victim(run.agent(0))
     assert process.send(signal.SIGKILL)
-    assert process.wait_gone(30)  # its exit code is still there, which is not counted as life
+    assert wait_gone(process, 30)  # its exit code is still there, which is not counted as life
     assert not process.send(signal.SIGKILL)
 
 
 def test_a_pid_that_is_another_process_now_gets_no_signal(run):
-    process = Process.of(run.agent(0))
-    before = Process(process.pid, process.started - 1)
+    process = victim(run.agent(0))
+    before = Process(process.pid, process.start_ticks - 1)
     assert not before.is_alive
     assert not before.send(signal.SIGKILL)
     assert find_workers(before) == []
@@ -100,14 +101,14 @@ def test_a_pid_that_is_another_process_now_gets_no_signal(run):
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 1])
 def test_this_process_and_those_above_are_refused(pid):
     with pytest.raises(ValueError, match=f"process {pid} is this one|process {pid} belongs"):
-        Process.of(pid)
+        victim(pid)
 
 
 def test_a_pid_without_a_process_is_refused():
     ended = subprocess.Popen(["true"])
     ended.wait()
     with pytest.raises(ValueError, match=f"no process {ended.pid}"):
-        Process.of(ended.pid)
+        victim(ended.pid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of another user")
@@ -115,7 +116,7 @@ def test_processes_of_another_user_are_refused():
     nobody = subprocess.Popen(["sleep", "60"], user=65534, env={"RANK": "0"})
     try:
         with pytest.raises(ValueError, match="belongs to another user"):
-            Process.of(nobody.pid)
+            victim(nobody.pid)
     finally:
         nobody.kill()
         nobody.wait()

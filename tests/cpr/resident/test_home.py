@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
+from cpr.processes import Process
 from cpr.resident import folders
-from cpr.resident.folders import segment_folders, started, try_lock
+from cpr.resident.folders import segment_folders, try_lock
 from cpr.resident.home import Home, run_key
 from cpr.resident.layout import LAYOUT_FILE
 from cpr.resident.segment import Segment
@@ -47,8 +48,8 @@ def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
         assert home.find()[0] == []
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-        assert started(child.pid) == -1
-        assert started(loader) > 0
+        assert Process.find(child.pid) is None
+        assert Process.find(loader)
         (found,), _ = home.find()
         assert found.marks.pid == child.pid
         assert found.claim()
@@ -288,5 +289,7 @@ def test_the_key_of_a_run(monkeypatch, tmp_path):
     launched = run_key("ckpt")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert run_key("ckpt") == launched
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "drawn by a torchrun --standalone that replaces another")
+    assert run_key("ckpt") == launched
+    monkeypatch.delenv("CPR_LAUNCH")
     assert len({alone, launched, run_key("ckpt")}) == 3

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cpr.agent import LAUNCH_PID
 from cpr.resident.folders import JANITOR_FILE, is_locked, live_keepers
 from cpr.resident.home import Home
-from cpr.resident.janitor import LAUNCH_PID_VARIABLE, LOOK_S, ensure_janitor
+from cpr.resident.janitor import LOOK_S, ensure_janitor
 from tests.cpr.resident.shards import RUN, make_shard
 
 PATIENCE_S = 30
@@ -20,7 +21,7 @@ PATIENCE_S = 30
 def agent(monkeypatch):
     """A process that stands for the run's agent."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setenv(LAUNCH_PID_VARIABLE, str(process.pid))
+    monkeypatch.setenv(LAUNCH_PID, str(process.pid))
     yield process
     process.kill()
     process.communicate()
@@ -83,7 +84,7 @@ def test_it_waits_for_workers_that_outlive_the_agent(watched, agent):
 
 
 def test_another_agent_of_the_run_keeps_the_memory(watched, agent, monkeypatch):
-    monkeypatch.setenv(LAUNCH_PID_VARIABLE, str(os.getpid()))
+    monkeypatch.setenv(LAUNCH_PID, str(os.getpid()))
     ensure_janitor(watched.folder)
     agent.kill()
     agent.wait()

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from cpr.cli import entry
-from cpr.resident.folders import KEEPER_PREFIX, started
+from cpr.processes import Process
+from cpr.resident.folders import KEEPER_PREFIX
 from cpr.resident.home import Home
 from tests.cpr.resident.shards import RUN, make_shard
 
@@ -28,7 +29,7 @@ def test_leftovers_go_and_what_is_in_use_stays(root, capsys):
     live, dead, paused = (sealed(run, root) for run in ("live", "dead", "paused"))
     dead.release()
     paused.release()
-    (paused.folder.parent / f"{KEEPER_PREFIX}{os.getpid()}-{started(os.getpid())}").touch(0o600)
+    (paused.folder.parent / f"{KEEPER_PREFIX}{os.getpid()}-{Process.this().start_ticks}").touch(0o600)
     assert entry(["clean"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0].rpartition("/")[2] for line in out[:3]] == ["dead", "live", "paused"]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from cpr.errors import DamagedMemoryError
-from cpr.resident.folders import started
+from cpr.processes import Process
 from cpr.resident.marks import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, VERSION, WORDS, Marks
 
 
@@ -36,7 +36,7 @@ def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
     marks.step_finished = 5
     marks.leave("told to stop")
     marks.begin(generation=4)
-    assert (marks.pid, marks.start_ticks) == (os.getpid(), started(os.getpid()))
+    assert (marks.pid, marks.start_ticks) == (os.getpid(), Process.this().start_ticks)
     assert (marks.left_ns, marks.reason, marks.generation, marks.step_finished) == (NOTHING, "", 4, 5)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpr.agent import start_ticks
+from cpr.processes import Process
 from cpr.standby.wire import _address
 from tests.cpr.standby.processes import is_alive, prepared_for, said_by, wait_for_end, wait_until
 
@@ -62,7 +62,7 @@ def test_the_next_generation_starts_when_dying_forks_have_ended(prepared, start,
 
 def num_waiting(agent):
     """Connections to its prepared process that it has not accepted: those have no inode in proc(5) yet."""
-    name = _address((agent.pid, start_ticks(agent.pid))).decode().replace("\0", "@")
+    name = _address(Process.find(agent.pid)).decode().replace("\0", "@")
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return len([line for line in lines if line[-1] == name and line[6] == "0"])
 
@@ -155,7 +155,7 @@ def test_another_agent_below_the_same_launch_is_served(prepared, start, agent):
 def test_other_users_are_refused(prepared, start, agent):
     if os.getuid() != 0:
         pytest.skip("only root can be somebody else")
-    address = _address((agent.pid, start_ticks(agent.pid)))
+    address = _address(Process.find(agent.pid))
     probe = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
         "s.connect(b'\\0' + sys.argv[1].encode()); print(s.recv(1))"
@@ -174,6 +174,6 @@ def test_other_users_are_refused(prepared, start, agent):
 def test_a_client_that_says_nonsense_changes_nothing(prepared, start, agent):
     for content in (b"", b"\x01", b"\xff\xff\xff\xff", b"\x02\0\0\0[]"):
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(_address((agent.pid, start_ticks(agent.pid))))
+            client.connect(_address(Process.find(agent.pid)))
             client.sendall(content)
     assert said_by(start("code", 0))["parent"] == prepared.pid

@@ -1,0 +1,67 @@
+"""Processes of this machine, by pid and start time: a pid alone may be another's tomorrow.
+
+Standard library alone, as `cpr run` and the janitor use it as well. Linux only: it reads proc(5).
+"""
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, order=True)
+class Process:
+    """A process that cannot be taken for a later one with the same pid."""
+
+    pid: int
+    start_ticks: int
+    """When it was started, in clock ticks since the machine was."""
+
+    @classmethod
+    def find(cls, pid: int) -> "Process | None":
+        """The one that has this pid now; None if there is none, or only its exit code is left."""
+        status = Status.of(pid)
+        return status.process if status else None
+
+    @classmethod
+    def this(cls) -> "Process":
+        """The calling one."""
+        found = cls.find(os.getpid())
+        assert found
+        return found
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs, or stands still; not if only its exit code is left."""
+        return Process.find(self.pid) == self
+
+    def send(self, signum: signal.Signals) -> bool:
+        """Send it a signal; False if it is gone."""
+        if self.is_alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Status:
+    """A process as it is now."""
+
+    process: Process
+    parent: int
+    session: int
+    """Pid of the process that leads its session."""
+
+    @classmethod
+    def of(cls, pid: int) -> "Status | None":
+        """None if there is no such process, or only its exit code is left."""
+        try:
+            content = Path(f"/proc/{pid}/stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        fields = content.rpartition(b")")[2].split()  # from the 3rd on; the 2nd is any name
+        if fields[0] in {b"Z", b"X"}:
+            return None
+        return cls(Process(pid, int(fields[19])), parent=int(fields[1]), session=int(fields[3]))
