@@ -61,7 +61,7 @@ class NodesRun:
         self._faults = faults
         self._launches: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
-        self._memory = [MEMORY / f"cpr-soak-{os.getpid()}-{number}" for number in range(NODES)]
+        self._memory = [MEMORY / f"{self.folder.name}-{os.getpid()}-{number}" for number in range(NODES)]
 
     def __enter__(self) -> "NodesRun":
         (self.folder / "temporary").mkdir(parents=True)
