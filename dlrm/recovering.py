@@ -1,15 +1,20 @@
 """The training loop's session on partial recovery: survivors keep what they hold."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Final
 
 from cpr.faults import Injector
 from cpr.recovery.record import Recovery as Story
 from cpr.session import PartialRecovery
 from dlrm.config import Config
 from dlrm.report import FailureReport
+
+AFTER_FAILURE: Final = {"process", "partial", "full"}
+"""Kinds of recovery, see `cpr.recovery.decision`."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +48,8 @@ class Recovering:
 
     @property
     def failures(self) -> FailureReport:
-        """What the run went through; the first start is no failure."""
-        stories = [story for story in self._recovery.recoveries if story.generation > 0]
+        """What the run went through; beginning and resuming are no failures."""
+        stories = [story for story in self._recovery.recoveries if story.kind in AFTER_FAILURE]
         return FailureReport(recoveries=tuple(story.to_dict() for story in stories), pls=self._recovery.pls)
 
     def restore(self) -> None:
@@ -70,7 +75,11 @@ class Recovering:
         return timedelta(seconds=self._config.checkpoint.stop_within_s)
 
     def leave(self, spent: timedelta) -> None:
-        """Save if the remaining time allows it, and free the memory: nobody will come for it."""
+        """Save if the remaining time allows it, and free the memory, unless somebody may come for it.
+
+        Under `cpr run` an agent may stop its workers because another one has died, and not because the run is
+        to end. If it is, the memory is freed when `cpr run` has ended.
+        """
         deadline = time.monotonic() + (self.leaving_takes - spent).total_seconds()
         checkpointer, step = self._recovery.checkpointer, self._recovery.steps_done
         remaining_s = deadline - time.monotonic()
@@ -84,7 +93,8 @@ class Recovering:
                 step,
                 "there is no save" if newest is None else f"the newest save is from step {newest}",
             )
-        self._recovery.abandon()
+        if "CPR_LAUNCH" not in os.environ:
+            self._recovery.abandon()
 
     def finish(self) -> None:
         """Training has reached its end: save it, and free the memory."""

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Final
 
 from cpr.recovery.phases import PHASES
@@ -96,9 +95,7 @@ def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
         return []
     rows = [("recoveries", str(len(failures.recoveries)))]
     for recovery in failures.recoveries:
-        dead = "; ".join(
-            f"rank {each['rank']}: {shorten(each['why'], WHY_WIDTH)}" for each in recovery["dead"]
-        )
+        dead = "; ".join(f"rank {each['rank']}: {_first_words(each['why'])}" for each in recovery["dead"])
         seconds = recovery["seconds"]
         phases = ", ".join(f"{phase} {seconds[phase]:.1f}" for phase in PHASES if phase in seconds)
         whole = sum(seconds.values())
@@ -110,6 +107,10 @@ def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
         ]
     pls = "not known" if failures.pls is None else f"{failures.pls:.6f}"
     return [*rows, ("portion of lost samples (PLS)", pls)]
+
+
+def _first_words(why: str) -> str:
+    return why if len(why) <= WHY_WIDTH else f"{why[:WHY_WIDTH]} ..."
 
 
 def _row_origins(recovery: Mapping[str, Any]) -> str:

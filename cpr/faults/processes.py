@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cpr.agent import LAUNCH_PID
 from cpr.processes import Process, Status
 from cpr.standby.names import STAND_IN, WORKER
 
@@ -86,9 +87,12 @@ def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterato
     process = Process.find(pid)
     if process is None or not _is_own(pid):
         return
-    rank = _rank(pid)
-    if rank is not None and process.is_alive:
-        yield Worker(_behind(process), rank, parent, process)
+    environment = _environment(pid)
+    rank = environment.get("RANK", "")
+    if rank.isdigit() and process.is_alive:
+        # `cpr run` starts no workers: it has adopted a prepared process, a janitor, orphans of a dead agent
+        if environment.get(LAUNCH_PID) != str(parent.pid):
+            yield Worker(_behind(process), int(rank), parent, process)
         return
     for child in children.get(pid, ()):
         yield from _below(child, process, children)
@@ -136,12 +140,11 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _rank(pid: int) -> int | None:
+def _environment(pid: int) -> dict[str, str]:
+    """As the process was started with."""
     try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
+        content = (PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    for entry in environment.split(b"\0"):
-        if entry.startswith(b"RANK=") and entry[5:].isdigit():
-            return int(entry[5:])
-    return None
+        return {}
+    entries = (entry.decode(errors="surrogateescape").partition("=") for entry in content.split(b"\0"))
+    return {name: value for name, _, value in entries}
