@@ -30,11 +30,13 @@ from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.config import CheckpointConfig
+from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import open_storage
+from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.recovery.course import Course
 from cpr.recovery.memory import WorkerMemory
@@ -99,6 +101,7 @@ class PartialRecovery:
         self._checkpointer: Checkpointer | None = None
         self._saves: Saves | None = None
         self._outliving: Outliving | None = None
+        self._injector = Injector()
         self._restored_s: float | None = None
         self._is_over = False
         self._memory.claim()
@@ -238,7 +241,14 @@ class PartialRecovery:
         if self._birth is None:
             raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
         assert group is not None
-        checkpointer = Checkpointer(model, self._config, optimizers, session=meeting.session_id)
+        self._injector = self._armed(meeting)
+        checkpointer = Checkpointer(
+            model,
+            self._config,
+            optimizers,
+            session=meeting.session_id,
+            storage=self._injector.storage(open_storage(self._config.uri)),
+        )
         self._checkpointer = checkpointer
         checkpointer.register(COURSE, self._course)
         for number, optimizer in enumerate(optimizers):
@@ -284,6 +294,7 @@ class PartialRecovery:
 
         Raises:
             SaveFailedError: saves fail again and again; names the file.
+            InjectedError: `CPR_FAULTS` asks for it.
         """
         self._check_open()
         if self._saves is None or self._outliving is None:
@@ -293,6 +304,7 @@ class PartialRecovery:
         self._saves.step()
         self._outliving.publish()
         self._saves.save_if_due()
+        self._injector.step(self.steps_done, self._met().rank)
 
     def close(self) -> None:
         """Training has reached its end: save a last time, and free the shared memory.
@@ -352,6 +364,24 @@ class PartialRecovery:
             self._outliving.close()
         if self._group is not None and dist.is_initialized():
             self._group.close()
+
+    def _armed(self, meeting: Meeting) -> Injector:
+        """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
+        plan = Plan.from_environment()
+        storage = open_storage(self._config.uri)
+        folder = Path(storage.uri) if isinstance(storage, LocalStorage) else None
+        if plan.schedules and folder is None:
+            raise ValueError(
+                f"CPR_FAULTS needs a checkpoint directory on a file system, not {storage.uri}: what has "
+                "happened is kept there"
+            )
+        return Injector(
+            plan,
+            folder=folder,
+            num_ranks=meeting.world_size,
+            memory=self.memory_folder,
+            checkpoint=folder,
+        )
 
     def _must_begin_anew(self, meeting: Meeting) -> bool:
         """Whether memory is lost that nothing can make good; better known before tables are adopted."""

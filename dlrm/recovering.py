@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from cpr.faults import Injector
 from cpr.recovery.record import Recovery as Story
 from cpr.session import PartialRecovery
 from dlrm.config import Config
@@ -26,7 +25,6 @@ class Recovering:
         recovery: its workers have met, and the model is built.
         config: of the run.
         restore: brings model and states to where training goes on.
-        injector: failures that were asked for.
     """
 
     def __init__(
@@ -34,12 +32,10 @@ class Recovering:
         recovery: PartialRecovery,
         config: Config,
         restore: Callable[[], Story],
-        injector: Injector,
     ) -> None:
         self._recovery = recovery
         self._config = config
         self._restore = restore
-        self._injector = injector
 
     @property
     def batches_to_skip(self) -> int:
@@ -67,7 +63,6 @@ class Recovering:
             SaveFailedError: saves fail again and again.
         """
         self._recovery.step(self._config.data.global_batch_size)
-        self._injector.step(self._recovery.steps_done, self._recovery.meeting.rank)
 
     @property
     def leaving_takes(self) -> timedelta:

@@ -14,7 +14,6 @@ from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.retention import Retention
-from cpr.faults import Injector, Plan
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import run_key
 from cpr.session import PartialRecovery
@@ -72,7 +71,6 @@ class Recovery:
             policy=RecoveryPolicy(max_lost_share=config.recovery.max_lost_share),
             resume=resume is not None,
         )
-        self._injector = Injector()
 
     def __enter__(self) -> Self:
         """This object, left at the end of the block."""
@@ -114,13 +112,6 @@ class Recovery:
         if self._partial.meeting.rank == 0:
             known = path.read_text().splitlines() if path.exists() else []
             path.write_text("".join(f"{name}\n" for name in sorted({*known, *self._names})))
-        self._injector = Injector(
-            Plan.from_environment(),
-            folder=folder,
-            num_ranks=self._partial.meeting.world_size,
-            memory=self._partial.memory_folder,
-            checkpoint=folder / "checkpoint",
-        )
 
     def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
         """The model, its tables in memory that outlives this worker, with initial values if they are new.
@@ -142,7 +133,6 @@ class Recovery:
             self._partial,
             self._config,
             restore=lambda: self._partial.restore(model, optimizers.table_optimizers, states),
-            injector=self._injector,
         )
 
     @property

@@ -48,6 +48,7 @@ def check_case(scratch: Path, world_size: int, wipe: bool) -> Row:
     generate(DATASET, scratch / "dataset")
     job = ExactnessJob(
         folder=str(notes.absolute()),
+        plan=str((scratch / "faults.json").absolute()),
         overrides=(
             f"data.uri={(scratch / 'dataset').absolute()}",
             "data.global_batch_size=64",
@@ -57,15 +58,13 @@ def check_case(scratch: Path, world_size: int, wipe: bool) -> Row:
         ),
     )
     event = AtStep(step=job.killed_after_step, kind=KillWorker(wipe=wipe), target=VICTIM)
-    plan = scratch / "faults.json"
-    plan.write_text(json.dumps(Plan(schedules=(event,)).to_json()))
+    Path(job.plan).write_text(json.dumps(Plan(schedules=(event,)).to_json()))
     torchrun(
         "experiments.recovery_exactness_worker",
         [json.dumps(asdict(job))],
         processes=world_size,
         threads=1,
         restarts=1,
-        environment={"CPR_FAULTS": str(plan.absolute())},
     )
     return {
         "world_size": world_size,

@@ -38,6 +38,8 @@ class ExactnessJob:
 
     folder: str
     """For checkpoints and notes."""
+    plan: str
+    """File with the failure; not `CPR_FAULTS`, which strikes between steps only."""
     overrides: tuple[str, ...]
     """Of the recipe `tiny`."""
     save_every_steps: int = 5
@@ -107,7 +109,7 @@ def train(job: ExactnessJob, recovery: PartialRecovery) -> None:
     notes.rows(f"begin{meeting.generation}", model)
     replicas = Replicas(dense_parameters(model), num_scalars=1)
     injector = Injector(
-        Plan.from_environment(), folder=folder, num_ranks=meeting.world_size, memory=recovery.memory_folder
+        Plan.read(job.plan), folder=folder, num_ranks=meeting.world_size, memory=recovery.memory_folder
     )
     for batch in islice(inputs.loader, recovery.batches_to_skip, None):
         step = recovery.steps_done

@@ -198,7 +198,9 @@ def _told(deed: Deed) -> Row:
 
 def _injected(folder: Path) -> list[Row]:
     """Failures that workers did to themselves, from their own record."""
-    lines = [line for path in folder.glob("faults-*.jsonl") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in folder.glob("checkpoint/faults-*.jsonl") for line in path.read_text().splitlines()
+    ]
     claimed = [json.loads(line) for line in lines]
     return [
         {"kind": each["kind"]["kind"], "step": each["step"], "happened": True, "note": ""}

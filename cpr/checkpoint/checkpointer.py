@@ -31,7 +31,7 @@ from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
 from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.staging import StagingPool, rows_per_piece
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import (
     CheckpointError,
     CorruptFileError,
@@ -76,6 +76,7 @@ class Checkpointer:
         optimizers: ordinary optimizers that update tables, as data-parallel ones have: their rows are
             saved with their optimizer state. Fused optimizers are found by themselves.
         session: of workers that follow each other after failures; the directory is handed on among them.
+        storage: of the directory; None: what `config.uri` names.
     """
 
     def __init__(
@@ -85,10 +86,11 @@ class Checkpointer:
         optimizers: Sequence[Optimizer] = (),
         *,
         session: str = "",
+        storage: Storage | None = None,
     ) -> None:
         self._config = config
         self._session = session
-        self._storage = open_storage(config.uri)
+        self._storage = storage or open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
         for shard in self.shards:

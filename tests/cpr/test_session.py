@@ -1,5 +1,6 @@
 """`PartialRecovery` in a world of one: every way to end, and what the next worker makes of it."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from cpr.errors import (
     SaveFailedError,
     StartOverError,
 )
+from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
 from cpr.recovery.record import NO_LAST_WORD
 from tests.cpr.recovery.workers import BATCH, Worker, assert_same
 
@@ -81,6 +83,22 @@ def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker):
     assert (story.kind, story.step, story.interrupted) == ("process", 12, False)
     assert (story.bytes_read, story.pls_added, again.recovery.pls) == (0, 0.0, 0.0)
     assert [ending.why for ending in story.dead] == [NO_LAST_WORD]
+
+
+def test_failures_that_were_asked_for_strike_an_unchanged_script_once(new_worker, tmp_path, monkeypatch):
+    plan = Plan(schedules=(AtStep(step=3, kind=StorageError()), AtStep(step=7, kind=Raise())))
+    (tmp_path / "faults.json").write_text(json.dumps(plan.to_json()))
+    monkeypatch.setenv("CPR_FAULTS", str(tmp_path / "faults.json"))
+    worker = new_worker(restarted=False).restore().train(5)
+    with pytest.raises(SaveFailedError, match="No space left"):
+        worker.wait_for_save()
+    with pytest.raises(InjectedError):
+        worker.train(4)
+    worker.die()
+    again = new_worker().restore()
+    assert again.recovery.steps_done == 7
+    again.train(3).wait_for_save()
+    assert again.recovery.checkpointer.newest_step == 10
 
 
 def test_it_goes_on_bit_for_bit_as_if_nothing_had_happened(new_worker):
