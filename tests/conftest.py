@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 GRACE_S = 5.0
 """How long a thread that was told to stop may take to do so."""
@@ -24,8 +24,8 @@ THREADS_OF_OTHERS = {"TMonitor"}
 
 
 def pytest_configure() -> None:
-    # how long an example takes says only how busy the machine is
-    settings.register_profile("no_clock", deadline=None)
+    # how long an example takes, or drawing it, says only how busy the machine is
+    settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("no_clock")
     # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -23,8 +24,9 @@ from cpr.standby.soundness import LoadedCode
 from cpr.standby.wire import NUMBER, STREAMS, Request, is_same_user, receive_request
 
 PR_SET_PDEATHSIG: Final = 1
-DYING_S: Final = 5.0
-"""How long a killed fork may take to give its memory back before others start beside it."""
+DYING_S: Final = 3.0
+"""How long killed forks may take to give their memory back before others start beside them; less than a
+borrower waits for its answer."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,14 @@ class _Server:
 
     def _bury(self) -> None:
         """Wait for forks whose borrowers are gone: the next generation must not meet them."""
-        for lent in list(self._lent.values()):
-            if _is_ready(lent.borrower.fileno(), select.POLLRDHUP, 0):
-                signal.pidfd_send_signal(lent.process, signal.SIGKILL)
-                _is_ready(lent.process, select.POLLIN, DYING_S)
+        dying = [
+            lent for lent in self._lent.values() if _is_ready(lent.borrower.fileno(), select.POLLRDHUP, 0)
+        ]
+        for lent in dying:
+            signal.pidfd_send_signal(lent.process, signal.SIGKILL)
+        deadline = time.monotonic() + DYING_S
+        for lent in dying:
+            _is_ready(lent.process, select.POLLIN, max(0.0, deadline - time.monotonic()))
 
     def _on_word(self, lent: _Lent) -> None:
         """The borrower passes a signal on, or is gone, and its worker with it."""

@@ -115,7 +115,7 @@ def write_history(
     return reference
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(history=histories(), together=st.booleans(), num_threads=st.integers(1, 4))
 def test_any_layout_loads_into_any_other(history, together, num_threads):
     table, saved, wanted, seed = history
@@ -146,7 +146,7 @@ def overlapping_chunks(state: State, shards: Sequence[TableShard]) -> set[tuple[
     }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(history=histories(), data=st.data())
 def test_chosen_rows_load_and_no_others_change(history, data):
     table, saved, wanted, seed = history

@@ -89,7 +89,7 @@ def test_files_come_back(storage: LocalStorage):
     assert part == data[BLOCK_BYTES - 7 : BLOCK_BYTES + 993]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 20_000), max_size=8), end=st.sampled_from([0, 4096, 8192, 1]))
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("refused", [False, True])

@@ -83,7 +83,7 @@ def bits(value):
     return (type(value), repr(value))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tree=TREES)
 def test_what_goes_in_comes_out(tree):
     assert bits(round_trip(tree)) == bits(tree)
@@ -211,7 +211,7 @@ def test_readable_without_this_project():
 SAMPLE = {"a": [torch.arange(20.0), (1, b"bytes", math.inf)], 2: np.arange(3), "c": {"d": torch.tensor(True)}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_truncated_file_is_corrupt(data):
     whole = written(SAMPLE)
@@ -220,7 +220,7 @@ def test_a_truncated_file_is_corrupt(data):
         read_state(memoryview(whole[:length]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_flipped_bits_are_corrupt_or_change_a_value(data):
     """Structure is checked here; values are covered by the digest in the manifest."""

@@ -12,8 +12,8 @@ from signal import SIGKILL
 from cpr.faults.processes import Worker, find_workers, victim
 from cpr.processes import Process
 
-SLEEP = "sleep 60"
-WAIT_S = 30.0
+SLEEP = "sleep 600"
+WAIT_S = 60.0
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -272,7 +272,7 @@ def start(folder, plan, first=0):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("wipe", [False, True])
 def test_a_worker_kills_itself_once_over_restarts(tmp_path, wipe):
     (tmp_path / "memory").mkdir()
@@ -294,7 +294,7 @@ def test_a_worker_kills_itself_once_over_restarts(tmp_path, wipe):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_kill_in_the_middle_of_a_save(tmp_path):
     worker = start(tmp_path, at(2, StorageError(operation="commit", error="KILL")))
     worker.communicate(timeout=50)
@@ -303,7 +303,7 @@ def test_a_kill_in_the_middle_of_a_save(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_hanging_worker_stands_still_and_can_still_be_ended(tmp_path):
     worker = start(tmp_path, at(2, Hang(duration_s=1000.0)))
     assert [worker.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]

@@ -26,7 +26,7 @@ from cpr.faults.schedules import Event
 from tests.cpr.faults.processes import python, state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 def workers_of(pid):
@@ -126,7 +126,7 @@ def test_a_worker_killed_with_its_memory_leaves_that_of_others(run, tmp_path):
 def test_a_hang_begins_and_ends(run):
     pid = run.agent(0, 1)
     worker = workers_of(pid)[1]
-    plan = Plan(schedules=(AtTime(time_s=0.0, kind=Hang(duration_s=0.5), target=1),))
+    plan = Plan(schedules=(AtTime(time_s=0.0, kind=Hang(duration_s=3.0), target=1),))
     with Killer(plan, nodes=[pid]):
         wait_for(lambda: state_of(worker) == "T")
         wait_for(lambda: state_of(worker) == "S")

@@ -11,7 +11,7 @@ from cpr.faults.processes import find_workers, victim, wait_gone
 from cpr.processes import Process
 from tests.cpr.faults.processes import python, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 def test_workers_are_found_by_rank_with_their_agent(run):

@@ -254,13 +254,19 @@ def test_a_guest_that_died_waiting_is_not_counted(workers, place):
 
 def test_the_old_worker_of_a_replaced_agent_makes_room(workers, place):
     orphan = workers.submit(meet_at, place(1, 3), offer(66), ENOUGH)
-    host = workers.submit(meet_at, place(0, 3), offer(0), ENOUGH)
-    time.sleep(0.3)
-    newer = [workers.submit(meet_at, place(1, 3), offer(1), ENOUGH)]
-    with pytest.raises(RendezvousError, match="another process came as rank 1"):
-        orphan.result()
-    newer.append(workers.submit(meet_at, place(2, 3), offer(2), ENOUGH))
-    check([host, *newer], pids=[0, 1, 2])
+    with posted_host(place, 3) as host:
+        seat(host, 1)
+        newer = [workers.submit(meet_at, place(1, 3), offer(1), ENOUGH)]
+        while not orphan.done():
+            host.gather(time.monotonic() + 0.05)
+        with pytest.raises(RendezvousError, match="another process came as rank 1"):
+            orphan.result()
+        newer.append(workers.submit(meet_at, place(2, 3), offer(2), ENOUGH))
+        offers = host.gather(time.monotonic() + 60)
+        store = serve("localhost", ENOUGH)
+        host.tell(decide(offers), offers, store.port)
+    assert [each.pid for each in offers] == [0, 1, 2]
+    assert [each.result().offers for each in newer] == [tuple(offers)] * 2
 
 
 @pytest.mark.parametrize(
@@ -328,22 +334,24 @@ def test_whatever_happened_before_the_last_host_wins(workers, agent, place, seed
 # --- nobody waits for ever, and everybody says for whom ---
 
 SHORT = timedelta(seconds=1)
+LONGER = timedelta(seconds=3)
+"""Where something has to happen before it is over."""
 
 
 def test_the_host_names_who_is_missing(workers, place):
     guest = workers.submit(meet_at, place(2, 4), offer(2), ENOUGH)
-    host = workers.submit(meet_at, place(0, 4), offer(0), SHORT)
-    with pytest.raises(RendezvousError, match=r"ranks 1, 3 of 4 did not come to the meeting within 1 s"):
+    host = workers.submit(meet_at, place(0, 4), offer(0), LONGER)
+    with pytest.raises(RendezvousError, match=r"ranks 1, 3 of 4 did not come to the meeting within 3 s"):
         host.result()
     check([workers.submit(meet_at, place(rank, 4), offer(rank), ENOUGH) for rank in (0, 1, 3)] + [guest])
 
 
 def test_a_guest_names_who_is_missing(workers, place):
-    guest = workers.submit(meet_at, place(1, 4), offer(1), SHORT)
+    guest = workers.submit(meet_at, place(1, 4), offer(1), LONGER)
     with posted_host(place, 4) as host:
         while not guest.done():
             host.gather(time.monotonic() + 0.05)
-    with pytest.raises(RendezvousError, match=r"no meeting of 4 workers within 1 s: ranks 2, 3 did not come"):
+    with pytest.raises(RendezvousError, match=r"no meeting of 4 workers within 3 s: ranks 2, 3 did not come"):
         guest.result()
 
 
@@ -357,14 +365,14 @@ def test_a_guest_says_that_only_old_word_is_there(agent, place):
         port = dead.getsockname()[1]
     post(agent, port)
     with pytest.raises(RendezvousError, match=rf"rank 0 did not come; .*{port}.* is of an earlier one"):
-        meet_at(place(1, 2), offer(), SHORT)
+        meet_at(place(1, 2), offer(), LONGER)
 
 
 def test_a_frozen_host_holds_nobody_for_ever(agent, place):
     with listener() as frozen:
         post(agent, frozen.getsockname()[1])
         with pytest.raises(RendezvousError, match=r"rank 0 at localhost:\d+ does not answer"):
-            meet_at(place(1, 2), offer(), SHORT)
+            meet_at(place(1, 2), offer(), LONGER)
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
 from tests.cpr.resident.shards import RUN, make_shard
 
-PATIENCE_S = 30
+PATIENCE_S = 60
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def stepped(optimizer):
     return optimizer
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=5), kind=KINDS)
 def test_rows_of_a_table_in_any_parameter(rows, kind):
     flat = nn.Parameter(torch.ones(sum(rows) * DIM))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpr.standby.processes import prepared_for, wait_for_end
+from tests.cpr.standby.processes import DEADLINE_S, prepared_for, wait_for_end
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = Path(__file__).parents[3]
@@ -63,7 +63,7 @@ def start(agent, script, tmp_path):
 def prepared(start, agent):
     """The prepared process, left behind by a first worker that has ended."""
     first = start("code", 0)
-    said, _ = first.communicate(timeout=20)  # its streams are not held open by what it left
+    said, _ = first.communicate(timeout=DEADLINE_S)  # its streams are not held open by what it left
     assert json.loads(said)["prepared_here"]
     found = prepared_for(agent)
     assert len(found) == 1

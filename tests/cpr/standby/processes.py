@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def environment_of(pid):

@@ -13,9 +13,9 @@ import pytest
 
 from cpr.processes import Process
 from cpr.standby.wire import _address
-from tests.cpr.standby.processes import is_alive, prepared_for, said_by, wait_for_end, wait_until
+from tests.cpr.standby.processes import DEADLINE_S, is_alive, prepared_for, said_by, wait_for_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 def test_a_fork_deep_in_native_code_ends_with_its_borrower(prepared, start):
@@ -38,7 +38,7 @@ def test_it_ends_with_a_borrower_that_was_stopped(prepared, start):
 
 def test_a_crash_is_the_borrowers_end_and_leaves_one_core_file_at_most(prepared, start, tmp_path):
     worker = start("dump")
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == -signal.SIGSEGV
     assert len(list(tmp_path.glob("core*"))) <= 1
 
@@ -72,7 +72,7 @@ def test_a_prepared_process_that_dies_in_between_is_done_without(prepared, start
     worker = start("code", 3)
     wait_until(lambda: num_waiting(agent) > 0, "the worker did not ask")
     prepared.kill()
-    said, _ = worker.communicate(timeout=20)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
     assert json.loads(said)["prepared_here"]
     assert worker.returncode == 3
     assert len(prepared_for(agent)) == 1  # the next one
@@ -82,7 +82,7 @@ def test_changed_code_is_not_lent(prepared, start, script, agent):
     script.write_text(script.read_text().replace('"rank"', '"changed_rank"'))
     workers = [start("code", 0, rank=rank) for rank in range(2)]
     for rank, worker in enumerate(workers):
-        said, _ = worker.communicate(timeout=20)
+        said, _ = worker.communicate(timeout=DEADLINE_S)
         seen = json.loads(said)
         assert seen["changed_rank"] == str(rank)
         assert seen["parent"] != prepared.pid
@@ -94,14 +94,14 @@ def test_changed_code_is_not_lent(prepared, start, script, agent):
 def test_another_program_below_the_same_agent_is_not_served(prepared, start, script):
     other = script.with_name("other.py")
     other.write_text(script.read_text())
-    said, _ = start("code", 0, rank=1, script=other).communicate(timeout=20)
+    said, _ = start("code", 0, rank=1, script=other).communicate(timeout=DEADLINE_S)
     assert json.loads(said)["prepared_here"]
     assert is_alive(prepared)
 
 
 def test_what_a_fork_starts_is_not_taken_for_a_worker_of_its_agent(prepared, start):
     worker = start("nested", "code", 4, rank=1)
-    said, _ = worker.communicate(timeout=20)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 4
     fork, nested = map(json.loads, said.splitlines())
     assert fork["parent"] == prepared.pid
@@ -116,26 +116,26 @@ def test_forks_draw_numbers_of_their_own(start):
 
 
 def numbers_of(worker):
-    said, _ = worker.communicate(timeout=20)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
     return json.loads(said.splitlines()[1])
 
 
 def test_signals_that_were_to_be_ignored_still_are(start):
     ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    start("code", 0, **ignore).communicate(timeout=20)
+    start("code", 0, **ignore).communicate(timeout=DEADLINE_S)
     worker = start("wait", **ignore)
     fork = psutil.Process(said_by(worker)["pid"])
     assert worker.stdout.readline() == "waiting\n"
     worker.send_signal(signal.SIGHUP)
     fork.send_signal(signal.SIGHUP)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 5
 
 
 def test_a_process_with_threads_is_not_left_behind(start, agent):
     worker = start("code", 0, more={"THREAD": "1"})
-    _, told = worker.communicate(timeout=20)
+    _, told = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 0
     assert "other threads run in it" in told
     assert not prepared_for(agent)
@@ -164,7 +164,7 @@ def test_other_users_are_refused(prepared, start, agent):
         [sys.executable, "-c", probe, address[1:].decode()],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert stranger.stdout == "b''\n"  # closed without a word

@@ -7,14 +7,14 @@ import time
 import psutil
 import pytest
 
-from tests.cpr.standby.processes import prepared_for, said_by, wait_for_end, wait_for_name
+from tests.cpr.standby.processes import DEADLINE_S, prepared_for, said_by, wait_for_end, wait_for_name
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
 def test_a_restarted_worker_is_a_fork_with_its_own_circumstances(prepared, start, agent, tmp_path):
     worker = start("code", 7, rank=1)
-    said, _ = worker.communicate(timeout=20)
+    said, _ = worker.communicate(timeout=DEADLINE_S)
     seen = json.loads(said)
     assert seen["parent"] == prepared.pid
     assert not seen["prepared_here"]
@@ -25,21 +25,21 @@ def test_a_restarted_worker_is_a_fork_with_its_own_circumstances(prepared, start
 
 def test_several_at_once(prepared, start):
     workers = [start("code", rank, rank=rank) for rank in range(4)]
-    pids = {json.loads(worker.communicate(timeout=20)[0])["pid"] for worker in workers}
+    pids = {json.loads(worker.communicate(timeout=DEADLINE_S)[0])["pid"] for worker in workers}
     assert len(pids) == 4
     assert [worker.returncode for worker in workers] == [0, 1, 2, 3]
 
 
 def test_an_exception_is_told_where_the_worker_was_started(prepared, start):
     worker = start("raise")
-    _, told = worker.communicate(timeout=20)
+    _, told = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 1
     assert "ValueError: what went wrong" in told
 
 
 def test_a_killed_fork_is_a_killed_worker(prepared, start):
     worker = start("kill")
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == -signal.SIGKILL
 
 
@@ -48,7 +48,7 @@ def test_signals_are_passed_on(prepared, start):
     said_by(worker)
     assert worker.stdout.readline() == "waiting\n"
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 5
 
 
@@ -66,10 +66,10 @@ def test_workers_end_with_the_prepared_process_and_the_next_prepares_itself(prep
     worker = start("wait")
     fork = psutil.Process(said_by(worker)["pid"])
     prepared.kill()
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == -signal.SIGKILL
     wait_for_end(fork)
-    said, _ = start("code", 0).communicate(timeout=20)
+    said, _ = start("code", 0).communicate(timeout=DEADLINE_S)
     assert json.loads(said)["prepared_here"]
 
 
@@ -86,6 +86,6 @@ def test_it_ends_with_the_agent_but_not_before_its_forks(prepared, start, agent)
 
 
 def test_where_nobody_restarts_nothing_is_left_behind(start, agent):
-    said, _ = start("code", 0, restarts=0).communicate(timeout=20)
+    said, _ = start("code", 0, restarts=0).communicate(timeout=DEADLINE_S)
     assert json.loads(said)["prepared_here"]
     assert not prepared_for(agent)

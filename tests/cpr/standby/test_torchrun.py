@@ -16,7 +16,7 @@ REPO = Path(__file__).parents[3]
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_restarted_workers_are_forks_that_compute_and_fail_as_others_do(tmp_path):
     mark = f"MARK_OF_TEST={tmp_path}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -54,7 +54,7 @@ def play(
     phases=st.lists(shapes, min_size=1, max_size=4),
     config=settings_of_order,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_rows, phases, config):
     phases = [*phases, Phase(world_size=3, batch_size=4, window_batches=2, steps=10**6)]
     seen, order = play(num_rows, phases, drop_last=True, **config)
@@ -71,7 +71,7 @@ def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_r
     phases=st.lists(shapes, min_size=1, max_size=3),
     config=settings_of_order,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_without_drop_last_every_row_is_handed_out(num_rows, phases, config):
     phases = [*phases, Phase(world_size=4, batch_size=5, window_batches=3, steps=10**6)]
     seen, order = play(num_rows, phases, drop_last=False, **config)
@@ -80,7 +80,7 @@ def test_without_drop_last_every_row_is_handed_out(num_rows, phases, config):
 
 
 @given(num_rows=st.integers(20, 300), phase=shapes, split=st.integers(0, 20), config=settings_of_order)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_stopping_and_going_on_with_the_same_shape_changes_nothing(num_rows, phase, split, config):
     order = current_order(num_rows, [phase], **config)
     steps = order.num_steps(drop_last=False)
@@ -97,7 +97,7 @@ def test_stopping_and_going_on_with_the_same_shape_changes_nothing(num_rows, pha
     later=shapes,
     config=settings_of_order,
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_padded_step_spreads_the_tail_evenly(num_rows, phase, later, config):
     order = current_order(num_rows, [phase, later], **config)
     if order.tail_rows == 0:

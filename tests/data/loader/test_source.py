@@ -117,7 +117,7 @@ def test_a_missing_file_is_refused_by_name(dataset):
 
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @example(where=0.999, bit=0)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_flipped_bit_is_noticed_or_harmless(dataset, where, bit):
     folder, manifest = dataset
     path, part = folder / FILE, manifest.parts[0]

@@ -48,7 +48,7 @@ def spoiled_blocks(draw):
     return b"".join(lines)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(spoiled_blocks())
 def test_agrees_with_the_grammar(block):
     good, bad = reference(block)
@@ -58,7 +58,7 @@ def test_agrees_with_the_grammar(block):
     assert [(line.index, line.reason) for line in found] == bad
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=300))
 def test_takes_any_bytes(block):
     good, bad = reference(block + b"\n")

@@ -26,7 +26,7 @@ def read_range(path, start, end, block_bytes):
     return text
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=12),
     st.booleans(),

@@ -43,7 +43,7 @@ def expected(pieces, min_count, cap):
 VALUES = st.integers(0, 12) | st.integers(2**32 - 4, 2**32 - 1)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(st.lists(VALUES, max_size=25), min_size=1, max_size=11), st.integers(1, 4), st.integers(3, 20)
 )

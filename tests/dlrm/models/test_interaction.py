@@ -18,7 +18,7 @@ def by_definition(dense, pooled, names, canonical):
     return torch.cat([dense, *products], dim=1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     order=st.permutations(NAMES),
     count=st.integers(1, len(NAMES)),

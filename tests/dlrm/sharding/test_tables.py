@@ -18,7 +18,7 @@ def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", see
     return shard
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), rows=st.integers(1, 50), chunk=st.integers(1, 20))
 def test_every_piece_equals_its_place_in_the_whole(data, rows, chunk):
     low = data.draw(st.integers(0, rows - 1))
