@@ -3,12 +3,14 @@
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
+from cpr.agent import launcher_of_this_worker
 from cpr.errors import DamagedMemoryError
 from cpr.meeting import HeldSegment, Meeting, Offer
+from cpr.processes import Process
 from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
 from cpr.resident.segment import Segment
@@ -32,6 +34,8 @@ class Claimed:
     """When it left of its own accord; -1: it did not."""
     heartbeat_ns: int
     reason: str
+    launcher: Process
+    """What would have started the owner again."""
 
     @classmethod
     def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
@@ -45,6 +49,7 @@ class Claimed:
             left_ns=marks.left_ns,
             heartbeat_ns=marks.heartbeat_ns,
             reason=marks.reason,
+            launcher=Process(marks.launcher_pid, marks.launcher_start_ticks),
         )
 
 
@@ -91,7 +96,7 @@ class WorkerMemory:
     def offer(self) -> Offer:
         """What this worker brings to the meeting."""
         return Offer(
-            restarted=is_restarted(os.environ, holds_anything=bool(self.claimed)),
+            restarted=is_restarted(os.environ, {each.launcher for each in self.claimed}),
             host=socket.gethostname(),
             pid=os.getpid(),
             held=tuple(
@@ -136,14 +141,19 @@ class WorkerMemory:
         self.home.remove()
 
 
-def is_restarted(environment: Mapping[str, str], holds_anything: bool) -> bool:
+def is_restarted(environment: Mapping[str, str], launchers: Set[Process]) -> bool:
     """Whether this worker knows that it continues a run.
 
-    torchrun counts restarts after failures, but not those after a change of nodes; then memory tells, if it
-    can only be of this very launch: without `--rdzv-id`, each launch has a place of its own.
+    torchrun counts restarts after failures, but not those after a change of nodes; then memory tells, if what
+    started its owner has started this worker as well.
+
+    Args:
+        environment: of this worker.
+        launchers: of the owners of the memory that it found.
     """
     if int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         return True
     if environment.get("CPR_CONTINUES") == "1":
         return True
-    return holds_anything and environment.get(RUN_ID_VARIABLE) == "none"
+    # without torchrun the launcher is a shell, say, from which a new run was started by hand
+    return RUN_ID_VARIABLE in environment and launcher_of_this_worker() in launchers

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from cpr.agent import launcher_of_this_worker
 from cpr.errors import DamagedMemoryError
 from cpr.processes import Process
 from cpr.resident.folders import open_private
 
 MAGIC: Final = int.from_bytes(b"CPRMARKS", "little")
-VERSION: Final = 1
+VERSION: Final = 2
 PAGE_BYTES: Final = 4096
 REASON_BYTES: Final = 500
 REASON_AT: Final = 1024
@@ -22,7 +23,7 @@ NOTHING: Final = -1
 """Stands for "none yet" in every number that begins without a value."""
 WORDS: Final = (
     *("magic", "version", "pid", "start_ticks", "generation", "step_finished", "update_begun", "slot"),
-    *("heartbeat_ns", "left_ns", "reason_bytes"),
+    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "reason_bytes"),
 )
 
 
@@ -54,6 +55,8 @@ class Marks:
 
     pid = _Word("Process that owns the segment, or owned it last.")
     start_ticks = _Word("When that process started, in ticks since boot: tells it from a later one.")
+    launcher_pid = _Word("What started that process and would start it again; -1: it was gone.")
+    launcher_start_ticks = _Word("When the launcher started.")
     generation = _Word("Of the process group in which the owner worked.")
     step_finished = _Word("Training steps done.")
     update_begun = _Word("Number of the last step (from 1) in which table rows began to change; -1: none.")
@@ -84,6 +87,8 @@ class Marks:
         """This process owns the segment from now on; what the last owner said of its end is forgotten."""
         this = Process.this()
         self.pid, self.start_ticks = this.pid, this.start_ticks
+        launcher = launcher_of_this_worker() or Process(NOTHING, NOTHING)
+        self.launcher_pid, self.launcher_start_ticks = launcher.pid, launcher.start_ticks
         self.generation = generation
         self.left_ns = NOTHING
         self.reason = ""

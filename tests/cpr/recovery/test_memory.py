@@ -1,5 +1,7 @@
 """Which worker claims what, and who knows that it continues a run."""
 
+import subprocess
+
 import pytest
 
 from cpr.recovery import memory as module
@@ -8,19 +10,44 @@ from cpr.resident.home import Home, run_key
 
 
 @pytest.mark.parametrize(
-    ("environment", "holds", "expected"),
+    ("environment", "expected"),
     [
-        ({}, True, False),
-        ({"TORCHELASTIC_RESTART_COUNT": "1"}, False, True),
-        ({"TORCHELASTIC_RESTART_COUNT": "0"}, False, False),
-        ({"CPR_CONTINUES": "1"}, False, True),
-        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "none"}, True, True),
-        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "none"}, False, False),
-        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "nightly"}, True, False),
+        ({}, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        ({"CPR_CONTINUES": "1"}, True),
     ],
 )
-def test_who_continues_a_run(environment, holds, expected):
-    assert is_restarted(environment, holds) is expected
+def test_who_continues_a_run(environment, expected):
+    assert is_restarted(environment, set()) is expected
+
+
+def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_path, monkeypatch):
+    """Under `--rdzv-id` as well, where torchrun counts no restart after another agent was replaced."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    agents = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[0].pid))
+        segment = Home(run_key(str(tmp_path)), tmp_path).create("rank0")
+        segment.seal(session_id="s", rank=0, world_size=1, generation=0, shards=[])
+        segment.release()
+        worker = WorkerMemory(str(tmp_path), str(tmp_path))
+        assert not worker.offer().restarted
+        worker.claim()
+        assert worker.offer().restarted
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # no torchrun: a shell started both
+        assert not worker.offer().restarted
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
+        offer = worker.offer()
+        assert offer.held
+        assert not offer.restarted  # a later launch of the same name, which begins anew
+        worker.remove()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
 
 
 @pytest.mark.parametrize(
