@@ -1,11 +1,11 @@
 """Half an hour of training, a failure about every minute: `python -m experiments.recovery_soak [--quick]`.
 
 The `tiny` recipe on two nodes of this machine, two workers each, every node a `cpr run` with its torchrun.
-The data set is as large as half an hour of training needs, measured first. Then the run is done twice, at
-the same time: undisturbed, and with failures at seeded random moments, all kinds mixed: workers killed with
-and without their memory, agents killed with and without their workers, whole nodes lost, hangs that pass and
-hangs that do not, exceptions in a step, slow workers, damaged checkpoint files. Interrupted, the command
-begins the two again. Figures:
+The data set is as large as half an hour of training needs, measured first. Then the run is done twice, at the
+same time: undisturbed, and with failures at seeded random moments, all kinds mixed: workers killed with and
+without their memory, agents killed with and without their workers, whole nodes lost, hangs that pass and
+hangs that do not, exceptions in a step, slow workers, damaged checkpoint files, storage that fails.
+Interrupted, the command begins the two again. Figures:
 
 - `soak_failures`: failures that happened.
 - `soak_auc_delta`: AUC on the test day after the disturbed run, minus that after the undisturbed one.
@@ -38,6 +38,7 @@ from cpr.faults import (
     Plan,
     Raise,
     Slow,
+    StorageError,
 )
 from data.synthetic import SyntheticConfig, generate
 from experiments.record import QUICK, Record, Row
@@ -63,7 +64,12 @@ OUTSIDE: Final[tuple[Kind, ...]] = (
     Hang(duration_s=300.0),
     DamageFile(),
 )
-INSIDE: Final[tuple[Kind, ...]] = (Raise(), KillWorker(), Slow(num_steps=50, factor=3.0))
+INSIDE: Final[tuple[Kind, ...]] = (
+    Raise(),
+    KillWorker(),
+    Slow(num_steps=50, factor=3.0),
+    StorageError(),
+)
 INSIDE_SHARE: Final = 0.25
 """Of the failures that workers do to themselves; the others come from outside."""
 SCRATCH: Final = Path("runs") / "recovery-soak"
