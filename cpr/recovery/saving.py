@@ -1,6 +1,7 @@
 """The saves of a run: periodic ones, of which some may fail, and the last one, which may not."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -12,6 +13,8 @@ from cpr.recovery.course import Course
 
 FAILED_SAVES_IN_A_ROW: Final = 3
 """So many make training stop: what it does could not be kept."""
+POLL_S: Final = 0.1
+"""How often the last save is asked for again where a busy checkpointer skips saves."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class Saves:
         self._every, self._moment = every, moment
         self._saved_at = -1
         self._num_failed = 0
+        self._newest_at_failure: int | None = None
 
     def step(self) -> None:
         """A training step is complete.
@@ -64,6 +68,9 @@ class Saves:
                 self._checkpointer.wait()  # or the last save may be skipped
             self._course.note_save()
             self._save("consistent")
+            while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
+                time.sleep(POLL_S)
+                self._save("consistent")
         self._checkpointer.close()
 
     @property
@@ -81,11 +88,12 @@ class Saves:
             yield
         except SaveFailedError as error:
             self._num_failed += 1
+            self._newest_at_failure = self._checkpointer.newest_step
             if self._num_failed >= FAILED_SAVES_IN_A_ROW:
                 raise
             logger.error(  # the trace says nothing more
                 "%s. Training goes on, and the next save is tried when it is due", error
             )
         else:
-            if self._checkpointer.newest_step == self._course.newest_save:
+            if self._checkpointer.newest_step != self._newest_at_failure:  # one has succeeded since
                 self._num_failed = 0

@@ -1,0 +1,65 @@
+"""When saves are made, and how many may fail."""
+
+import pytest
+
+from cpr.errors import SaveFailedError
+from cpr.recovery.course import Course
+from cpr.recovery.saving import Saves
+
+
+class SlowStorage:
+    """A checkpointer whose saves become the newest one only when the next is due."""
+
+    def __init__(self, course, failing=(), skipped=()):
+        self.course, self.failing, self.skipped = course, failing, skipped
+        self.newest_step, self.under_way, self.asked = None, None, 0
+
+    def step(self):
+        pass
+
+    def wait(self):
+        self.newest_step, self.under_way = self.under_way or self.newest_step, None
+
+    def save(self, moment):
+        self.wait()
+        self.asked += 1
+        if self.asked in self.failing:
+            raise SaveFailedError(f"save {self.asked}")
+        if self.asked in self.skipped:
+            return None
+        self.under_way = self.course.steps_done
+        return self
+
+    def close(self):
+        self.wait()
+
+
+def train(course, saves, steps):
+    for _ in range(steps):
+        course.step(1)
+        saves.step()
+        saves.save_if_due()
+
+
+def test_saves_that_fail_now_and_then_do_not_add_up_though_each_takes_longer_than_the_interval():
+    course = Course()
+    storage = SlowStorage(course, failing={2, 20, 40, 60})
+    train(course, Saves(storage, course, 1, "rolling"), 80)
+    assert storage.newest_step == 79
+
+
+def test_the_third_save_in_a_row_that_fails_ends_training():
+    course = Course()
+    saves = Saves(SlowStorage(course, failing={5, 6, 7}), course, 1, "rolling")
+    train(course, saves, 6)
+    with pytest.raises(SaveFailedError, match="save 7"):
+        train(course, saves, 1)
+
+
+def test_the_last_save_is_asked_for_until_it_is_not_skipped():
+    course = Course()
+    storage = SlowStorage(course, skipped={2, 3})
+    saves = Saves(storage, course, 5, "rolling")
+    train(course, saves, 6)
+    saves.finish()
+    assert storage.newest_step == 6
