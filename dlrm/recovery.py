@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, Self, cast
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
@@ -62,7 +63,7 @@ class Recovery:
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
         root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
-        self._launch = run_key(str(root))
+        self._launches = [run_key(str(root))]
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
             save_every_steps=config.checkpoint.every_steps,
@@ -93,6 +94,9 @@ class Recovery:
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
+        launches = [""] * dist.get_world_size()  # each node has its own
+        dist.all_gather_object(launches, self._launches[0])
+        self._launches = launches
 
     def find_folder(self, root: Path) -> Path | None:
         """The folder of this run if it began before its workers were started again; on rank 0."""
@@ -137,8 +141,8 @@ class Recovery:
 
     @property
     def _names(self) -> set[str]:
-        """Of this session, and of this launch: a launch may lose all memory, and with it the session."""
-        return {self._partial.meeting.session_id, self._launch}
+        """Of this session, and of its launches: they may lose all memory, and with it the session."""
+        return {self._partial.meeting.session_id, *self._launches}
 
 
 def _is_started_again() -> bool:
