@@ -143,13 +143,24 @@ class Home:
 
     def _make(self) -> None:
         try:
-            make_private(self.folder.parent)
-            make_private(self.folder)
+            while not self._made():
+                pass
         except OSError as error:
             raise ResidentMemoryError(
                 f"{self.folder} cannot be used: {error}. What to do: set CPR_RESIDENT_ROOT to a memory file "
                 "system that you may write to"
             ) from error
+
+    def _made(self) -> bool:
+        """Make the folder; False if the end of another run took the user's folder away meanwhile."""
+        try:
+            make_private(self.folder.parent)
+            make_private(self.folder)
+        except FileNotFoundError:
+            if self.folder.parent.parent.is_dir():
+                return False
+            raise
+        return True
 
 
 def _examine(folder: Path) -> tuple[str, Segment | None]:

@@ -11,7 +11,7 @@ import torch
 from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
 from cpr.processes import Process
 from cpr.resident import folders
-from cpr.resident.folders import segment_folders, try_lock
+from cpr.resident.folders import make_private, segment_folders, try_lock
 from cpr.resident.home import Home, run_key
 from cpr.resident.layout import LAYOUT_FILE
 from cpr.resident.segment import Segment
@@ -293,3 +293,18 @@ def test_the_key_of_a_run(monkeypatch, tmp_path):
     assert run_key("ckpt") == launched
     monkeypatch.delenv("CPR_LAUNCH")
     assert len({alone, launched, run_key("ckpt")}) == 3
+
+
+def test_another_run_may_end_while_this_one_begins(tmp_path, monkeypatch):
+    """Its end takes the user's folder away, if nothing else is in it at that moment."""
+    other = Home("other", tmp_path)
+
+    def let_the_other_end(path):
+        if path.name == "run":
+            other.remove()
+        make_private(path)
+
+    monkeypatch.setattr("cpr.resident.home.make_private", let_the_other_end)
+    home = Home("run", tmp_path)
+    assert not other.folder.exists()
+    assert home.create("rank0").folder.is_dir()
