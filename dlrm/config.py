@@ -265,7 +265,7 @@ class RecoveryConfig:
 
     enabled: bool = True
     """Whether survivors go on with what they hold; false: all go back to the newest checkpoint."""
-    max_lost_share: float = 0.5
+    max_lost_share: float = 0.75
     """Largest share of the tables that may come from the checkpoint while the rest goes on; if more is lost,
     all go back to it."""
     timeout_s: float = 120.0

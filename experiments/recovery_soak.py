@@ -144,7 +144,6 @@ def _arguments(soak: Soak, pace: float, dataset: Path) -> list[str]:
         "train.device=cpu",
         "train.evaluate_every_steps=0",
         f"checkpoint.every_steps={every}",
-        "recovery.max_lost_share=0.75",  # a node may hold more than half, and is to be lost partially
         f"recovery.timeout_s={COLLECTIVE_TIMEOUT_S}",
     ]
 

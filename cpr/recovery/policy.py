@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class RecoveryPolicy:
     """When partial recovery is not enough."""
 
-    max_lost_share: float = 0.5
+    max_lost_share: float = 0.75
     """Largest share of the sharded tables' bytes that may come from the checkpoint while the rest goes on
-    with live values; above it, everybody goes back to the newest checkpoint."""
+    with live values; above it, everybody goes back to the newest checkpoint. One of two
+    nodes may hold somewhat more than half."""
     max_generations_without_progress: int = 3
     """So many generations of workers in a row may die without finishing a training step; the next one stops
     the run with a report instead of dying of the same."""

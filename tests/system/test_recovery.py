@@ -128,7 +128,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, t
 
 
 def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
-    arguments = settings(dataset, tmp_path, "recovery.max_lost_share=0.75", "data.global_batch_size=10")[:]
+    arguments = settings(dataset, tmp_path, "data.global_batch_size=10")[:]
     arguments = [each for each in arguments if not each.startswith("train.run_folder")]
     with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1) as run:
         wait_for_step(None, run.wait_for_folder().parent, 60)

@@ -22,7 +22,7 @@ USUAL = {
         ({"lost_share": 0.0}, "process", "outlived"),
         ({"lost_share": 0.0, "is_saved": False}, "process", "outlived"),
         ({"lost_share": 0.5}, "partial", "50.0%"),
-        ({"lost_share": 0.51}, "full", "max_lost_share = 50.0%"),
+        ({"lost_share": 0.76}, "full", "max_lost_share = 75.0%"),
         ({"holds_anything": False, "lost_share": 1.0}, "full", "no worker's memory is left"),
         ({"has_replicated_state": False}, "full", "dense parameters"),
         ({"objection": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
