@@ -80,9 +80,15 @@ class Course:
             del self.saves[step]
 
     def samples_at(self, step: int) -> int:
-        """Samples done at a save; the oldest that is known of, if that save is not."""
-        known = [each for each in self.saves if each <= step]
-        return self.saves[max(known)] if known else 0
+        """Samples done at a save; of one that is not known of, rather too few than too many.
+
+        Before the oldest that is known of, each step counts as many as those up to there did on average.
+        """
+        known = {self.steps_done: self.samples_done, **self.saves}
+        if older := [each for each in known if each <= step]:
+            return known[max(older)]
+        oldest = min(known)
+        return known[oldest] * step // oldest
 
     def begin(
         self, generation: int, endings: tuple[Ending, ...], interrupted: bool, policy: RecoveryPolicy

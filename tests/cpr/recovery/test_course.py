@@ -45,7 +45,18 @@ def test_samples_at_a_save():
     assert len(course.saves) == SAVES_KEPT
     assert course.samples_at(98) == 980
     assert course.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
-    assert course.samples_at(2) == 0
+
+
+def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
+    course = Course()
+    assert course.samples_at(0) == 0
+    for _ in range(40):
+        course.step(10)
+        course.note_save()
+    assert min(course.saves) == 9
+    assert course.samples_at(3) == 30
+    course.saves.clear()  # all that is known of is now
+    assert course.samples_at(20) == 200
 
 
 def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt():
