@@ -22,7 +22,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import torch.distributed as dist
 from torch import nn
@@ -34,7 +34,7 @@ from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import open_storage
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
@@ -50,9 +50,6 @@ from cpr.recovery.saving import Saves
 from cpr.recovery.survey import COURSE
 from cpr.resident.birth import Birth, tables_born_in
 from cpr.resident.janitor import ensure_janitor
-
-LONGEST_RESTORE: Final = timedelta(hours=1)
-"""How long a worker waits for the slowest one to read what it lost; one that died is noticed at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +95,7 @@ class PartialRecovery:
         self._meeting: Meeting | None = None
         self._birth: Birth | None = None
         self._group: RankGroup | None = None
+        self._timeout = timedelta()
         self._checkpointer: Checkpointer | None = None
         self._saves: Saves | None = None
         self._outliving: Outliving | None = None
@@ -170,7 +168,8 @@ class PartialRecovery:
 
         Args:
             backend: "gloo", "nccl", or None: torch chooses.
-            timeout: for the meeting, and of the group's collectives.
+            timeout: for the meeting, and of the group's collectives; so long, too, workers wait for one that
+                does not come to a save.
 
         Raises:
             RendezvousError: not all workers came.
@@ -181,7 +180,8 @@ class PartialRecovery:
             self._memory.settle(self._meeting)
             ensure_janitor(self._memory.home.folder)
             init_process_group(self._meeting, backend, timeout)
-            self._group = RankGroup(max(timeout, LONGEST_RESTORE))
+            self._group = RankGroup(max(timeout, LONGEST_LOAD))
+            self._timeout = timeout
 
     def save_to(self, uri: str) -> None:
         """Save in another directory than the one given, which then only tells this run from others.
@@ -248,6 +248,7 @@ class PartialRecovery:
             optimizers,
             session=meeting.session_id,
             storage=self._injector.storage(open_storage(self._config.uri)),
+            timeout=self._timeout,
         )
         self._checkpointer = checkpointer
         checkpointer.register(COURSE, self._course)

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from threading import Thread
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,7 +26,7 @@ from cpr.checkpoint.model_state import ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
-from cpr.checkpoint.ranks import Alone, RankGroup
+from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup
 from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
@@ -77,6 +78,8 @@ class Checkpointer:
             saved with their optimizer state. Fused optimizers are found by themselves.
         session: of workers that follow each other after failures; the directory is handed on among them.
         storage: of the directory; None: what `config.uri` names.
+        timeout: how long training waits for the slowest rank to come to a save as well; for reading it is
+            at least an hour, and what waits in the background is patient.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Checkpointer:
         *,
         session: str = "",
         storage: Storage | None = None,
+        timeout: timedelta = LONGEST_STEP,
     ) -> None:
         self._config = config
         self._session = session
@@ -98,7 +102,9 @@ class Checkpointer:
         self._optimizers = optimizers
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
-        self._group, self._background = RankGroup(), RankGroup()
+        self._agreement = RankGroup(timeout)
+        self._group = RankGroup(max(timeout, LONGEST_LOAD))
+        self._background = RankGroup(LONGEST_SAVE)
         self._pool = StagingPool(
             config.host_memory_bytes - WRITER_BYTES, any(shard.weights.is_cuda for shard in self.shards)
         )
@@ -403,7 +409,7 @@ class Checkpointer:
         began = time.perf_counter()
         self.prepare()
         selections, states, wish = self._make_wish(kind, moment, rows, deadline)
-        wishes = self._group.gather(wish)
+        wishes = self._agreement.gather(wish)
         if not agree(wish, wishes):
             return None
         if rows is not None:
@@ -532,8 +538,8 @@ class Checkpointer:
             return  # the thread is still in a collective or a write; it and the lock end with the process
         if self._lock is not None:
             self._lock.release()
-        self._background.close()
-        self._group.close()
+        for group in (self._background, self._group, self._agreement):
+            group.close()
 
 
 def _parts(shard: TableShard, ranges: Sequence[tuple[int, int]] | None) -> list[TableShard]:

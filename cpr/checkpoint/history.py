@@ -109,9 +109,8 @@ class History:
             return
         self._verify_newest()
         self.check_lock()
-        if self.group.rank == 0:
-            for sequence in doomed:
-                self._delete(sequence)
+        # the others wait for it here, in the background, and not where training would
+        on_rank_0(self.group, lambda: [self._delete(sequence) for sequence in doomed])
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in doomed]
 
     def _merge(self) -> None:

@@ -12,15 +12,23 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-TIMEOUT: Final = timedelta(days=1)
-"""How long a rank waits for the slowest one: as long as copying and writing may take. A rank that died is
-noticed at once, by its closed connection."""
+LONGEST_SAVE: Final = timedelta(days=1)
+"""How long a rank waits in the background for the slowest one to copy and write."""
+LONGEST_LOAD: Final = timedelta(hours=1)
+"""How long a rank waits for the slowest one to read. One that died is noticed at once, by its closed
+connection; one that hangs, only so."""
+LONGEST_STEP: Final = timedelta(minutes=30)
+"""How long a rank waits for the slowest one to come to a save, unless told otherwise; torch's default."""
 
 
 class RankGroup:
-    """All ranks of the default process group; made by all of them together."""
+    """All ranks of the default process group; made by all of them together.
 
-    def __init__(self, timeout: timedelta = TIMEOUT) -> None:
+    Args:
+        timeout: how long a rank waits for the slowest one, in each call.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         alone = self.world_size == 1
