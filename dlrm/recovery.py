@@ -1,6 +1,7 @@
 """Partial recovery for the trainer: when it is on, where it saves, how a restarted run finds its folder."""
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from cpr.agent import launcher_of_this_worker
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.retention import Retention
 from cpr.recovery.policy import RecoveryPolicy
-from cpr.resident.home import run_key
+from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
 from data.dataset import read_manifest
 from dlrm.config import CheckpointConfig, Config
@@ -63,7 +65,7 @@ class Recovery:
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
         root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
-        self._launches = [run_key(str(root))]
+        self._launches = [_launch()]
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
             save_every_steps=config.checkpoint.every_steps,
@@ -141,10 +143,20 @@ class Recovery:
 
     @property
     def _names(self) -> set[str]:
-        """Of this session, and of its launches: they may lose all memory, and with it the session."""
-        return {self._partial.meeting.session_id, *self._launches}
+        """Of this session, and of its launches: they may lose all memory, and with it the session.
+
+        Not of what people choose, such as `--rdzv-id`: they choose it again.
+        """
+        return {self._partial.meeting.session_id, *filter(None, self._launches)}
+
+
+def _launch() -> str:
+    """What no other launch shares, at any time: which `cpr run` it is, or else which torchrun on this host."""
+    launcher = launcher_of_this_worker()
+    of_torchrun = f"{socket.gethostname()}-{launcher.pid}-{launcher.start_ticks}" if launcher else ""
+    return os.environ.get(LAUNCH_VARIABLE) or of_torchrun
 
 
 def _is_started_again() -> bool:
     """Whether torchrun (--max-restarts) or `cpr run` would start workers again."""
-    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or "CPR_LAUNCH" in os.environ
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_VARIABLE in os.environ

@@ -99,3 +99,25 @@ def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_
     first.save_in(folder)
     second._launches = ["of node 1", "of a new node"]
     assert second.find_folder(tmp_path / "runs") == folder
+
+
+def test_another_launch_with_the_same_rdzv_id_takes_no_folder_though_its_first_workers_died_early(
+    at_meeting, tmp_path, monkeypatch
+):
+    """They met anew, so the session tells nothing, and torchrun says that the run continues."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))  # another torchrun than our parent
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") is None
+
+
+def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(at_meeting, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+    monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder
