@@ -99,11 +99,13 @@ class Restorer:
         with self._phases.measured("restore"):
             tree = self._take_over(begin, found, own)
             read = _Read()
+            is_fresh = not any(report.adopted for report in reports)
             if decision.kind in {"process", "partial"}:
                 assert tree is not None
+                is_fresh = False
                 decision = self._go_on(decision, found, plan, own, tree, read)
             if decision.kind in {"resume", "full"}:
-                self._load(read, any(report.adopted for report in reports))
+                self._load(read, is_fresh)
             self._complete(begin, self._told(begin, decision, found, plan, read))
         return reports
 
@@ -217,14 +219,20 @@ class Restorer:
         read.save_step, read.bytes_read = state.step, stats.bytes_read
         return None
 
-    def _load(self, read: _Read, any_adopted: bool) -> None:
-        """Everybody goes to the newest checkpoint, or to the beginning if there is none."""
+    def _load(self, read: _Read, is_fresh: bool) -> None:
+        """Everybody goes to the newest checkpoint, or to the beginning if there is none.
+
+        Args:
+            read: what was read is noted here.
+            is_fresh: whether all ranks' model and states still are as they were made: nothing was taken over
+                or put back.
+        """
         self._segment.unseal()
         self._course.start_over()
         loaded = self._checkpointer.load()
         if loaded is not None:
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
-        elif any_adopted:  # tables that were taken over as they were have not been initialised
+        elif not is_fresh:
             self._group.gather(None)
             self._memory.remove()
             raise StartOverError(

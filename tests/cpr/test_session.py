@@ -229,6 +229,20 @@ def test_memory_of_no_use_before_the_first_save_is_freed_and_the_next_generation
     assert_same(third.values(), fresh)
 
 
+def test_what_was_put_back_before_all_must_go_back_to_the_beginning_is_not_trained_on(new_worker):
+    """The replicated table does not fit, which shows when dense parameters and position are in place."""
+    options = {"save_every_steps": 0, "optimizer": torch.optim.SGD}
+    new_worker(restarted=False, **options).restore().train(3).die()
+    options |= {"layout": {"a": "rw", "b": "tw", "c": "dp"}, "rows": {"a": 100, "b": 40, "c": 21}}
+    second = new_worker(**options)
+    with pytest.raises(StartOverError, match="memory has been freed"):
+        second.restore()
+    assert not second.recovery.tables_adopted
+    second.die()
+    third = new_worker(**options).restore()
+    assert (third.story.kind, third.story.step, third.position.next) == ("full", 0, 0)
+
+
 def test_another_model_means_full_recovery_which_says_what_differs(new_worker):
     new_worker(restarted=False).restore().train(6).wait_for_save().die()
     again = new_worker(rows={"a": 100, "b": 41, "c": 20})
