@@ -109,8 +109,7 @@ class History:
             return
         self._verify_newest()
         self.check_lock()
-        # the others wait for it here, in the background, and not where training would
-        on_rank_0(self.group, lambda: [self._delete(sequence) for sequence in doomed])
+        on_rank_0(self.group, lambda: self._delete_all(doomed))  # others wait here, and not in training
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in doomed]
 
     def _merge(self) -> None:
@@ -201,6 +200,10 @@ class History:
         except CheckpointError as error:
             logger.warning("save %d is left as it is: %s", sequence, error)
         else:
+            self._delete(sequence)
+
+    def _delete_all(self, sequences: Sequence[int]) -> None:
+        for sequence in sequences:
             self._delete(sequence)
 
     def _delete(self, sequence: int) -> None:
