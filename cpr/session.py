@@ -39,6 +39,7 @@ from cpr.checkpoint.storage import open_storage
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.recovery.course import Course
+from cpr.recovery.launches import is_of_launches, note_launches
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.outliving import Outliving
 from cpr.recovery.phases import Phases, note_death, process_began_ns
@@ -67,7 +68,8 @@ class PartialRecovery:
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
-        resume: whether a new run goes on from what is saved in the directory.
+        resume: whether a new run goes on from what is saved in the directory; otherwise only what this
+            launch has saved there is ever loaded, after failures.
 
     Raises:
         ValueError: something is missing or impossible; says what to change.
@@ -242,12 +244,13 @@ class PartialRecovery:
             raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
         assert group is not None
         self._injector = self._armed(meeting)
+        storage = self._injector.storage(open_storage(self._config.uri))
         checkpointer = Checkpointer(
             model,
             self._config,
             optimizers,
             session=meeting.session_id,
-            storage=self._injector.storage(open_storage(self._config.uri)),
+            storage=storage,
             timeout=self._timeout,
         )
         self._checkpointer = checkpointer
@@ -259,6 +262,8 @@ class PartialRecovery:
         for name, state in (per_rank_states or {}).items():
             checkpointer.register(name, state, per_rank=True)
         checkpointer.claim()
+        launches = {offer.launch for offer in meeting.offers} - {""}
+        is_own = meeting.continues and is_of_launches(storage, group, launches)
         restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
         reports = restorer.restore(
             Beginning(
@@ -267,11 +272,13 @@ class PartialRecovery:
                 rank=meeting.rank,
                 world_size=meeting.world_size,
                 continues=meeting.continues,
-                resumes=self._resume,
+                resumes=self._resume or is_own,
                 adopted=self._birth.adopted,
                 total_samples=self._total_samples,
             )
         )
+        if not self._resume:
+            note_launches(storage, group, launches)
         self._saves = Saves(checkpointer, self._course, self._every, self._moment)
         self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
         segments = [segment for report in reports for segment in report.segments]
@@ -307,6 +314,39 @@ class PartialRecovery:
         self._saves.save_if_due()
         self._injector.step(self.steps_done, self._met().rank)
 
+    def note_skipped(self) -> None:
+        """One of the `batches_to_skip` was taken from the data and left out, on all ranks.
+
+        Only a `save_now` before the next `step` needs to know: that step, or else `close`, tells as well that
+        all of them were left out.
+
+        Raises:
+            ValueError: no batch was to be skipped.
+        """
+        self._course.note_skipped()
+
+    def save_now(self, timeout_s: float) -> bool:
+        """Save this moment and wait until it is safe; for all ranks, when training is stopped from outside.
+
+        The memory stays, because nobody knows here whether workers are started again. Once what would start
+        them has ended, it is freed.
+
+        Args:
+            timeout_s: give the save up if it takes longer.
+
+        Returns:
+            Whether this moment is saved.
+
+        Raises:
+            SaveFailedError: the save failed; names the file.
+        """
+        self._check_open()
+        if self._saves is None or self._outliving is None:
+            raise ValueError("there is nothing to save yet: call restore() first")
+        is_saved = self._saves.now(timeout_s)
+        self._outliving.publish()  # workers that come next know of the save
+        return is_saved
+
     def close(self) -> None:
         """Training has reached its end: save a last time, and free the shared memory.
 
@@ -316,17 +356,10 @@ class PartialRecovery:
         if self._is_over:
             return
         if self._saves is not None and self._group is not None:
+            while self._course.to_skip:  # of the end of the data
+                self._course.note_skipped()
             self._saves.finish()
             self._group.gather(None)  # all have saved: nobody's memory is needed any more
-        self._end()
-        self._memory.remove()
-
-    def abandon(self) -> None:
-        """Training ends for good, on all ranks, before its end: free the memory without another save."""
-        if self._is_over:
-            return
-        if self._checkpointer is not None:
-            self._checkpointer.close(abandon=True)
         self._end()
         self._memory.remove()
 

@@ -1,8 +1,6 @@
 """The training loop's session on partial recovery: survivors keep what they hold."""
 
 import logging
-import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -42,6 +40,10 @@ class Recovering:
         """Batches that come next and were begun by workers that died in the middle."""
         return self._recovery.batches_to_skip
 
+    def note_skipped(self) -> None:
+        """One of them was taken from the data and left out."""
+        self._recovery.note_skipped()
+
     @property
     def failures(self) -> FailureReport:
         """What the run went through; beginning and resuming are no failures."""
@@ -70,26 +72,22 @@ class Recovering:
         return timedelta(seconds=self._config.checkpoint.stop_within_s)
 
     def leave(self, spent: timedelta) -> None:
-        """Save if the remaining time allows it, and free the memory, unless somebody may come for it.
+        """Save if the remaining time allows it.
 
-        Under `cpr run` an agent may stop its workers because another one has died, and not because the run is
-        to end. If it is, the memory is freed when `cpr run` has ended.
+        The memory stays: torchrun stops workers to start others, too, when nodes come or go. When it has
+        ended, the memory is freed.
         """
-        deadline = time.monotonic() + (self.leaving_takes - spent).total_seconds()
-        checkpointer, step = self._recovery.checkpointer, self._recovery.steps_done
-        remaining_s = deadline - time.monotonic()
-        save = checkpointer.save("consistent", timeout_s=remaining_s) if remaining_s > 0 else None
-        if save is not None and checkpointer.wait(max(0.0, deadline - time.monotonic())):
+        remaining_s = (self.leaving_takes - spent).total_seconds()
+        step = self._recovery.steps_done
+        if remaining_s > 0 and self._recovery.save_now(remaining_s):
             logger.info("saved at step %d before leaving", step)
-        else:
-            newest = checkpointer.newest_step
-            logger.warning(
-                "not saved before leaving at step %d: %s",
-                step,
-                "there is no save" if newest is None else f"the newest save is from step {newest}",
-            )
-        if "CPR_LAUNCH" not in os.environ:
-            self._recovery.abandon()
+            return
+        newest = self._recovery.checkpointer.newest_step
+        logger.warning(
+            "not saved before leaving at step %d: %s",
+            step,
+            "there is no save" if newest is None else f"the newest save is from step {newest}",
+        )
 
     def finish(self) -> None:
         """Training has reached its end: save it, and free the memory."""

@@ -151,7 +151,7 @@ class Recovery:
 
 
 def _launch() -> str:
-    """What no other launch shares, at any time: which `cpr run` it is, or else which torchrun on this host."""
+    """What no other launch shares, ever: which `cpr run` it is, or else which torchrun on this host."""
     launcher = launcher_of_this_worker()
     of_torchrun = f"{socket.gethostname()}-{launcher.pid}-{launcher.start_ticks}" if launcher else ""
     return os.environ.get(LAUNCH_VARIABLE) or of_torchrun

@@ -22,7 +22,10 @@ class Session(Protocol):
 
     @property
     def batches_to_skip(self) -> int:
-        """Batches at the position that are not trained on, after `restore`: somebody died in their middle."""
+        """Batches at the position that are not to be trained on: somebody died in their middle."""
+
+    def note_skipped(self) -> None:
+        """One of them was taken from the data and left out."""
 
     @property
     def failures(self) -> FailureReport | None:
@@ -59,6 +62,9 @@ class NoRecovery:
     batches_to_skip = 0
     failures = None
 
+    def note_skipped(self) -> None:
+        """Nothing: it does not come to this."""
+
     def restore(self) -> None:
         """Nothing: training begins at the beginning."""
 
@@ -94,6 +100,9 @@ class Checkpoints:
         self._moment = cast("Moment", config.moment)
         self._saved_at = -1
         self._is_last_word_said = False
+
+    def note_skipped(self) -> None:
+        """Nothing: it does not come to this."""
 
     def restore(self) -> None:
         """Load the newest state that verifies, where the run is resumed.

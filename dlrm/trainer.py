@@ -84,11 +84,10 @@ class Trainer:
         if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
             self._evaluate()
             evaluated_at = self.steps_done
-        to_skip = self.session.batches_to_skip
         while self.should_continue():
             for batch in self.loader:
-                if to_skip:
-                    to_skip -= 1
+                if self.session.batches_to_skip:
+                    self.session.note_skipped()
                     continue
                 self._train_on(batch)
                 if self._should_evaluate():

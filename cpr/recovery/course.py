@@ -21,7 +21,7 @@ class Course:
         self.batches_done = 0
         """Of the data, trained or skipped, up to the registered states; without `to_skip`."""
         self.to_skip = 0
-        """Batches after that whose training was interrupted."""
+        """Batches after that whose training was interrupted, and which nobody has left out yet."""
         self.pls_total: float | None = 0.0
         self.generation = 0
         """Of the workers that wrote this."""
@@ -51,6 +51,13 @@ class Course:
         self.to_skip = 0
         self.progress_generation = self.generation
         self._fruitless = []
+
+    def note_skipped(self) -> None:
+        """A batch whose training was interrupted has been left out: registered states are past it now."""
+        if self.to_skip == 0:
+            raise ValueError("no batch is to be skipped; leave out as many as batches_to_skip says")
+        self.to_skip -= 1
+        self.batches_done += 1
 
     def start_over(self) -> None:
         """Back to the beginning of training; what has happened to workers is not forgotten."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.copier import seconds_left
 from cpr.checkpoint.manifest import Moment
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
@@ -57,6 +58,22 @@ class Saves:
             with self._tolerated():
                 self._save(self._moment)
 
+    def now(self, timeout_s: float) -> bool:
+        """Save this moment, unless that was done, and wait until it is safe; whether it is.
+
+        Args:
+            timeout_s: give it up if it takes longer.
+
+        Raises:
+            SaveFailedError: it failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._saved_at != self._course.steps_done:
+            self._course.note_save()
+            self._save("consistent", timeout_s)
+        is_committed = self._checkpointer.wait(seconds_left(deadline))
+        return is_committed and self._saved_at == self._course.steps_done
+
     def finish(self) -> None:
         """Save the end of the run, unless that was done, and wait until it is safe; lets go of the directory.
 
@@ -77,8 +94,8 @@ class Saves:
     def _is_due(self) -> bool:
         return self._every > 0 and self._course.steps_done % self._every == 0
 
-    def _save(self, moment: Moment) -> None:
-        if self._checkpointer.save(moment) is not None:
+    def _save(self, moment: Moment, timeout_s: float | None = None) -> None:
+        if self._checkpointer.save(moment, timeout_s=timeout_s) is not None:
             self._saved_at = self._course.steps_done
 
     @contextmanager

@@ -135,6 +135,42 @@ def test_a_step_that_was_interrupted_is_skipped_and_no_batch_is_trained_twice(ne
     assert (third.recovery.steps_done, third.recovery.batches_done) == (6, 8)
 
 
+@pytest.mark.parametrize("end", ["closed", "stopped"])
+def test_a_batch_that_was_left_out_at_the_end_of_the_data_is_not_left_out_again(new_worker, wipe, end):
+    worker = new_worker(restarted=False).restore().train(4)
+    worker.forward_backward()
+    worker.die()
+    again = new_worker().restore()  # its position is behind that batch, which was the last
+    if end == "closed":
+        again.recovery.close()
+        dist.destroy_process_group()
+    else:
+        again.recovery.note_skipped()
+        assert again.recovery.save_now(60)
+        again.die()
+        wipe()
+    later = new_worker(restarted=False).restore()
+    assert (later.position.next, later.recovery.batches_to_skip, later.recovery.batches_done) == (5, 0, 5)
+
+
+def test_only_batches_that_are_to_be_skipped_can_be_left_out(new_worker):
+    worker = new_worker(restarted=False).restore()
+    with pytest.raises(ValueError, match="batches_to_skip"):
+        worker.recovery.note_skipped()
+
+
+def test_a_stop_saves_and_whoever_is_started_again_goes_on_in_memory(new_worker):
+    worker = new_worker(restarted=False).restore().train(7)
+    alive = worker.values()
+    assert worker.recovery.save_now(60)
+    worker.die(RuntimeError("stopped"))
+    again = new_worker().restore()
+    assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 7, 0)
+    assert_same(again.values(), alive)
+    assert again.recovery.checkpointer.newest_step == 7
+    assert again.recovery._course.newest_save == 7
+
+
 def test_a_worker_that_dies_again_before_it_trains_changes_nothing(new_worker):
     worker = new_worker(restarted=False).restore().train(4)
     worker.forward_backward()
@@ -158,7 +194,7 @@ def test_an_exception_leaves_word_of_its_reason(new_worker):
 
 
 def test_all_memory_gone_is_a_full_recovery_to_the_exact_position(new_worker, wipe):
-    worker = new_worker(restarted=False).restore().train(10).wait_for_save()
+    worker = new_worker(restarted=False, resume=False).restore().train(10).wait_for_save()
     saved = worker.values()
     worker.train(2).die()
     wipe()
@@ -323,6 +359,23 @@ def test_a_new_run_does_not_begin_anew_over_what_is_saved(new_worker):
     new_worker(restarted=False).restore().train(5).wait_for_save().die()
     with pytest.raises(MismatchError, match="holds save"):
         new_worker(restarted=False, resume=False).restore()
+
+
+def test_a_run_that_begins_anew_takes_no_other_launch_s_saves_after_a_restart_either(
+    new_worker, monkeypatch, wipe
+):
+    monkeypatch.setenv("CPR_LAUNCH", "first")
+    new_worker(restarted=False, resume=False).restore().train(5).wait_for_save().die()
+    monkeypatch.setenv("CPR_LAUNCH", "second")
+    for restarted in (False, True, True):
+        worker = new_worker(restarted=restarted, resume=False)
+        with pytest.raises(MismatchError, match="holds save 0, which this run has not loaded"):
+            worker.restore()
+        worker.die()
+    monkeypatch.setenv("CPR_LAUNCH", "first")
+    wipe()
+    again = new_worker(resume=False).restore()
+    assert (again.story.kind, again.story.step) == ("full", 5)
 
 
 def test_a_run_without_progress_stops_with_a_report(new_worker):

@@ -17,10 +17,11 @@ class SlowStorage:
     def step(self):
         pass
 
-    def wait(self):
+    def wait(self, timeout_s=None):
         self.newest_step, self.under_way = self.under_way or self.newest_step, None
+        return True
 
-    def save(self, moment):
+    def save(self, moment, timeout_s=None):
         self.wait()
         self.asked += 1
         if self.asked in self.failing:
@@ -63,3 +64,21 @@ def test_the_last_save_is_asked_for_until_it_is_not_skipped():
     train(course, saves, 6)
     saves.finish()
     assert storage.newest_step == 6
+
+
+def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
+    course = Course()
+    storage = SlowStorage(course)
+    saves = Saves(storage, course, 5, "rolling")
+    train(course, saves, 7)
+    assert saves.now(1.0)
+    assert (storage.newest_step, course.newest_save, storage.asked) == (7, 7, 2)
+    assert saves.now(1.0)
+    assert storage.asked == 2
+
+
+def test_a_save_that_is_wanted_now_and_skipped_is_none():
+    course = Course()
+    saves = Saves(SlowStorage(course, skipped={2}), course, 5, "rolling")
+    train(course, saves, 7)
+    assert not saves.now(1.0)
