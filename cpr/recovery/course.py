@@ -27,6 +27,8 @@ class Course:
         """Of the workers that wrote this."""
         self.progress_generation = -1
         """The last generation that finished a step."""
+        self.went_back = -1
+        """The last generation that went back to a checkpoint, or began from one."""
         self.saves: dict[int, int] = {}
         """Samples done at the newest saves, by their step."""
         self._fruitless: list[str] = []
@@ -61,6 +63,7 @@ class Course:
 
     def start_over(self) -> None:
         """Back to the beginning of training; what has happened to workers is not forgotten."""
+        self.went_back = self.generation
         self.steps_done = self.samples_done = self.batches_done = self.to_skip = 0
         self.pls_total, self.saves = 0.0, {}
 
@@ -132,6 +135,7 @@ class Course:
         return {
             **{name: getattr(self, name) for name in names},
             "progress_generation": self.progress_generation,
+            "went_back": self.went_back,
             "saves": dict(self.saves),
             "fruitless": list(self._fruitless),
             "recoveries": self._recoveries_json,
@@ -151,4 +155,5 @@ class Course:
         self.load_state_dict(state)
         self.generation = state["generation"]
         self.progress_generation = state["progress_generation"]
+        self.went_back = state["went_back"]
         self._fruitless = list(state["fruitless"])

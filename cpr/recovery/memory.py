@@ -37,6 +37,11 @@ class Claimed:
     launcher: Process
     """What would have started the owner again."""
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """The smaller, the newer. Steps count only within a generation: a later one may have gone back."""
+        return -self.layout.generation, -self.segment.marks.step_finished
+
     @classmethod
     def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
         """A claimed segment, with the last words of its owner as they are now."""
@@ -92,6 +97,7 @@ class WorkerMemory:
                 continue
             if layout is not None and layout.rank % local_size == local_rank and segment.claim():
                 self.claimed.append(Claimed.from_segment(segment, layout))
+        self.claimed.sort(key=lambda each: each.age)
 
     def offer(self) -> Offer:
         """What this worker brings to the meeting."""
@@ -118,9 +124,8 @@ class WorkerMemory:
                 self.refused.append(f"{each.segment.name}: of a run that is over; removed")
                 each.segment.remove()
         self.claimed = [each for each in self.claimed if each.layout.session_id == meeting.session_id]
-        self.claimed.sort(
-            key=lambda each: (each.layout.world_size, each.layout.rank) != (meeting.world_size, meeting.rank)
-        )
+        mine = (meeting.world_size, meeting.rank)
+        self.claimed.sort(key=lambda each: ((each.layout.world_size, each.layout.rank) != mine, each.age))
         self.segment = self.claimed[0].segment if self.claimed else self.home.create(f"rank{meeting.rank}")
         self.segment.marks.begin(meeting.generation)
         return self.segment

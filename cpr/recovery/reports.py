@@ -26,14 +26,22 @@ class ShardReport:
     """Of a shard of the new model: whether its memory is the worker's segment, and not a GPU's."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, order=True, kw_only=True)
 class Slot:
-    """A whole copy of what all ranks have alike."""
+    """A whole copy of what all ranks have alike; the greater one is nearer to where the run is."""
 
-    step: int
-    """Training steps done."""
+    went_back: int = -1
+    """The last generation that went back to a checkpoint: the steps before it were given up, however many."""
     generation: int
     """Of the workers that wrote it."""
+    step: int
+    """Training steps done."""
+    num_recoveries: int = 0
+    """Beginnings of generations that it tells of: its own is added while that is under way."""
+
+    def is_of_moment(self, other: "Slot") -> bool:
+        """Whether both are of the same step, and it was not done again in between."""
+        return (self.went_back, self.step) == (other.went_back, other.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +91,10 @@ class WorkerReport:
 class Assessment:
     """What is left of the generation before."""
 
-    step: int | None
-    """Training steps done in the newest replicated state; None: there is none."""
+    slot: Slot | None
+    """The newest replicated state; None: there is none."""
     slot_of: tuple[int, int] | None
     """Worker and segment that have it."""
-    slot_generation: int
     interrupted: bool
     """Whether rows had begun to change in the step after."""
     held: tuple[Held, ...]
@@ -103,30 +110,34 @@ class Assessment:
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The newest of each table, as far as they are known."""
 
+    @property
+    def step(self) -> int | None:
+        """Training steps done in the newest replicated state; None: there is none."""
+        return None if self.slot is None else self.slot.step
+
 
 def assess(reports: Sequence[WorkerReport]) -> Assessment:
     """Draw conclusions from the reports of all workers, by rank.
 
     Memory counts if its worker had finished the step of the newest replicated state, or the one before that,
-    in which it was then killed; what is older was left behind while others went on.
+    in which it was then killed; what is older was left behind while others went on. Memory of before a
+    generation that went back to a checkpoint does not count, however far it had come.
     """
-    slots = [
-        ((each.slot.step, each.slot.generation, -report.rank, -at), (report.rank, at))
-        for report in reports
-        for at, each in enumerate(report.segments)
-        if each.slot is not None
-    ]
-    (step, slot_generation, *_), slot_of = max(slots, default=((None, -1), None))
     everything = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
-    current = [each for each in everything if step is None or each.step >= step - 1]
+    slots = [
+        (each.segment.slot, (-each.report.rank, -each.at))
+        for each in everything
+        if each.segment.slot is not None
+    ]
+    slot, (minus_rank, minus_at) = max(slots, default=(None, (0, 0)))
+    current = [each for each in everything if slot is None or each.why_not(slot) is None]
     sizes = [(each.segment.generation, each.segment.old_world_size) for each in current]
     old_world_size = max(sizes, default=(0, 0))[1]
     best = _best_of_each_rank(current, old_world_size)
     return Assessment(
-        step=step,
-        slot_of=slot_of,
-        slot_generation=slot_generation,
-        interrupted=step is not None and any(each.was_interrupted(step, slot_generation) for each in current),
+        slot=slot,
+        slot_of=None if slot is None else (-minus_rank, -minus_at),
+        interrupted=slot is not None and any(each.was_interrupted(slot) for each in current),
         held=tuple(held for each in current for held in each.held()),
         needed=tuple(needed for report in reports for needed in _needed(report, current)),
         lost=lost_workers(
@@ -137,10 +148,10 @@ def assess(reports: Sequence[WorkerReport]) -> Assessment:
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
         objection=_objection(reports, current),
-        refused=tuple(_refused(reports, everything, current)),
+        refused=tuple(_refused(reports, everything, slot)),
         counters={
             table: counters
-            for each in sorted(current, key=lambda each: each.step)
+            for each in sorted(current, key=lambda each: each.age)
             for table, counters in each.segment.counters.items()
         },
     )
@@ -159,12 +170,25 @@ class _Found:
         slot = self.segment.slot
         return max(self.segment.step_finished, slot.step if slot else 0)
 
-    def was_interrupted(self, step: int, slot_generation: int) -> bool:
-        """Whether rows began to change after `step`, and the replicated state does not account for it yet.
+    @property
+    def age(self) -> tuple[int, int]:
+        """The smaller, the older."""
+        return self.segment.generation, self.step
+
+    def why_not(self, newest: Slot) -> str | None:
+        """Why this does not belong to the newest replicated state; None if it does."""
+        if self.segment.generation < newest.went_back:
+            return f"of before everybody went back in generation {newest.went_back}"
+        if self.step < newest.step - 1:
+            return f"left behind at step {self.step} while others went on"
+        return None
+
+    def was_interrupted(self, newest: Slot) -> bool:
+        """Whether rows began to change after the newest step, and that slot does not account for it yet.
 
         It does if it was written by a later generation, which has seen the mark.
         """
-        return self.segment.update_begun > step and self.segment.generation >= slot_generation
+        return self.segment.update_begun > newest.step and self.segment.generation >= newest.generation
 
     def held(self) -> Iterator[Held]:
         """Its shards, numbered through all segments of their holder."""
@@ -198,7 +222,7 @@ def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]
 def _best_of_each_rank(current: Sequence[_Found], old_world_size: int) -> dict[int, _Found]:
     """Of the generation before, by its ranks."""
     found: dict[int, _Found] = {}
-    for each in sorted(current, key=lambda each: (each.segment.generation, each.step)):
+    for each in sorted(current, key=lambda each: each.age):
         if each.segment.old_world_size == old_world_size:
             found[each.segment.old_rank] = each
     return found
@@ -233,14 +257,14 @@ def _objection(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> st
 
 
 def _refused(
-    reports: Sequence[WorkerReport], everything: Sequence[_Found], current: Sequence[_Found]
+    reports: Sequence[WorkerReport], everything: Sequence[_Found], newest: Slot | None
 ) -> Iterator[str]:
     for report in reports:
         yield from report.refused
     for each in everything:
         whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
-        if each not in current:
-            yield f"{whose}: left behind at step {each.step} while others went on"
+        if newest is not None and (why := each.why_not(newest)):
+            yield f"{whose}: {why}"
         if each.segment.problem:
             yield f"{whose}: {each.segment.problem}"
 

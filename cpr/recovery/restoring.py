@@ -18,7 +18,7 @@ from cpr.recovery.phases import Phases
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery, origins
 from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
-from cpr.recovery.reports import Assessment, Slot, WorkerReport, assess
+from cpr.recovery.reports import Assessment, WorkerReport, assess
 from cpr.recovery.sources import ShardSources, lost_share, plan_sources
 from cpr.recovery.survey import COURSE, Survey, survey
 from cpr.resident.marks import NOTHING
@@ -120,7 +120,7 @@ class Restorer:
             resumes=begin.resumes,
             is_saved=self._checkpointer.newest_state() is not None,
             holds_anything=bool(found.old_world_size),
-            has_replicated_state=found.step is not None,
+            has_replicated_state=found.slot is not None,
             lost_share=lost_share(plan),
             objection=found.objection,
         )
@@ -136,17 +136,16 @@ class Restorer:
     def _take_over(self, begin: Beginning, found: Assessment, own: Survey) -> dict[str, Any] | None:
         """The replicated state, with the run's course brought up to this generation, on all ranks."""
         self._course.generation = begin.generation
-        if found.slot_of is None:
+        if found.slot is None or found.slot_of is None:
             return None
-        newest = Slot(step=found.step or 0, generation=found.slot_generation)
-        mine = next((at for at, each in enumerate(own.report.segments) if each.slot == newest), None)
+        mine = next((at for at, each in enumerate(own.report.segments) if each.slot == found.slot), None)
         held = None if mine is None else own.trees[mine]
         tree = share_tree(self._group, held, found.slot_of[0])
         self._course.take_over(tree["common"]["registered"][COURSE])
         self._course.begin(begin.generation, found.endings, found.interrupted, self._policy)
         tree["common"]["registered"][COURSE] = self._course.state_dict()
         if mine is not None:  # whoever dies before the end of this leaves word of what came before
-            self._memory.claimed[mine].segment.replica.write(newest.step, tree)
+            self._memory.claimed[mine].segment.replica.write(found.slot.step, tree)
         return tree
 
     def _go_on(
@@ -197,7 +196,7 @@ class Restorer:
         """What belonged to this very rank after the step from which it goes on."""
         for report, tree in zip(own.report.segments, own.trees, strict=True):
             is_mine = (report.old_rank, report.old_world_size) == (self._group.rank, self._group.world_size)
-            if is_mine and report.slot is not None and report.slot.step == found.step:
+            if is_mine and report.slot and found.slot and report.slot.is_of_moment(found.slot):
                 own_state: dict[str, Any] = tree["own"]
                 return own_state
         return None

@@ -1,5 +1,6 @@
 """What this worker reports: the memory that it holds, read and checked, and the shards that it needs."""
 
+import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
         read = segment.replica.read()
         if read is not None:
             step, tree = read
-            slot = Slot(step=step, generation=tree["common"]["registered"][COURSE]["generation"])
+            slot = _slot(step, tree["common"]["registered"][COURSE])
     except DamagedMemoryError as error:
         problems.append(str(error))
     found.trees.append(tree)
@@ -107,6 +108,15 @@ def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
         slot=slot,
         counters=counters_in(tree) if tree is not None else {},
         problem="; ".join(problems) or None,
+    )
+
+
+def _slot(step: int, course: Mapping[str, Any]) -> Slot:
+    return Slot(
+        went_back=course["went_back"],
+        generation=course["generation"],
+        step=step,
+        num_recoveries=len(json.loads(course["recoveries"])),
     )
 
 

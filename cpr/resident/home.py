@@ -112,7 +112,7 @@ class Home:
         Memory of dead owners that can never be used, because it was never sealed or is damaged, is freed.
 
         Returns:
-            The segments, newest step first, and why others were refused.
+            The segments, and why others were refused.
         """
         found, refused = [], []
         with alone_in(self.folder):
@@ -125,7 +125,7 @@ class Home:
                     found.append(segment)
                 else:
                     refused.append(f"{folder.name}: {reason}")
-        return sorted(found, key=lambda segment: -segment.marks.step_finished), refused
+        return found, refused
 
     def live(self) -> list[str]:
         """Names of segments that some process owns."""

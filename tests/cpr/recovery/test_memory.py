@@ -1,9 +1,12 @@
 """Which worker claims what, and who knows that it continues a run."""
 
 import subprocess
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from cpr.meeting import meet
 from cpr.recovery import memory as module
 from cpr.recovery.memory import WorkerMemory, is_restarted
 from cpr.resident.home import Home, run_key
@@ -48,6 +51,25 @@ def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_pat
         for agent in agents:
             agent.kill()
             agent.wait()
+
+
+def test_memory_of_a_later_generation_comes_first_however_far_an_older_one_was(tmp_path):
+    home = Home(run_key(str(tmp_path)), tmp_path)
+    for generation, step in ((0, 10), (2, 6), (1, 8), (2, 7)):
+        segment = home.create("rank0")
+        segment.marks.step_finished = step
+        segment.seal(session_id="s", rank=0, world_size=1, generation=generation, shards=[])
+        segment.release()
+    worker = WorkerMemory(str(tmp_path), str(tmp_path))
+    worker.claim()
+    expected = [(2, 7), (2, 6), (1, 8), (0, 10)]
+    offer = worker.offer()
+    assert [(each.generation, each.step_finished) for each in offer.held] == expected
+    worker.claimed.reverse()
+    meeting = meet(replace(offer, restarted=True), timedelta(seconds=5))
+    assert worker.settle(meeting) is worker.claimed[0].segment
+    assert [(each.layout.generation, each.segment.marks.step_finished) for each in worker.claimed] == expected
+    worker.remove()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ def shard(rank, rows=10, columns=FLOATS):
     return ShardReport(place=place, columns=columns, bytes_per_row=36)
 
 
-def segment(old_rank, *, step=7, slot=7, begun=-1, generation=0, slot_generation=0, world_size=2, **options):
+def segment(
+    old_rank,
+    *,
+    step=7,
+    slot=7,
+    begun=-1,
+    generation=0,
+    slot_generation=0,
+    went_back=-1,
+    world_size=2,
+    **options,
+):
     return SegmentReport(
         **{
             "old_rank": old_rank,
@@ -28,7 +39,9 @@ def segment(old_rank, *, step=7, slot=7, begun=-1, generation=0, slot_generation
             "reason": "",
             "shards": (shard(old_rank),),
             "whole_bytes": 360,
-            "slot": None if slot is None else Slot(step=slot, generation=slot_generation),
+            "slot": None
+            if slot is None
+            else Slot(went_back=went_back, generation=slot_generation, step=slot),
             **options,
         }
     )
@@ -69,6 +82,28 @@ def test_memory_that_was_left_behind_is_lost_and_said_to_be():
     assert [need.adopted for need in found.needed] == [True, False]
     assert found.lost == {1: 1.0}
     assert any("left behind at step 5" in refused for refused in found.refused)
+
+
+def test_a_later_generation_counts_more_than_a_later_step():
+    stale = segment(0, step=10, slot=10)
+    newer = {"step": 9, "slot": 9, "generation": 1, "slot_generation": 1}
+    found = assess([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
+    assert (found.slot.generation, found.step, found.slot_of) == (1, 9, (0, 0))
+
+
+def test_memory_of_before_everybody_went_back_does_not_count():
+    """One worker had finished going back when all died; another one's old memory was not yet dropped.
+
+    What the generation that went back wrote there before it knew that is of that generation, too.
+    """
+    back = segment(0, step=5, slot=5, generation=1, slot_generation=1, went_back=1)
+    stale = segment(1, step=10, slot=10, generation=0, slot_generation=1, counters={"t": {"iter": 10}})
+    found = assess([worker(0, back), worker(1, stale)])
+    assert (found.step, found.slot_of) == (5, (0, 0))
+    assert [(held.rank, held.generation) for held in found.held] == [(0, 1)]
+    assert [need.adopted for need in found.needed] == [True, False]
+    assert (found.lost, found.counters, found.interrupted) == ({1: 1.0}, {}, False)
+    assert any("of before everybody went back in generation 1" in refused for refused in found.refused)
 
 
 def test_an_update_that_was_begun_interrupts_unless_it_is_accounted_for():

@@ -235,14 +235,6 @@ def test_another_run_finds_nothing(home, tmp_path):
     assert Home("another", tmp_path).find() == ([], [])
 
 
-def test_the_newest_state_comes_first(home):
-    for step in (3, 9, 5):
-        segment, _ = sealed(home)
-        segment.marks.step_finished = step
-        segment.release()
-    assert [segment.marks.step_finished for segment in home.find()[0]] == [9, 5, 3]
-
-
 def test_a_home_is_removed_by_the_last_to_leave(home, tmp_path):
     first, second = home.create("rank0"), home.create("rank1")
     first.remove()
