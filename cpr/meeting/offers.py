@@ -31,6 +31,8 @@ class Offer:
     pid: int
     held: tuple[HeldSegment, ...] = ()
     """Best first."""
+    launch: str = ""
+    """What launched it, that no other launch shares; empty: not known."""
 
     def to_json(self) -> dict[str, Any]:
         """For a message."""

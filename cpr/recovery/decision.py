@@ -26,7 +26,8 @@ class Findings:
     continues: bool
     """Whether workers of this run were at work before."""
     resumes: bool
-    """Whether a new run goes on from what is saved."""
+    """Whether a run without live memory may go on from what is saved: by its user's wish, or because it is
+    its own."""
     is_saved: bool
     """Whether the checkpoint directory holds a state."""
     holds_anything: bool
@@ -41,7 +42,7 @@ class Findings:
 
 def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
     """How this generation of workers begins."""
-    if not found.continues:
+    if not found.continues or not (found.holds_anything or found.resumes):
         if found.resumes and found.is_saved:
             return Decision("resume", "the run goes on from the newest checkpoint")
         return Decision("start", "nothing was saved yet" if found.resumes else "the run begins anew")

@@ -11,6 +11,7 @@ from cpr.agent import launcher_of_this_worker
 from cpr.errors import DamagedMemoryError
 from cpr.meeting import HeldSegment, Meeting, Offer
 from cpr.processes import Process
+from cpr.recovery.launches import launch_of_this_worker
 from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
 from cpr.resident.segment import Segment
@@ -105,6 +106,7 @@ class WorkerMemory:
             restarted=is_restarted(os.environ, {each.launcher for each in self.claimed}),
             host=socket.gethostname(),
             pid=os.getpid(),
+            launch=launch_of_this_worker(),
             held=tuple(
                 HeldSegment(
                     session_id=each.layout.session_id,

@@ -38,7 +38,7 @@ class Beginning:
     continues: bool
     """Whether workers of this run were at work before."""
     resumes: bool
-    """Whether a new run goes on from what is saved."""
+    """Whether a run without live memory may go on from what is saved."""
     adopted: bool
     """Whether this worker's tables are memory that was taken over."""
     total_samples: int | None

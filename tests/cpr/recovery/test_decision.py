@@ -30,6 +30,8 @@ USUAL = {
         ({"continues": False}, "resume", "newest checkpoint"),
         ({"continues": False, "is_saved": False}, "start", "nothing was saved"),
         ({"continues": False, "resumes": False}, "start", "begins anew"),
+        ({"holds_anything": False, "lost_share": 1.0, "resumes": False}, "start", "begins anew"),
+        ({"resumes": False}, "partial", "25.0% of the tables"),
     ],
 )
 def test_decision(changes, kind, words):
