@@ -1,10 +1,12 @@
 """How far a run is, and what has happened to it: kept with the model, in memory and in checkpoints alike."""
 
 import json
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import astuple, replace
 from typing import Any, Final
 
 from cpr.errors import NoProgressError
+from cpr.recovery.losses import Charge
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Ending, Recovery
 
@@ -23,6 +25,8 @@ class Course:
         self.to_skip = 0
         """Batches after that whose training was interrupted, and which nobody has left out yet."""
         self.pls_total: float | None = 0.0
+        self.charges: tuple[Charge, ...] = ()
+        """The newest losses that `pls_total` accounts for."""
         self.generation = 0
         """Of the workers that wrote this."""
         self.progress_generation = -1
@@ -65,11 +69,20 @@ class Course:
         """Back to the beginning of training; what has happened to workers is not forgotten."""
         self.went_back = self.generation
         self.steps_done = self.samples_done = self.batches_done = self.to_skip = 0
-        self.pls_total, self.saves = 0.0, {}
+        self.pls_total, self.charges, self.saves = 0.0, (), {}
 
-    def add_pls(self, added: float | None) -> None:
-        """Samples were lost; None: nobody knows how large a portion."""
+    def add_pls(self, added: float | None, charges: Collection[Charge] = ()) -> None:
+        """Samples were lost.
+
+        Args:
+            added: None: nobody knows how large a portion.
+            charges: which ones. Who dies before this recovery is over loses the same samples again, and by
+                these everybody knows it then.
+        """
         self.pls_total = None if added is None or self.pls_total is None else self.pls_total + added
+        sizes = {each.world_size for each in charges}
+        known = {(each.world_size, each.rank): each for each in self.charges if each.world_size in sizes}
+        self.charges = tuple({**known, **{(each.world_size, each.rank): each for each in charges}}.values())
 
     def note_seconds(self, seconds: dict[str, float]) -> Recovery:
         """What the newest beginning took, as far as it is known; the story with it."""
@@ -136,6 +149,7 @@ class Course:
             **{name: getattr(self, name) for name in names},
             "progress_generation": self.progress_generation,
             "went_back": self.went_back,
+            "charges": [list(astuple(each)) for each in self.charges],
             "saves": dict(self.saves),
             "fruitless": list(self._fruitless),
             "recoveries": self._recoveries_json,
@@ -146,6 +160,7 @@ class Course:
         for name in ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total"):
             setattr(self, name, state[name])
         self.saves = dict(state["saves"])
+        self.charges = tuple(Charge(*each) for each in state["charges"])
         stored = [Recovery.from_dict(each) for each in json.loads(state["recoveries"])]
         if len(stored) > len(self._recoveries):
             self.recoveries = stored

@@ -1,6 +1,22 @@
 """What a failure cost, as the portion of lost samples (PLS), and which old worker lost how much."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Samples that a worker's shards are without, and that count as lost: they cannot be lost again."""
+
+    world_size: int
+    """Of the generation whose ranks are counted."""
+    rank: int
+    share: float
+    """Of its shards."""
+    begin: int
+    """Samples done at the save that the rows came from."""
+    end: int
+    """Samples done when they were lost."""
 
 
 def lost_workers(
@@ -27,19 +43,30 @@ def lost_workers(
 
 
 def pls_added(
-    lost: Sequence[float], samples_done: int, samples_saved: int, total_samples: int | None, world_size: int
+    lost: Mapping[int, float],
+    samples_done: int,
+    samples_saved: int,
+    total_samples: int | None,
+    world_size: int,
+    charges: Collection[Charge] = (),
 ) -> float | None:
     """Portion of lost samples of one failure (CPR paper, section 4.1).
 
     Args:
-        lost: for each worker that lost something, the share of its shards.
+        lost: for each worker that lost something, by rank, the share of its shards.
         samples_done: by the run, when the failure came.
         samples_saved: of them, those in the save that the lost rows came from.
         total_samples: of the whole run; None: not known, and so is the PLS unless nothing was lost.
         world_size: workers of the generation that failed.
+        charges: of failures before, whose samples are not counted again.
     """
     if not lost:
         return 0.0
     if total_samples is None:
         return None
-    return sum(lost) * max(0, samples_done - samples_saved) / (total_samples * world_size)
+    samples = sum(lost.values()) * max(0, samples_done - samples_saved)
+    for each in charges:
+        if each.world_size == world_size and each.rank in lost:
+            again = max(0, min(each.end, samples_done) - max(each.begin, samples_saved))
+            samples -= min(each.share, lost[each.rank]) * again
+    return samples / (total_samples * world_size)

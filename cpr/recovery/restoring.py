@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup
@@ -11,7 +11,7 @@ from cpr.checkpoint.row_schema import place_of
 from cpr.errors import CheckpointError, MismatchError, StartOverError
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
-from cpr.recovery.losses import pls_added
+from cpr.recovery.losses import Charge, pls_added
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.moving import Mover
 from cpr.recovery.phases import Phases
@@ -19,10 +19,13 @@ from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery, origins
 from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
 from cpr.recovery.reports import Assessment, WorkerReport, assess
-from cpr.recovery.sources import ShardSources, lost_share, plan_sources
+from cpr.recovery.sources import ShardSources, lost_share, lost_share_by_rank, plan_sources
 from cpr.recovery.survey import COURSE, Survey, survey
 from cpr.resident.marks import NOTHING
 from cpr.resident.segment import Segment
+
+SOMEBODY: Final = -1
+"""A worker that lost rows which memory of none should have held."""
 
 logger = logging.getLogger(__name__)
 
@@ -254,14 +257,7 @@ class Restorer:
         lives = decision.kind in {"process", "partial"}
         added: float | None = 0.0
         if decision.kind == "partial" and save_step is not None:
-            added = pls_added(
-                list(found.lost.values()) or [1.0],
-                self._course.samples_done,
-                self._course.samples_at(save_step),
-                begin.total_samples,
-                found.old_world_size,
-            )
-            self._course.add_pls(added)
+            added = self._charge(begin, found, plan, save_step)
         return Recovery(
             kind=decision.kind,
             reason=decision.reason,
@@ -278,6 +274,31 @@ class Restorer:
             pls_total=self._course.pls_total,
             world_size=begin.world_size,
         )
+
+    def _charge(
+        self, begin: Beginning, found: Assessment, plan: list[ShardSources], save_step: int
+    ) -> float | None:
+        """PLS of this failure, without what an attempt to recover from it that failed has charged."""
+        course = self._course
+        saved, done = course.samples_at(save_step), course.samples_done
+        lost = {found.old_world_size: found.lost or {SOMEBODY: 1.0}}
+        if begin.world_size != found.old_world_size:  # some may count by the new ranks when others die
+            lost[begin.world_size] = lost_share_by_rank(plan)
+        charges = [
+            Charge(world_size, rank, share, saved, done)
+            for world_size, shares in lost.items()
+            for rank, share in shares.items()
+        ]
+        added = pls_added(
+            lost[found.old_world_size],
+            done,
+            saved,
+            begin.total_samples,
+            found.old_world_size,
+            course.charges,
+        )
+        course.add_pls(added, charges)
+        return added
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""

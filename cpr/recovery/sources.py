@@ -117,6 +117,15 @@ def lost_share(sources: Sequence[ShardSources]) -> float:
     return sum(each.lost_bytes for each in sources) / total if total else 0.0
 
 
+def lost_share_by_rank(sources: Sequence[ShardSources]) -> dict[int, float]:
+    """The same for the shards of each rank that needs some that nobody holds."""
+    by_rank: dict[int, list[ShardSources]] = {}
+    for each in sources:
+        by_rank.setdefault(each.needed.rank, []).append(each)
+    shares = {rank: lost_share(group) for rank, group in by_rank.items()}
+    return {rank: share for rank, share in shares.items() if share}
+
+
 def _sources(needed: Needed, held: Sequence[Held]) -> ShardSources:
     if needed.adopted:
         return ShardSources(needed, ())

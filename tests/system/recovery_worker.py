@@ -45,7 +45,7 @@ def kill_oneself():
 
 def fail(scenario, recovery, rank):
     dist.barrier()
-    if scenario in {"lose", "lose_again"} and rank == 1:
+    if scenario.startswith("lose") and rank == 1:
         shutil.rmtree(recovery._memory.segment.folder)
         kill_oneself()
     if scenario == "both":
@@ -71,6 +71,15 @@ def main(folder, scenario):
         optimizer = torch.optim.Adagrad(ordinary, lr=0.1)
         if scenario == "lose_again" and generation == 1 and rank == 0:
             restoring.Mover.move = lambda *_: kill_oneself()  # in the middle of it
+        if scenario in {"lose_before_seal", "lose_after_seal"} and generation == 1 and rank == 1:
+            seal = restoring.Segment.seal
+
+            def last_act(segment, **told):
+                if scenario == "lose_after_seal":
+                    seal(segment, **told)
+                kill_oneself()
+
+            restoring.Segment.seal = last_act  # when all have noted what this recovery cost
         story = recovery.restore(model, optimizers=[optimizer])
         torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")
         (folder / f"begin-{generation}-{rank}.json").write_text(json.dumps(story.to_dict()))
@@ -86,6 +95,8 @@ def main(folder, scenario):
         if generation == 0:
             torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
             fail(scenario, recovery, rank)
+        stories = [each.to_dict() for each in recovery.recoveries]
+        (folder / f"recoveries-{rank}.json").write_text(json.dumps(stories))
     (folder / f"end-{rank}").touch()
     dist.destroy_process_group()
 

@@ -97,6 +97,25 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     assert not list((folder / "memory").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("scenario", "kinds"),
+    [
+        ("lose_before_seal", ["start", "partial", "partial"]),
+        ("lose_after_seal", ["start", "partial", "process"]),
+    ],
+)
+def test_what_is_lost_is_counted_once_whenever_the_recovery_dies(torchrun, folder, scenario, kinds):
+    code, said = torchrun(scenario)
+    assert code == 0, said[-4000:]
+    recoveries = json.loads((folder / "recoveries-0.json").read_text())
+    assert [each["kind"] for each in recoveries] == kinds
+    samples = (FAIL_AT - SAVE_AT) * BATCH * 2
+    once = pytest.approx(samples / (1000 * BATCH * 2))
+    assert [each["pls_added"] for each in recoveries] == [0, once, 0]
+    assert recoveries[-1]["pls_total"] == once
+    assert_rows(load(folder, "begin-2-1"), load(folder, "saved-1"), replicated=False)
+
+
 def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
     code, said = torchrun("both")
     assert code == 0, said[-4000:]

@@ -6,6 +6,7 @@ import pytest
 
 from cpr.errors import NoProgressError
 from cpr.recovery.course import SAVES_KEPT, Course
+from cpr.recovery.losses import Charge
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Ending, Recovery
 
@@ -85,6 +86,18 @@ def test_generations_in_vain_are_counted_and_their_ends_told():
     assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
     assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
     assert "first" not in str(report.value)  # that generation had finished a step
+
+
+def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():
+    course = Course()
+    course.add_pls(0.25, [Charge(4, 1, 1.0, 0, 10), Charge(4, 2, 1.0, 0, 10)])
+    course.add_pls(0.25, [Charge(4, 1, 1.0, 5, 20), Charge(3, 0, 0.5, 5, 20)])
+    expected = {Charge(4, 1, 1.0, 5, 20), Charge(4, 2, 1.0, 0, 10), Charge(3, 0, 0.5, 5, 20)}
+    assert set(handed_on(course).charges) == expected
+    course.add_pls(0.25, [Charge(3, 1, 1.0, 20, 30)])
+    assert set(course.charges) == {Charge(3, 0, 0.5, 5, 20), Charge(3, 1, 1.0, 20, 30)}
+    course.start_over()
+    assert course.charges == ()
 
 
 def test_an_unknown_pls_stays_unknown():

@@ -4,24 +4,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.recovery.losses import lost_workers, pls_added
+from cpr.recovery.losses import Charge, lost_workers, pls_added
 
 
 def test_a_lost_node_costs_its_samples_since_the_save():
     # one of 4 workers, 600 of 10,000 samples: the paper's 600 / (10,000 x 4)
-    assert pls_added([1.0], 1600, 1000, 10_000, 4) == pytest.approx(0.015)
-    assert pls_added([1.0, 1.0], 1600, 1000, 10_000, 4) == pytest.approx(0.03)
+    assert pls_added({2: 1.0}, 1600, 1000, 10_000, 4) == pytest.approx(0.015)
+    assert pls_added({2: 1.0, 3: 1.0}, 1600, 1000, 10_000, 4) == pytest.approx(0.03)
 
 
 def test_nothing_lost_costs_nothing_even_if_the_total_is_unknown():
-    assert pls_added([], 1600, 1000, None, 4) == 0.0
-    assert pls_added([1.0], 1600, 1000, None, 4) is None
+    assert pls_added({}, 1600, 1000, None, 4) == 0.0
+    assert pls_added({0: 1.0}, 1600, 1000, None, 4) is None
 
 
 def test_who_lost_what():
     assert lost_workers(4, {0: 10, 2: 4, 3: 0}, {0: 10, 2: 16, 3: 0}) == {1: 1.0, 2: 0.75}
 
 
-@given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_pls_is_a_portion(lost, done, saved):
-    assert 0 <= pls_added(lost, done, saved, 10**9, 8) <= 1
+def test_samples_are_lost_once():
+    charged = [Charge(4, 2, 1.0, 1000, 1600), Charge(4, 3, 0.5, 1000, 1600), Charge(8, 1, 1.0, 1000, 1600)]
+
+    def samples(lost, done=1600, saved=1000):
+        return pls_added(lost, done, saved, 10_000, 4, charged) * 10_000 * 4
+
+    assert samples({2: 1.0}) == 0
+    assert samples({1: 1.0}) == pytest.approx(600)  # another worker
+    assert samples({2: 1.0, 3: 1.0}) == pytest.approx(300)
+    assert samples({2: 1.0}, done=1700) == pytest.approx(100)  # those trained since
+    assert samples({2: 1.0}, saved=900) == pytest.approx(100)  # that save does not load any more
+    assert samples({2: 1.0}, done=1900, saved=1800) == pytest.approx(100)  # all of it after the next save
+
+
+SHARES = st.dictionaries(st.integers(0, 7), st.floats(0, 1))
+SAMPLES = st.integers(0, 10**9)
+
+
+CHARGES = st.builds(Charge, st.just(8), st.just(3), st.floats(0, 1), SAMPLES, SAMPLES)
+
+
+@given(SHARES, SAMPLES, SAMPLES, st.lists(CHARGES, max_size=1))
+def test_pls_is_a_portion(lost, done, saved, charges):
+    assert 0 <= pls_added(lost, done, saved, 10**9, 8, charges) <= 1

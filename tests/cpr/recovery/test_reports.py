@@ -23,6 +23,7 @@ def segment(
     generation=0,
     slot_generation=0,
     went_back=-1,
+    told=0,
     world_size=2,
     **options,
 ):
@@ -41,7 +42,7 @@ def segment(
             "whole_bytes": 360,
             "slot": None
             if slot is None
-            else Slot(went_back=went_back, generation=slot_generation, step=slot),
+            else Slot(went_back=went_back, generation=slot_generation, step=slot, num_recoveries=told),
             **options,
         }
     )
@@ -89,6 +90,11 @@ def test_a_later_generation_counts_more_than_a_later_step():
     newer = {"step": 9, "slot": 9, "generation": 1, "slot_generation": 1}
     found = assess([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
     assert (found.slot.generation, found.step, found.slot_of) == (1, 9, (0, 0))
+
+
+def test_of_one_generation_and_step_the_state_that_knows_its_own_recovery_counts():
+    found = assess([worker(0, segment(0, told=1)), worker(1, segment(1, told=2))])
+    assert (found.slot_of, found.slot.num_recoveries) == ((1, 0), 2)
 
 
 def test_memory_of_before_everybody_went_back_does_not_count():

@@ -1,11 +1,13 @@
 """Every row has one source, whatever the old and the new layout; what is preferred, what counts as lost."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.checkpoint.row_schema import ShardPlace
-from cpr.recovery.sources import Held, Needed, lost_share, plan_sources
+from cpr.recovery.sources import Held, Needed, lost_share, lost_share_by_rank, plan_sources
 
 DIM = 8
 
@@ -147,5 +149,8 @@ def test_a_table_of_another_size_is_no_source():
 def test_lost_share_counts_bytes():
     wide = Needed(rank=0, place=place((0, 10), shape=(10, DIM)), bytes_per_row=30)
     narrow = Needed(rank=1, place=place((0, 10), shape=(10, DIM), table="b"), bytes_per_row=10)
-    assert lost_share(plan_sources([wide, narrow], [held((0, 10), shape=(10, DIM))])) == 0.25
+    held_wide = [held((0, 10), shape=(10, DIM))]
+    assert lost_share(plan_sources([wide, narrow], held_wide)) == 0.25
     assert lost_share([]) == 0.0
+    both = replace(narrow, rank=2), replace(wide, rank=2)
+    assert lost_share_by_rank(plan_sources([wide, narrow, *both], held_wide)) == {1: 1.0, 2: 0.25}
