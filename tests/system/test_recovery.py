@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -90,6 +91,14 @@ def wait_for_step(process, runs, step):
     pytest.fail(f"step {step} did not come")
 
 
+def wait_until_free(memory):
+    """The janitor frees it when torchrun has ended."""
+    deadline = time.monotonic() + 60
+    while any(memory.iterdir()):
+        assert time.monotonic() < deadline, "nobody frees the memory"
+        time.sleep(0.1)
+
+
 def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, tmp_path):
     failures = write_plan(
         tmp_path / "faults.json",
@@ -158,7 +167,7 @@ def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_pat
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
     saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
-    assert not [path for path in memory.rglob("*") if path.is_file()]
+    wait_until_free(memory)
     resume = ("--resume", only_folder(tmp_path / "runs"))
     run = start("-m", "dlrm.train", *resume, ranks=2, restarts=3, environment=environment)
     _, said = run.communicate(timeout=100)
@@ -168,3 +177,34 @@ def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_pat
     assert not [
         child for child in psutil.Process().children(recursive=True) if "dlrm.train" in child.cmdline()
     ]
+
+
+def test_a_node_that_joins_stops_no_run_and_costs_nothing(start, dataset, memory, tmp_path):
+    """torchrun stops healthy workers then, as it does at the end, and starts them with others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    torchrun = ("-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", 1)
+    flags = ("--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
+    runs = tmp_path / "runs"
+    same_kinds = "sharding.data_parallel_rows=0"  # one node alone replicates none
+    more = settings(dataset, runs, "train.epochs=50", same_kinds)
+    command = (*torchrun, *flags, "-m", "dlrm.train", *more)
+    # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that nobody tells
+    environment = {"CPR_RESIDENT_ROOT": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    first = start(*command, environment=environment)
+    wait_for_step(first, runs, 30)
+    second = start(*command, environment=environment)
+    while not psutil.Process(second.pid).children():  # both nodes are there, and the old worker is gone
+        assert second.poll() is None, second.communicate()
+        time.sleep(0.1)
+    before = curve(runs)[-1]["step"]
+    wait_for_step(second, runs, before + 40)
+    first.send_signal(signal.SIGTERM)
+    second.send_signal(signal.SIGTERM)
+    said = "".join(each.communicate(timeout=60)[1] for each in (first, second))
+    (kind, begun_at) = re.search(r"generation 1 begins at step (\d+) \((\w+)\)", said).group(2, 1)
+    assert kind == "process"
+    assert int(begun_at) >= before
+    trained = [line["step"] for line in curve(runs) if line["kind"] == "train"]
+    assert trained == list(range(10, trained[-1] + 1, 10))
+    wait_until_free(memory)
