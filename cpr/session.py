@@ -256,7 +256,8 @@ class PartialRecovery:
         self._checkpointer = checkpointer
         checkpointer.register(COURSE, self._course)
         for number, optimizer in enumerate(optimizers):
-            checkpointer.register(f"optimizer{number}", OptimizerState(optimizer))
+            kept = OptimizerState(optimizer, checkpointer.shards)
+            checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
         for name, state in (per_rank_states or {}).items():

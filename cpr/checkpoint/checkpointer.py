@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
@@ -138,7 +138,7 @@ class Checkpointer:
         history = self._history
         return history.chain[-1].step if history is not None and history.chain else None
 
-    def register(self, name: str, state: Stateful, *, per_rank: bool = False) -> None:
+    def register(self, name: str, state: Stateful, *, per_rank: bool = False, optional: bool = False) -> None:
         """Save and load `state` with the model; before the first save or load.
 
         Args:
@@ -146,11 +146,22 @@ class Checkpointer:
             state: has `state_dict` and `load_state_dict`.
             per_rank: it differs by rank (each rank saves its own, and gets it back at the same world size);
                 otherwise it is the same on all and rank 0 saves it.
+            optional: it stays as it is when what is loaded was saved without it.
 
         Raises:
             ValueError: the name is taken.
         """
-        self._state.register(name, state, per_rank)
+        self._state.register(name, state, per_rank, optional)
+
+    def make_room(self, columns: Mapping[str, Collection[str]]) -> None:
+        """Have optimizers that make their state in the first step make it now, where some is to be loaded.
+
+        Args:
+            columns: that are to be loaded, by table.
+        """
+        if any(set(columns.get(shard.table_fqn, ())) - shard.columns.keys() for shard in self.shards):
+            for optimizer in self._optimizers:
+                create_state(optimizer)
 
     def claim(self) -> None:
         """Take the directory for this run, which keeps others out; the first save does it otherwise.
@@ -289,7 +300,7 @@ class Checkpointer:
         self.settle()
 
         def attempt(state: State) -> LoadStats:
-            self._make_room(state)
+            self.make_room(_columns_in(state))
             with torch.no_grad():
                 return load_shards(self._storage, state, shards)
 
@@ -481,20 +492,11 @@ class Checkpointer:
             own = read_state_file(self._storage, state, self._group.rank)
         self._state.check(common)
         steps_done = self._state.apply(common, own)
-        self._make_room(state)
+        self.make_room(_columns_in(state))
         # after the registered state: that may hold optimizers of tables too, whose rows must be of one moment
         with torch.no_grad(), self._progress(bytes_to_read(state, self.shards)) as bar:
             stats = load_shards(self._storage, state, self.shards, progress=bar.update)
         return stats.bytes_read, steps_done
-
-    def _make_room(self, state: State) -> None:
-        """Have optimizers that make their state in the first step make it now, where some is to be loaded."""
-        saved = state.newest.tables
-        for shard in self.shards:
-            if shard.table_fqn in saved and saved[shard.table_fqn].columns.keys() - shard.columns.keys():
-                for optimizer in self._optimizers:
-                    create_state(optimizer)
-                return
 
     def _progress(self, num_bytes: int) -> "tqdm[Any]":
         quiet = None if self._group.rank == 0 else True  # None: where there is no terminal
@@ -544,3 +546,8 @@ class Checkpointer:
 
 def _parts(shard: TableShard, ranges: Sequence[tuple[int, int]] | None) -> list[TableShard]:
     return [shard] if ranges is None else [shard.narrow(begin, end) for begin, end in ranges]
+
+
+def _columns_in(state: State) -> dict[str, Collection[str]]:
+    """Names of the columns that were saved, by table."""
+    return {fqn: table.columns.keys() for fqn, table in state.newest.tables.items()}

@@ -39,9 +39,10 @@ class ModelState:
         self._dense = dense_tensors(model)
         self._common: dict[str, Stateful] = {}
         self._own: dict[str, Stateful] = {}
+        self._optional: set[str] = set()
 
-    def register(self, name: str, state: Stateful, per_rank: bool) -> None:
-        """Save and load `state` under `name`.
+    def register(self, name: str, state: Stateful, per_rank: bool, optional: bool = False) -> None:
+        """Save and load `state` under `name`; if it is optional, it stays as it is where it was not saved.
 
         Raises:
             ValueError: the name is taken.
@@ -49,6 +50,8 @@ class ModelState:
         if name in self._common or name in self._own:
             raise ValueError(f"{name!r} is registered already; choose another name")
         (self._own if per_rank else self._common)[name] = state
+        if optional:
+            self._optional.add(name)
 
     def capture(self, step: int, rank: int, shards: Sequence[TableShard]) -> States:
         """A copy of all state on the host, as of now, and the tables of the shards with their counters."""
@@ -85,7 +88,7 @@ class ModelState:
                     f"{name} is {list(tensor.shape)} in the model and {list(saved[name].shape)} in the saved "
                     "state: build the model with the options it was saved with"
                 )
-        if missing := sorted(set(self._common) - set(common["registered"])):
+        if missing := sorted(set(self._common) - set(common["registered"]) - self._optional):
             raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
 
     def apply(self, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> int:
@@ -99,7 +102,8 @@ class ModelState:
             for name, tensor in self._dense.items():
                 tensor.copy_(common["dense"][name])
         for name, state in self._common.items():
-            state.load_state_dict(common["registered"][name])
+            if name in common["registered"]:
+                state.load_state_dict(common["registered"][name])
         for name, state in self._own.items():
             if own is not None and name in own:
                 state.load_state_dict(own[name])

@@ -4,10 +4,11 @@ Dense parameters, registered states, data-parallel tables with their optimizer s
 tables' optimizers. The tree that is written refers to live tensors; the one that is read owns its memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
@@ -15,6 +16,7 @@ from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.state import read_state, write_state
 from cpr.errors import MismatchError
 from cpr.shards import create_state
+from cpr.shards.shard import TableShard
 
 Counters = Mapping[str, Mapping[str, float]]
 """Counters of tables' optimizers, by table and name."""
@@ -27,17 +29,30 @@ class OptimizerState:
 
     Args:
         optimizer: of PyTorch or TorchRec.
+        shards: here. The state of tables lives with their rows: of an optimizer that updates nothing else,
+            only learning rates and the like are kept. Which tables it updates depends on the sharding plan.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, shards: Sequence[TableShard]) -> None:
         self._optimizer = optimizer
+        memory = {shard.weights.untyped_storage().data_ptr() for shard in shards}
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.has_only_tables = all(
+            isinstance(each, Tensor) and each.untyped_storage().data_ptr() in memory for each in parameters
+        )
+        """Whether it updates nothing else."""
 
     def state_dict(self) -> Any:
         """The optimizer's."""
-        return self._optimizer.state_dict()
+        state = self._optimizer.state_dict()
+        return {**state, "state": {}} if self.has_only_tables else state
 
     def load_state_dict(self, state: Any) -> None:
         """Go on from a state."""
+        if self.has_only_tables:
+            for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=False):
+                group.update({name: value for name, value in saved.items() if name != "params"})
+            return
         if state["state"]:
             create_state(self._optimizer)
         self._optimizer.load_state_dict(state)
@@ -101,9 +116,9 @@ def put_back(checkpointer: Checkpointer, tree: Mapping[str, Any], own: Mapping[s
     """
     checkpointer.state.check(tree["common"])
     checkpointer.state.apply(tree["common"], own)
-    for shard in checkpointer.shards:
-        if not shard.replicated:
-            continue
+    replicated = [shard for shard in checkpointer.shards if shard.replicated]
+    checkpointer.make_room({each.table_fqn: tree["replicated"].get(each.name, ()) for each in replicated})
+    for shard in replicated:
         saved = tree["replicated"].get(shard.name)
         if saved is None:
             raise MismatchError(f"no worker holds the replicated table {shard.table_fqn}")

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.checkpoint.lock import DirectoryLock
@@ -306,6 +307,42 @@ def test_another_layout_moves_rows(new_worker):
     third = new_worker(layout={"a": "rw", "b": "tw", "c": "dp"}).restore()
     assert third.story.bytes_moved == 0
     assert_same(third.values(), alive)
+
+
+def test_an_optimizer_of_data_parallel_tables_alone_makes_its_state_late(new_worker):
+    worker = new_worker(restarted=False, optimizer=torch.optim.Adam, apart=True).restore().train(3)
+    for optimizer in worker.optimizers:
+        optimizer.param_groups[0]["lr"] = 0.25
+    alive = worker.train(1).values()
+    worker.die()
+    again = new_worker(optimizer=torch.optim.Adam, apart=True).restore()
+    assert again.story.kind == "process"
+    assert_same(again.values(), alive)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in again.optimizers] == [0.25, 0.25]
+
+
+def test_a_table_that_becomes_data_parallel_or_ceases_to_be_comes_from_the_checkpoint(new_worker):
+    adagrad = {"optimizer": torch.optim.Adagrad, "fused": EmbOptimType.EXACT_ADAGRAD, "apart": True}
+    sharded, replicated = ({"a": "tw", "b": "cw", "c": each} for each in ("tw", "dp"))
+    worker = new_worker(restarted=False, layout=sharded, **adagrad)
+    saved = whole_tables(worker.restore().train(5).wait_for_save())
+    assert len(worker.optimizers) == 1
+    worker.train(2).die()
+    again = new_worker(layout=replicated, **adagrad).restore()
+    assert (again.story.kind, again.story.step, len(again.optimizers)) == ("full", 5, 2)
+    assert_same(whole_tables(again), saved)
+    again.train(2)
+    alive = again.values()
+    again.die()
+    third = new_worker(layout=replicated, **adagrad).restore()
+    assert third.story.kind == "process"
+    assert_same(third.values(), alive)
+    third.train(3).wait_for_save()
+    saved = whole_tables(third)
+    third.die()
+    back = new_worker(layout=sharded, **adagrad).restore()
+    assert (back.story.kind, back.story.step) == ("partial", 10)
+    assert_same(whole_tables(back), saved)
 
 
 def whole_tables(worker):

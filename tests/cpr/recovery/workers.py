@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.checkpoint.lock import LOCK_PATH
@@ -33,21 +34,39 @@ class Position:
 class Worker:
     """A worker that trains a small model with `PartialRecovery`."""
 
-    def __init__(self, folder, memory, *, layout=None, rows=None, optimizer=None, build=True, **options):
+    def __init__(
+        self,
+        folder,
+        memory,
+        *,
+        layout=None,
+        rows=None,
+        fused=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        optimizer=torch.optim.Adagrad,
+        apart=False,
+        **options,
+    ):
         self.rows = rows or ROWS
         self.recovery = cpr.PartialRecovery(str(folder), resident_root=str(memory), **options)
         self.recovery.init_process_group("gloo")
         self.trained = []
         torch.manual_seed(7)
         with self.recovery.building():
-            self.model = models.shard(layout or LAYOUT, ebc=models.bags(**self.rows))
+            self.model = models.shard(layout or LAYOUT, fused, ebc=models.bags(**self.rows))
         self.position = Position()
+        self.optimizers = self._make_optimizers(optimizer, apart)
+
+    def _make_optimizers(self, kind, apart):
+        """For all that is not fused; or, apart, for the dense part and for data-parallel tables."""
         parameters = [p for p in self.model.parameters() if not hasattr(p, "_in_backward_optimizers")]
-        self.optimizer = (optimizer or torch.optim.Adagrad)([p for p in parameters if p.numel()], lr=0.1)
+        dense = list(self.model.module.dense.parameters())
+        tables = [p for p in parameters if p.numel() and not any(p is each for each in dense)]
+        groups = [dense, tables] if apart else [dense + tables]
+        return [kind(group, lr=0.1) for group in groups if group]
 
     def restore(self):
         self.story = self.recovery.restore(
-            self.model, optimizers=[self.optimizer], states={"position": self.position}
+            self.model, optimizers=self.optimizers, states={"position": self.position}
         )
         self.position.next += self.recovery.batches_to_skip
         return self
@@ -56,13 +75,15 @@ class Worker:
         batch = models.batch(self.position.next, BATCH, **self.rows)
         self.trained.append(self.position.next)
         self.position.next += 1
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         self.model({"ebc": batch}).square().mean().backward()
 
     def train(self, steps):
         for _ in range(steps):
             self.forward_backward()
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
             self.recovery.step(samples=BATCH)
         return self
 
