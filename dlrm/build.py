@@ -92,7 +92,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         folder,
         recipe=inputs.recipe,
         config={"recipe": inputs.recipe, **config.to_dict()},
-        total_samples=total_samples(config, inputs.manifest),
+        total_samples=total_samples(config, len(inputs.loader)),
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=_best_auc(inputs.test_loader.manifest),

@@ -95,12 +95,20 @@ def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, 
     return train_days, test_days
 
 
-def total_samples(config: Config, manifest: DatasetManifest) -> int:
+def steps_in_epoch(data: DataConfig, manifest: DatasetManifest) -> int:
+    """Batches that the training days give, as the loader counts them.
+
+    Raises:
+        ValueError: there are no days to train on.
+    """
+    train_days, _ = split_days(data, manifest)
+    return manifest.on_days(train_days).num_rows // data.global_batch_size
+
+
+def total_samples(config: Config, steps_in_epoch: int) -> int:
     """Samples that the whole run trains on, over all ranks."""
-    train_days, _ = split_days(config.data, manifest)
-    batch_size = config.data.global_batch_size
-    steps = manifest.on_days(train_days).num_rows // batch_size * config.train.epochs
-    return min(steps, config.train.max_steps or steps) * batch_size
+    steps = steps_in_epoch * config.train.epochs
+    return min(steps, config.train.max_steps or steps) * config.data.global_batch_size
 
 
 def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:

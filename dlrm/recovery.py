@@ -1,7 +1,6 @@
 """Partial recovery for the trainer: when it is on, where it saves, how a restarted run finds its folder."""
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -12,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from cpr.agent import launcher_of_this_worker
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.retention import Retention
+from cpr.recovery.launches import launch_of_this_worker
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
 from data.dataset import read_manifest
 from dlrm.config import CheckpointConfig, Config
-from dlrm.inputs import total_samples
+from dlrm.inputs import steps_in_epoch, total_samples
 from dlrm.optim import Optimizers
 from dlrm.recovering import Recovering
 from dlrm.sharding.tables import initialize_tables
@@ -65,12 +64,12 @@ class Recovery:
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
         root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
-        self._launches = [_launch()]
+        self._launches = [launch_of_this_worker()]
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
             save_every_steps=config.checkpoint.every_steps,
             moment=cast("Moment", config.checkpoint.moment),
-            total_samples=total_samples(config, read_manifest(config.data.uri)),
+            total_samples=total_samples(config, steps_in_epoch(config.data, read_manifest(config.data.uri))),
             policy=RecoveryPolicy(max_lost_share=config.recovery.max_lost_share),
             resume=resume is not None,
         )
@@ -148,13 +147,6 @@ class Recovery:
         Not of what people choose, such as `--rdzv-id`: they choose it again.
         """
         return {self._partial.meeting.session_id, *filter(None, self._launches)}
-
-
-def _launch() -> str:
-    """What no other launch shares, ever: which `cpr run` it is, or else which torchrun on this host."""
-    launcher = launcher_of_this_worker()
-    of_torchrun = f"{socket.gethostname()}-{launcher.pid}-{launcher.start_ticks}" if launcher else ""
-    return os.environ.get(LAUNCH_VARIABLE) or of_torchrun
 
 
 def _is_started_again() -> bool:
