@@ -43,11 +43,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two files of tests at a time: within a file, tests share what is slow to start.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 unit: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not system"
+	$(PYTEST) -m "not system"
 
 system: $(INSTALLED)
-	$(BIN)/python -m pytest -m system
+	$(PYTEST) -m system
 
 install: $(INSTALLED)
 

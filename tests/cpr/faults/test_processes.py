@@ -98,7 +98,7 @@ def test_a_pid_that_is_another_process_now_gets_no_signal(run):
     assert process.is_alive
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 1])
+@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 1], ids=["this", "above", "init"])
 def test_this_process_and_those_above_are_refused(pid):
     with pytest.raises(ValueError, match=f"process {pid} is this one|process {pid} belongs"):
         victim(pid)
