@@ -308,6 +308,6 @@ def test_a_hanging_worker_stands_still_and_can_still_be_ended(tmp_path):
     worker = start(tmp_path, at(2, Hang(duration_s=1000.0)))
     assert [worker.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
     wait_for(lambda: any("a hang of 1000 s" in line for line in [worker.stderr.readline()]))
-    assert state_of(victim(worker.pid)) == "S"
+    wait_for(lambda: state_of(victim(worker.pid)) == "S")
     worker.terminate()
     assert (worker.communicate(timeout=50)[0], worker.returncode) == ("", -signal.SIGTERM)
