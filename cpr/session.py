@@ -35,7 +35,7 @@ from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.storage import Storage, open_storage
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.recovery.course import Course
@@ -243,28 +243,16 @@ class PartialRecovery:
         if self._birth is None:
             raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
         assert group is not None
-        self._injector = self._armed(meeting)
-        storage = self._injector.storage(open_storage(self._config.uri))
-        checkpointer = Checkpointer(
-            model,
-            self._config,
-            optimizers,
-            session=meeting.session_id,
-            storage=storage,
-            timeout=self._timeout,
-        )
-        self._checkpointer = checkpointer
-        checkpointer.register(COURSE, self._course)
-        for number, optimizer in enumerate(optimizers):
-            kept = OptimizerState(optimizer, checkpointer.shards)
-            checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
+        storage = open_storage(self._config.uri)
+        self._injector = self._armed(meeting, storage)
+        storage = self._injector.storage(storage)
+        checkpointer = self._make_checkpointer(meeting, storage, model, optimizers)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
         for name, state in (per_rank_states or {}).items():
             checkpointer.register(name, state, per_rank=True)
         checkpointer.claim()
-        launches = {offer.launch for offer in meeting.offers} - {""}
-        is_own = meeting.continues and is_of_launches(storage, group, launches)
+        is_own = meeting.continues and is_of_launches(storage, group, meeting.launches)
         restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
         reports = restorer.restore(
             Beginning(
@@ -279,7 +267,7 @@ class PartialRecovery:
             )
         )
         if not self._resume:
-            note_launches(storage, group, launches)
+            note_launches(storage, group, meeting.launches)
         self._saves = Saves(checkpointer, self._course, self._every, self._moment)
         self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
         segments = [segment for report in reports for segment in report.segments]
@@ -400,10 +388,27 @@ class PartialRecovery:
         if self._group is not None and dist.is_initialized():
             self._group.close()
 
-    def _armed(self, meeting: Meeting) -> Injector:
+    def _make_checkpointer(
+        self, meeting: Meeting, storage: Storage, model: nn.Module, optimizers: Sequence[Optimizer]
+    ) -> Checkpointer:
+        """What saves this model, its optimizers and the run's course."""
+        self._checkpointer = checkpointer = Checkpointer(
+            model,
+            self._config,
+            optimizers,
+            session=meeting.session_id,
+            storage=storage,
+            timeout=self._timeout,
+        )
+        checkpointer.register(COURSE, self._course)
+        for number, optimizer in enumerate(optimizers):
+            kept = OptimizerState(optimizer, checkpointer.shards)
+            checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
+        return checkpointer
+
+    def _armed(self, meeting: Meeting, storage: Storage) -> Injector:
         """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
         plan = Plan.from_environment()
-        storage = open_storage(self._config.uri)
         folder = Path(storage.uri) if isinstance(storage, LocalStorage) else None
         if plan.schedules and folder is None:
             raise ValueError(

@@ -8,14 +8,12 @@ from types import TracebackType
 from typing import Final, Self, cast
 
 import torch
-import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.retention import Retention
-from cpr.recovery.launches import launch_of_this_worker
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
@@ -64,7 +62,6 @@ class Recovery:
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
         root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
-        self._launches = [launch_of_this_worker()]
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
             save_every_steps=config.checkpoint.every_steps,
@@ -95,9 +92,6 @@ class Recovery:
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
-        launches = [""] * dist.get_world_size()  # each node has its own
-        dist.all_gather_object(launches, self._launches[0])
-        self._launches = launches
 
     def find_folder(self, root: Path) -> Path | None:
         """The folder of this run if it began before its workers were started again; on rank 0."""
@@ -146,7 +140,7 @@ class Recovery:
 
         Not of what people choose, such as `--rdzv-id`: they choose it again.
         """
-        return {self._partial.meeting.session_id, *filter(None, self._launches)}
+        return {self._partial.meeting.session_id, *self._partial.meeting.launches}
 
 
 def _is_started_again() -> bool:

@@ -7,8 +7,7 @@ from writing; both take turns. Interrupted, the command goes on where it stopped
 (`--parts`). Figures:
 
 - `time_ratio_2`, `time_ratio_4`: our time over the rival's, median over rounds of the ratio within a round,
-  with
-  `..._low` and `..._high`, the extremes. `seconds_2`, `rival_seconds_2` and so on: medians of the times.
+  with `..._low` and `..._high`, the extremes. `seconds_2`, `rival_seconds_2` and so on: medians of the times.
 - `first_restart_success`: share of runs that went on and ended by themselves after one kill, with the plain
   command.
 - `rows_kept_wrong`, `rows_restored_wrong`, `dense_wrong`: after a kill between the backward pass and the

@@ -130,11 +130,6 @@ class Cursor:
                 head.advance()
                 yield name, event
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether nothing is left."""
-        return all(head.event is None for head in self._heads)
-
 
 class _Head:
     """The next event of a schedule."""

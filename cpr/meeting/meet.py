@@ -47,6 +47,11 @@ class Meeting:
     kept: object = field(default=None, repr=False)
     """What must live as long as the store."""
 
+    @property
+    def launches(self) -> frozenset[str]:
+        """Who launched the workers, as far as it is known: one name for each node, or one for all."""
+        return frozenset(offer.launch for offer in self.offers if offer.launch)
+
 
 def meet(offer: Offer, timeout: timedelta) -> Meeting:
     """Meet the other workers that the launcher started; alone, at once, if there was no launcher.

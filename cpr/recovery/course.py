@@ -91,11 +91,6 @@ class Course:
         self.recoveries = [*older, newest]
         return newest
 
-    @property
-    def newest_save(self) -> int | None:
-        """Steps done at the newest save that was begun."""
-        return max(self.saves, default=None)
-
     def note_save(self) -> None:
         """A save begins now."""
         self.saves[self.steps_done] = self.samples_done

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpr.recovery.launches import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
 from dlrm.recipe import load_config
 from dlrm.recovery import LAUNCHES, open_recovery
@@ -50,7 +51,11 @@ def at_meeting(config):
     def work(session_id, continues):
         recovery = open_recovery(config(), None)
         recovery._partial._meeting = SimpleNamespace(
-            session_id=session_id, continues=continues, rank=0, world_size=1
+            session_id=session_id,
+            continues=continues,
+            rank=0,
+            world_size=1,
+            launches=frozenset({launch_of_this_worker()}),
         )
         recovery._partial._memory.segment = SimpleNamespace(folder=None)
         return recovery
@@ -76,7 +81,7 @@ def test_a_restarted_run_finds_the_folder_of_its_session(at_meeting, tmp_path):
 
 def test_a_new_run_takes_no_folder_though_its_launch_is_known(at_meeting, tmp_path):
     recovery = at_meeting("new", continues=False)
-    runs = make_runs(tmp_path, before=recovery._launches)
+    runs = make_runs(tmp_path, before=recovery._partial.meeting.launches)
     assert recovery.find_folder(runs) is None
     assert at_meeting("new", continues=True).find_folder(runs) == runs / "before"
 
@@ -87,7 +92,7 @@ def test_the_folder_is_known_by_session_and_launch_from_then_on(at_meeting, tmp_
     first = at_meeting("s1", continues=False)
     first.save_in(folder)
     at_meeting("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
-    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._launches}
+    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.meeting.launches}
 
 
 def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_path):
@@ -95,9 +100,9 @@ def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     first, second = at_meeting("s1", continues=False), at_meeting("s2", continues=True)
-    first._launches = ["of node 0", "of node 1"]
+    first._partial.meeting.launches = {"of node 0", "of node 1"}
     first.save_in(folder)
-    second._launches = ["of node 1", "of a new node"]
+    second._partial.meeting.launches = {"of node 1", "of a new node"}
     assert second.find_folder(tmp_path / "runs") == folder
 
 

@@ -72,7 +72,7 @@ def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
     saves = Saves(storage, course, 5, "rolling")
     train(course, saves, 7)
     assert saves.now(1.0)
-    assert (storage.newest_step, course.newest_save, storage.asked) == (7, 7, 2)
+    assert (storage.newest_step, max(course.saves), storage.asked) == (7, 7, 2)
     assert saves.now(1.0)
     assert storage.asked == 2
 
