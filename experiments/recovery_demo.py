@@ -7,6 +7,7 @@ that.
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--dataset", type=Path, default=Path("datasets/tiny"), help="default: %(default)s")
     options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(message)s")  # of the failure that is injected
     RUNS.mkdir(parents=True, exist_ok=True)
     before = set(RUNS.iterdir())
     settings = [*SETTINGS, f"data.uri={options.dataset}", f"train.run_folder={RUNS}"]
