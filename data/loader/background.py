@@ -45,6 +45,9 @@ class _Maker(Generic[T]):
             self.items.clear()
             self.changed.notify_all()
 
+    def has_ended(self) -> bool:
+        return self.thread.ident is not None and not self.thread.is_alive()
+
     def _make(self, produce: Callable[[Callable[[], bool]], Iterator[T]]) -> None:
         try:
             items = produce(lambda: self.closed)
@@ -61,7 +64,6 @@ class _Maker(Generic[T]):
             with self.changed:
                 self.finished = True
                 self.changed.notify_all()
-            _running.discard(self)
 
     def _wait_for_room(self) -> bool:
         with self.changed:
@@ -86,7 +88,8 @@ class Feed(Generic[T]):
 
     def start(self) -> None:
         """Start the thread. Apart from construction, so that a signal handler can already close the feed."""
-        _running.add(self._maker)
+        _started.difference_update([maker for maker in _started if maker.has_ended()])
+        _started.add(self._maker)
         self._maker.thread.start()
 
     def __iter__(self) -> "Feed[T]":
@@ -123,12 +126,14 @@ class Feed(Generic[T]):
             self._maker.thread.join(CLOSE_S)
 
 
-_running: set[_Maker[Any]] = set()
+_started: set[_Maker[Any]] = set()
+"""All whose thread may be alive. A thread does not take itself out: to the very end, when its frames and the
+native objects in them are gone, exiting has to wait for it."""
 
 
 @atexit.register
 def _stop_all() -> None:
-    makers = list(_running)
+    makers = list(_started)
     for maker in makers:
         maker.close()
     deadline = time.monotonic() + EXIT_S
