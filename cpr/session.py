@@ -89,7 +89,7 @@ class PartialRecovery:
     ) -> None:
         self._phases = Phases()
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
-        _check(self._config.uri, save_every_steps, moment, total_samples)
+        _check(self._config.uri, save_every_steps, moment, total_samples, policy)
         self._every, self._moment, self._total_samples = save_every_steps, moment, total_samples
         self._policy, self._resume = policy or RecoveryPolicy(), resume
         self._memory = WorkerMemory(self._config.uri, resident_root)
@@ -457,7 +457,9 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _check(uri: str, every: int, moment: str, total_samples: int | None) -> None:
+def _check(
+    uri: str, every: int, moment: str, total_samples: int | None, policy: RecoveryPolicy | None
+) -> None:
     if not uri:
         raise ValueError("no checkpoint directory was given: name one in PartialRecovery(checkpoint=...)")
     if every < 0:
@@ -466,3 +468,5 @@ def _check(uri: str, every: int, moment: str, total_samples: int | None) -> None
         raise ValueError(f"moment is {moment!r}; choose rolling or consistent")
     if total_samples is not None and total_samples <= 0:
         raise ValueError(f"total_samples is {total_samples}; give a positive number, or None if unknown")
+    if policy is not None and policy.max_pls is not None and total_samples is None:
+        raise ValueError("max_pls is a portion of all samples of the run: give total_samples as well")

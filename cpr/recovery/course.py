@@ -92,20 +92,26 @@ class Course:
         return newest
 
     def note_save(self) -> None:
-        """A save begins now."""
+        """A save begins that holds every row as of about now, or counts as if it did."""
         self.saves[self.steps_done] = self.samples_done
         for step in sorted(self.saves)[:-SAVES_KEPT]:
             del self.saves[step]
+
+    def forget_save(self, step: int) -> None:
+        """The save that began after this step has failed."""
+        self.saves.pop(step, None)
 
     def samples_at(self, step: int) -> int:
         """Samples done at a save; of one that is not known of, rather too few than too many.
 
         Before the oldest that is known of, each step counts as many as those up to there did on average.
         """
+        if older := [each for each in self.saves if each <= step]:
+            return self.saves[max(older)]
         known = {self.steps_done: self.samples_done, **self.saves}
-        if older := [each for each in known if each <= step]:
-            return known[max(older)]
         oldest = min(known)
+        if oldest <= step:  # no save is known of
+            return known[oldest]
         return known[oldest] * step // oldest
 
     def begin(

@@ -46,6 +46,20 @@ class RowOrigin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardLoss:
+    """What the rows of one new shard that came from the checkpoint are without."""
+
+    rank: int
+    """New owner."""
+    table_fqn: str
+    num_rows: int
+    samples: int
+    """Trained by the run between the save and the failure."""
+    pls: float | None
+    """This shard's part of `Recovery.pls_added`, by its share of the lost bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovery:
     """How one generation of workers began."""
 
@@ -60,6 +74,8 @@ class Recovery:
     """Workers of the generation before, by rank: those that gave no reason, or lost their memory, first."""
     sources: tuple[RowOrigin, ...] = ()
     """By table."""
+    losses: tuple[ShardLoss, ...] = ()
+    """By shard, where rows came from the checkpoint while others went on."""
     save_step: int | None = None
     """Training steps done in the save that lost rows, or everything, came from; None: nothing was read."""
     bytes_read: int = 0
@@ -85,6 +101,7 @@ class Recovery:
         known = {name: data[name] for name in (each.name for each in fields(cls)) if name in data}
         known["dead"] = tuple(Ending(**each) for each in known.get("dead", ()))
         known["sources"] = tuple(RowOrigin(**each) for each in known.get("sources", ()))
+        known["losses"] = tuple(ShardLoss(**each) for each in known.get("losses", ()))
         known["refused"] = tuple(known.get("refused", ()))
         return cls(**known)
 
@@ -116,6 +133,28 @@ def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
     return tuple(
         RowOrigin(table_fqn=name, adopted=adopted, moved=moved, lost=lost)
         for name, (adopted, moved, lost) in sorted(counts.items())
+    )
+
+
+def losses(sources: list[ShardSources], samples: int, pls: float | None) -> tuple[ShardLoss, ...]:
+    """What each shard has lost.
+
+    Args:
+        sources: of all shards.
+        samples: trained between the save and the failure.
+        pls: added by the failure; None: not known.
+    """
+    lost_bytes = sum(each.lost_bytes for each in sources)
+    return tuple(
+        ShardLoss(
+            rank=each.needed.rank,
+            table_fqn=each.needed.place.table_fqn,
+            num_rows=each.lost_rows,
+            samples=samples,
+            pls=None if pls is None else pls * each.lost_bytes / lost_bytes,
+        )
+        for each in sources
+        if each.lost_rows
     )
 
 

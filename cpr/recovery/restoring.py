@@ -16,7 +16,7 @@ from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.moving import Mover
 from cpr.recovery.phases import Phases
 from cpr.recovery.policy import RecoveryPolicy
-from cpr.recovery.record import Recovery, origins
+from cpr.recovery.record import Recovery, losses, origins
 from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
 from cpr.recovery.reports import Assessment, WorkerReport, assess
 from cpr.recovery.sources import ShardSources, lost_share, lost_share_by_rank, plan_sources
@@ -54,6 +54,9 @@ class _Read:
     save_step: int | None = None
     bytes_read: int = 0
     bytes_moved: int = 0
+    samples_lost: int = 0
+    """That were trained since the save, before the failure."""
+    pls_added: float | None = 0.0
 
 
 class Restorer:
@@ -79,6 +82,9 @@ class Restorer:
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._course, self._policy, self._phases = course, policy, phases
+        self.restored: dict[str, list[tuple[int, int]]] = {}
+        """After `restore`: the rows of this rank's shards, by their names, that nobody held and that came from
+        the checkpoint while others went on."""
 
     def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
         """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
@@ -106,7 +112,7 @@ class Restorer:
             if decision.kind in {"process", "partial"}:
                 assert tree is not None
                 is_fresh = False
-                decision = self._go_on(decision, found, plan, own, tree, read)
+                decision = self._go_on(begin, decision, found, plan, own, tree, read)
             if decision.kind in {"resume", "full"}:
                 self._load(read, is_fresh)
             self._complete(begin, self._told(begin, decision, found, plan, read))
@@ -153,6 +159,7 @@ class Restorer:
 
     def _go_on(
         self,
+        begin: Beginning,
         decision: Decision,
         found: Assessment,
         plan: list[ShardSources],
@@ -168,6 +175,8 @@ class Restorer:
         mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
         read.bytes_moved = mover.move(plan)
         if full := self._agree_on(self._load_lost(plan, read)):
+            return full
+        if full := self._agree_on(self._charge(begin, found, plan, read)):
             return full
         put_counters(self._checkpointer, found.counters)
         self._checkpointer.go_on(self._course.steps_done)
@@ -219,6 +228,7 @@ class Restorer:
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
         read.save_step, read.bytes_read = state.step, stats.bytes_read
+        self.restored = lost
         return None
 
     def _load(self, read: _Read, is_fresh: bool) -> None:
@@ -234,6 +244,7 @@ class Restorer:
         loaded = self._checkpointer.load()
         if loaded is not None:
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
+            self._course.note_save()  # all rows are as they were saved, whenever that was
         elif not is_fresh:
             self._group.gather(None)
             self._memory.remove()
@@ -253,11 +264,7 @@ class Restorer:
     ) -> Recovery:
         reads = self._group.gather(read)
         steps = [each.save_step for each in reads if each.save_step is not None]
-        save_step = min(steps, default=None)
         lives = decision.kind in {"process", "partial"}
-        added: float | None = 0.0
-        if decision.kind == "partial" and save_step is not None:
-            added = self._charge(begin, found, plan, save_step)
         return Recovery(
             kind=decision.kind,
             reason=decision.reason,
@@ -266,29 +273,31 @@ class Restorer:
             interrupted=lives and found.interrupted,
             dead=found.endings if begin.continues else (),
             sources=origins(plan) if lives else (),
-            save_step=save_step,
+            save_step=min(steps, default=None),
             bytes_read=sum(each.bytes_read for each in reads),
             bytes_moved=sum(each.bytes_moved for each in reads),
             refused=found.refused,
-            pls_added=added,
+            pls_added=read.pls_added if lives else 0.0,
             pls_total=self._course.pls_total,
+            losses=losses(plan, read.samples_lost, read.pls_added) if lives else (),
             world_size=begin.world_size,
         )
 
     def _charge(
-        self, begin: Beginning, found: Assessment, plan: list[ShardSources], save_step: int
-    ) -> float | None:
-        """PLS of this failure, without what an attempt to recover from it that failed has charged."""
+        self, begin: Beginning, found: Assessment, plan: list[ShardSources], read: _Read
+    ) -> str | None:
+        """PLS of this failure, without what an attempt to recover from it that failed has charged.
+
+        The same on all ranks. It is charged unless it is too much: why it is.
+        """
+        steps = [each for each in self._group.gather(read.save_step) if each is not None]
+        if not steps:
+            return None
         course = self._course
-        saved, done = course.samples_at(save_step), course.samples_done
+        saved, done = course.samples_at(min(steps)), course.samples_done
         lost = {found.old_world_size: found.lost or {SOMEBODY: 1.0}}
         if begin.world_size != found.old_world_size:  # some may count by the new ranks when others die
             lost[begin.world_size] = lost_share_by_rank(plan)
-        charges = [
-            Charge(world_size, rank, share, saved, done)
-            for world_size, shares in lost.items()
-            for rank, share in shares.items()
-        ]
         added = pls_added(
             lost[found.old_world_size],
             done,
@@ -297,8 +306,16 @@ class Restorer:
             found.old_world_size,
             course.charges,
         )
+        if reason := self._policy.against_pls(course.pls_total, added):
+            return reason
+        charges = [
+            Charge(world_size, rank, share, saved, done)
+            for world_size, shares in lost.items()
+            for rank, share in shares.items()
+        ]
         course.add_pls(added, charges)
-        return added
+        read.pls_added, read.samples_lost = added, max(0, done - saved)
+        return None
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""

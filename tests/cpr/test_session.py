@@ -345,6 +345,30 @@ def test_a_table_that_becomes_data_parallel_or_ceases_to_be_comes_from_the_check
     assert_same(whole_tables(back), saved)
 
 
+@pytest.mark.parametrize(("max_pls", "kind"), [(0.05, "partial"), (0.01, "full")])
+def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_and_says_so(new_worker, max_pls, kind):
+    adagrad = {"optimizer": torch.optim.Adagrad, "fused": EmbOptimType.EXACT_ADAGRAD, "apart": True}
+    adagrad["policy"] = cpr.RecoveryPolicy(max_pls=max_pls)
+    worker = new_worker(restarted=False, **adagrad).restore().train(5).wait_for_save()
+    saved, charged = whole_tables(worker), worker.recovery.pls
+    worker.train(2)
+    alive = whole_tables(worker)
+    worker.die()
+    again = new_worker(
+        layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad
+    ).restore()  # c has no rows in memory
+    assert (again.story.kind, again.story.save_step) == (kind, 5)
+    if kind == "partial":
+        (loss,) = again.story.losses
+        assert (loss.num_rows, loss.samples) == (20, 2 * BATCH)
+        assert loss.pls == again.story.pls_added == again.recovery.pls == pytest.approx(0.02)
+        assert_same(whole_tables(again), {**alive, "ebc.embedding_bags.c": saved["ebc.embedding_bags.c"]})
+    else:
+        assert "from 0.000000 to 0.020000, above max_pls = 0.01" in again.story.reason
+        assert (again.story.step, again.recovery.pls, again.story.losses) == (5, charged, ())
+        assert_same(whole_tables(again), saved)
+
+
 def whole_tables(worker):
     """Weights by table, whatever the layout."""
     tables = {}
@@ -474,6 +498,7 @@ def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path
         ({"save_every_steps": -1}, "save_every_steps is -1"),
         ({"moment": "soon"}, "rolling or consistent"),
         ({"total_samples": 0}, "total_samples is 0"),
+        ({"policy": cpr.RecoveryPolicy(max_pls=0.1)}, "total_samples"),
         ({"resident_root": "/nowhere"}, "CPR_RESIDENT_ROOT"),
     ],
 )

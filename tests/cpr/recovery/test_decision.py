@@ -45,8 +45,31 @@ def test_the_policy_can_forbid_any_loss():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_lost_share": -0.1}, {"max_lost_share": 1.5}, {"max_generations_without_progress": 0}]
+    "wrong",
+    [
+        {"max_lost_share": -0.1},
+        {"max_lost_share": 1.5},
+        {"max_pls": 1.01},
+        {"max_pls": -0.1},
+        {"max_generations_without_progress": 0},
+    ],
 )
 def test_impossible_policies_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RecoveryPolicy(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("max_pls", "total", "added", "words"),
+    [
+        (None, None, None, None),
+        (0.1, 0.05, 0.05, None),
+        (0.1, 0.05, 0.06, "from 0.050000 to 0.110000, above max_pls = 0.1"),
+        (0.1, None, 0.01, "not known"),
+        (0.1, 0.0, None, "not known"),
+        (0.1, 0.2, 0.0, None),
+    ],
+)
+def test_a_limit_of_lost_samples(max_pls, total, added, words):
+    reason = RecoveryPolicy(max_pls=max_pls).against_pls(total, added)
+    assert reason is None if words is None else words in reason
