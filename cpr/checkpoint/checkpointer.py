@@ -138,6 +138,18 @@ class Checkpointer:
         history = self._history
         return history.chain[-1].step if history is not None and history.chain else None
 
+    @property
+    def has_base(self) -> bool:
+        """Whether row saves of this rank's shards have a base of this sharding plan and these optimizers.
+
+        To be asked after `prepare`, and while no save is under way.
+        """
+        try:
+            self._check_base(self.shards)
+        except (ValueError, MismatchError):
+            return False
+        return True
+
     def register(self, name: str, state: Stateful, *, per_rank: bool = False, optional: bool = False) -> None:
         """Save and load `state` with the model; before the first save or load.
 
@@ -229,7 +241,7 @@ class Checkpointer:
         """
         self._check_open()
         began = time.perf_counter()
-        self._wait_until_idle()
+        self.wait_until_idle()
         found = load_newest(self._storage, self._group, self._attempt)
         if found is None:
             return None
@@ -381,6 +393,23 @@ class Checkpointer:
         self._raise_failure()
         return committed
 
+    def wait_until_idle(self, deadline: float | None = None) -> bool:
+        """Wait until the save under way is committed, and merging and deleting after it are done.
+
+        Args:
+            deadline: by `time.monotonic`; wait no longer, and give up what is not copied by then.
+
+        Returns:
+            Whether they are.
+
+        Raises:
+            SaveFailedError: one of them failed; names the file.
+        """
+        self.wait(seconds_left(deadline))
+        idle = self._save is None or self._save.wait_until_over(seconds_left(deadline))
+        self._raise_failure()
+        return idle
+
     def close(self, *, abandon: bool = False) -> None:
         """Finish the save that is under way and let go of the directory; nothing can be saved after.
 
@@ -394,7 +423,7 @@ class Checkpointer:
             return
         try:
             if not abandon:
-                self._wait_until_idle()
+                self.wait_until_idle()
         finally:
             self._is_closed = True
             self._release()
@@ -436,13 +465,6 @@ class Checkpointer:
         save.blocked_s = time.perf_counter() - began
         return save
 
-    def _wait_until_idle(self, deadline: float | None = None) -> bool:
-        """Wait until the save under way is committed, and merging and deleting after it are done."""
-        self.wait(seconds_left(deadline))
-        idle = self._save is None or self._save.wait_until_over(seconds_left(deadline))
-        self._raise_failure()
-        return idle
-
     def _make_wish(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
     ) -> tuple[list[Selection], States | None, Wish]:
@@ -454,7 +476,7 @@ class Checkpointer:
         is_ready = self._save is None or self._save.is_over
         try:
             if self._config.when_busy == "wait":
-                is_ready = self._wait_until_idle(deadline)
+                is_ready = self.wait_until_idle(deadline)
             self._raise_failure()
             if rows is None:
                 selections = [Selection(shard, None) for shard in self._written_here()]

@@ -58,12 +58,15 @@ class Save:
         self.blocked_s = 0.0
         """Time that training on this rank has waited for it: in calls of the checkpointer, and before rows
         changed that were still to be copied."""
+        self.seconds: float | None = None
+        """From when it was asked for until it counted; None before, and if it failed."""
         self.manifest: Manifest | None = None
         """What was committed; None before, and if it failed."""
         self.error: SaveFailedError | None = None
         """Why it failed."""
         self.broken = threading.Event()
         """Set when this rank cannot write any more, so that copying may stop."""
+        self._began = time.perf_counter()
         self._settled = threading.Event()
         self._over = threading.Event()
         self._feed: queue.SimpleQueue[Piece | States | str] = queue.SimpleQueue()
@@ -105,6 +108,7 @@ class Save:
 
     def commit(self, manifest: Manifest) -> None:
         """It counts."""
+        self.seconds = time.perf_counter() - self._began
         self.manifest = manifest
         self._settled.set()
 

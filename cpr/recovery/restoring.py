@@ -83,8 +83,7 @@ class Restorer:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._course, self._policy, self._phases = course, policy, phases
         self.restored: dict[str, list[tuple[int, int]]] = {}
-        """After `restore`: the rows of this rank's shards, by their names, that nobody held and that came from
-        the checkpoint while others went on."""
+        """After `restore`: rows of this rank, by shard, that came from the checkpoint while others went on."""
 
     def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
         """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.

@@ -20,7 +20,7 @@ from cpr.errors import DamagedMemoryError
 from cpr.resident.folders import open_private
 
 LAYOUT_FILE: Final = "layout.json"
-FORMAT: Final = "cpr-resident 1"
+FORMAT: Final = "cpr-resident 2"
 REGION_SUFFIX: Final = ".memory"
 
 
@@ -103,6 +103,8 @@ class Layout:
     kernels: tuple[KernelMemory, ...]
     """In the order in which they were built."""
     shards: tuple[PlacedShard, ...]
+    companions: dict[str, str]
+    """File by name of what belongs to these tables and is no part of them, such as counters of lookups."""
 
     def write(self, folder: Path) -> None:
         """Put it into a segment's folder, at once and whole."""

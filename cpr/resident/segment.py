@@ -1,6 +1,7 @@
 """One worker's resident memory: its tables, its marks, its replica of what all have, and who owns it."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -95,6 +96,7 @@ class Segment:
         self.replica = Replica(folder, self.marks)
         self.kernels: list[KernelMemory] = []
         """Of the tables built here, in order; they go into the layout."""
+        self._companions: dict[str, str] = {}
         self._regions: dict[str, Tensor] = {}
         self._files: dict[str, RegionFile] = {}
         """What the layout says of the regions."""
@@ -165,11 +167,35 @@ class Segment:
             raise DamagedMemoryError(f"{name} has {region.numel()} elements instead of {numel}")
         return region
 
+    def companion(self, name: str, dtype: torch.dtype, numel: int, adopt: bool) -> tuple[Tensor, bool]:
+        """Memory that is sealed with the tables, and can be taken over with them; between build and `seal`.
+
+        Args:
+            name: of it, the same in the next process.
+            dtype: of it.
+            numel: its elements.
+            adopt: take it over from the layout, if it is there and as large.
+
+        Returns:
+            `[numel]` of `dtype`, and whether it was taken over; zeros if not.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+            DamagedMemoryError: the segment is not what was sealed.
+        """
+        layout = self.layout if adopt else None
+        file = layout.companions.get(name) if layout is not None else None
+        if layout is None or file is None or layout.files[file].num_bytes != numel * dtype.itemsize:
+            file, layout = f"companion-{secrets.token_hex(4)}", None
+        self._companions[name] = file
+        return self.region(file, dtype, numel), layout is not None
+
     def begin_build(self) -> None:
         """Forget the regions of an earlier model; those that no layout names are freed."""
         self._regions.clear()
         self._files.clear()
         self.kernels.clear()
+        self._companions.clear()
         self.tidy()
 
     def seal(
@@ -191,6 +217,7 @@ class Segment:
         found = tuple(shard for shard in placed.values() if shard)
         used = {file for kernel in self.kernels for file in kernel.files.values()}
         used |= {place.file for shard in found for place in shard.columns.values()}
+        used |= set(self._companions.values())
         Layout(
             session_id=session_id,
             rank=rank,
@@ -199,6 +226,7 @@ class Segment:
             files={name: self._files[name] for name in sorted(used)},
             kernels=tuple(self.kernels),
             shards=found,
+            companions=dict(self._companions),
         ).write(self.folder)
         self.tidy()
         return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]

@@ -354,9 +354,8 @@ def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_and_says_so(n
     worker.train(2)
     alive = whole_tables(worker)
     worker.die()
-    again = new_worker(
-        layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad
-    ).restore()  # c has no rows in memory
+    # table c was data-parallel, and so is in nobody's segment
+    again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
     assert (again.story.kind, again.story.save_step) == (kind, 5)
     if kind == "partial":
         (loss,) = again.story.losses

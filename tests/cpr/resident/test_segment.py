@@ -77,3 +77,34 @@ def test_what_is_set_aside_is_free_and_the_sealed_content_stays(home):
     assert (shard.weights == 0).all()
     (held,) = Segment(segment.folder).held_shards()
     assert (held.columns["weights"] == torch.full((ROWS, COLS), 5.0)).all()
+
+
+def test_companions_are_sealed_with_the_tables_and_taken_over_with_them(home):
+    segment = home.create("rank1")
+    segment.begin_build()
+    counts, was_there = segment.companion("counts", torch.int32, 10, adopt=True)
+    assert (was_there, counts.tolist()) == (False, [0] * 10)
+    segment.seal(**RUN, shards=[make_shard(segment)])
+    counts += 7
+    found = crash_and_find(home, segment)
+    found.begin_build()
+    again, was_there = found.companion("counts", torch.int32, 10, adopt=True)
+    assert (was_there, again.tolist()) == (True, [7] * 10)
+    assert not found.companion("of another tracker", torch.int32, 10, adopt=True)[1]
+    found.seal(**RUN, shards=[make_shard(found)])
+    assert sorted(found.layout.companions) == ["counts", "of another tracker"]
+
+
+@pytest.mark.parametrize(("numel", "adopt"), [(10, False), (11, True)])
+def test_a_companion_of_other_tables_is_new_and_the_sealed_one_stays_as_it_was(home, numel, adopt):
+    segment = home.create("rank1")
+    segment.companion("counts", torch.int32, 10, adopt=True)[0].fill_(7)
+    segment.seal(**RUN, shards=[make_shard(segment)])
+    found = crash_and_find(home, segment)
+    found.begin_build()
+    counts, was_there = found.companion("counts", torch.int32, numel, adopt=adopt)
+    assert (was_there, counts.tolist()) == (False, [0] * numel)
+    counts += 1
+    found = crash_and_find(home, found)  # before it was sealed
+    found.begin_build()
+    assert found.companion("counts", torch.int32, 10, adopt=True)[0].tolist() == [7] * 10
