@@ -1,104 +1,86 @@
-"""The page of all stored results: `python -m experiments.report` writes `experiments/results/README.md`.
+"""What was measured, for reading: `python -m experiments.report [--check]`.
 
-It says for each result what was measured and how to measure it again, and marks what is not finished.
+From the stored results it writes the page beside them in markdown (`results/README.md`), the same as one
+HTML page that needs nothing else (`results/report.html`), with goals and the papers' figures beside ours,
+and the marked tables of the top-level README. An experiment without a result is simply absent. With
+`--check` nothing is written; the command fails and says what is stale.
 """
 
 import argparse
-import ast
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from experiments.record import RESULTS
+from experiments.report_html import html_page
+from experiments.report_markdown import markdown_page
+from experiments.report_readme import filled, readme_tables
+from experiments.report_results import pictures_by_name, read_results
 
+README: Final = Path(__file__).parents[1] / "README.md"
 PAGE_NAME: Final = "README.md"
-INTRODUCTION: Final = """# Stored results
-
-Made by `python -m experiments.report` from the files beside it. Each result was measured by the command
-it names, at the commit it names; the same command measures it again.
-"""
+HTML_NAME: Final = "report.html"
+SHOWN: Final = 100
+"""Characters of a stale line that the message shows."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page."""
+def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS, readme: Path = README) -> int:
+    """Write the pages and the README's tables, or check them; 1 if something is stale or cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.parse_args(arguments)
-    path = write_page(RESULTS)
-    print(f"written to {path}")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    options = parser.parse_args(arguments)
+    try:
+        wanted = pages(folder, readme)
+    except ValueError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return 1
+    if options.check:
+        stale = [message for path, text in wanted.items() if (message := staleness(path, text))]
+        for message in stale:
+            print(message, file=sys.stderr)
+        if stale:
+            print("write them again with `python -m experiments.report`", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in wanted.items():
+        path.write_text(text)
+        print(f"written to {path}")
     return 0
 
 
-def write_page(folder: Path) -> Path:
-    """Build the page from all results in `folder`.
+def pages(folder: Path, readme: Path) -> dict[Path, str]:
+    """What every file that the report keeps should hold, by path.
+
+    Args:
+        folder: of the stored results.
+        readme: the README whose marked tables are kept equal to them.
 
     Raises:
-        ValueError: there are none, or one cannot be read.
+        ValueError: there are no results, one cannot be read, a figure that something names is not in its
+            result, or the README's markers are wrong.
     """
-    results = [_read(path) for path in sorted(folder.glob("*.json"))]
-    if not results:
-        raise ValueError(f"{folder} holds no results; run an experiment first, e.g. experiments.precision")
-    sections = [_section(result, folder) for result in results]
-    names = {result["experiment"] for result in results}
-    others = sorted(path for path in folder.glob("*.png") if path.stem not in names)
-    if others:
-        sections.append("\n".join(["## More pictures", "", *map(_picture, others)]))
-    page = folder / PAGE_NAME
-    page.write_text("\n\n".join([INTRODUCTION.strip(), *sections]) + "\n")
-    return page
+    results = read_results(folder)
+    others = pictures_by_name(folder, results)[""]
+    return {
+        folder / PAGE_NAME: markdown_page(results, others),
+        folder / HTML_NAME: html_page(results, others),
+        readme: filled(readme.read_text(), readme_tables(results)),
+    }
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is no result ({error}); delete it and run its experiment again") from error
-    return result
-
-
-def _section(result: Mapping[str, Any], folder: Path) -> str:
-    name, machine = result["experiment"], result["machine"]
-    memory = f"{machine['memory_bytes'] / 1e9:.0f} GB"
-    state = result["finished"] or f"**not finished**: {len(result['rows'])} rows so far, no figures yet"
-    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
-    circumstances = [
-        ("command", f"`{result['command']}`"),
-        ("finished", state),
-        ("commit", f"`{result['commit']}`"),
-        ("machine", f"{machine['processor']}, {machine['cores']} cores, {memory}"),
-        ("versions", versions),
-        ("seeds", ", ".join(map(str, result["seeds"]))),
-    ]
-    parts = [f"## {name}", _description(name), _table(("", ""), circumstances)]
-    if result["figures"]:
-        figures = [(f"`{figure}`", _number(value)) for figure, value in result["figures"].items()]
-        parts.append(_table(("figure", "value"), figures))
-    parts += [f"- `{noted}`: {note}" for noted, note in result["notes"].items()]
-    picture = folder / f"{name}.png"
-    if result["finished"] and picture.exists():
-        parts.append(_picture(picture))
-    return "\n\n".join(filter(None, parts))
-
-
-def _description(name: str) -> str:
-    """What the experiment's own module says about it and its figures."""
-    module = Path(__file__).parent / f"{name}.py"
-    return ast.get_docstring(ast.parse(module.read_text())) or "" if module.exists() else ""
-
-
-def _table(header: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = [header, ("---", "---"), *rows]
-    return "\n".join(f"| {left} | {right} |" for left, right in lines)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "not measured"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _picture(path: Path) -> str:
-    return f"![{path.stem}]({path.name})"
+def staleness(path: Path, wanted: str) -> str:
+    """Where the file first differs from what it should hold; empty if it does not."""
+    if not path.exists():
+        return f"{path} is missing"
+    pairs = zip_longest(path.read_text().splitlines(), wanted.splitlines(), fillvalue="(nothing)")
+    for place, (is_there, should_be) in enumerate(pairs, start=1):
+        if is_there != should_be:
+            return (
+                f"{path}, line {place}, is stale:\n  it says     {is_there[:SHOWN]}\n"
+                f"  results say {should_be[:SHOWN]}"
+            )
+    return ""
 
 
 if __name__ == "__main__":

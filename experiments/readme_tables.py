@@ -1,0 +1,199 @@
+"""The README's tables, as data: what each row says and which stored result it says it from.
+
+`result` is a format string over the result's figures, e.g. `{ratio:.2f} x`; a `/` in the format divides
+first (`{peak_extra_bytes:.0f/1e6} MB`). Besides figures there are `{num_seeds}` and `{config[NAME]}`. A row
+whose experiment is not finished is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of a table: `what` was measured, with which `result`; both are format strings."""
+
+    experiment: str
+    what: str
+    result: str
+
+
+def _range(figure: str, more: str = "") -> str:
+    """The format of a ratio with its extremes."""
+    return f"**{{{figure}:.2f}} x** ({{{figure}_low:.2f}} to {{{figure}_high:.2f}}{more})"
+
+
+SPEED: Final[Sequence[Row]] = [
+    Row(
+        experiment="throughput",
+        what="training step, mixed precision, over TorchRec's best setting",
+        result=_range("ratio_to_torchrec_best", " over {config[rounds]} rounds")
+        + "; {samples_per_s:,.1f/1e3} thousand samples/s",
+    ),
+    Row(experiment="throughput", what="the same in fp32", result=_range("ratio_to_torchrec_fp32")),
+    Row(
+        experiment="precision",
+        what="AUC of mixed precision minus fp32, {num_seeds} seeds",
+        result="**{auc_bf16_minus_fp32:+.4f}**, 95 % interval ±{auc_bf16_minus_fp32_ci:.4f}",
+    ),
+    Row(
+        experiment="preparation",
+        what="preparing raw Criteo data, over TorchRec's conversion",
+        result="**{ratio_to_torchrec:.1f} x**",
+    ),
+    Row(
+        experiment="preparation",
+        what="the same, over polars doing it in one go without checks",
+        result="**{ratio_to_polars:.2f} x**; {rows_per_s:,.0f/1e3} thousand rows/s",
+    ),
+    Row(
+        experiment="caching",
+        what="second epoch from the cache, over slow storage",
+        result="**{second_epoch_speedup:.1f} x** faster; the first takes {first_epoch_ratio:.2f} x the time",
+    ),
+    Row(
+        experiment="memory_growth",
+        what="growth of host memory in 1,000 steps, over {config[train.max_steps]:,} steps",
+        result=(
+            "**{growth_bytes_per_1000_steps:.1f/1e6} MB**, 95 % interval "
+            "±{growth_bytes_per_1000_steps_ci:.1f/1e6} MB"
+        ),
+    ),
+]
+
+SAVING: Final[Sequence[Row]] = [
+    Row(
+        experiment="checkpointing",
+        what="training waits for a full save, over `torch.distributed.checkpoint`'s save",
+        result="rolling "
+        + _range("blocked_ratio_rolling", " over {config[rounds]} rounds")
+        + ", consistent **{blocked_ratio_consistent:.2f} x**",
+    ),
+    Row(
+        experiment="checkpointing",
+        what="training time lost to a save until its commit, over DCP's `async_save`",
+        result="rolling "
+        + _range("lost_ratio_to_dcp_async")
+        + ", consistent **{lost_ratio_to_dcp_async_consistent:.2f} x**",
+    ),
+    Row(
+        experiment="checkpointing",
+        what="speed of saving, and of loading cold with every digest verified, over DCP",
+        result=_range("save_ratio_to_dcp") + " and " + _range("load_ratio_to_dcp"),
+    ),
+    Row(
+        experiment="checkpointing",
+        what="extra host memory of a rolling save of 1.3 GB a worker",
+        result=(
+            "**{peak_extra_bytes:,.0f/1e6} MB** (DCP's `async_save`: {peak_extra_bytes_dcp_async:.1f/1e9} GB)"
+        ),
+    ),
+    Row(
+        experiment="checkpointing",
+        what="a save of 1/8 of the rows, over a full one",
+        result="the wait "
+        + _range("row_save_blocked_share")
+        + ", the bytes **{row_save_bytes_share:.2f} x**",
+    ),
+    Row(
+        experiment="codecs",
+        what=(
+            "AUC when all rows pass a row save's codec and training goes on, minus exact, {num_seeds} seeds, "
+            "in 1e-4"
+        ),
+        result=", ".join(
+            f"{codec} **{{auc_{codec}_minus_exact:+.1f/1e-4}} ± {{auc_{codec}_minus_exact_ci:.1f/1e-4}}**"
+            for codec in ("fp16", "int8", "int4")
+        ),
+    ),
+]
+
+FAILURES: Final[Sequence[Row]] = [
+    Row(
+        experiment="recovery",
+        what="from `kill -9` of one of 2 workers to the next step of all, over torchrun and DCP's load",
+        result=_range("time_ratio_2") + "; {seconds_2:.1f} s against {rival_seconds_2:.1f} s",
+    ),
+    Row(
+        experiment="recovery",
+        what="the same of one of 4",
+        result=_range("time_ratio_4") + "; {seconds_4:.1f} s against {rival_seconds_4:.1f} s",
+    ),
+    Row(
+        experiment="recovery",
+        what="runs that went on by themselves after a kill, with the plain command",
+        result="**{first_restart_success:.0%}** of {config[restarts]}",
+    ),
+    Row(
+        experiment="recovery",
+        what="not bit for bit as they should be after a kill: survivors' rows, restored rows, dense tensors",
+        result="**{rows_kept_wrong:.0f}**, **{rows_restored_wrong:.0f}**, **{dense_wrong:.0f}**",
+    ),
+    Row(
+        experiment="recovery",
+        what="batches trained on twice, and left out though not interrupted",
+        result="**{batches_twice:.0f}**, **{batches_left_out:.0f}**",
+    ),
+    Row(
+        experiment="recovery_soak",
+        what=(
+            "{soak_minutes:.0f} minutes of training on two nodes with {soak_failures:.0f} failures of all "
+            "kinds (workers, agents, a whole node, memory, hangs, damaged files, full disks), over the same "
+            "run undisturbed"
+        ),
+        result=(
+            "AUC **{soak_auc_delta:+.5f}** at a PLS of **{soak_pls:.4f}**; processes, files and memory left "
+            "behind: {soak_leftovers:.0f}"
+        ),
+    ),
+]
+
+BRAIN: Final[Sequence[Row]] = [
+    Row(
+        experiment="tracking",
+        what="counting every row's accesses (MFU), of a training step",
+        result="**{mfu_step_share:.2%}**, {mfu_bytes_per_row:.2f} bytes a row",
+    ),
+    Row(
+        experiment="tracking",
+        what="a bounded sample of them (SSU)",
+        result="**{ssu_step_share:.2%}**, {ssu_bytes_per_row:.2f} bytes a row",
+    ),
+    Row(
+        experiment="overhead",
+        what="overhead of failures and saves, 56 h, 2 failures, 8 nodes: full recovery, best interval",
+        result="**{overhead_full:.2%}** of training time",
+    ),
+    Row(
+        experiment="overhead",
+        what="partial recovery at the same interval",
+        result="**{overhead_partial_naive:.2%}**",
+    ),
+    Row(experiment="overhead", what="CPR at a PLS of 0.1", result="**{overhead_cpr:.2%}**"),
+    Row(
+        experiment="overhead",
+        what="the same with saves in the background",
+        result="**{overhead_cpr_background:.2%}**",
+    ),
+    Row(
+        experiment="overhead",
+        what="AUC against no failure, {num_seeds} seeds, in 1e-4",
+        result=", ".join(
+            f"{scheme.upper()} **{{auc_delta_{scheme}:+.1f/1e-4}} ± {{auc_delta_{scheme}_ci:.1f/1e-4}}**"
+            for scheme in ("mfu", "ssu")
+        ),
+    ),
+    Row(
+        experiment="pls_auc",
+        what="correlation of PLS and loss of AUC",
+        result="**{pls_auc_correlation:.2f}**",
+    ),
+]
+
+TABLES: Final[Mapping[str, Sequence[Row]]] = {
+    "speed": SPEED,
+    "saving": SAVING,
+    "failures": FAILURES,
+    "brain": BRAIN,
+}
