@@ -1,0 +1,56 @@
+"""Spans of time as people write and read them: `5.6m`, `28h`, `1h30m`."""
+
+import math
+import re
+from typing import Final
+
+UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Seconds in each unit that is understood."""
+SHOWN: Final = (("d", 86_400.0, 172_800.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 1.0))
+"""Units with their seconds, and from how many seconds on they are shown."""
+_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a span of time.
+
+    >>> parse_duration("5.6m"), parse_duration("1h30m"), parse_duration("2d")
+    (336.0, 5400.0, 172800.0)
+
+    Args:
+        text: numbers with the units ms, s, m (or min), h or d.
+
+    Raises:
+        ValueError: it is not a span of time, negative, or its unit is missing; says what one looks like.
+    """
+    rest, total = text.strip().lower(), 0.0
+    while part := _PART.match(rest):
+        number, unit = part.groups()
+        if unit not in UNITS_S:
+            break
+        total += float(number) * UNITS_S[unit]
+        rest = rest[part.end() :]
+    if rest or not text.strip():
+        raise ValueError(
+            f"{text!r} is not a span of time; write a number with its unit: 90s, 5.6m, 28h, 2d or 1h30m"
+        )
+    return total
+
+
+def duration_text(seconds: float) -> str:
+    """A span of time with three digits, in the unit that suits it.
+
+    >>> duration_text(336), duration_text(161_280), duration_text(0.0042)
+    ('5.6 min', '44.8 h', '4.2 ms')
+    """
+    if seconds == 0 or not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    for unit, unit_s, least_s in SHOWN:
+        if seconds >= least_s:
+            return f"{_three_digits(seconds / unit_s)} {unit}"
+    return f"{_three_digits(seconds * 1000)} ms"
+
+
+def _three_digits(value: float) -> str:
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"

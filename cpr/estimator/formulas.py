@@ -1,0 +1,221 @@
+"""The CPR paper's arithmetic: portion of lost samples, overheads, intervals, and when to fall back.
+
+Symbols are the paper's (Maeng et al., MLSys 2021): `T_total` useful training time, `T_fail` mean time
+between failures of the job, `T_save` training time from one save to the next, `O_save`, `O_load`, `O_res` times
+to save a checkpoint, to load one, and to have a replacement scheduled, `N_emb` nodes that hold embeddings.
+Times are in seconds; overheads are shares of `T_total`. All formulas are of first order: `T_save` is far
+shorter than `T_fail`, failures are spread evenly over an interval, and none comes while a save or a recovery is
+under way. `cpr simulate` shows what happens where that is not so.
+
+The paper saves while training waits. Saving in the background, training waits only for `blocked_save`, but a
+save counts only when all of it is stored: a failure loses `delay` = `O_save - blocked_save` more than half
+an interval. Without `blocked_save` the formulas are the paper's to the letter.
+"""
+
+# ruff: noqa: N802, N803, N806 - the paper's symbols
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training job and what failures cost it; times in seconds.
+
+    Raises:
+        ValueError: a value is impossible; says what it must be.
+    """
+
+    T_total: float
+    """Useful training time."""
+    T_fail: float
+    """Mean time between failures of the whole job."""
+    O_save: float
+    """From the beginning of a save of everything until it is stored."""
+    O_load: float
+    """To load from the checkpoint after a failure."""
+    O_res: float
+    """To have a replacement at work after a failure: detection, scheduling, start."""
+    N_emb: int
+    """Nodes that hold embeddings: failure domains."""
+    blocked_save: float | None = None
+    """Of `O_save`, what training waits for; None: all of it, saves are synchronous."""
+    nodes_lost: float = 1.0
+    """Nodes' worth of rows that a failure loses on average. Less than 1 where memory outlives workers, more
+    where nodes fail together: k of them count k times."""
+
+    def __post_init__(self) -> None:
+        for name in ("T_total", "T_fail", "O_save"):
+            _check(name, getattr(self, name), above=True)
+        for name in ("O_load", "O_res", "nodes_lost", "blocked_save"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), above=False)
+        if self.N_emb < 1 or self.N_emb != int(self.N_emb):
+            raise ValueError(f"N_emb is {self.N_emb}; it is a number of nodes, 1 at least")
+        if self.nodes_lost > self.N_emb:
+            raise ValueError(f"nodes_lost is {self.nodes_lost:g}, but there are only N_emb = {self.N_emb}")
+        if self.O_save > self.T_total:
+            raise ValueError(
+                f"O_save ({self.O_save:g} s) is longer than T_total ({self.T_total:g} s): such a job cannot "
+                "be saved once; are the units right?"
+            )
+        if self.blocked_save is not None and self.blocked_save > self.O_save:
+            raise ValueError(
+                f"blocked_save ({self.blocked_save:g} s) is longer than O_save ({self.O_save:g} s), of which "
+                "it is a part"
+            )
+
+    @property
+    def O_blocked(self) -> float:
+        """What training waits for a save."""
+        return self.O_save if self.blocked_save is None else self.blocked_save
+
+    @property
+    def delay(self) -> float:
+        """Training time that goes by from a save's moment until it counts; 0 where saves are synchronous."""
+        return self.O_save - self.O_blocked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What saving and failures cost, as shares of `T_total`."""
+
+    save: float
+    lost: float
+    """Work that is done again."""
+    load: float
+    reschedule: float
+
+    @property
+    def total(self) -> float:
+        """All parts together."""
+        return self.save + self.lost + self.load + self.reschedule
+
+
+def pls_of(S_failed: float, S_last: float, S_total: float, N_emb: int, nodes_lost: float = 1.0) -> float:
+    """Portion of lost samples (PLS) that one failure adds (formula 2).
+
+    Runs count theirs with `cpr.recovery.losses.pls_added`, which knows of parts of nodes and of repeated
+    losses.
+
+    Args:
+        S_failed: samples trained when nodes failed.
+        S_last: of them, those in the last save.
+        S_total: samples of the whole job.
+        N_emb: nodes.
+        nodes_lost: of them, those that failed together.
+    """
+    return nodes_lost * (S_failed - S_last) / (S_total * N_emb)
+
+
+def expected_pls(job: Job, T_save: float) -> float:
+    """PLS to be expected of the whole job with partial recovery (formula 3); `T_total` cancels."""
+    check_interval(job, T_save)
+    return job.nodes_lost * (T_save / 2 + job.delay) / (job.T_fail * job.N_emb)
+
+
+def overhead_full(job: Job, T_save: float) -> Overhead:
+    """Overhead if everybody goes back to the last checkpoint after each failure (formula 4)."""
+    check_interval(job, T_save)
+    return Overhead(
+        save=job.O_blocked / T_save,
+        lost=(T_save / 2 + job.delay) / job.T_fail,
+        load=job.O_load / job.T_fail,
+        reschedule=job.O_res / job.T_fail,
+    )
+
+
+def overhead_partial(job: Job, T_save: float) -> Overhead:
+    """Overhead if only failed nodes go back to the last checkpoint: no work is done again (formula 5)."""
+    check_interval(job, T_save)
+    return Overhead(
+        save=job.O_blocked / T_save,
+        lost=0.0,
+        load=job.O_load / job.T_fail,
+        reschedule=job.O_res / job.T_fail,
+    )
+
+
+def interval_full(job: Job) -> float:
+    """The interval with the least overhead for full recovery: Young's optimum (formula 6).
+
+    Never shorter than storage takes, and never longer than the job.
+    """
+    return _possible(job, math.sqrt(2 * job.O_blocked * job.T_fail))
+
+
+def interval_partial(job: Job, target_pls: float) -> float:
+    """The longest interval whose expected PLS is within the target (formula 7); never longer than the job.
+
+    Raises:
+        ValueError: the target is no share, or saves cannot come as often as it asks for.
+    """
+    check_target(target_pls)
+    if job.nodes_lost == 0:
+        return job.T_total
+    T_save = 2 * (target_pls * job.N_emb * job.T_fail / job.nodes_lost - job.delay)
+    if T_save <= 0 or T_save < job.delay:
+        raise ValueError(
+            f"a target PLS of {target_pls:g} cannot be kept: a save takes {job.O_save:g} s until it counts; "
+            f"with one save after the other, the expected PLS is {reachable_pls(job):.2g}. Give a larger target"
+        )
+    return min(T_save, job.T_total)
+
+
+def reachable_pls(job: Job) -> float:
+    """The smallest PLS that can be expected, with one background save right after the other.
+
+    0 where saves are synchronous: to the formulas, they may come as often as one likes.
+    """
+    return job.nodes_lost * 1.5 * job.delay / (job.T_fail * job.N_emb)
+
+
+def pls_threshold(job: Job) -> float:
+    """The target PLS above which partial recovery costs less than full recovery at its best.
+
+    Synchronous saves: `sqrt(O_save / (2 T_fail)) / (2 N_emb)`, which is `T_save,part > T_save,full / 2`.
+    """
+    full = overhead_full(job, interval_full(job))
+    T_save = max(job.O_blocked / (full.save + full.lost), job.delay)
+    return job.nodes_lost * (T_save / 2 + job.delay) / (job.T_fail * job.N_emb)
+
+
+def partial_wins(job: Job, target_pls: float) -> bool:
+    """The fall-back rule, asked before training: whether partial recovery is the cheaper one (formula 8)."""
+    partial = overhead_partial(job, interval_partial(job, target_pls))
+    return partial.total < overhead_full(job, interval_full(job)).total
+
+
+def check_interval(job: Job, T_save: float) -> None:
+    """Refuse an interval that no job can have.
+
+    Raises:
+        ValueError: it is not positive, or longer than the job.
+    """
+    if not 0 < T_save <= job.T_total:
+        raise ValueError(
+            f"a save each {T_save:g} s is impossible in a job of {job.T_total:g} s; an interval is positive "
+            "and not longer than the job"
+        )
+
+
+def check_target(target_pls: float) -> None:
+    """Refuse a target that is no portion of the samples.
+
+    Raises:
+        ValueError: it is not above 0 and at most 1.
+    """
+    if not 0 < target_pls <= 1:
+        raise ValueError(
+            f"the target PLS is {target_pls:g}; it is a portion of the samples, above 0 and at most 1 "
+            "(the paper trains with 0.1)"
+        )
+
+
+def _possible(job: Job, T_save: float) -> float:
+    return min(max(T_save, job.delay), job.T_total)
+
+
+def _check(name: str, value: float, above: bool) -> None:
+    if not math.isfinite(value) or value < 0 or (above and value == 0):
+        raise ValueError(f"{name} is {value:g}; it must be {'positive' if above else '0 or more'} and finite")
