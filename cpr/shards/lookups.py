@@ -4,7 +4,7 @@ A shard's worker gets, after the input exchange, exactly the ids that it looks u
 sharding kind. They pass here on their way: each forward pass of an FBGEMM module leaves them as `Lookups`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -51,6 +51,42 @@ class LookupLayout:
         return torch.tensor([of_tables[table] for table in self.feature_tables], device=self.device)
 
 
+class Spread:
+    """How the lookups of a pass are spread over the features. What was made of it once is kept.
+
+    Args:
+        ends: feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`.
+        num_lookups: the last of them.
+    """
+
+    def __init__(self, ends: Tensor, num_lookups: int) -> None:
+        self._ends = ends
+        self._num_lookups = num_lookups
+        self._expanded: dict[Tensor, Tensor] = {}  # by the tensor itself, not by what is in it
+        self._samples: dict[tuple[int, int], Spread] = {}
+
+    def expand(self, of_features: Tensor) -> Tensor:
+        """A number of each feature, `[F]`, as that of each lookup, `[N]`; neither is to be changed."""
+        if of_features not in self._expanded:
+            # the size is given, or a GPU would be waited for
+            self._expanded[of_features] = of_features.repeat_interleave(
+                self._ends.diff(), output_size=self._num_lookups
+            )
+        return self._expanded[of_features]
+
+    def every(self, period: int, first: int) -> "Spread":
+        """Of the lookups `first`, `first + period`, ... alone."""
+        if (period, first) not in self._samples:
+            ends = (self._ends + (period - 1 - first)).div(period, rounding_mode="floor").clamp_(min=0)
+            num = len(range(first, self._num_lookups, period))
+            self._samples[period, first] = Spread(ends, num)
+        return self._samples[period, first]
+
+    def is_of(self, ends: Tensor) -> bool:
+        """Whether it is of these ends; always False on a GPU, which would have to be waited for."""
+        return ends.device.type == "cpu" and torch.equal(self._ends, ends)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lookups:
     """What one forward pass of an FBGEMM module looks up, in its order: feature by feature."""
@@ -59,8 +95,8 @@ class Lookups:
     ids: Tensor
     """Rows within their tables (this rank's pieces of them), int64 `[N]`, one for each lookup: an id that
     comes several times is there several times."""
-    ends: Tensor
-    """Feature `f` looks up `ids[ends[f]:ends[f + 1]]`; int64 `[F + 1]`."""
+    spread: Spread
+    """Over features."""
 
     @property
     def rows(self) -> Tensor:
@@ -69,13 +105,13 @@ class Lookups:
 
     def expand(self, of_features: Tensor) -> Tensor:
         """A number of each feature, `[F]`, as that of each lookup, `[N]`."""
-        # the size is given, or a GPU would be waited for
-        return of_features.repeat_interleave(self.ends.diff(), output_size=self.ids.numel())
+        return self.spread.expand(of_features)
 
     def every(self, period: int, first: int) -> "Lookups":
         """Only lookups `first`, `first + period`, ... of these."""
-        ends = (self.ends + (period - 1 - first)).div(period, rounding_mode="floor").clamp_(min=0)
-        return Lookups(layout=self.layout, ids=self.ids[first::period].contiguous(), ends=ends)
+        return Lookups(
+            layout=self.layout, ids=self.ids[first::period], spread=self.spread.every(period, first)
+        )
 
 
 class LookupHooks:
@@ -99,10 +135,18 @@ class LookupHooks:
     def hook_module(self, group: TableGroup, callback: Callable[[Lookups], object]) -> None:
         """Hook into an FBGEMM module."""
         layout = LookupLayout.of(group)
+        spread: Spread | None = None
 
         def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            if tbe.training and torch.is_grad_enabled():
-                callback(_lookups(layout, args, named))
+            nonlocal spread
+            if not (tbe.training and torch.is_grad_enabled()):
+                return
+            given = dict(zip(("indices", "offsets"), args, strict=False)) | named
+            ids, ends = given["indices"].to(torch.int64), _ends(layout, given)
+            # batches of one id a feature are all spread alike
+            if spread is None or not spread.is_of(ends):
+                spread = Spread(ends.clone(), ids.numel())
+            callback(Lookups(layout=layout, ids=ids, spread=spread))
 
         self._handles.append(group.emb_module.register_forward_hook(after_forward, with_kwargs=True))
 
@@ -135,16 +179,13 @@ def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
     return tuple(table_at[first] for first in starts)
 
 
-def _lookups(layout: LookupLayout, args: Sequence[Any], named: dict[str, Any]) -> Lookups:
-    given = dict(zip(("indices", "offsets"), args, strict=False)) | named
-    offsets = given["offsets"].to(torch.int64)
+def _ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
+    """Where the lookups of each feature end, from the arguments of an FBGEMM module: int64 `[F + 1]`."""
+    offsets: Tensor = given["offsets"].to(torch.int64)
     sizes = given.get("batch_size_per_feature_per_rank")
     num_features, num_bags = len(layout.feature_tables), offsets.numel() - 1
-    if sizes is not None:  # batches of a size of their own
-        bags = torch.tensor([0, *accumulate(sum(of_ranks) for of_ranks in sizes)], device=offsets.device)
-        ends = offsets[bags]
-    elif num_bags:
-        ends = offsets[:: num_bags // num_features]
-    else:
-        ends = offsets.new_zeros(num_features + 1)
-    return Lookups(layout=layout, ids=given["indices"].to(torch.int64), ends=ends)
+    if sizes is not None:  # each feature has a batch size of its own
+        return offsets[[0, *accumulate(sum(of_ranks) for of_ranks in sizes)]]
+    if num_bags:
+        return offsets[:: num_bags // num_features]
+    return offsets.new_zeros(num_features + 1)
