@@ -184,11 +184,12 @@ def test_a_node_that_joins_stops_no_run_and_costs_nothing(start, dataset, memory
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"localhost:{free.getsockname()[1]}"
     torchrun = ("-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", 1)
+    soon = ("--rdzv-conf", "last_call_timeout=3")  # instead of 30 s for another node that may come
     flags = ("--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
     runs = tmp_path / "runs"
     same_kinds = "sharding.data_parallel_rows=0"  # one node alone replicates none
     more = settings(dataset, runs, "train.epochs=50", same_kinds)
-    command = (*torchrun, *flags, "-m", "dlrm.train", *more)
+    command = (*torchrun, *flags, *soon, "-m", "dlrm.train", *more)
     # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that nobody tells
     environment = {"CPR_RESIDENT_ROOT": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     first = start(*command, environment=environment)

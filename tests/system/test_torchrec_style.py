@@ -78,7 +78,7 @@ def check_data(run):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [(), ("--pipeline",)], ids=["loop", "pipeline"])
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(start, tmp_path, monkeypatch, options):
-    run = Run(start, tmp_path, monkeypatch, "--pause-s", 0.3, *options)
+    run = Run(start, tmp_path, monkeypatch, "--pause-s", 0.1, *options)
     newest = run.wait_for(lambda line: line["event"] == "step" and line["step"] >= 22)
     os.kill(newest[1]["pid"], signal.SIGKILL)
     said = run.end()
