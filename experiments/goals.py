@@ -24,8 +24,8 @@ class Verdict(Enum):
     """What became of a goal."""
 
     MET = "met"
-    MET_IN_PART = "met, not by all of its range"
-    MISSED_IN_PART = "missed, but within its range"
+    MET_IN_PART = "met, not over its whole range"
+    MISSED_IN_PART = "missed, though its range reaches it"
     MISSED = "missed"
     OPEN = "not measured"
 

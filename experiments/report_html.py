@@ -58,7 +58,8 @@ def _goals(results: Mapping[str, Result]) -> str:
     found = outcomes(results)
     if not found:
         return "<p>No result with a goal is finished yet.</p>"
-    met = sum(verdict in {Verdict.MET, Verdict.MET_IN_PART} for _, _, verdict in found)
+    verdicts = [verdict for _, _, verdict in found]
+    counts = [f"{verdicts.count(each)} {each.value}" for each in Verdict if each in verdicts]
     rows = [
         [
             f'<a href="#{escape(goal.experiment)}">{escape(goal.experiment)}</a>',
@@ -69,7 +70,7 @@ def _goals(results: Mapping[str, Result]) -> str:
         ]
         for goal, value, verdict in found
     ]
-    count = f"<p>{met} of {len(found)} goals are met. The project's issues set them, before the work.</p>"
+    count = f"<p>Of {len(found)} goals, which the project's issues set: {'; '.join(counts)}.</p>"
     return f"{count}\n{_table(('experiment', 'figure', 'measured', 'goal', 'outcome'), rows)}"
 
 

@@ -9,7 +9,8 @@ from experiments.report_results import Result, number
 INTRODUCTION: Final = """# Stored results
 
 Made by `python -m experiments.report` from the files beside it. Each result was measured by the command
-it names, at the commit it names; the same command measures it again."""
+it names, at the commit it names; the same command measures it again. [report.html](report.html), to be
+opened in a browser, has the same with goals and the paper's figures beside."""
 
 
 def markdown_page(results: Mapping[str, Result], other_pictures: Sequence[Path]) -> str:

@@ -56,12 +56,17 @@ def _rows_table(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         if row.experiment in results:
             result = results[row.experiment]
             command = "same" if result.command == last else f"`{result.command}`"
-            lines.append((_formatted(row.what, result), _formatted(row.result, result), command))
+            lines.append((formatted(row.what, result), formatted(row.result, result), command))
             last = result.command
     return table(("what", "result", "command"), lines) if lines else ""
 
 
-def _formatted(template: str, result: Result) -> str:
+def formatted(template: str, result: Result) -> str:
+    """A row's format string with the result's figures in it.
+
+    Raises:
+        ValueError: it names a figure that the result does not have, or a format that is none.
+    """
     values: dict[str, Any] = {name: Figure(value) for name, value in result.figures.items()}
     values |= {"num_seeds": len(result.seeds), "config": result.config}
     try:
@@ -69,7 +74,7 @@ def _formatted(template: str, result: Result) -> str:
     except (KeyError, ValueError) as error:
         raise ValueError(
             f"experiments/readme_tables.py wants {template!r} from the stored result of {result.name}, which "
-            f"has only {sorted(result.figures)}: {error!r}"
+            f"has {sorted(result.figures)}: {error!r}"
         ) from error
 
 

@@ -18,7 +18,8 @@ h1 { margin-bottom: 0.25rem; }
 h2 { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
 h3 { margin: 1.75rem 0 0.5rem; font-size: 1.0625rem; }
 a { color: var(--link); }
-code { font: 0.875em ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+code { font: 0.875em ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: break-word; }
+details code { overflow-wrap: anywhere; }
 .soft, figcaption, small { color: var(--soft); }
 nav ol { padding-left: 1.5rem; }
 nav li { margin: 0.2rem 0; }

@@ -1,7 +1,5 @@
 """The value decides what became of a goal, and its range how firmly."""
 
-from pathlib import Path
-
 import pytest
 
 from experiments.goals import GOALS, Goal, Sense, Verdict, outcomes
@@ -60,11 +58,3 @@ def test_a_goal_for_a_figure_that_a_result_lacks_is_an_error(tmp_path):
     Record("caching", {}, seeds=[1], folder=tmp_path).finish({"first_epoch_ratio": 1.5})
     with pytest.raises(ValueError, match="caching has no figure 'second_epoch_speedup'"):
         outcomes(read_results(tmp_path))
-
-
-def test_goals_of_experiments_that_exist_name_figures_that_these_describe():
-    folder = Path(__file__).parents[2] / "experiments"
-    for goal in GOALS:
-        module = folder / f"{goal.experiment}.py"
-        if module.exists():
-            assert f"`{goal.figure}`" in module.read_text(), goal

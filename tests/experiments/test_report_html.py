@@ -94,7 +94,7 @@ def test_the_contents_lead_to_every_section_and_links_stay_beside_the_page(folde
 def test_goals_that_were_missed_stand_beside_those_that_were_met(folder):
     html = page_of(folder)
     goals = section(html, "goals")
-    assert "1 of 3 goals are met" in goals
+    assert "Of 3 goals, which the project's issues set: 1 met; 2 missed." in goals
     for where in (goals, section(html, "caching")):
         assert '<td>7</td><td>at least 5</td><td><span class="met">met</span></td>' in where
         assert '<td>1.5</td><td>at most 1</td><td><span class="missed">missed</span></td>' in where

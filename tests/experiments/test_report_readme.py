@@ -1,10 +1,12 @@
 """The README's tables say what the results say; its markers are checked; its prose is left alone."""
 
+from string import Formatter
+
 import pytest
 
 from experiments.readme_tables import TABLES
 from experiments.record import Record
-from experiments.report_readme import Figure, filled, readme_tables
+from experiments.report_readme import Figure, filled, formatted, readme_tables
 from experiments.report_results import read_results
 
 
@@ -90,6 +92,27 @@ def test_a_figure_that_a_result_lacks_is_an_error(folder):
     store(folder, "preparation", {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796})
     with pytest.raises(ValueError, match=r"the stored result of preparation.*'rows_per_s'"):
         tables_of(folder)
+
+
+ROWS = [row for rows in TABLES.values() for row in rows]
+
+
+def fields(row):
+    """What a row's format strings ask for."""
+    return {name for _, name, _, _ in Formatter().parse(row.what + row.result) if name}
+
+
+def test_every_row_can_be_made_once_its_figures_are_there(tmp_path):
+    figures, config = {}, {"rounds": 3, "restarts": 20, "train.max_steps": 10}
+    for row in ROWS:
+        wanted = {name for name in fields(row) if name != "num_seeds" and not name.startswith("config[")}
+        figures.setdefault(row.experiment, {}).update(dict.fromkeys(wanted, 0.5))
+    for name, values in figures.items():
+        store(tmp_path, name, values, config)
+    results = read_results(tmp_path)
+    for row in ROWS:
+        text = formatted(row.what, results[row.experiment]) + formatted(row.result, results[row.experiment])
+        assert not {"{", "}"} & set(text), row
 
 
 @pytest.mark.parametrize(
