@@ -23,7 +23,7 @@ README: Final = Path(__file__).parents[1] / "README.md"
 PAGE_NAME: Final = "README.md"
 HTML_NAME: Final = "report.html"
 SHOWN: Final = 100
-"""Characters of a stale line that the message shows."""
+"""Characters of a stale line that the message shows, about half of them before the difference."""
 
 
 def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS, readme: Path = README) -> int:
@@ -76,9 +76,12 @@ def staleness(path: Path, wanted: str) -> str:
     pairs = zip_longest(path.read_text().splitlines(), wanted.splitlines(), fillvalue="(nothing)")
     for place, (is_there, should_be) in enumerate(pairs, start=1):
         if is_there != should_be:
+            differs = next(at for at, (a, b) in enumerate(zip_longest(is_there, should_be)) if a != b)
+            start = max(differs - SHOWN // 2, 0)
+            shown = slice(start, start + SHOWN)
             return (
-                f"{path}, line {place}, is stale:\n  it says     {is_there[:SHOWN]}\n"
-                f"  results say {should_be[:SHOWN]}"
+                f"{path}, line {place}, is stale:\n  it says     {is_there[shown]}\n"
+                f"  results say {should_be[shown]}"
             )
     return ""
 

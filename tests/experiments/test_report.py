@@ -98,6 +98,15 @@ def test_staleness_shows_the_first_line_that_differs(tmp_path):
     assert "results say (nothing)" in staleness(path, "a\n")
 
 
+def test_staleness_shows_where_a_long_line_differs(tmp_path):
+    path = tmp_path / "page"
+    path.write_text("x" * 5000 + "old" + "y" * 5000)
+    message = staleness(path, "x" * 5000 + "new" + "y" * 5000)
+    assert "xold" in message
+    assert "xnew" in message
+    assert len(message) < 500
+
+
 def test_what_is_stored_here_is_fresh(capsys):
     """Stored results, their pages and the README's tables say the same."""
     assert main(["--check"]) == 0, capsys.readouterr().err
