@@ -35,5 +35,14 @@ def age_text(seconds: float) -> str:
     return f"{_rounded(seconds / 86_400)} days"
 
 
+def share_text(share: float) -> str:
+    """A share as a percentage with three digits.
+
+    >>> share_text(0.0845), share_text(0.00529), share_text(0)
+    ('8.45%', '0.529%', '0%')
+    """
+    return f"{100 * share:.3g}%"
+
+
 def _rounded(value: float) -> str:
     return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"

@@ -1,11 +1,11 @@
 """The CPR paper's arithmetic: portion of lost samples, overheads, intervals, and when to fall back.
 
 Symbols are the paper's (Maeng et al., MLSys 2021): `T_total` useful training time, `T_fail` mean time
-between failures of the job, `T_save` training time from one save to the next, `O_save`, `O_load`, `O_res` times
-to save a checkpoint, to load one, and to have a replacement scheduled, `N_emb` nodes that hold embeddings.
-Times are in seconds; overheads are shares of `T_total`. All formulas are of first order: `T_save` is far
-shorter than `T_fail`, failures are spread evenly over an interval, and none comes while a save or a recovery is
-under way. `cpr simulate` shows what happens where that is not so.
+between failures of the job, `T_save` training time from one save to the next, `O_save`, `O_load`, `O_res`
+times to save a checkpoint, to load one, and to have a replacement scheduled, `N_emb` nodes that hold
+embeddings. Times are in seconds; overheads are shares of `T_total`. All formulas are of first order: `T_save`
+is far shorter than `T_fail`, failures are spread evenly over an interval, and none comes while a save or a
+recovery is under way. `cpr simulate` shows what happens where that is not so.
 
 The paper saves while training waits. Saving in the background, training waits only for `blocked_save`, but a
 save counts only when all of it is stored: a failure loses `delay` = `O_save - blocked_save` more than half
@@ -157,7 +157,7 @@ def interval_partial(job: Job, target_pls: float) -> float:
     if T_save <= 0 or T_save < job.delay:
         raise ValueError(
             f"a target PLS of {target_pls:g} cannot be kept: a save takes {job.O_save:g} s until it counts; "
-            f"with one save after the other, the expected PLS is {reachable_pls(job):.2g}. Give a larger target"
+            f"with one save after the other, the expected PLS is {reachable_pls(job):.2g}. Give a larger one"
         )
     return min(T_save, job.T_total)
 

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+
+from cpr.checkpoint.local import LocalStorage
+from cpr.estimator.history import (
+    HISTORY_PATH,
+    SAVES_KEPT,
+    FailureCost,
+    RunHistory,
+    SaveCost,
+    read_history,
+    write_history,
+)
+
+
+def make_save(step, seconds=10.0, blocked_s=0.5, kind="base", share=1.0):
+    return SaveCost(step=step, kind=kind, num_bytes=1000, blocked_s=blocked_s, seconds=seconds, share=share)
+
+
+def make_failure(elapsed_s, **seconds):
+    return FailureCost(elapsed_s=elapsed_s, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds=seconds)
+
+
+@pytest.fixture
+def history():
+    return RunHistory(
+        world_size=4,
+        nodes=2,
+        step_s=0.1,
+        steps_done=1000,
+        samples_done=32_000,
+        samples_total=320_000,
+        elapsed_s=150.0,
+    )
+
+
+def test_a_run_without_saves_and_failures_knows_nothing_of_their_cost(history):
+    known = (
+        history.O_save,
+        history.O_blocked,
+        history.O_load,
+        history.O_res,
+        history.T_fail,
+        history.nodes_lost,
+    )
+    assert known == (None,) * 6
+    assert history.gaps_s == []
+    assert history.unfinished_gap_s == 150.0
+
+
+def test_useful_time_is_that_of_the_steps(history):
+    assert history.T_total == pytest.approx(1000.0)
+    assert RunHistory(**{**vars(history), "samples_total": None}).T_total is None
+
+
+def test_saves_cost_their_median(history):
+    for step, seconds in enumerate([60.0, 10.0, 12.0]):  # the first of a run is slow
+        history = history.with_save(make_save(step, seconds=seconds, blocked_s=seconds / 20))
+    assert history.O_save == 12.0
+    assert history.O_blocked == pytest.approx(0.6)
+
+
+def test_row_saves_count_as_the_whole_that_they_are_a_part_of(history):
+    history = history.with_save(make_save(0, seconds=30.0, blocked_s=3.0))
+    for step in range(3):
+        history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125))
+    assert history.O_save == 40.0
+    assert history.O_blocked == 2.0
+
+
+def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
+    history = history.with_failure(make_failure(40.0, detect=1.0, restart=2.0, restore=3.0, first_step=0.3))
+    history = history.with_failure(
+        make_failure(100.0, imports=6.0, reattach=1.0, restore=1.0, first_step=0.05)
+    )
+    assert history.O_load == pytest.approx((3 + 2) / 2)
+    assert history.O_res == pytest.approx((3.2 + 6) / 2)
+    assert history.T_fail == 75.0
+    assert history.nodes_lost == 1.0
+    assert history.gaps_s == [40.0, 60.0]
+    assert history.unfinished_gap_s == 50.0
+
+
+def test_what_is_written_is_read(history, tmp_path):
+    storage = LocalStorage(tmp_path / "run")
+    assert read_history(storage) is None
+    history = history.with_save(make_save(5)).with_failure(make_failure(40.0, detect=1.0))
+    write_history(storage, history)
+    assert read_history(storage) == history
+
+
+def test_a_history_of_a_later_program_with_more_in_it_is_read(history):
+    data = history.with_save(make_save(5)).to_json()
+    data["weather"] = data["saves"][0]["mood"] = "fine"
+    assert RunHistory.from_json(data) == history.with_save(make_save(5))
+
+
+def test_it_does_not_grow_for_ever(history):
+    for step in range(SAVES_KEPT + 3):
+        history = history.with_save(make_save(step))
+    assert [save.step for save in history.saves] == list(range(3, SAVES_KEPT + 3))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "cpr-history", "version": 99}', "half of it {"])
+def test_anything_else_is_refused_with_its_name(text, tmp_path):
+    (tmp_path / HISTORY_PATH).write_text(text)
+    with pytest.raises(ValueError, match=HISTORY_PATH):
+        read_history(LocalStorage(tmp_path))
+
+
+def test_a_history_that_lacks_something_is_refused(history):
+    data = json.loads(json.dumps(history.to_json()))
+    del data["step_s"]
+    with pytest.raises(ValueError, match="step_s"):
+        RunHistory.from_json(data)

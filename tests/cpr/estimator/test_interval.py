@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr.estimator.formulas import Job, interval_partial
+from cpr.estimator.interval import STORAGE_SAFETY, IntervalRule, Measured
+
+HOUR = 3600.0
+RULE = IntervalRule(target_pls=0.1, mean_time_to_failure_s=28 * HOUR)
+BEGINNING = Measured(nodes=8, blocked_s=2.0, save_s=60.0, elapsed_s=0.0)
+
+rules = st.builds(
+    IntervalRule,
+    target_pls=st.floats(1e-4, 1),
+    mean_time_to_failure_s=st.floats(60, 1e7),
+    max_overhead=st.floats(1e-4, 0.1),
+)
+
+
+@st.composite
+def measurements(draw):
+    save_s = draw(st.floats(1e-3, 1e4))
+    return Measured(
+        nodes=draw(st.integers(1, 10_000)),
+        blocked_s=save_s * draw(st.floats(0, 1)),
+        save_s=save_s,
+        elapsed_s=draw(st.floats(0, 1e7)),
+        nodes_lost=draw(st.floats(0, 100)),
+        pls=draw(st.floats(0, 0.2)),
+        share_left=draw(st.floats(0, 1)),
+    )
+
+
+def test_cheap_saves_come_as_often_as_the_overhead_allows():
+    choice = RULE.next_interval(BEGINNING)
+    assert choice.interval_s == pytest.approx(2.0 / 0.001)
+    assert choice.changed
+    assert "training waits 2 s for a save, 0.1% of its time" in choice.reason
+
+
+def test_saves_that_training_does_not_notice_come_as_often_as_storage_takes_them():
+    choice = RULE.next_interval(replace(BEGINNING, blocked_s=0.001))
+    assert choice.interval_s == 60 * STORAGE_SAFETY
+    assert "storage takes 1 min" in choice.reason
+
+
+def test_dear_saves_come_as_seldom_as_the_target_allows():
+    """At the beginning of a run, and if training waits for whole saves, that is the paper's interval."""
+    measured = replace(BEGINNING, blocked_s=336.0, save_s=336.0)
+    choice = RULE.next_interval(measured)
+    job = Job(T_total=56 * HOUR, T_fail=28 * HOUR, O_save=336.0, O_load=0, O_res=0, N_emb=8)
+    assert choice.interval_s == pytest.approx(interval_partial(job, 0.1))
+    assert choice.expected_pls == pytest.approx(0.1)
+    assert "the target PLS of 0.1 asks for it" in choice.reason
+
+
+def test_where_the_target_cannot_be_kept_storage_says_how_often():
+    measured = replace(BEGINNING, save_s=300.0, elapsed_s=3 * HOUR, nodes_lost=30.0, pls=0.09, share_left=0.9)
+    choice = RULE.next_interval(measured)
+    assert choice.interval_s == 300 * STORAGE_SAFETY
+    assert choice.expected_pls > RULE.target_pls
+    assert "the target PLS of 0.1 asks for more" in choice.reason
+
+
+def test_a_loss_that_was_seen_counts_as_much_as_the_one_that_was_expected():
+    assert RULE.time_to_loss_s(BEGINNING) == 28 * HOUR
+    assert RULE.time_to_loss_s(replace(BEGINNING, elapsed_s=28 * HOUR)) == 56 * HOUR
+    assert RULE.time_to_loss_s(replace(BEGINNING, elapsed_s=2 * HOUR, nodes_lost=2.0)) == 10 * HOUR
+
+
+def test_without_anything_known_of_failures_there_is_no_choice():
+    rule = IntervalRule()
+    with pytest.raises(ValueError, match="give mean_time_to_failure_s"):
+        rule.next_interval(BEGINNING)
+    assert rule.time_to_loss_s(replace(BEGINNING, elapsed_s=HOUR, nodes_lost=4.0)) == HOUR / 4
+
+
+def test_small_changes_are_not_worth_one():
+    now = RULE.next_interval(BEGINNING)
+    assert not RULE.next_interval(BEGINNING, now.interval_s).changed
+    slightly = RULE.next_interval(replace(BEGINNING, blocked_s=2.4), now.interval_s)
+    assert (slightly.changed, slightly.interval_s) == (False, now.interval_s)
+    clearly = RULE.next_interval(replace(BEGINNING, blocked_s=2.6), now.interval_s)
+    assert (clearly.changed, clearly.interval_s) == (True, pytest.approx(2600.0))
+
+
+def test_a_small_change_that_keeps_the_target_is_made():
+    measured = replace(BEGINNING, blocked_s=336.0, save_s=336.0)
+    now = RULE.next_interval(measured)
+    after_a_loss = replace(measured, pls=0.01, share_left=0.99)
+    assert RULE.next_interval(after_a_loss, now.interval_s).interval_s < now.interval_s
+
+
+@given(rules, measurements(), st.none() | st.floats(1, 1e6))
+def test_what_holds_of_every_choice(rule, measured, current_s):
+    choice = rule.next_interval(measured, current_s)
+    shortest_s = measured.save_s * STORAGE_SAFETY
+    assert choice.interval_s >= shortest_s  # never faster than storage
+    if choice.expected_pls > rule.target_pls * (1 + 1e-6):  # never less often than the target asks for
+        assert choice.interval_s == shortest_s or measured.share_left == 0 or measured.pls > rule.target_pls
+    if choice.interval_s > shortest_s and choice.changed:  # as often as may be
+        assert choice.interval_s <= measured.blocked_s / rule.max_overhead * (1 + 1e-9)
+    assert choice.changed == (choice.interval_s != current_s)
+
+
+@given(rules, measurements(), st.floats(1, 1e6))
+def test_it_settles(rule, measured, current_s):
+    settled = rule.next_interval(measured, current_s).interval_s
+    assert not rule.next_interval(measured, settled).changed
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: IntervalRule(target_pls=1.5), "above 0 and at most 1"),
+        (lambda: IntervalRule(max_overhead=0.0), "max_overhead is 0"),
+        (lambda: IntervalRule(max_overhead=1.0), "max_overhead is 1"),
+        (lambda: IntervalRule(mean_time_to_failure_s=-5.0), "must be positive"),
+        (lambda: replace(BEGINNING, blocked_s=-1.0), "blocked_s is -1"),
+        (lambda: replace(BEGINNING, save_s=float("nan")), "save_s is nan"),
+        (lambda: replace(BEGINNING, save_s=0), "measure a save first"),
+        (lambda: replace(BEGINNING, nodes=0), "nodes is 0"),
+        (lambda: replace(BEGINNING, share_left=1.1), "it is a share"),
+    ],
+)
+def test_nonsense_is_refused(make, told):
+    with pytest.raises(ValueError, match=told):
+        make()
