@@ -1,0 +1,241 @@
+"""What the callback gets is what training looks up: every id, in its table's rows, and nothing else."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from cpr.shards import table_groups
+from cpr.shards.lookups import LookupLayout, Lookups, Spread, watch_lookups
+from dlrm.sharding.host_lookup import use_host_lookups
+from tests.cpr.shards.models import bags, batch, sequences, shard
+from tests.cpr.shards.test_updates import Batch, loss_of
+
+ROWS = {"a": 10, "b": 7, "c": 12, "d": 5, "e": 6}
+LAYOUT = {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "unfused"}
+SEQUENCES = {"a": 9, "b": 8}
+
+
+class Seen:
+    """Counts lookups of each table's rows, by piece."""
+
+    def __init__(self, model):
+        self.groups = list(table_groups(model))
+        self.passes = []
+        self.hooks = watch_lookups(self.groups, self)
+
+    def __call__(self, number, lookups):
+        self.passes.append((number, lookups.rows))
+
+    def counts(self):
+        found = {}
+        for number, group in enumerate(self.groups):
+            rows = torch.cat([torch.empty(0, dtype=torch.int64), *(r for n, r in self.passes if n == number)])
+            sizes = [table.weights.shape[0] for table in group.tables]
+            assert rows.dtype == torch.int64
+            counts = torch.bincount(rows, minlength=sum(sizes)).split(sizes)
+            for table, count in zip(group.tables, counts, strict=True):
+                found[f"{table.fqn}/c{table.col_offset}"] = count.tolist()
+        return found
+
+
+def expected(features, **rows):
+    """Lookups of each row of the tables, from the batch itself."""
+    return {
+        name: torch.bincount(features[f"f_{name}"].values(), minlength=count).tolist()
+        for name, count in rows.items()
+    }
+
+
+def assert_seen(seen, features, collection="bags.embedding_bags", rows=None):
+    wanted = expected(features, **(rows or ROWS))
+    for piece, counts in seen.counts().items():
+        if piece.startswith(collection):
+            assert counts == wanted[piece.rpartition("/")[0].rpartition(".")[2]], piece
+
+
+def jagged(rows, *lengths):
+    """Ids of bags of these lengths, a list for each table."""
+    generator = torch.Generator().manual_seed(3)
+    ids = [
+        torch.randint(0, count, (sum(of_table),), generator=generator)
+        for count, of_table in zip(rows.values(), lengths, strict=True)
+    ]
+    return KeyedJaggedTensor(
+        keys=[f"f_{name}" for name in rows],
+        values=torch.cat(ids),
+        lengths=torch.tensor([length for of_table in lengths for length in of_table]),
+    )
+
+
+@pytest.fixture(scope="module")
+def model(world_of_one):
+    return shard(LAYOUT, bags=bags(**ROWS), sequences=sequences(**SEQUENCES))
+
+
+def test_every_kind_of_table(model):
+    seen = Seen(model)
+    with seen.hooks:
+        loss_of(model, 0, bags=ROWS, sequences=SEQUENCES).backward()
+    pieces = {piece.partition(".")[2] for piece in seen.counts()}
+    assert {f"embedding_bags.{name}/c0" for name in ROWS} | {"embedding_bags.b/c4"} <= pieces
+    assert {f"embeddings.{name}/c0" for name in SEQUENCES} | {"embeddings.b/c4"} <= pieces
+    assert_seen(seen, batch(0, 4, **ROWS))
+    assert_seen(seen, batch(0, 4, **SEQUENCES), "sequences.embeddings", SEQUENCES)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [[1, 1, 1]] * 5,
+        [[3, 0, 2], [0, 0, 0], [1, 1, 1], [5, 1, 0], [0, 0, 9]],
+        [[0, 0, 0]] * 5,
+    ],
+    ids=["one id each", "any number of ids", "no ids"],
+)
+@pytest.mark.parametrize("replaced", [False, True], ids=["fbgemm", "host lookups"])
+def test_bags_of_any_length(world_of_one, lengths, replaced):
+    model = shard(LAYOUT, bags=bags(**ROWS))
+    if replaced:
+        assert use_host_lookups([group.emb_module for group in table_groups(model)], torch.float32)
+    features = jagged(ROWS, *lengths)
+    seen = Seen(model)
+    with seen.hooks:
+        for _ in range(2):  # the second finds what the first left
+            seen.passes.clear()
+            model.module.bags(features).values().sum().backward()
+            assert len(seen.passes) == len(seen.groups)
+            assert_seen(seen, features)
+
+
+def test_batches_of_different_sizes_in_turn(world_of_one):
+    model = shard(LAYOUT, bags=bags(**ROWS))
+    seen = Seen(model)
+    with seen.hooks:
+        for size in (4, 2, 4, 1):
+            seen.passes.clear()
+            model.module.bags(batch(size, size, **ROWS)).values().sum().backward()
+            assert_seen(seen, batch(size, size, **ROWS))
+
+
+def test_a_batch_size_for_each_feature(world_of_one):
+    model = shard({"a": "tw", "b": "tw", "d": "dp"}, bags=bags(a=10, b=7, d=5))
+    features = KeyedJaggedTensor(
+        keys=["f_a", "f_b", "f_d"],
+        values=torch.tensor([9, 9, 0, 6, 4, 4]),
+        lengths=torch.tensor([2, 1, 1, 2]),
+        stride_per_key_per_rank=[[2], [1], [1]],
+        inverse_indices=(["f_a", "f_b", "f_d"], torch.tensor([[0, 1], [0, 0], [0, 0]])),
+    )
+    seen = Seen(model)
+    with seen.hooks:
+        model.module.bags(features)
+    assert_seen(seen, features, rows={"a": 10, "b": 7, "d": 5})
+
+
+def test_an_id_out_of_bounds_counts_where_it_is_looked_up(world_of_one):
+    model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=7))
+    seen = Seen(model)
+    wrong = KeyedJaggedTensor(
+        keys=["f_a", "f_b"], values=torch.tensor([3, 99, 6, -5]), lengths=torch.tensor([1, 1, 1, 1])
+    )
+    with seen.hooks:
+        model.module.bags(wrong)
+    assert seen.counts() == {
+        "bags.embedding_bags.a/c0": [1, 0, 0, 1, 0, 0, 0, 0, 0, 0],
+        "bags.embedding_bags.b/c0": [1, 0, 0, 0, 0, 0, 1],
+    }
+
+
+def test_features_that_share_a_table(world_of_one):
+    collection = bags(a=10, b=7)
+    collection.embedding_bag_configs()[0].feature_names = ["f_a", "g_a"]
+    collection._feature_names = [["f_a", "g_a"], ["f_b"]]
+    for kind in ("tw", "dp"):
+        model = shard({"a": kind, "b": kind}, bags=collection)
+        features = KeyedJaggedTensor(
+            keys=["f_a", "g_a", "f_b"], values=torch.tensor([1, 2, 2, 9, 6, 6]), lengths=torch.ones(6).long()
+        )
+        seen = Seen(model)
+        with seen.hooks:
+            model.module.bags(features)
+        assert seen.counts() == {
+            "bags.embedding_bags.a/c0": [0, 1, 2, 0, 0, 0, 0, 0, 0, 1],
+            "bags.embedding_bags.b/c0": [0, 0, 0, 0, 0, 0, 2],
+        }
+
+
+def test_evaluation_is_not_seen(model):
+    seen = Seen(model)
+    with seen.hooks:
+        with torch.no_grad():
+            loss_of(model, 0, bags=ROWS)
+        model.eval()
+        try:
+            loss_of(model, 0, bags=ROWS)
+        finally:
+            model.train()
+    assert seen.passes == []
+
+
+def test_after_removal_nothing_is_seen(model):
+    seen = Seen(model)
+    seen.hooks.remove()
+    loss_of(model, 0, bags=ROWS)
+    assert seen.passes == []
+    assert not any(group.emb_module._forward_hooks for group in seen.groups)
+
+
+def test_a_training_pipeline(world_of_one):
+    model = shard({"a": "tw", "b": "rw"}, bags=bags(a=10, b=7))
+    dense = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
+    seen = Seen(model)
+    pipeline = TrainPipelineSparseDist(
+        model,
+        dense,
+        torch.device("cpu"),
+        custom_model_fwd=lambda features: (model(features).exp().sum(), torch.zeros(())),
+    )
+    batches = iter([Batch(step) for step in range(5)])
+    with seen.hooks:
+        for step in range(5):
+            seen.passes.clear()
+            pipeline.progress(batches)
+            assert_seen(seen, Batch(step)["bags"], rows={"a": 10, "b": 7})
+
+
+@given(
+    lookups_of_features=st.lists(st.integers(0, 7), min_size=3, max_size=3),
+    period=st.integers(1, 5),
+    data=st.data(),
+)
+def test_every_so_manieth_lookup(lookups_of_features, period, data):
+    layout = LookupLayout(table_rows=(8, 8), feature_tables=(0, 1, 0), device=torch.device("cpu"))
+    ends = torch.tensor([0, *lookups_of_features]).cumsum(0)
+    num = int(ends[-1])
+    lookups = Lookups(layout=layout, ids=torch.arange(num) % 8, spread=Spread(ends, num))
+    first = data.draw(st.integers(0, period - 1))
+    assert torch.equal(lookups.every(period, first).rows, lookups.rows[first::period])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_nothing_is_waited_for(world_of_one):
+    device = torch.device("cuda", 0)
+    model = shard({"a": "tw", "b": "rw"}, device=device, bags=bags(a=10, b=7))
+    features = batch(0, 4, a=10, b=7)
+    passed = []
+    groups = list(table_groups(model))
+    with watch_lookups(groups, lambda number, lookups: passed.append((number, lookups))):
+        model.module.bags(features.to(device)).values().sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows = [(number, lookups.rows) for number, lookups in passed]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert {found.device.type for _, found in rows} == {"cuda"}
+    seen = Seen(model)
+    seen.hooks.remove()
+    seen.passes = [(number, found.cpu()) for number, found in rows]
+    assert_seen(seen, features, rows={"a": 10, "b": 7})
