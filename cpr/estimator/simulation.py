@@ -8,7 +8,7 @@ the PLS counts them as if whole tables were saved.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -66,6 +66,11 @@ class SimulationConfig:
             raise ValueError(
                 f"give_up is {self.give_up:g}; a run takes longer than its job: give more than 1"
             )
+
+    @property
+    def expected_job(self) -> Job:
+        """The job as the formulas need it to expect what is simulated."""
+        return replace(self.job, nodes_lost=min(1.0, self.job.nodes_lost) * self.failures.mean_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
