@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpr.cli import FAILED, entry
+from cpr.cli import entry
+from cpr.commands.command import FAILED
 
 REPO = Path(__file__).parents[2]
 START = """\

@@ -1,0 +1,1 @@
+"""The commands of `cpr`, by what they deal with; `cpr.cli` lists them."""
