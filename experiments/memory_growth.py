@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 from matplotlib.figure import Figure
-from scipy.stats import linregress  # type: ignore[import-untyped]
+from scipy.stats import linregress
 from scipy.stats import t as student_t
 
 from experiments.launch import check_ended_well, running, torchrun_command

@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from typing import Final
 
 from matplotlib.figure import Figure
-from scipy.stats import t as student_t  # type: ignore[import-untyped]
+from scipy.stats import t as student_t
 
 from data.dataset import MANIFEST_NAME, read_manifest
 from data.synthetic import SyntheticConfig, generate
