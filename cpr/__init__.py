@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from cpr.checkpoint.config import CheckpointConfig
+    from cpr.estimator.interval import IntervalRule
+    from cpr.priority.config import PriorityConfig
     from cpr.recovery.policy import RecoveryPolicy
     from cpr.session import PartialRecovery
 
-__all__ = ["CheckpointConfig", "PartialRecovery", "RecoveryPolicy"]
+__all__ = ["CheckpointConfig", "IntervalRule", "PartialRecovery", "PriorityConfig", "RecoveryPolicy"]
 
 _HOMES: Final = {
     "CheckpointConfig": "cpr.checkpoint.config",
+    "IntervalRule": "cpr.estimator.interval",
     "PartialRecovery": "cpr.session",
+    "PriorityConfig": "cpr.priority.config",
     "RecoveryPolicy": "cpr.recovery.policy",
 }
 

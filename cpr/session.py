@@ -36,8 +36,10 @@ from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, open_storage
+from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
+from cpr.priority.config import PriorityConfig
 from cpr.recovery.course import Course
 from cpr.recovery.launches import is_of_launches, note_launches
 from cpr.recovery.memory import WorkerMemory
@@ -47,6 +49,7 @@ from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery
 from cpr.recovery.replicated import OptimizerState
 from cpr.recovery.restoring import Beginning, Restorer
+from cpr.recovery.save_plan import Keeper, SavePlan
 from cpr.recovery.saving import Saves
 from cpr.recovery.survey import COURSE
 from cpr.resident.birth import Birth, tables_born_in
@@ -63,8 +66,13 @@ class PartialRecovery:
 
     Args:
         checkpoint: directory of the checkpoints, a path or a URI, or how to save as a whole.
-        save_every_steps: how often everything is saved in the background; 0: only at the end.
+        save_every_steps: how often everything is saved in the background; 0: only at the end. Or the rule by
+            which the run chooses, and chooses again while it measures what saves cost and how often nodes are
+            lost: as often as is next to free, and never less often than keeps the PLS within its target.
         moment: of the periodic saves: "rolling" spreads the copying over steps, "consistent" is one moment.
+        priority: save the rows that deserve it most instead of whole tables. `save_every_steps` still means
+            whole tables: with a ratio r, saves with a share r of their rows come every r times as many steps.
+            The first save, the last one, and one after rows moved between workers hold everything.
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
@@ -80,8 +88,9 @@ class PartialRecovery:
         self,
         checkpoint: str | CheckpointConfig,
         *,
-        save_every_steps: int = 0,
+        save_every_steps: int | IntervalRule = 0,
         moment: Moment = "rolling",
+        priority: PriorityConfig | None = None,
         total_samples: int | None = None,
         policy: RecoveryPolicy | None = None,
         resident_root: str | None = None,
@@ -89,9 +98,11 @@ class PartialRecovery:
     ) -> None:
         self._phases = Phases()
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
-        _check(self._config.uri, save_every_steps, moment, total_samples, policy)
-        self._every, self._moment, self._total_samples = save_every_steps, moment, total_samples
         self._policy, self._resume = policy or RecoveryPolicy(), resume
+        self._plan = SavePlan(
+            every=save_every_steps, moment=moment, priority=priority, total_samples=total_samples
+        )
+        _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
         self._course = Course()
         self._meeting: Meeting | None = None
@@ -99,6 +110,7 @@ class PartialRecovery:
         self._group: RankGroup | None = None
         self._timeout = timedelta()
         self._checkpointer: Checkpointer | None = None
+        self._keeper: Keeper | None = None
         self._saves: Saves | None = None
         self._outliving: Outliving | None = None
         self._injector = Injector()
@@ -253,6 +265,9 @@ class PartialRecovery:
             checkpointer.register(name, state, per_rank=True)
         checkpointer.claim()
         is_own = meeting.continues and is_of_launches(storage, group, meeting.launches)
+        assert self._memory.segment is not None
+        self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
+        keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
         restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
         reports = restorer.restore(
             Beginning(
@@ -263,12 +278,11 @@ class PartialRecovery:
                 continues=meeting.continues,
                 resumes=self._resume or is_own,
                 adopted=self._birth.adopted,
-                total_samples=self._total_samples,
+                total_samples=self._plan.total_samples,
             )
         )
         if not self._resume:
             note_launches(storage, group, meeting.launches)
-        self._saves = Saves(checkpointer, self._course, self._every, self._moment)
         self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
         segments = [segment for report in reports for segment in report.segments]
         note_death(
@@ -278,6 +292,7 @@ class PartialRecovery:
             process_began_ns(),
         )
         recovery = self._course.note_seconds(self._phases.seconds)
+        self._saves = keeper.open(restorer, storage, self._timeout)
         if meeting.rank == 0:
             logger.info("%s", recovery)
         self._restored_s = time.perf_counter()
@@ -385,6 +400,8 @@ class PartialRecovery:
         self._is_over = True
         if self._outliving is not None:
             self._outliving.close()
+        if self._keeper is not None:
+            self._keeper.close()
         if self._group is not None and dist.is_initialized():
             self._group.close()
 
@@ -457,16 +474,8 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _check(
-    uri: str, every: int, moment: str, total_samples: int | None, policy: RecoveryPolicy | None
-) -> None:
+def _check(uri: str, policy: RecoveryPolicy, total_samples: int | None) -> None:
     if not uri:
         raise ValueError("no checkpoint directory was given: name one in PartialRecovery(checkpoint=...)")
-    if every < 0:
-        raise ValueError(f"save_every_steps is {every}; give a number of steps, or 0 to save only at the end")
-    if moment not in {"rolling", "consistent"}:
-        raise ValueError(f"moment is {moment!r}; choose rolling or consistent")
-    if total_samples is not None and total_samples <= 0:
-        raise ValueError(f"total_samples is {total_samples}; give a positive number, or None if unknown")
-    if policy is not None and policy.max_pls is not None and total_samples is None:
+    if policy.max_pls is not None and total_samples is None:
         raise ValueError("max_pls is a portion of all samples of the run: give total_samples as well")

@@ -410,6 +410,21 @@ class Checkpointer:
         self._raise_failure()
         return idle
 
+    def is_free(self) -> bool:
+        """Whether a save that is asked for now begins, on all ranks; called by all of them.
+
+        Where a busy checkpointer waits, it does so here until it is free.
+
+        Raises:
+            SaveFailedError: the save before it failed in the background.
+        """
+        if self._config.when_busy == "wait":
+            return self.wait_until_idle()
+        is_free = all(self._agreement.gather(self._save is None or self._save.is_over))
+        if is_free:
+            self._raise_failure()
+        return is_free
+
     def close(self, *, abandon: bool = False) -> None:
         """Finish the save that is under way and let go of the directory; nothing can be saved after.
 

@@ -74,6 +74,8 @@ class Recovery:
     """Workers of the generation before, by rank: those that gave no reason, or lost their memory, first."""
     sources: tuple[RowOrigin, ...] = ()
     """By table."""
+    lost_share: float = 0.0
+    """Of the sharded tables' bytes: what nobody held any more."""
     losses: tuple[ShardLoss, ...] = ()
     """By shard, where rows came from the checkpoint while others went on."""
     save_step: int | None = None

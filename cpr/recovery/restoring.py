@@ -83,7 +83,7 @@ class Restorer:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._course, self._policy, self._phases = course, policy, phases
         self.restored: dict[str, list[tuple[int, int]]] = {}
-        """After `restore`: rows of this rank, by shard, that came from the checkpoint while others went on."""
+        """Rows of this rank that came from the checkpoint while others went on, by shard."""
 
     def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
         """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
@@ -272,6 +272,7 @@ class Restorer:
             interrupted=lives and found.interrupted,
             dead=found.endings if begin.continues else (),
             sources=origins(plan) if lives else (),
+            lost_share=lost_share(plan) if begin.continues else 0.0,
             save_step=min(steps, default=None),
             bytes_read=sum(each.bytes_read for each in reads),
             bytes_moved=sum(each.bytes_moved for each in reads),

@@ -9,8 +9,12 @@ from typing import Final
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.copier import seconds_left
 from cpr.checkpoint.manifest import Moment
+from cpr.checkpoint.saver import Save
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
+from cpr.recovery.diary import Diary
+from cpr.recovery.pace import Pace
+from cpr.recovery.row_saves import RowSaves
 
 FAILED_SAVES_IN_A_ROW: Final = 3
 """So many make training stop: what it does could not be kept."""
@@ -21,18 +25,32 @@ logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Saves everything now and then.
+    """Saves now and then, and at the end.
+
+    Periodic saves hold everything, or the rows that deserve it most; the last save, and one that is wanted
+    now, always hold everything.
 
     Args:
         checkpointer: that saves.
         course: of the run; is told of each save, before it is copied beside the tables.
-        every: steps from one save to the next; 0: only the last.
-        moment: of the periodic ones.
+        pace: says when the periodic ones are due.
+        moment: of the periodic ones that hold everything.
+        rows: chooses rows; None: everything is saved each time.
+        diary: is told of each save.
     """
 
-    def __init__(self, checkpointer: Checkpointer, course: Course, every: int, moment: Moment) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        course: Course,
+        pace: Pace,
+        moment: Moment,
+        rows: RowSaves | None = None,
+        diary: Diary | None = None,
+    ) -> None:
         self._checkpointer, self._course = checkpointer, course
-        self._every, self._moment = every, moment
+        self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
+        self._is_due = False
         self._saved_at = -1
         self._num_failed = 0
         self._newest_at_failure: int | None = None
@@ -43,10 +61,18 @@ class Saves:
         Raises:
             SaveFailedError: saves failed again and again; names the file.
         """
-        if self._is_due:
-            self._course.note_save()
         with self._tolerated():
             self._checkpointer.step()
+        if self._diary is not None:
+            self._diary.step()
+        if self._rows is not None:
+            self._rows.step()
+        self._is_due = self._pace.is_due(self._course.steps_done)
+        if self._is_due and self._rows is not None:
+            with self._tolerated():
+                self._is_due = self._rows.get_ready()
+        if self._is_due:
+            self._note()
 
     def save_if_due(self) -> None:
         """Begin a save if it is time; after the step's state is safe in memory.
@@ -56,7 +82,7 @@ class Saves:
         """
         if self._is_due:
             with self._tolerated():
-                self._save(self._moment)
+                self._save_some()
 
     def now(self, timeout_s: float) -> bool:
         """Save this moment, unless that was done, and wait until it is safe; whether it is.
@@ -70,7 +96,7 @@ class Saves:
         deadline = time.monotonic() + timeout_s
         if self._saved_at != self._course.steps_done:
             self._course.note_save()
-            self._save("consistent", timeout_s)
+            self._save_all("consistent", timeout_s)
         is_committed = self._checkpointer.wait(seconds_left(deadline))
         return is_committed and self._saved_at == self._course.steps_done
 
@@ -84,19 +110,37 @@ class Saves:
             with self._tolerated():
                 self._checkpointer.wait()  # or the last save may be skipped
             self._course.note_save()
-            self._save("consistent")
+            self._save_all("consistent")
             while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
                 time.sleep(POLL_S)
-                self._save("consistent")
+                self._save_all("consistent")
+        self._checkpointer.wait_until_idle()
+        if self._diary is not None:
+            self._diary.finish()
         self._checkpointer.close()
 
-    @property
-    def _is_due(self) -> bool:
-        return self._every > 0 and self._course.steps_done % self._every == 0
+    def _note(self) -> None:
+        if self._rows is None:
+            self._course.note_save()
+        else:
+            self._rows.note()
 
-    def _save(self, moment: Moment, timeout_s: float | None = None) -> None:
-        if self._checkpointer.save(moment, timeout_s=timeout_s) is not None:
+    def _save_some(self) -> None:
+        if self._rows is None or self._rows.needs_base:
+            self._save_all(self._moment)
+        else:
+            self._tell(self._rows.save())
+
+    def _save_all(self, moment: Moment, timeout_s: float | None = None) -> None:
+        begin = self._checkpointer.save if self._rows is None else self._rows.save_all
+        save = begin(moment, timeout_s=timeout_s)
+        if save is not None:
             self._saved_at = self._course.steps_done
+        self._tell(save)
+
+    def _tell(self, save: Save | None) -> None:
+        if save is not None and self._diary is not None:
+            self._diary.note_save(save)
 
     @contextmanager
     def _tolerated(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
-"""A real S3 server on loopback."""
+"""A real S3 server on loopback, and workers in a world of one."""
 
 import http.client
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.cpr.checkpoint.runs import Run
+from tests.cpr.recovery.workers import BATCH, Worker
 
 START_S = 60.0
 
@@ -110,3 +112,42 @@ def start(world_of_one: None, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield work
     for run in runs:
         run.checkpointer.close(abandon=True)
+
+
+@pytest.fixture
+def new_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
+    """Makes workers, one at a time; the last one is killed at the end."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    workers: list[Worker | None] = []
+
+    def make(*, restarted: bool = True, **options: object) -> Worker:
+        if restarted:
+            monkeypatch.setenv("CPR_CONTINUES", "1")
+        else:
+            monkeypatch.delenv("CPR_CONTINUES", raising=False)
+        workers.append(None)
+        workers[-1] = Worker(
+            options.pop("folder", tmp_path / "checkpoint"),
+            memory,
+            **{"save_every_steps": 5, "total_samples": 100 * BATCH, "moment": "consistent", **options},
+        )
+        return workers[-1]
+
+    yield make
+    if workers and workers[-1] is not None and dist.is_initialized():
+        workers[-1].die()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def wipe(tmp_path: Path) -> Callable[[], None]:
+    """Loses the memory of dead workers, as a lost node does."""
+
+    def work() -> None:
+        for folder in (tmp_path / "memory").glob("*/*/*"):
+            if folder.is_dir():
+                shutil.rmtree(folder)
+
+    return work

@@ -23,46 +23,7 @@ from cpr.errors import (
 )
 from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
 from cpr.recovery.record import NO_LAST_WORD
-from tests.cpr.recovery.workers import BATCH, Worker, assert_same
-
-
-@pytest.fixture
-def new_worker(tmp_path, monkeypatch):
-    """Makes workers, one at a time; the last one is killed at the end."""
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    workers = []
-
-    def make(*, restarted=True, **options):
-        if restarted:
-            monkeypatch.setenv("CPR_CONTINUES", "1")
-        else:
-            monkeypatch.delenv("CPR_CONTINUES", raising=False)
-        workers.append(None)
-        workers[-1] = Worker(
-            options.pop("folder", tmp_path / "checkpoint"),
-            memory,
-            **{"save_every_steps": 5, "total_samples": 100 * BATCH, "moment": "consistent", **options},
-        )
-        return workers[-1]
-
-    yield make
-    if workers and workers[-1] is not None and dist.is_initialized():
-        workers[-1].die()
-    elif dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.fixture
-def wipe(tmp_path):
-    """Loses the memory of dead workers, as a lost node does."""
-
-    def work():
-        for folder in (tmp_path / "memory").glob("*/*/*"):
-            if folder.is_dir():
-                shutil.rmtree(folder)
-
-    return work
+from tests.cpr.recovery.workers import BATCH, assert_same
 
 
 def test_a_first_run_starts_and_says_so(new_worker):

@@ -4,6 +4,7 @@ import pytest
 
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
+from cpr.recovery.pace import FixedPace
 from cpr.recovery.saving import Saves
 
 
@@ -31,6 +32,9 @@ class SlowStorage:
         self.under_way = self.course.steps_done
         return self
 
+    def wait_until_idle(self):
+        return self.wait()
+
     def close(self):
         self.wait()
 
@@ -45,13 +49,13 @@ def train(course, saves, steps):
 def test_saves_that_fail_now_and_then_do_not_add_up_though_each_takes_longer_than_the_interval():
     course = Course()
     storage = SlowStorage(course, failing={2, 20, 40, 60})
-    train(course, Saves(storage, course, 1, "rolling"), 80)
+    train(course, Saves(storage, course, FixedPace(1), "rolling"), 80)
     assert storage.newest_step == 79
 
 
 def test_the_third_save_in_a_row_that_fails_ends_training():
     course = Course()
-    saves = Saves(SlowStorage(course, failing={5, 6, 7}), course, 1, "rolling")
+    saves = Saves(SlowStorage(course, failing={5, 6, 7}), course, FixedPace(1), "rolling")
     train(course, saves, 6)
     with pytest.raises(SaveFailedError, match="save 7"):
         train(course, saves, 1)
@@ -60,7 +64,7 @@ def test_the_third_save_in_a_row_that_fails_ends_training():
 def test_the_last_save_is_asked_for_until_it_is_not_skipped():
     course = Course()
     storage = SlowStorage(course, skipped={2, 3})
-    saves = Saves(storage, course, 5, "rolling")
+    saves = Saves(storage, course, FixedPace(5), "rolling")
     train(course, saves, 6)
     saves.finish()
     assert storage.newest_step == 6
@@ -69,7 +73,7 @@ def test_the_last_save_is_asked_for_until_it_is_not_skipped():
 def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
     course = Course()
     storage = SlowStorage(course)
-    saves = Saves(storage, course, 5, "rolling")
+    saves = Saves(storage, course, FixedPace(5), "rolling")
     train(course, saves, 7)
     assert saves.now(1.0)
     assert (storage.newest_step, max(course.saves), storage.asked) == (7, 7, 2)
@@ -79,6 +83,6 @@ def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
 
 def test_a_save_that_is_wanted_now_and_skipped_is_none():
     course = Course()
-    saves = Saves(SlowStorage(course, skipped={2}), course, 5, "rolling")
+    saves = Saves(SlowStorage(course, skipped={2}), course, FixedPace(5), "rolling")
     train(course, saves, 7)
     assert not saves.now(1.0)

@@ -1,0 +1,182 @@
+"""What a run measures of its saves and failures, written down as it goes: `history.json` beside its saves.
+
+Rank 0 keeps it, through all generations of workers. It is written in the background, at each beginning, after
+the first step, and whenever a save has been committed; a diary that cannot be written stops no training.
+"""
+
+import logging
+import time
+from collections import deque
+from dataclasses import replace
+from statistics import median
+from threading import Thread
+from typing import Final
+
+from cpr.checkpoint.saver import Save
+from cpr.checkpoint.storage import Storage
+from cpr.errors import CheckpointError
+from cpr.estimator.history import FailureCost, RunHistory, SaveCost, read_history, write_history
+from cpr.recovery.course import Course
+from cpr.recovery.record import Recovery
+
+STEPS_KEPT: Final = 128
+"""Newest training steps, of whose durations the median counts."""
+LEAVE_S: Final = 5.0
+"""How long the end of a run waits for the storage to take its diary."""
+
+logger = logging.getLogger(__name__)
+
+
+class Diary:
+    """Keeps the history of a run, from a beginning on; on rank 0. Called by the thread that trains.
+
+    Args:
+        storage: of the checkpoint.
+        course: of the run, which tells of this beginning.
+        nodes: failure domains.
+        samples_total: of the whole run; None: not known.
+        row_share: of a table's rows with which a row save counts.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        course: Course,
+        *,
+        nodes: int,
+        samples_total: int | None,
+        row_share: float = 1.0,
+    ) -> None:
+        self._storage, self._course, self._row_share = storage, course, row_share
+        story = course.recoveries[-1]
+        before = _read(storage) if story.kind != "start" else None
+        now_s = time.time()
+        self._history = RunHistory(
+            world_size=story.world_size,
+            nodes=nodes,
+            step_s=before.step_s if before else 0.0,
+            steps_done=course.steps_done,
+            samples_done=course.samples_done,
+            samples_total=samples_total,
+            elapsed_s=_elapsed(before, story, now_s) if before else 0.0,
+            clock_s=now_s,
+            saves=before.saves if before else (),
+            failures=before.failures if before else (),
+        )
+        self._is_failure = story.kind in {"process", "partial", "full"}
+        if self._is_failure:
+            self._history = self._history.with_failure(self._failure(story))
+        self._is_first_step = True
+        self._step_ended: float | None = None
+        self._durations_s: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._under_way: list[tuple[Save, int]] = []
+        self._writer: Thread | None = None
+        self._is_behind = True
+        self._write()
+
+    @property
+    def history(self) -> RunHistory:
+        """What was measured until now."""
+        now_s = time.time()
+        return replace(
+            self._history,
+            step_s=median(self._durations_s) if self._durations_s else self._history.step_s,
+            steps_done=self._course.steps_done,
+            samples_done=self._course.samples_done,
+            elapsed_s=self._history.elapsed_s + max(0.0, now_s - self._history.clock_s),
+            clock_s=now_s,
+        )
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+        return any(not save.is_over for save, _ in self._under_way)
+
+    def step(self) -> None:
+        """A training step is complete."""
+        now = time.perf_counter()
+        if self._step_ended is not None:
+            self._durations_s.append(now - self._step_ended)
+        self._step_ended = now
+        if self._is_first_step:
+            self._is_first_step = False
+            self._note_first_step()
+        for save, step in [each for each in self._under_way if each[0].is_over]:
+            self._under_way.remove((save, step))
+            self._note_saved(save, step)
+        if self._is_behind:
+            self._write()
+
+    def note_save(self, save: Save) -> None:
+        """A save was begun, after this step."""
+        self._under_way.append((save, self._course.steps_done))
+
+    def finish(self) -> None:
+        """The run has reached its end, and nothing is under way any more."""
+        for save, step in self._under_way:
+            self._note_saved(save, step)
+        self._under_way.clear()
+        if self._writer is not None:
+            self._writer.join(LEAVE_S)
+        self._write()
+        if self._writer is not None:
+            self._writer.join(LEAVE_S)
+
+    def _failure(self, story: Recovery) -> FailureCost:
+        assert story.kind in {"process", "partial", "full"}
+        return FailureCost(
+            elapsed_s=max(0.0, self._history.elapsed_s - sum(story.seconds.values())),
+            kind=story.kind,
+            lost_share=story.lost_share,
+            nodes_lost=story.lost_share * self._history.nodes,
+            seconds=dict(story.seconds),
+        )
+
+    def _note_first_step(self) -> None:
+        """What a failure has cost is known when the first step is done."""
+        if self._is_failure:
+            *older, newest = self._history.failures
+            newest = replace(newest, seconds=dict(self._course.recoveries[-1].seconds))
+            self._history = replace(self._history, failures=(*older, newest))
+        self._is_behind = True
+
+    def _note_saved(self, save: Save, step: int) -> None:
+        if save.manifest is None or save.seconds is None:
+            return
+        cost = SaveCost(
+            step=step,
+            kind=save.kind,
+            num_bytes=save.manifest.num_bytes,
+            blocked_s=save.blocked_s,
+            seconds=save.seconds,
+            share=self._row_share if save.kind == "rows" else 1.0,
+        )
+        self._history = self._history.with_save(cost)
+        self._is_behind = True
+
+    def _write(self) -> None:
+        if self._writer is not None and self._writer.is_alive():
+            return
+        self._is_behind = False
+        self._writer = Thread(target=self._put, args=(self.history,), name="history-writer", daemon=True)
+        self._writer.start()
+
+    def _put(self, history: RunHistory) -> None:
+        try:
+            write_history(self._storage, history)
+        except (CheckpointError, OSError) as error:
+            logger.warning("what the run has measured could not be written down: %s", error)
+
+
+def _read(storage: Storage) -> RunHistory | None:
+    try:
+        return read_history(storage)
+    except (CheckpointError, ValueError) as error:
+        logger.warning("%s. The history of this run begins anew", error)
+        return None
+
+
+def _elapsed(before: RunHistory, story: Recovery, now_s: float) -> float:
+    """Of the run until now; while workers are replaced the clock goes on, while a run pauses it does not."""
+    pause_s = 0.0 if story.kind == "resume" else max(0.0, now_s - before.clock_s)
+    return before.elapsed_s + pause_s

@@ -1,0 +1,106 @@
+"""When a save is due: every so many steps, or as often as what the run has measured makes worth while."""
+
+import logging
+from typing import Final, Protocol
+
+from cpr.checkpoint.ranks import RankGroup
+from cpr.estimator.interval import IntervalRule, Measured
+from cpr.recovery.course import Course
+from cpr.recovery.diary import Diary
+
+FIRST_STEPS: Final = 10
+"""Steps until the first save of a run that chooses its interval: it tells what a save costs."""
+PATIENCE: Final = 8
+"""While a save is under way, a run asks again after this part of the interval."""
+
+logger = logging.getLogger(__name__)
+
+
+class Pace(Protocol):
+    """Says when to save. All ranks ask alike, once after each step, and get the same answer."""
+
+    def is_due(self, steps_done: int) -> bool:
+        """Whether to save now, after so many training steps."""
+
+
+class FixedPace:
+    """A save every so many steps.
+
+    Args:
+        every_steps: from one whole table to the next; 0: never.
+        share: of the rows that a save holds. With a share r, saves come every r * `every_steps` (rounded, at
+            least 1): as many bytes in the same time, in smaller portions (CPR paper, section 4.2).
+    """
+
+    def __init__(self, every_steps: int, share: float = 1.0) -> None:
+        self.every_steps = max(1, round(share * every_steps)) if every_steps else 0
+
+    def is_due(self, steps_done: int) -> bool:
+        """Whether to save now, after so many training steps."""
+        return self.every_steps > 0 and steps_done % self.every_steps == 0
+
+
+class AutoPace:
+    """An interval that follows what saves cost and how often nodes are lost. Rank 0 decides for all.
+
+    That takes one small collective when a save would be due by the interval so far. No save begins while
+    another is under way. A change is logged with its reason.
+
+    Args:
+        rule: chooses.
+        group: all ranks; used for nothing else at the same time.
+        course: of the run.
+        diary: what was measured; on rank 0.
+        saved_at: training steps done at the newest save; 0: there is none.
+        share: of the rows that a save holds, as for `FixedPace`.
+    """
+
+    def __init__(
+        self,
+        rule: IntervalRule,
+        group: RankGroup,
+        course: Course,
+        diary: Diary | None,
+        *,
+        saved_at: int,
+        share: float = 1.0,
+    ) -> None:
+        self._rule, self._group, self._course, self._diary = rule, group, course, diary
+        self._share, self._saved_at = share, saved_at
+        self._interval_s: float | None = None
+        self._ask_at = course.steps_done + FIRST_STEPS
+
+    def is_due(self, steps_done: int) -> bool:
+        """Whether to save now, after so many training steps."""
+        if steps_done < self._ask_at:
+            return False
+        every, is_saving = self._group.broadcast(self._decide(self._diary) if self._diary else None)
+        due_at = self._saved_at + every
+        if is_saving or steps_done < due_at:
+            self._ask_at = max(due_at, steps_done + max(1, every // PATIENCE))
+            return False
+        self._saved_at, self._ask_at = steps_done, steps_done + every
+        return True
+
+    def _decide(self, diary: Diary) -> tuple[int, bool]:
+        """Steps from save to save by all that is known, and whether one is under way."""
+        history = diary.history
+        save_s, blocked_s = history.O_save, history.O_blocked
+        if save_s is None or blocked_s is None or not history.step_s:
+            return FIRST_STEPS, diary.is_saving
+        total = history.samples_total
+        measured = Measured(
+            nodes=history.nodes,
+            blocked_s=blocked_s,
+            save_s=save_s,
+            elapsed_s=history.elapsed_s,
+            nodes_lost=sum(each.nodes_lost for each in history.failures),
+            pls=self._course.pls_total or 0.0,
+            share_left=max(0.0, 1 - self._course.samples_done / total) if total else 1.0,
+        )
+        choice = self._rule.next_interval(measured, self._interval_s)
+        every = max(1, round(self._share * choice.interval_s / history.step_s))
+        if choice.changed:
+            logger.info("%s. That is %s steps from save to save", choice.reason, f"{every:,}")
+        self._interval_s = choice.interval_s
+        return every, diary.is_saving

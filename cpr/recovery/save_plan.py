@@ -1,0 +1,140 @@
+"""What the user says about saving, and the saves that come of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import get_args
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.manifest import Moment
+from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.storage import Storage
+from cpr.estimator.interval import IntervalRule
+from cpr.priority import Prioritizer, PriorityConfig
+from cpr.recovery.course import Course
+from cpr.recovery.diary import Diary
+from cpr.recovery.pace import AutoPace, FixedPace, Pace
+from cpr.recovery.restoring import Restorer
+from cpr.recovery.row_saves import RowSaves
+from cpr.recovery.saving import Saves
+from cpr.recovery.tracking import open_prioritizer, saved_share, settle_in
+from cpr.resident.segment import Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavePlan:
+    """How a run saves; see `cpr.PartialRecovery`."""
+
+    every: int | IntervalRule
+    moment: Moment
+    priority: PriorityConfig | None
+    total_samples: int | None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, int) and self.every < 0:
+            raise ValueError(
+                f"save_every_steps is {self.every}; give a number of steps, or 0 to save only at the end"
+            )
+        if self.moment not in get_args(Moment):
+            raise ValueError(f"moment is {self.moment!r}; choose rolling or consistent")
+        if self.total_samples is not None and self.total_samples <= 0:
+            raise ValueError(
+                f"total_samples is {self.total_samples}; give a positive number, or None if unknown"
+            )
+        if isinstance(self.every, IntervalRule):
+            if self.total_samples is None:
+                raise ValueError("an interval that follows a target PLS needs total_samples: give it as well")
+            if self.every.mean_time_to_failure_s is None:
+                raise ValueError(
+                    "an interval that is chosen before the first failure needs an idea of how often nodes "
+                    "are lost: give mean_time_to_failure_s (`cpr plan` reads it from a log of failures)"
+                )
+
+    @property
+    def row_share(self) -> float:
+        """The share of a table's rows with which a periodic save counts."""
+        return 1.0 if self.priority is None else saved_share(self.priority)
+
+
+class Keeper:
+    """Opens the saves of a worker: first, before its memory is sealed, what tracks rows, and then the rest.
+
+    Args:
+        plan: what the user wants.
+        checkpointer: that saves.
+        course: of the run.
+        group: all ranks.
+    """
+
+    def __init__(self, plan: SavePlan, checkpointer: Checkpointer, course: Course, group: RankGroup) -> None:
+        self._plan, self._checkpointer, self._course, self._group = plan, checkpointer, course, group
+        self._prioritizer: Prioritizer | None = None
+        self._agreement: RankGroup | None = None
+
+    def track(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], segment: Segment, adopted: bool
+    ) -> None:
+        """Track rows from now on, if it is wanted; arguments as of `open_prioritizer`."""
+        if self._plan.priority is not None:
+            self._prioritizer = open_prioritizer(
+                model, self._plan.priority, optimizers, self._checkpointer.shards, segment, adopted
+            )
+            self._checkpointer.register("priority", self._prioritizer, per_rank=True)
+
+    def open(self, restorer: Restorer, storage: Storage, timeout: timedelta) -> Saves:
+        """The saves that follow a beginning. Called by all ranks, when the checkpointer is prepared.
+
+        Args:
+            restorer: has brought everything into place.
+            storage: of the checkpoint.
+            timeout: how long a rank waits for the slowest one.
+        """
+        plan, course = self._plan, self._course
+        rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
+        diary = None
+        if self._group.rank == 0:
+            diary = Diary(
+                storage,
+                course,
+                nodes=num_nodes(self._group.world_size),
+                samples_total=plan.total_samples,
+                row_share=plan.row_share,
+            )
+        pace: Pace
+        if isinstance(plan.every, IntervalRule):
+            saved_at = self._checkpointer.newest_step or 0
+            self._agreement = group = RankGroup(timeout)
+            pace = AutoPace(plan.every, group, course, diary, saved_at=saved_at, share=plan.row_share)
+        else:
+            pace = FixedPace(plan.every, plan.row_share)
+        return Saves(self._checkpointer, course, pace, plan.moment, rows, diary)
+
+    def _row_saves(self, prioritizer: Prioritizer, restorer: Restorer) -> RowSaves:
+        """Row saves that go on from this beginning; all ranks agree on whether a base comes first."""
+        settle_in(prioritizer, self._course.recoveries[-1], self._checkpointer.shards, restorer.restored)
+        can_go_on = self._group.gather(prioritizer.is_complete and self._checkpointer.has_base)
+        return RowSaves(
+            self._checkpointer,
+            self._course,
+            prioritizer,
+            share=self._plan.row_share,
+            needs_base=not all(can_go_on),
+        )
+
+    def close(self) -> None:
+        """Track and agree no longer."""
+        if self._prioritizer is not None:
+            self._prioritizer.close()
+        if self._agreement is not None and dist.is_initialized():
+            self._agreement.close()
+
+
+def num_nodes(world_size: int) -> int:
+    """Failure domains: torchrun's agents, or else what the environment says of how many ranks a node has."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "0"))
+    return nodes or max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
