@@ -1,0 +1,160 @@
+"""Measuring many emulated runs: in two processes, each run kept on disk at once, with the time that is left.
+
+The runs are kept apart from the results (`runs/emulation`), so that experiments share them: a run is valid as
+long as the code that made it, its data and the versions of the packages are the same. An experiment that is
+interrupted, or started again with more seeds, measures only what is missing.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from cpr.priority import PriorityConfig
+from data.dataset import MANIFEST_NAME, open_folder
+from experiments.emulation import Run
+from experiments.emulation_data import DEFAULT_COVERING, default_dataset
+from experiments.emulation_worker import Workload, emulate, start
+from experiments.launch import ROOT
+from experiments.record import QUICK, Record, Row, versions
+
+PROCESSES: Final = 2
+CODE: Final = (
+    *(f"{package}/**/*.py" for package in ("cpr", "data", "dlrm")),
+    "dlrm/recipes/tiny.toml",
+    *(
+        f"experiments/{module}.py"
+        for module in ("emulation", "emulation_data", "emulation_worker", "training")
+    ),
+)
+"""What decides how a run ends."""
+KEPT: Final = ROOT / "runs" / "emulation"
+QUICK_STEPS: Final = 8
+QUICK_SEEDS: Final = 2
+
+Plan = Callable[[int], Sequence[Run]]
+"""All runs of a seed, those first that matter most."""
+
+
+def measure_experiment(
+    name: str,
+    arguments: Sequence[str] | None,
+    *,
+    description: str,
+    plan: Plan,
+    seeds: int,
+) -> Record:
+    """Parse an experiment's command line and measure its runs, seed by seed.
+
+    Args:
+        name: of the experiment.
+        arguments: the command line; None: that of this process.
+        description: of the command.
+        plan: its runs.
+        seeds: how many by default.
+
+    Returns:
+        The record with one row for each run, not finished yet.
+    """
+    options = _parse(arguments, description, seeds)
+    workload = Workload(
+        dataset=str(options.dataset or default_dataset(quick=options.quick)),
+        max_steps=QUICK_STEPS if options.quick else 0,
+        covering=PriorityConfig.covering if options.dataset else DEFAULT_COVERING,
+    )
+    chosen = range(QUICK_SEEDS if options.quick else options.seeds)
+    runs = [run for seed in chosen for run in plan(seed)]
+    config = {**asdict(workload), "dataset": _identity(workload.dataset), "samples_tested": "the last day"}
+    record = Record(name, config, seeds=list(chosen), quick=options.quick)
+    rows = measure(runs, workload, QUICK / "emulation" if options.quick else KEPT)
+    for run in runs:
+        record.measure(run.name, lambda run=run: rows[run])  # type: ignore[misc]
+    return record
+
+
+def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Row]:
+    """The rows of these runs: those that are kept already, and the others measured now, in their order.
+
+    Args:
+        runs: what to measure; repeated ones are measured once.
+        workload: what they share.
+        kept: folder of the runs that were measured before.
+    """
+    folder = kept / _digest(workload)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {run: folder / f"{hashlib.sha256(run.name.encode()).hexdigest()[:24]}.json" for run in runs}
+    missing = [run for run, path in paths.items() if not path.exists()]
+    with tqdm(total=len(paths), initial=len(paths) - len(missing), unit="run", smoothing=0.1) as bar:
+        for run, outcome in _emulated(missing, workload):
+            _write(paths[run], {**run.to_dict(), **outcome})
+            bar.write(f"{run.name}: AUC {outcome['auc']:.5f}, PLS {outcome['pls']:.3f}")
+            bar.update()
+    return {run: json.loads(path.read_text()) for run, path in paths.items()}
+
+
+def _parse(arguments: Sequence[str] | None, description: str, seeds: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("dataset", nargs="?", type=Path, help="prepared data; default datasets/emulation, made if absent")
+    add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
+    add("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("--seeds must be at least 2: one run says nothing about the next")
+    return options
+
+
+def _emulated(runs: Sequence[Run], workload: Workload) -> Iterator[tuple[Run, Row]]:
+    """Runs with what came of them, as they end."""
+    if not runs:
+        return
+    with _processes(min(PROCESSES, os.cpu_count() or 1, len(runs))) as pool:
+        waiting: dict[Future[dict[str, Any]], Run] = {
+            pool.submit(emulate, run, workload): run for run in runs
+        }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+@contextmanager
+def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes of one thread each; what waits for them is dropped when the block ends early."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(number, mp_context=context, initializer=start)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _digest(workload: Workload) -> str:
+    """Names everything that decides how a run ends, besides the run."""
+    digest = hashlib.sha256()
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    shared: Mapping[str, Any] = {**asdict(workload), "dataset": _identity(workload.dataset)}
+    digest.update(json.dumps([shared, versions()], sort_keys=True).encode())
+    return digest.hexdigest()[:24]
+
+
+def _identity(dataset: str) -> str:
+    """Names the samples: the manifest of a data set holds a digest of every file."""
+    filesystem, path = open_folder(dataset)
+    with filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
+        return hashlib.sha256(stream.read()).hexdigest()[:24]
+
+
+def _write(path: Path, row: Row) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(row))
+    temporary.replace(path)
