@@ -103,4 +103,5 @@ class RoundRobinTracker(NoTracker):
 
 def _seed(seed: int, table: TrackedTable) -> int:
     assert table.shard is not None, "a table without rows has no budget"
-    return (seed << 32) + zlib.crc32(f"{table.shard.table_fqn}/r{table.shard.row_offset}".encode())
+    # PyTorch's generator heeds the lowest 32 bits alone
+    return zlib.crc32(f"{seed}/{table.shard.table_fqn}/r{table.shard.row_offset}".encode())

@@ -68,10 +68,7 @@ class Spread:
     def expand(self, of_features: Tensor) -> Tensor:
         """A number of each feature, `[F]`, as that of each lookup, `[N]`; neither is to be changed."""
         if of_features not in self._expanded:
-            # the size is given, or a GPU would be waited for
-            self._expanded[of_features] = of_features.repeat_interleave(
-                self._ends.diff(), output_size=self._num_lookups
-            )
+            self._expanded[of_features] = self._expand(of_features)
         return self._expanded[of_features]
 
     def every(self, period: int, first: int) -> "Spread":
@@ -81,6 +78,13 @@ class Spread:
             num = len(range(first, self._num_lookups, period))
             self._samples[period, first] = Spread(ends, num)
         return self._samples[period, first]
+
+    def _expand(self, of_features: Tensor) -> Tensor:
+        nums = self._ends.diff()
+        if of_features.device.type == "cpu":  # where repeat_interleave wakes all threads for however little
+            return torch.cat([one.expand(num) for one, num in zip(of_features, nums.tolist(), strict=True)])
+        # the size is given, or the GPU would be waited for
+        return of_features.repeat_interleave(nums, output_size=self._num_lookups)
 
     def is_of(self, ends: Tensor) -> bool:
         """Whether it is of these ends; always False on a GPU, which would have to be waited for."""

@@ -1,0 +1,67 @@
+"""What the user may say, and which tables it is about."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr.priority import PriorityConfig
+from cpr.priority.config import SCHEMES
+from cpr.priority.covering import largest_tables, table_sizes
+from cpr.priority.schemes import TRACKERS
+from data.criteo import KAGGLE_CARDINALITIES
+from tests.cpr.shards.models import bags, sequences, shard
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"scheme": "lru"}, "scheme is 'lru'; choose one of mfu, ssu, scar"),
+        ({"ratio": 0.0}, r"ratio is 0.0; choose a share of rows above 0, at most 1"),
+        ({"ratio": 1.5}, r"ratio is 1.5"),
+        ({"ratio": float("nan")}, "ratio is nan"),
+        ({"sampling_period": 0}, "sampling_period is 0; 1 takes every lookup"),
+        ({"covering": 1.01}, "covering is 1.01; 0 prioritises no table"),
+        ({"covering": -0.1}, "covering is -0.1"),
+    ],
+)
+def test_nonsense_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        PriorityConfig(**wrong)
+
+
+def test_every_scheme_has_a_tracker():
+    assert tuple(TRACKERS) == SCHEMES
+
+
+def test_seven_of_criteo_kaggles_tables_are_prioritised():
+    sizes = {f"cat_{number}": rows for number, rows in enumerate(KAGGLE_CARDINALITIES)}
+    chosen = largest_tables(sizes, PriorityConfig().covering)
+    assert len(chosen) == 7
+    assert sum(sizes[name] for name in chosen) / sum(sizes.values()) == pytest.approx(0.9958, abs=5e-5)
+
+
+@given(
+    st.dictionaries(st.text("ab", max_size=4), st.integers(1, 50), min_size=1),
+    st.floats(0, 1),
+)
+def test_the_fewest_tables_that_cover_enough(sizes, covering):
+    chosen = largest_tables(sizes, covering)
+    held = sum(sizes[name] for name in chosen)
+    assert held >= covering * sum(sizes.values())
+    others = [rows for name, rows in sizes.items() if name not in chosen]
+    if chosen:
+        assert min(sizes[name] for name in chosen) >= max(others, default=0)
+        assert held - min(sizes[name] for name in chosen) < covering * sum(sizes.values())
+
+
+def test_sizes_of_all_tables_of_a_model(world_of_one):
+    model = shard(
+        {"a": "tw", "b": "cw", "c": "rw", "d": "dp"}, bags=bags(a=10, b=7, c=12, d=5), seq=sequences(a=9)
+    )
+    assert table_sizes(model) == {
+        "bags.embedding_bags.a": 10,
+        "bags.embedding_bags.b": 7,
+        "bags.embedding_bags.c": 12,
+        "bags.embedding_bags.d": 5,
+        "seq.embeddings.a": 9,
+    }

@@ -1,0 +1,128 @@
+"""MFU, MRU and incremental saving against oracles that keep dictionaries, in any order of events."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cpr.priority.groups import (
+    PRIORITISED,
+    TABLE_ROWS,
+    events,
+    make_lookups,
+    make_tracker,
+    play,
+    rows_of_table,
+)
+
+RATIO = 0.4
+
+
+class Oracle:
+    """Keeps, for each prioritised table, all lookups since the row was saved: `[(time, row)]`."""
+
+    def __init__(self, rank, bounded=True):
+        self.rank, self.bounded = rank, bounded
+        self.log = {table: [] for table in PRIORITISED}
+        self.time = 0
+        self.under_way = {}
+
+    def see(self, ids):
+        self.time += 1
+        for table, log in self.log.items():
+            log += [(self.time, row) for row in rows_of_table(ids, table)]
+
+    see_while_saving = see
+
+    def numbers(self, table):
+        times = {}
+        for time, row in self.log[table]:
+            times.setdefault(row, []).append(time)
+        return {row: self.rank(of_row) for row, of_row in times.items()}
+
+    def choose(self, table):
+        ranked = sorted((-number, row) for row, number in self.numbers(table).items())
+        budget = math.ceil(RATIO * TABLE_ROWS[table]) if self.bounded else len(ranked)
+        chosen = sorted(row for _, row in ranked[:budget])
+        self.under_way[table] = (self.time, chosen)
+        return chosen
+
+    def end_save(self, is_committed):
+        for table, (chosen_at, chosen) in self.under_way.items():
+            if is_committed:
+                self.log[table] = [
+                    (time, row) for time, row in self.log[table] if row not in chosen or time > chosen_at
+                ]
+
+    def forget(self, table, rows):
+        self.log[table] = [(t, row) for t, row in self.log[table] if rows is not None and row not in rows]
+
+
+SCHEMES = {
+    "mfu": lambda: Oracle(len),
+    "mru": lambda: Oracle(max),
+    "touched": lambda: Oracle(len, bounded=False),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(history=st.lists(events, max_size=12))
+def test_any_sequence_of_batches_saves_and_restores(scheme, history):
+    tracker, oracle = make_tracker(scheme=scheme, ratio=RATIO), SCHEMES[scheme]()
+    play(tracker, oracle, history)
+    for table in PRIORITISED:
+        assert tracker.choose(table).tolist() == oracle.choose(table)
+
+
+@given(history=st.lists(events, max_size=12))
+def test_counts_are_exact(history):
+    tracker, oracle = make_tracker(scheme="mfu", ratio=RATIO), SCHEMES["mfu"]()
+    play(tracker, oracle, history)
+    for table in PRIORITISED:
+        counts = tracker.values(table)
+        assert {row: count for row, count in enumerate(counts.tolist()) if count} == oracle.numbers(table)
+
+
+def test_each_lookup_counts():
+    tracker = make_tracker(scheme="mfu")
+    tracker.see(make_lookups([[3, 3, 3, 1], [], [], [3]]))  # the last feature reads the first table too
+    assert tracker.values(0).tolist() == [0, 1, 0, 4, 0, 0, 0, 0, 0]
+
+
+def test_of_equal_counts_the_lowest_rows_are_saved():
+    tracker = make_tracker(scheme="mfu", ratio=0.4)
+    tracker.see(make_lookups([[8, 7, 6, 5, 4, 4], [], [], []]))
+    assert tracker.choose(0).tolist() == [4, 5, 6, 7]
+
+
+def test_without_lookups_there_is_nothing_to_save():
+    for scheme in SCHEMES:
+        tracker = make_tracker(scheme=scheme)
+        assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(history=st.lists(events, max_size=6), after=st.lists(events, max_size=6))
+def test_memory_that_outlives_its_worker(scheme, history, after):
+    """A worker dies while a save is under way; the next one goes on as if the save had failed."""
+    memory = {}
+
+    def allocate(name, dtype, numel):
+        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+
+    first, oracle = make_tracker(scheme=scheme, ratio=RATIO, allocate=allocate), SCHEMES[scheme]()
+    play(first, oracle, history)
+    for table in PRIORITISED:
+        first.choose(table)
+    second = make_tracker(scheme=scheme, ratio=RATIO, allocate=allocate)
+    second.load_state_dict(first.state_dict())
+    play(second, oracle, after)
+    for table in PRIORITISED:
+        assert second.choose(table).tolist() == oracle.choose(table)
+
+
+@pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("mru", 4), ("touched", 1)])
+def test_memory(scheme, bytes_per_row):
+    assert make_tracker(scheme=scheme).num_bytes == bytes_per_row * sum(TABLE_ROWS)

@@ -1,0 +1,184 @@
+"""SSU: the bound, no duplicates, nothing but what was offered; and how well the list is used."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cpr.priority.groups import (
+    PRIORITISED,
+    TABLE_ROWS,
+    batches,
+    events,
+    make_layout,
+    make_lookups,
+    make_tracker,
+    play,
+    rows_of_table,
+)
+
+BUDGETS = {
+    ratio: [math.ceil(ratio * TABLE_ROWS[table]) for table in PRIORITISED] for ratio in (0.2, 0.5, 1.0)
+}
+
+
+class Offered:
+    """Which lookups an exact every-`period`-th sample offers, for each table, since the row went."""
+
+    def __init__(self, tracker, period, budgets):
+        self.tracker, self.period, self.budgets = (
+            tracker,
+            period,
+            dict(zip(PRIORITISED, budgets, strict=True)),
+        )
+        self.position = 0
+        self.may_be = {table: set() for table in PRIORITISED}
+        self.since_chosen = {table: set() for table in PRIORITISED}
+        self.chosen = {}
+
+    def see(self, ids):
+        place = self.position
+        for of_feature, table in zip(ids, make_layout().feature_tables, strict=True):
+            for row in of_feature:
+                if place % self.period == 0 and table in self.may_be:
+                    self.may_be[table].add(row)
+                    self.since_chosen[table].add(row)
+                place += 1
+        self.position = place
+
+    see_while_saving = see
+
+    def choose(self, table):
+        """What the tracker chose, checked."""
+        slots = self.tracker._lists[table]
+        found = sorted(slots[slots != 0].abs().sub(1).tolist())
+        assert len(found) <= self.budgets[table]
+        assert len(set(found)) == len(found)
+        assert set(found) <= self.may_be[table]
+        self.chosen[table] = found
+        self.since_chosen[table] = set()
+        return found
+
+    def end_save(self, is_committed):
+        for table, chosen in self.chosen.items():
+            if is_committed:
+                self.may_be[table] -= set(chosen) - self.since_chosen[table]
+
+    def forget(self, table, rows):
+        self.may_be[table] = set() if rows is None else self.may_be[table] - rows
+
+
+@given(
+    history=st.lists(events, max_size=12),
+    period=st.integers(1, 3),
+    ratio=st.sampled_from(sorted(BUDGETS)),
+)
+def test_the_bound_no_duplicates_and_only_what_was_offered(history, period, ratio):
+    tracker = make_tracker(scheme="ssu", ratio=ratio, sampling_period=period)
+    oracle = Offered(tracker, period, BUDGETS[ratio])
+    play(tracker, oracle, history)
+    for table in PRIORITISED:
+        assert tracker.choose(table).tolist() == oracle.choose(table)
+
+
+@given(batch=batches)
+def test_every_other_lookup_is_offered_counted_on_from_batch_to_batch(batch):
+    """Where ids want the same slot one of them stays, so a list to which anything was offered has an id."""
+    whole = make_tracker(scheme="ssu", ratio=1.0, sampling_period=2)
+    for _ in range(3):
+        whole.see(make_lookups(batch))
+    offered = Offered(whole, 2, BUDGETS[1.0])
+    for _ in range(3):
+        offered.see(batch)
+    assert whole.state_dict()["phase"] == (-offered.position) % 2
+    for table in PRIORITISED:
+        found = set(whole.choose(table).tolist())
+        assert found <= offered.may_be[table]
+        assert bool(found) == bool(offered.may_be[table])
+
+
+def test_one_id_is_found_with_any_period_only_when_its_turn_comes():
+    tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=3)
+    chosen = []
+    for row in range(6):
+        tracker.see(make_lookups([[row], [], [], []]))
+        chosen.append(tracker.choose(0).tolist())
+        tracker.take_back(0, torch.tensor(chosen[-1]))
+    assert chosen == [[0], [0], [0], [0, 3], [0, 3], [0, 3]]
+
+
+def big_tracker(rows, ratio):
+    return make_tracker(table_rows=(rows, 1), prioritised=(0,), scheme="ssu", ratio=ratio, sampling_period=1)
+
+
+def see(tracker, rows, ids):
+    tracker.see(make_lookups([ids, [], []], make_layout((rows, 1))))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0, 4.0])
+def test_how_much_of_the_list_is_used(share):
+    """Distinct ids, `share` of the slots: of those that hash to the same pair of slots, two find room."""
+    rows, slots = 100_000, 10_000
+    tracker = big_tracker(rows, slots / rows)
+    ids = torch.randperm(rows, generator=torch.Generator().manual_seed(5))[: int(share * slots)]
+    for some in ids.split(50):
+        see(tracker, rows, some.tolist())
+    mean = 2 * share  # ids of a pair, which a Poisson distribution describes
+    used = 2 - math.exp(-mean) * (2 + mean)
+    assert tracker.choose(0).numel() == pytest.approx(used * slots / 2, rel=0.02)
+
+
+def test_frequent_rows_are_in_the_list_though_it_overflows():
+    rows, hot = 20_000, list(range(0, 20_000, 100))
+    tracker = big_tracker(rows, 0.05)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(30):
+        cold = torch.randint(0, rows, (300,), generator=generator).tolist()
+        see(tracker, rows, cold + hot)
+    kept = set(tracker.choose(0).tolist())
+    assert len(kept & set(hot)) > 0.8 * len(hot)
+    assert len(kept) > 0.9 * 0.05 * rows
+
+
+def test_ids_that_are_being_saved_take_no_room():
+    rows = 1000
+    tracker, fresh = big_tracker(rows, 0.1), big_tracker(rows, 0.1)
+    see(tracker, rows, list(range(100)))
+    chosen = tracker.choose(0)
+    for each in (tracker, fresh):
+        see(each, rows, list(range(500, 600)))
+    tracker.confirm(0, chosen)
+    assert torch.equal(tracker.choose(0), fresh.choose(0))
+
+
+@given(history=st.lists(events, max_size=6), after=st.lists(batches, max_size=6))
+def test_a_worker_that_goes_on_from_memory_and_state(history, after):
+    memory = {}
+
+    def allocate(name, dtype, numel):
+        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+
+    first = make_tracker(scheme="ssu", ratio=0.5, allocate=allocate)
+    play(first, Offered(first, 2, BUDGETS[0.5]), history)
+    state = {name: tensor.clone() for name, tensor in memory.items()}
+    second = make_tracker(scheme="ssu", ratio=0.5, allocate=lambda name, dtype, numel: state[name])
+    second.load_state_dict(first.state_dict())
+    for ids in after:
+        first.see(make_lookups(ids))
+        second.see(make_lookups(ids))
+    for table in PRIORITISED:
+        assert torch.equal(first.choose(table), second.choose(table))
+
+
+def test_memory_is_the_ratio_times_that_of_counters():
+    tracker = big_tracker(8000, 0.125)
+    assert tracker.num_bytes == 0.125 * 8000 * 4 + 4  # the slot of tables that are not prioritised
+
+
+def test_ids_of_other_tables_go_nowhere():
+    tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=1)
+    tracker.see(make_lookups([[], [0, 1, 2, 3, 4], [], []]))
+    assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]
+    assert rows_of_table([[], [0], [], []], 1) == [0]
