@@ -9,7 +9,7 @@ ends as the run without failures does (`tests/experiments/test_emulation_worker.
 What makes it comparable, and honest:
 
 - Everything of a seed is the same for all schemes: initial weights, order of the samples, hours of the
-  failures and nodes that fail. A run with more failures, or more nodes a failure, has all those of the others.
+  failures and nodes that fail. A run with more failures, or more nodes a failure, has all those of another.
 - The hours of failures are independent and uniform; their number is fixed, as in the paper.
 - The first save is the state at step 0, before any training: what fails earlier than the first save that is
   due goes back to initial values.
@@ -81,6 +81,9 @@ class Run:
     """Share of the rows that a save with priority takes."""
     sampling_period: int = 2
     """Of `ssu`: one of so many looked-up ids is offered to its list."""
+    top_coverage: float | None = None
+    """Skew of the ids: share of the accesses that the most popular percent of a table's ids gets. It asks for
+    a variant of the default data set; None: the data set as it is."""
 
     def __post_init__(self) -> None:
         _check(self.scheme in SCHEMES, f"scheme is {self.scheme!r}; choose one of {', '.join(SCHEMES)}")
@@ -101,8 +104,14 @@ class Run:
 
     @property
     def without_failures(self) -> "Run":
-        """The run that this one is compared with: the same seed, network and optimizer."""
-        return Run(scheme=NO_FAILURE, seed=self.seed, network=self.network, optimizer=self.optimizer)
+        """The run that this one is compared with: the same seed, network, optimizer and data."""
+        return Run(
+            scheme=NO_FAILURE,
+            seed=self.seed,
+            network=self.network,
+            optimizer=self.optimizer,
+            top_coverage=self.top_coverage,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a row of a result holds them."""

@@ -6,6 +6,7 @@ no harm to data of others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,19 @@ SLICES: Final = ("tail", "torso", "head")
 def default_dataset(quick: bool) -> Path:
     """The data set of the emulations, for a quick run a small one of its own; made if it is absent."""
     folder = QUICK / "emulation-data" if quick else ROOT / "datasets" / "emulation"
+    return _made(QUICK_DATA if quick else DEFAULT, folder)
+
+
+def skewed_dataset(dataset: Path, top_coverage: float) -> Path:
+    """The variant of a default data set with another skew of its ids, beside it; made if it is absent."""
+    config = DEFAULT if dataset.name == "emulation" else QUICK_DATA
+    folder = dataset.with_name(f"{dataset.name}-top-{top_coverage:g}")
+    return _made(replace(config, top_coverage=top_coverage), folder)
+
+
+def _made(config: SyntheticConfig, folder: Path) -> Path:
     if not (folder / MANIFEST_NAME).is_file():
-        generate(QUICK_DATA if quick else DEFAULT, folder)
+        generate(config, folder)
     return folder
 
 

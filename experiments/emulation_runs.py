@@ -22,7 +22,7 @@ from tqdm import tqdm
 from cpr.priority import PriorityConfig
 from data.dataset import MANIFEST_NAME, open_folder
 from experiments.emulation import Run
-from experiments.emulation_data import DEFAULT_COVERING, default_dataset
+from experiments.emulation_data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation_worker import Workload, emulate, start
 from experiments.launch import ROOT
 from experiments.record import QUICK, Record, Row, versions
@@ -93,6 +93,8 @@ def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Ro
     folder.mkdir(parents=True, exist_ok=True)
     paths = {run: folder / f"{hashlib.sha256(run.name.encode()).hexdigest()[:24]}.json" for run in runs}
     missing = [run for run, path in paths.items() if not path.exists()]
+    for top_coverage in sorted({run.top_coverage for run in missing if run.top_coverage is not None}):
+        skewed_dataset(Path(workload.dataset), top_coverage)  # by one process, before several read it
     with tqdm(total=len(paths), initial=len(paths) - len(missing), unit="run", smoothing=0.1) as bar:
         for run, outcome in _emulated(missing, workload):
             _write(paths[run], {**run.to_dict(), **outcome})

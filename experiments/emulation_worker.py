@@ -39,7 +39,7 @@ from experiments.emulation import (
     step_at,
     step_saved,
 )
-from experiments.emulation_data import SLICES, Ids, largest_tables, slice_of
+from experiments.emulation_data import SLICES, Ids, largest_tables, skewed_dataset, slice_of
 from experiments.training import Training
 
 LEARNING_RATES: Final = {"rowwise_adagrad": (0.01, 0.02), "adagrad": (0.05, 0.02), "sgd": (20.0, 0.4)}
@@ -203,8 +203,11 @@ def _cluster(run: Run, training: Training, workload: Workload, num_steps: int) -
 
 def _config(run: Run, workload: Workload) -> Any:
     tables, dense = LEARNING_RATES[run.optimizer]
+    dataset = Path(workload.dataset)
+    if run.top_coverage is not None:
+        dataset = skewed_dataset(dataset, run.top_coverage)
     settings = {
-        "data.uri": json.dumps(workload.dataset),
+        "data.uri": json.dumps(str(dataset)),
         "data.global_batch_size": workload.batch_size,
         "model.kind": run.network,
         "tables.optimizer": run.optimizer,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from data.criteo import KAGGLE_CARDINALITIES, TERABYTE_CARDINALITIES
+from data.synthetic.profile import TOP_COVERAGE
 
 CARDINALITIES: Final = {"kaggle": KAGGLE_CARDINALITIES, "terabyte": TERABYTE_CARDINALITIES}
 COMPRESSIONS: Final = {"none": "", "gz": ".gz", "zst": ".zst"}
@@ -34,6 +35,9 @@ class SyntheticConfig:
     """Samples a day."""
     seed: int = 1
     """Decides the teacher and every sample; not negative."""
+    top_coverage: float = TOP_COVERAGE
+    """Skew of the ids: share of the accesses that go to the most popular percent of a table's ids, in
+    [0.05, 0.99]."""
     drift: float = 0.0
     """How far the world moves a day, in [0, 1]: share of the traffic that moves to a new order of
     popularity, and angle in radians by which the teacher's effects turn. 0 is a world that stands still."""
@@ -56,6 +60,10 @@ class SyntheticConfig:
             f"compression is {self.compression!r}; choose one of {[*COMPRESSIONS]}",
         )
         _check(0 < self.scale <= 1, f"scale is {self.scale}; choose a factor in (0, 1]")
+        _check(
+            0.05 <= self.top_coverage <= 0.99,
+            f"top_coverage is {self.top_coverage}; choose a share of the accesses in [0.05, 0.99]",
+        )
         _check(0 <= self.drift <= 1, f"drift is {self.drift}; choose a rate a day in [0, 1]")
         _check(self.seed >= 0, f"seed is {self.seed}; choose a whole number from 0 up")
         for name in ("days", "rows_per_day", "rows_per_block", "rows_per_file"):

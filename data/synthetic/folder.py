@@ -21,6 +21,7 @@ import numpy as np
 from data.dataset import MANIFEST_NAME, Part
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.files import FilePlan, write_file
+from data.synthetic.profile import TOP_COVERAGE
 from data.synthetic.scores import Scores
 from data.synthetic.source import Block
 
@@ -141,6 +142,7 @@ class DatasetFolder:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _check_identity(self, made_as: dict[str, Any]) -> None:
+        made_as = {"top_coverage": TOP_COVERAGE, **made_as}  # once it was no choice
         differ = [
             f"{key} is {made_as.get(key)!r} there and {self.identity.get(key)!r} now"
             for key in sorted(self.identity.keys() | made_as.keys())

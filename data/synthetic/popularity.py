@@ -29,11 +29,12 @@ class Popularity:
 
     Args:
         rows: rows of the table, row 0 (missing values) included; at least 2.
+        top_coverage: share of the accesses that the top `TOP_SHARE` of ids get.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, top_coverage: float = TOP_COVERAGE) -> None:
         self.rows = rows
-        self.exponent = solve_exponent(max(rows, SOLVED_FROM_ROWS))
+        self.exponent = solve_exponent(max(rows, SOLVED_FROM_ROWS), top_coverage)
         self._power = 1 - self.exponent
         self._span = math.expm1(self._power * math.log(rows))
 
@@ -61,8 +62,8 @@ class Popularity:
         return np.diff(self.coverage(np.arange(num_ids + 1)))
 
 
-def solve_exponent(rows: int) -> float:
-    """The exponent with which the top `TOP_SHARE` of ids get `TOP_COVERAGE` of the accesses.
+def solve_exponent(rows: int, top_coverage: float = TOP_COVERAGE) -> float:
+    """The exponent with which the top `TOP_SHARE` of ids get `top_coverage` of the accesses.
 
     By bisection: coverage grows with the exponent. Small tables need steep laws (1.4 at a thousand
     rows), the largest ones of Criteo Terabyte come close to 1.
@@ -71,7 +72,7 @@ def solve_exponent(rows: int) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         power = 1 - middle or 1e-12
-        if math.expm1(power * top) / math.expm1(power * math.log(rows)) < TOP_COVERAGE:
+        if math.expm1(power * top) / math.expm1(power * math.log(rows)) < top_coverage:
             low = middle
         else:
             high = middle

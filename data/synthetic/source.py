@@ -60,7 +60,7 @@ class ClickSource:
 
     def __init__(self, config: SyntheticConfig) -> None:
         self.config = config
-        self.popularity = tuple(Popularity(rows) for rows in config.table_rows)
+        self.popularity = tuple(Popularity(rows, config.top_coverage) for rows in config.table_rows)
         self._day = -1
         self._enter(0)
         rng = self._stream(CALIBRATION_STREAM)

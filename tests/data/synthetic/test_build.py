@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from data.dataset import read_manifest
+from data.dataset import MANIFEST_NAME, read_manifest
 from data.synthetic import ClickSource, SyntheticConfig, folder, generate, is_finished
 
 TINY = SyntheticConfig(days=2, rows_per_day=1_500, rows_per_block=500, rows_per_file=1_000, scale=1e-4)
@@ -119,6 +119,16 @@ def test_folder_of_another_configuration_is_refused(tmp_path, made, interrupt_af
     with pytest.raises(ValueError, match=message):
         generate(other, tmp_path)
     assert contents(tmp_path) == before
+
+
+def test_a_data_set_from_before_the_skew_was_a_choice_has_the_usual_one(tmp_path):
+    generate(TINY, tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST_NAME).read_text())
+    del manifest["provenance"]["config"]["top_coverage"]
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(manifest))
+    assert is_finished(TINY, tmp_path)
+    with pytest.raises(ValueError, match=r"top_coverage is 0\.75 there and 0\.5 now"):
+        generate(replace(TINY, top_coverage=0.5), tmp_path)
 
 
 def test_folder_of_somebody_else_is_refused(tmp_path):

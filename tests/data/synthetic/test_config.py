@@ -25,6 +25,7 @@ def test_default_data_set_has_between_fifty_and_a_hundred_thousand_table_rows():
         ({"scale": 1.5}, "scale is 1.5"),
         ({"scale": float("nan")}, "scale is nan"),
         ({"drift": -0.1}, "drift is -0.1"),
+        ({"top_coverage": 1.0}, "top_coverage is 1.0"),
         ({"seed": -1}, "seed is -1"),
         ({"days": 0}, "days is 0"),
         ({"rows_per_day": -5}, "rows_per_day is -5"),

@@ -16,6 +16,12 @@ def test_top_percent_of_ids_gets_three_quarters_of_the_accesses(rows):
     assert np.mean(ids <= round(0.01 * (rows - 1))) == pytest.approx(0.75, abs=0.01)
 
 
+@pytest.mark.parametrize("top_coverage", [0.3, 0.5, 0.9])
+def test_the_skew_can_be_chosen(top_coverage):
+    law = Popularity(200_000, top_coverage)
+    assert law.coverage(2_000) == pytest.approx(top_coverage, abs=0.01)
+
+
 @given(
     st.integers(2, 50_000_000),
     st.lists(st.floats(0, 1, exclude_max=True), min_size=1).map(
