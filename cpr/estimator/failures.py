@@ -1,0 +1,146 @@
+"""When a job failed: times between failures, from a log that people keep or from what runs have measured.
+
+A log is a CSV file with a header and one line for each time that the job was at work, earlier ones first:
+
+    began,ended,failed
+    2026-03-01T08:00,2026-03-01T21:30,yes
+    2026-03-01T21:40,2026-03-02T09:00,no
+
+`began` and `ended` are ISO 8601 times, or there is one column `lasted` instead, with a unit (`13.5h`).
+`failed` says whether a failure ended it (yes or no); otherwise it was stopped, is finished, or still at work.
+Lines that did not fail tell how long the job did not fail, which counts. Other columns are left alone.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from cpr.durations import parse_duration
+from cpr.estimator.history import RunHistory
+
+ANSWERS: Final = {
+    **dict.fromkeys(("yes", "true", "1", "y"), True),
+    **dict.fromkeys(("no", "false", "0", "n", ""), False),
+}
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Failures one after the other, from a beginning on."""
+
+    gaps_s: tuple[float, ...]
+    """From the beginning to the first failure, and from each failure to the next."""
+    unfinished_s: float = 0.0
+    """Since the last of them: the next gap is longer. 0: watching ended with a failure."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < gap < math.inf for gap in self.gaps_s) or not 0 <= self.unfinished_s < math.inf:
+            raise ValueError(
+                "times between failures must be positive; failures at one moment are one failure of several "
+                "nodes"
+            )
+
+
+@dataclass(frozen=True)
+class FailureLog:
+    """All that is known of a job's failures.
+
+    Raises:
+        ValueError: no time at all was watched.
+    """
+
+    stretches: tuple[Stretch, ...]
+
+    def __post_init__(self) -> None:
+        if self.exposure_s <= 0:
+            raise ValueError("there is nothing in this log: it needs a time that a job was at work")
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """All times between failures."""
+        return [gap for stretch in self.stretches for gap in stretch.gaps_s]
+
+    @property
+    def unfinished_s(self) -> list[float]:
+        """Times without a failure at their end (right-censored)."""
+        return [stretch.unfinished_s for stretch in self.stretches if stretch.unfinished_s > 0]
+
+    @property
+    def exposure_s(self) -> float:
+        """All time that was watched."""
+        return sum(self.gaps_s) + sum(self.unfinished_s)
+
+    @property
+    def num_failures(self) -> int:
+        """How many there were."""
+        return len(self.gaps_s)
+
+
+def log_of_runs(runs: Iterable[RunHistory]) -> FailureLog:
+    """Failures as runs have measured them.
+
+    Raises:
+        ValueError: failures at one moment, or no time at all.
+    """
+    return FailureLog(tuple(Stretch(tuple(run.gaps_s), run.unfinished_gap_s) for run in runs))
+
+
+def read_log(path: Path) -> FailureLog:
+    """Failures from a CSV file, as this module describes it.
+
+    Raises:
+        ValueError: a line cannot be understood; names the file and the line.
+        OSError: the file cannot be read.
+    """
+    stretches: list[Stretch] = []
+    gaps: list[float] = []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        _check_columns(path, reader.fieldnames or ())
+        for row in reader:
+            try:
+                lasted_s, failed = _lasted(row), _failed(row["failed"])
+            except ValueError as error:
+                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+            if failed:
+                gaps.append(lasted_s)
+            else:
+                stretches.append(Stretch(tuple(gaps), lasted_s))
+                gaps = []
+    if gaps:
+        stretches.append(Stretch(tuple(gaps)))
+    if not stretches:
+        raise ValueError(f"{path} has a header and no lines: it needs a time that a job was at work")
+    return FailureLog(tuple(stretches))
+
+
+def _check_columns(path: Path, columns: Sequence[str]) -> None:
+    if "failed" not in columns or not ("lasted" in columns or {"began", "ended"} <= set(columns)):
+        raise ValueError(
+            f"{path} has the columns {', '.join(columns) or '(none)'}; a log of failures has began, ended "
+            "and failed, or lasted and failed"
+        )
+
+
+def _lasted(row: Mapping[str, str | None]) -> float:
+    if "lasted" in row:
+        lasted_s = parse_duration(row["lasted"] or "")
+    else:
+        began, ended = (datetime.fromisoformat((row[name] or "").strip()) for name in ("began", "ended"))
+        if (began.tzinfo is None) != (ended.tzinfo is None):
+            raise ValueError("began and ended need both a time zone, or none")
+        lasted_s = (ended - began).total_seconds()
+    if lasted_s <= 0:
+        raise ValueError(f"the job was at work for {lasted_s:g} s; that must be positive")
+    return lasted_s
+
+
+def _failed(answer: str | None) -> bool:
+    known = ANSWERS.get((answer or "").strip().lower())
+    if known is None:
+        raise ValueError(f"failed is {answer!r}; it must be yes or no")
+    return known
