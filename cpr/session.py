@@ -36,6 +36,7 @@ from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, open_storage
+from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
@@ -143,6 +144,11 @@ class PartialRecovery:
     def pls(self) -> float | None:
         """Portion of lost samples so far; None: not known."""
         return self._course.pls_total
+
+    @property
+    def history(self) -> RunHistory | None:
+        """What saves and failures have cost so far, on rank 0 after `restore`; in `history.json`, too."""
+        return self._saves.history if self._saves is not None else None
 
     @property
     def recoveries(self) -> list[Recovery]:

@@ -111,7 +111,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
     )
     if recovery is not None:
         trainer.session = recovery.session(trainer.model, trainer.optimizers, _states(trainer))
-    elif config.checkpoint.every_steps or inputs.resume:
+    elif config.checkpoint.saves or inputs.resume:
         trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
     return trainer
 

@@ -12,6 +12,7 @@ SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm")
 PRECISIONS: Final = ("fp32", "bf16")
+PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never")
 MOMENTS: Final = ("consistent", "rolling")
 SHARDING_KINDS: Final = {
     "cpu": ("table_wise", "column_wise"),
@@ -223,7 +224,19 @@ class CheckpointConfig:
     """What of a run survives its end; `--resume RUN_FOLDER` goes on from there."""
 
     every_steps: int = 0
-    """Save everything this often, and at the end; 0: never."""
+    """Save everything this often, and at the end; 0: never, unless `target_pls` says so."""
+    target_pls: float = 0.0
+    """In place of `every_steps`: the largest portion of lost samples (CPR paper, section 4) that failures may
+    cost the run. It saves as often as costs 0.1 % of training at most, or more often if this target asks for
+    it, by what it measures on the way. 0: off. Like `priority`, it takes partial recovery."""
+    mean_hours_to_failure: float = 0.0
+    """Between losses of a node in the whole run, roughly; `target_pls` begins with it."""
+    priority: str = "none"
+    """Save the rows that deserve it most instead of everything: `mfu` (those looked up most often since they
+    were saved), `ssu` (a sample of them), `scar` (those that have changed most), or, to compare with,
+    `random`, `mru`, `touched`, `round_robin` or `never`. `none`: everything."""
+    ratio: float = 0.125
+    """With `priority`: share of a large table's rows in one save, which comes 1/ratio times as often."""
     uri: str = ""
     """Where to, a folder or a pyarrow URI such as s3://bucket/run; empty: `checkpoint` in the run folder.
     Every rank must reach it."""
@@ -242,6 +255,24 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         _check(self.every_steps >= 0, "checkpoint.every_steps must not be negative (0: no checkpoints)")
         _check(
+            self.priority in PRIORITIES,
+            f"checkpoint.priority is {self.priority!r}; choose one of {', '.join(PRIORITIES)}",
+        )
+        _check(0 < self.ratio <= 1, "checkpoint.ratio is a share, above 0 and at most 1")
+        _check(0 <= self.target_pls < 1, "checkpoint.target_pls is a portion, from 0 (off) to below 1")
+        _check(
+            not (self.target_pls and self.every_steps),
+            "checkpoint.every_steps and checkpoint.target_pls both say how often to save; set one of them",
+        )
+        _check(
+            (self.mean_hours_to_failure > 0) == (self.target_pls > 0),
+            "checkpoint.target_pls and checkpoint.mean_hours_to_failure go together; set both, or none",
+        )
+        _check(
+            self.priority == "none" or self.saves,
+            "checkpoint.priority needs to know how often to save: set checkpoint.every_steps, or target_pls",
+        )
+        _check(
             self.moment in MOMENTS,
             f"checkpoint.moment is {self.moment!r}; choose one of {', '.join(MOMENTS)}",
         )
@@ -255,12 +286,23 @@ class CheckpointConfig:
             "checkpoint.stop_within_s must be a number of seconds, 0 or more",
         )
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run saves now and then."""
+        return self.every_steps > 0 or self.target_pls > 0
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether it saves in a way that partial recovery alone offers."""
+        return self.priority != "none" or self.target_pls > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
     """What happens when a worker or a node dies while torchrun, or `cpr run`, starts workers again.
 
-    It takes checkpoints (`checkpoint.every_steps`): what nobody holds any more comes from there.
+    It takes checkpoints (`checkpoint.every_steps` or `target_pls`): what nobody holds any more comes from
+    there.
     """
 
     enabled: bool = True
@@ -268,11 +310,15 @@ class RecoveryConfig:
     max_lost_share: float = 0.75
     """Largest share of the tables that may come from the checkpoint while the rest goes on; if more is lost,
     all go back to it."""
+    max_pls: float = 1.0
+    """Largest portion of lost samples of the whole run; a failure that would take it above is recovered
+    fully. 1: no limit."""
     timeout_s: float = 120.0
     """Longest that a worker waits for the others in one exchange; then it gives up, and all start again."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.max_lost_share <= 1, "recovery.max_lost_share is a share, from 0 to 1")
+        _check(0 <= self.max_pls <= 1, "recovery.max_pls is a portion, from 0 to 1 (no limit)")
         _check(
             0 < self.timeout_s < math.inf,
             "recovery.timeout_s must be a positive number of seconds: survivors must not wait forever",

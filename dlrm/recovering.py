@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from statistics import median
 from typing import Final
 
+from cpr.estimator.history import RunHistory
 from cpr.recovery.record import Recovery as Story
 from cpr.session import PartialRecovery
 from dlrm.config import Config
-from dlrm.report import FailureReport
+from dlrm.report import FailureReport, SavesReport
 
 AFTER_FAILURE: Final = {"process", "partial", "full"}
 """Kinds of recovery, see `cpr.recovery.decision`."""
@@ -48,7 +50,11 @@ class Recovering:
     def failures(self) -> FailureReport:
         """What the run went through; beginning and resuming are no failures."""
         stories = [story for story in self._recovery.recoveries if story.kind in AFTER_FAILURE]
-        return FailureReport(recoveries=tuple(story.to_dict() for story in stories), pls=self._recovery.pls)
+        return FailureReport(
+            recoveries=tuple(story.to_dict() for story in stories),
+            pls=self._recovery.pls,
+            saves=_saves(self._recovery.history),
+        )
 
     def restore(self) -> None:
         """Bring model and position back to where training goes on.
@@ -95,3 +101,15 @@ class Recovering:
 
     def close(self) -> None:
         """Nothing: leaving the block of `cpr.PartialRecovery` decides what becomes of the memory."""
+
+
+def _saves(history: RunHistory | None) -> SavesReport | None:
+    """What saving cost; None on ranks that do not know, and where nothing was saved."""
+    if history is None or not history.saves:
+        return None
+    of_rows = [save.blocked_s for save in history.saves if save.kind == "rows"]
+    return SavesReport(
+        num_bases=len(history.saves) - len(of_rows),
+        num_row_saves=len(of_rows),
+        blocked_s=median(of_rows or [save.blocked_s for save in history.saves]),
+    )

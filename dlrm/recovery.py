@@ -14,6 +14,8 @@ from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Stateful
 from cpr.checkpoint.retention import Retention
+from cpr.estimator.interval import IntervalRule
+from cpr.priority.config import PriorityConfig, Scheme
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
@@ -38,8 +40,14 @@ def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
     Raises:
         ValueError: something is missing or impossible; says what to change.
     """
-    wanted = config.recovery.enabled and config.checkpoint.every_steps > 0
-    return Recovery(config, resume) if wanted and _is_started_again() else None
+    if config.recovery.enabled and config.checkpoint.saves and _is_started_again():
+        return Recovery(config, resume)
+    if config.checkpoint.needs_recovery:
+        raise ValueError(
+            "checkpoint.priority and checkpoint.target_pls are for runs with partial recovery: give torchrun "
+            "--max-restarts and leave recovery.enabled as it is, or set checkpoint.every_steps alone"
+        )
+    return None
 
 
 def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
@@ -64,10 +72,14 @@ class Recovery:
         root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
-            save_every_steps=config.checkpoint.every_steps,
+            save_every_steps=_interval(config.checkpoint),
+            priority=_priority(config.checkpoint),
             moment=cast("Moment", config.checkpoint.moment),
             total_samples=total_samples(config, steps_in_epoch(config.data, read_manifest(config.data.uri))),
-            policy=RecoveryPolicy(max_lost_share=config.recovery.max_lost_share),
+            policy=RecoveryPolicy(
+                max_lost_share=config.recovery.max_lost_share,
+                max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
+            ),
             resume=resume is not None,
         )
 
@@ -141,6 +153,21 @@ class Recovery:
         Not of what people choose, such as `--rdzv-id`: they choose it again.
         """
         return {self._partial.meeting.session_id, *self._partial.meeting.launches}
+
+
+def _interval(config: CheckpointConfig) -> int | IntervalRule:
+    """Steps from save to save, or how they are chosen."""
+    if config.target_pls == 0:
+        return config.every_steps
+    time_to_failure_s = config.mean_hours_to_failure * 3600
+    return IntervalRule(target_pls=config.target_pls, mean_time_to_failure_s=time_to_failure_s)
+
+
+def _priority(config: CheckpointConfig) -> PriorityConfig | None:
+    """Which rows a save holds; None: all."""
+    if config.priority == "none":
+        return None
+    return PriorityConfig(scheme=cast("Scheme", config.priority), ratio=config.ratio)
 
 
 def _is_started_again() -> bool:

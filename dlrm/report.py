@@ -16,6 +16,18 @@ WHY_WIDTH: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavesReport:
+    """What saving cost, over the newest saves of the run."""
+
+    num_bases: int
+    """Saves of everything."""
+    num_row_saves: int
+    """Saves of the rows that deserved it most."""
+    blocked_s: float
+    """That training has waited for one of them, the median; if there were row saves, for those."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FailureReport:
     """What a run went through and what it cost."""
 
@@ -24,6 +36,8 @@ class FailureReport:
     came from where, seconds by phase."""
     pls: float | None
     """Portion of lost samples (CPR, section 4), in total; None where it is not known."""
+    saves: SavesReport | None = None
+    """None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +120,15 @@ def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
             ("    seconds", f"{whole:.1f} ({phases})"),
         ]
     pls = "not known" if failures.pls is None else f"{failures.pls:.6f}"
-    return [*rows, ("portion of lost samples (PLS)", pls)]
+    return [*rows, ("portion of lost samples (PLS)", pls), *_saves_rows(failures.saves)]
+
+
+def _saves_rows(saves: SavesReport | None) -> list[tuple[str, str]]:
+    if saves is None:
+        return []
+    counts = ((saves.num_bases, "of everything"), (saves.num_row_saves, "of rows"))
+    told = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    return [("newest saves", f"{told}; training waits {saves.blocked_s * 1e3:,.1f} ms for one")]
 
 
 def _first_words(why: str) -> str:

@@ -114,6 +114,14 @@ class Course:
             return known[oldest]
         return known[oldest] * step // oldest
 
+    @property
+    def samples_between_saves(self) -> float | None:
+        """On average, between the newest saves that count; None: fewer than two are known of."""
+        if len(self.saves) < 2:
+            return None
+        samples = sorted(self.saves.values())
+        return (samples[-1] - samples[0]) / (len(samples) - 1)
+
     def begin(
         self, generation: int, endings: tuple[Ending, ...], interrupted: bool, policy: RecoveryPolicy
     ) -> None:

@@ -42,6 +42,22 @@ def lost_workers(
     return lost
 
 
+def pls_expected(
+    lost: Mapping[int, float], samples_between_saves: float | None, total_samples: int | None, world_size: int
+) -> float | None:
+    """What a failure at a random moment adds on average: half an interval (CPR paper, section 4.1).
+
+    Args:
+        lost: for each worker that lost something, by rank, the share of its shards.
+        samples_between_saves: on average; None: not known.
+        total_samples: of the whole run; None: not known.
+        world_size: workers of the generation that failed.
+    """
+    if samples_between_saves is None or total_samples is None:
+        return None
+    return sum(lost.values()) * samples_between_saves / 2 / (total_samples * world_size)
+
+
 def pls_added(
     lost: Mapping[int, float],
     samples_done: int,

@@ -57,6 +57,8 @@ class ShardLoss:
     """Trained by the run between the save and the failure."""
     pls: float | None
     """This shard's part of `Recovery.pls_added`, by its share of the lost bytes."""
+    pls_expected: float | None = None
+    """The same of `Recovery.pls_expected`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ class Recovery:
     """Memory that was found and not used, with the reason."""
     pls_added: float | None = 0.0
     """None: not known, because `total_samples` was not given."""
+    pls_expected: float | None = None
+    """What such a loss adds on average, at a random moment; None: not known, or nothing was lost."""
     pls_total: float | None = 0.0
     world_size: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -117,6 +121,8 @@ class Recovery:
                 lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
         if self.kind in {"process", "partial", "full"}:
             lines.append(f"  PLS: {_share(self.pls_added)} added, {_share(self.pls_total)} in total")
+            if self.pls_expected is not None:
+                lines.append(f"  (such a loss adds {self.pls_expected:.6f} on average, at a random moment)")
         if self.seconds:
             told = [f"{phase} {self.seconds[phase]:.2f}" for phase in PHASES if phase in self.seconds]
             lines.append(f"  seconds: {', '.join(told)}; together {sum(self.seconds.values()):.2f}")
@@ -138,13 +144,16 @@ def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
     )
 
 
-def losses(sources: list[ShardSources], samples: int, pls: float | None) -> tuple[ShardLoss, ...]:
+def losses(
+    sources: list[ShardSources], samples: int, pls: float | None, expected: float | None
+) -> tuple[ShardLoss, ...]:
     """What each shard has lost.
 
     Args:
         sources: of all shards.
         samples: trained between the save and the failure.
         pls: added by the failure; None: not known.
+        expected: of such a failure; None: not known.
     """
     lost_bytes = sum(each.lost_bytes for each in sources)
     return tuple(
@@ -154,6 +163,7 @@ def losses(sources: list[ShardSources], samples: int, pls: float | None) -> tupl
             num_rows=each.lost_rows,
             samples=samples,
             pls=None if pls is None else pls * each.lost_bytes / lost_bytes,
+            pls_expected=None if expected is None else expected * each.lost_bytes / lost_bytes,
         )
         for each in sources
         if each.lost_rows

@@ -11,7 +11,7 @@ from cpr.checkpoint.row_schema import place_of
 from cpr.errors import CheckpointError, MismatchError, StartOverError
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
-from cpr.recovery.losses import Charge, pls_added
+from cpr.recovery.losses import Charge, pls_added, pls_expected
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.moving import Mover
 from cpr.recovery.phases import Phases
@@ -57,6 +57,7 @@ class _Read:
     samples_lost: int = 0
     """That were trained since the save, before the failure."""
     pls_added: float | None = 0.0
+    pls_expected: float | None = None
 
 
 class Restorer:
@@ -278,8 +279,9 @@ class Restorer:
             bytes_moved=sum(each.bytes_moved for each in reads),
             refused=found.refused,
             pls_added=read.pls_added if lives else 0.0,
+            pls_expected=read.pls_expected if lives else None,
             pls_total=self._course.pls_total,
-            losses=losses(plan, read.samples_lost, read.pls_added) if lives else (),
+            losses=losses(plan, read.samples_lost, read.pls_added, read.pls_expected) if lives else (),
             world_size=begin.world_size,
         )
 
@@ -315,6 +317,12 @@ class Restorer:
         ]
         course.add_pls(added, charges)
         read.pls_added, read.samples_lost = added, max(0, done - saved)
+        read.pls_expected = pls_expected(
+            lost[found.old_world_size],
+            course.samples_between_saves,
+            begin.total_samples,
+            found.old_world_size,
+        )
         return None
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:

@@ -11,6 +11,7 @@ from cpr.checkpoint.copier import seconds_left
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.saver import Save
 from cpr.errors import SaveFailedError
+from cpr.estimator.history import RunHistory
 from cpr.recovery.course import Course
 from cpr.recovery.diary import Diary
 from cpr.recovery.pace import Pace
@@ -54,6 +55,11 @@ class Saves:
         self._saved_at = -1
         self._num_failed = 0
         self._newest_at_failure: int | None = None
+
+    @property
+    def history(self) -> RunHistory | None:
+        """What the run has measured so far, where it is kept: on rank 0."""
+        return self._diary.history if self._diary is not None else None
 
     def step(self) -> None:
         """A training step is complete.

@@ -1,6 +1,7 @@
 """`PartialRecovery` in a world of one: every way to end, and what the next worker makes of it."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from cpr.errors import (
     SaveFailedError,
     StartOverError,
 )
+from cpr.estimator.history import read_history
 from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
+from cpr.recovery.pace import FIRST_STEPS
 from cpr.recovery.record import NO_LAST_WORD
 from tests.cpr.recovery.workers import BATCH, assert_same
 
@@ -458,6 +461,8 @@ def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path
         ({"save_every_steps": -1}, "save_every_steps is -1"),
         ({"moment": "soon"}, "rolling or consistent"),
         ({"total_samples": 0}, "total_samples is 0"),
+        ({"save_every_steps": cpr.IntervalRule(mean_time_to_failure_s=3600.0)}, "needs total_samples"),
+        ({"save_every_steps": cpr.IntervalRule(), "total_samples": 8}, "give mean_time_to_failure_s"),
         ({"policy": cpr.RecoveryPolicy(max_pls=0.1)}, "total_samples"),
         ({"resident_root": "/nowhere"}, "CPR_RESIDENT_ROOT"),
     ],
@@ -500,6 +505,34 @@ def test_lost_rows_whose_save_is_damaged_mean_full_recovery_from_an_older_one(
     again = new_worker().restore()
     assert (again.story.kind, again.story.step, again.story.save_step) == ("full", 5, 5)
     assert_same(again.values(), older)
+
+
+def test_what_saves_and_failures_cost_is_written_beside_the_saves(new_worker, tmp_path):
+    worker = new_worker(restarted=False).restore().train(6).wait_for_save().train(1)
+    worker.die()
+    again = new_worker().restore().train(1)
+    assert [failure.kind for failure in again.recovery.history.failures] == ["process"]
+    again.recovery.close()
+    dist.destroy_process_group()
+    history = read_history(open_storage(str(tmp_path / "checkpoint")))
+    assert [(save.step, save.kind) for save in history.saves] == [(5, "base"), (8, "base")]
+    assert history.failures[0].seconds.keys() >= {"imports", "build", "restore", "first_step"}
+    assert (history.steps_done, history.samples_done, history.samples_total) == (8, 8 * BATCH, 100 * BATCH)
+
+
+def test_an_interval_that_is_chosen_by_what_saves_cost(new_worker, caplog):
+    caplog.set_level("INFO")
+    rule = cpr.IntervalRule(target_pls=0.1, mean_time_to_failure_s=3600.0, max_overhead=0.5)
+    worker = new_worker(restarted=False, save_every_steps=rule).restore().train(9)
+    assert worker.recovery.checkpointer.newest_step is None
+    worker.train(1).wait_for_save()
+    assert worker.recovery.checkpointer.newest_step == FIRST_STEPS == 10
+    for _ in range(100):  # a save costs next to nothing here: the storage sets the pace
+        worker.train(5).wait_for_save()
+        if worker.recovery.checkpointer.newest_step > 10:
+            break
+    assert worker.recovery.checkpointer.newest_step > 10
+    assert re.search(r"a save each .*: .* steps from save to save", caplog.text)
 
 
 @pytest.mark.parametrize("moment", ["rolling", "consistent"])

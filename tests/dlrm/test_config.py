@@ -51,6 +51,17 @@ from dlrm.recipe import load_config
         (["train.log_every_steps=0"], "train.log_every_steps"),
         (["recovery.max_lost_share=1.5"], "recovery.max_lost_share"),
         (["recovery.timeout_s=0"], "recovery.timeout_s"),
+        (["recovery.max_pls=-1"], "recovery.max_pls"),
+        (["checkpoint.priority=lru"], "checkpoint.priority is 'lru'; choose one of none, mfu"),
+        (["checkpoint.priority=mfu"], "set checkpoint.every_steps"),
+        (["checkpoint.ratio=0"], "checkpoint.ratio"),
+        (["checkpoint.target_pls=1", "checkpoint.mean_hours_to_failure=5"], "checkpoint.target_pls is"),
+        (["checkpoint.target_pls=0.1"], "mean_hours_to_failure go together"),
+        (["checkpoint.mean_hours_to_failure=5"], "go together"),
+        (
+            ["checkpoint.every_steps=5", "checkpoint.target_pls=0.1", "checkpoint.mean_hours_to_failure=5"],
+            "both say how often",
+        ),
     ],
 )
 def test_impossible_values_are_refused(overrides, message):

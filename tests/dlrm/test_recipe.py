@@ -15,8 +15,9 @@ KEYS = {
     "dense": "optimizer learning_rate",
     "schedule": "warmup_steps decay_start_step decay_steps power",
     "sharding": "kinds data_parallel_rows min_column_dim",
-    "checkpoint": "every_steps uri moment host_memory_mb keep_last stop_within_s",
-    "recovery": "enabled max_lost_share timeout_s",
+    "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
+    "keep_last stop_within_s",
+    "recovery": "enabled max_lost_share max_pls timeout_s",
     "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder",
 }
 """Options are few and chosen for the user: a new one is a decision, not an accident."""

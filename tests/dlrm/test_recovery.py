@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpr.priority.config import SCHEMES
 from cpr.recovery.launches import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
+from dlrm.config import PRIORITIES
 from dlrm.recipe import load_config
 from dlrm.recovery import LAUNCHES, open_recovery
 
@@ -42,6 +44,26 @@ def test_it_is_on_where_workers_are_started_again_and_the_run_saves(config, monk
     assert open_recovery(config(), None) is None
     monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
     assert open_recovery(config(), None) is not None
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("checkpoint.priority=mfu",),
+        ("checkpoint.every_steps=0", "checkpoint.target_pls=0.1", "checkpoint.mean_hours_to_failure=28"),
+    ],
+)
+def test_saving_by_priority_or_target_needs_somebody_who_starts_workers_again(config, monkeypatch, how):
+    assert open_recovery(config(*how), None) is not None
+    with pytest.raises(ValueError, match="partial recovery: give torchrun --max-restarts"):
+        open_recovery(config(*how, "recovery.enabled=false"), None)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    with pytest.raises(ValueError, match="partial recovery"):
+        open_recovery(config(*how), None)
+
+
+def test_the_schemes_of_the_recipes_are_those_that_there_are():
+    assert ("none", *SCHEMES) == PRIORITIES
 
 
 @pytest.fixture

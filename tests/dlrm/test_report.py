@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import MetricValues
-from dlrm.report import FailureReport, Report, format_report, write_report
+from dlrm.report import FailureReport, Report, SavesReport, format_report, write_report
 
 VALUES = MetricValues(
     num_samples=1000,
@@ -116,3 +116,9 @@ def test_full_recoveries_have_one_origin():
         )
     )
     assert "initial values" in table
+
+
+def test_saves_are_told_with_what_they_cost():
+    saves = SavesReport(num_bases=2, num_row_saves=31, blocked_s=0.0042)
+    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(), pls=0.0, saves=saves)))
+    assert "2 of everything, 31 of rows; training waits 4.2 ms for one" in table

@@ -1,10 +1,14 @@
 """The portion of lost samples, and who lost what."""
 
+import random
+from statistics import fmean, stdev
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.recovery.losses import Charge, lost_workers, pls_added
+from cpr.recovery.course import Course
+from cpr.recovery.losses import Charge, lost_workers, pls_added, pls_expected
 
 
 def test_a_lost_node_costs_its_samples_since_the_save():
@@ -34,6 +38,28 @@ def test_samples_are_lost_once():
     assert samples({2: 1.0}, done=1700) == pytest.approx(100)  # those trained since
     assert samples({2: 1.0}, saved=900) == pytest.approx(100)  # that save does not load any more
     assert samples({2: 1.0}, done=1900, saved=1800) == pytest.approx(100)  # all of it after the next save
+
+
+def test_failures_at_random_moments_cost_what_is_expected_on_average():
+    """Saves every 80 samples of 100,000; each failure takes one of 4 workers, or two."""
+    draw, course, surplus = random.Random(5), Course(), []
+    for step in range(1, 10_001):
+        course.step(10)
+        if step > 16 and draw.random() < 0.2:
+            lost = {0: 1.0, 1: 1.0} if draw.random() < 0.3 else {2: 1.0}
+            done, newest_save = course.samples_done - draw.uniform(0, 10), (step - 1) // 8 * 8
+            measured = pls_added(lost, done, course.samples_at(newest_save), 100_000, 4)
+            surplus.append(measured - pls_expected(lost, course.samples_between_saves, 100_000, 4))
+        if step % 8 == 0:
+            course.note_save()
+    assert len(surplus) > 1000
+    assert abs(fmean(surplus)) < 4 * stdev(surplus) / len(surplus) ** 0.5
+
+
+def test_what_is_expected_is_unknown_without_saves_or_a_total():
+    assert pls_expected({0: 1.0}, None, 100, 4) is None
+    assert pls_expected({0: 1.0}, 10.0, None, 4) is None
+    assert pls_expected({0: 0.5}, 10.0, 100, 4) == pytest.approx(0.5 * 5 / 400)
 
 
 SHARES = st.dictionaries(st.integers(0, 7), st.floats(0, 1))

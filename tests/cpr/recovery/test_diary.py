@@ -1,0 +1,150 @@
+"""What a run writes down of itself, through its generations."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from cpr.checkpoint.storage import open_storage
+from cpr.errors import CheckpointError
+from cpr.estimator.history import HISTORY_PATH, read_history
+from cpr.recovery import diary as module
+from cpr.recovery.course import Course
+from cpr.recovery.diary import Diary
+from cpr.recovery.record import Recovery
+
+
+class Clock:
+    """One clock for all, moved by hand."""
+
+    def __init__(self):
+        self.now = 1e9
+
+    def time(self):
+        return self.now
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def begin(tmp_path, clock):
+    course = Course()
+
+    def work(kind, *, lost_share=0.0, seconds=None, storage=None):
+        generation = len(course.recoveries)
+        story = Recovery(
+            kind=kind,
+            reason="",
+            generation=generation,
+            step=course.steps_done,
+            lost_share=lost_share,
+            world_size=4,
+            seconds=seconds or {},
+        )
+        course.recoveries = [*course.recoveries, story]
+        storage = storage or open_storage(str(tmp_path))
+        return Diary(storage, course, nodes=2, samples_total=1000, row_share=0.125), course
+
+    return work
+
+
+def train(diary, course, clock, steps, step_s=2.0):
+    for _ in range(steps):
+        clock.now += step_s
+        course.step(10)
+        diary.step()
+
+
+def save(kind="base", num_bytes=100, **options):
+    return SimpleNamespace(
+        **{
+            "kind": kind,
+            "is_over": True,
+            "seconds": 3.0,
+            "blocked_s": 0.5,
+            "manifest": SimpleNamespace(num_bytes=num_bytes),
+            **options,
+        }
+    )
+
+
+def stored(tmp_path, diary):
+    diary.finish()
+    return read_history(open_storage(str(tmp_path)))
+
+
+def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 3)
+    late = save(kind="rows", num_bytes=7, is_over=False)
+    diary.note_save(save())
+    diary.note_save(late)
+    diary.note_save(save(manifest=None, seconds=None))  # it failed
+    assert diary.is_saving
+    train(diary, course, clock, 1)
+    assert [each.kind for each in diary.history.saves] == ["base"]
+    late.is_over = True
+    train(diary, course, clock, 2)
+    assert not diary.is_saving
+    history = stored(tmp_path, diary)
+    assert [(each.step, each.num_bytes, each.share) for each in history.saves] == [(3, 100, 1), (3, 7, 0.125)]
+    assert (history.world_size, history.nodes, history.step_s, history.steps_done) == (4, 2, 2.0, 6)
+    assert (history.samples_done, history.samples_total, history.elapsed_s) == (60, 1000, 12.0)
+
+
+def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    diary.note_save(save())
+    train(diary, course, clock, 1)
+    diary._writer.join()
+    train(diary, course, clock, 4)  # which nobody writes down; then they die
+    clock.now += 30
+    diary, course = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
+    course.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})
+    train(diary, course, clock, 1, step_s=5.0)
+    history = stored(tmp_path, diary)
+    (failure,) = history.failures
+    assert (failure.kind, failure.lost_share, failure.nodes_lost) == ("partial", 0.5, 1.0)
+    assert failure.elapsed_s == pytest.approx(20.0)
+    assert failure.seconds["first_step"] == 5.0
+    assert history.elapsed_s == pytest.approx(55.0)
+    assert len(history.saves) == 1
+
+
+def test_a_pause_of_the_run_is_no_time_of_it_and_no_failure(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    stored(tmp_path, diary)
+    clock.now += 1e6
+    diary, course = begin("resume")
+    train(diary, course, clock, 5)
+    history = stored(tmp_path, diary)
+    assert history.elapsed_s == pytest.approx(20.0)
+    assert history.failures == ()
+
+
+def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_path, caplog):
+    (tmp_path / HISTORY_PATH).write_text("[]")
+    diary, _ = begin("resume")
+    assert "begins anew" in caplog.text
+    diary.finish()
+    assert json.loads((tmp_path / HISTORY_PATH).read_text())["format"] == "cpr-history"
+
+
+def test_storage_that_fails_stops_nothing(begin, clock, caplog):
+    def create(path):
+        raise CheckpointError("the disk is gone")
+
+    diary, course = begin("start", storage=SimpleNamespace(create=create))
+    train(diary, course, clock, 3)
+    diary.finish()
+    assert "the disk is gone" in caplog.text

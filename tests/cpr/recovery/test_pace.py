@@ -1,0 +1,125 @@
+"""When saves are due."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from cpr.checkpoint.ranks import Alone
+from cpr.estimator.interval import IntervalRule
+from cpr.recovery.course import Course
+from cpr.recovery.pace import FIRST_STEPS, AutoPace, FixedPace
+
+RULE = IntervalRule(target_pls=0.1, mean_time_to_failure_s=3600.0, max_overhead=0.001)
+
+
+@pytest.mark.parametrize(
+    ("every", "share", "steps"), [(0, 1.0, 0), (10, 1.0, 10), (40, 0.125, 5), (3, 0.1, 1)]
+)
+def test_a_smaller_share_comes_more_often(every, share, steps):
+    pace = FixedPace(every, share)
+    assert [step for step in range(1, 51) if pace.is_due(step)] == (
+        [*range(steps, 51, steps)] if steps else []
+    )
+
+
+class Measured:
+    """A diary that says what a test wants; a step takes 0.1 s."""
+
+    def __init__(self):
+        self.is_saving = False
+        self.history = SimpleNamespace(
+            nodes=4, O_save=None, O_blocked=None, step_s=0.1, elapsed_s=0.0, failures=(), samples_total=10**6
+        )
+
+    def cost(self, save_s, blocked_s):
+        self.history.O_save, self.history.O_blocked = save_s, blocked_s
+
+
+def due(pace, course, until):
+    """Steps at which saves are due."""
+    found = []
+    while course.steps_done < until:
+        course.step(8)
+        if pace.is_due(course.steps_done):
+            found.append(course.steps_done)
+    return found
+
+
+@pytest.fixture
+def course():
+    return Course()
+
+
+def make(course, diary, **options):
+    return AutoPace(RULE, Alone(), course, diary, **{"saved_at": 0, **options})
+
+
+def test_the_first_save_tells_what_a_save_costs_and_the_next_ones_cost_what_they_may(course, caplog):
+    caplog.set_level("INFO")
+    diary = Measured()
+    pace = make(course, diary)
+    assert due(pace, course, FIRST_STEPS) == [FIRST_STEPS]
+    diary.cost(save_s=1.0, blocked_s=0.02)  # 20 s or 200 steps between saves cost 0.001 of them
+    assert due(pace, course, 700) == [FIRST_STEPS + 200, FIRST_STEPS + 400, FIRST_STEPS + 600]
+    assert caplog.text.count("training waits") == 1  # a change is said, and no other decision
+    assert "200 steps from save to save" in caplog.text
+
+
+def test_never_faster_than_storage_takes(course):
+    diary = Measured()
+    diary.cost(save_s=40.0, blocked_s=0.001)
+    steps = due(make(course, diary), course, 3000)
+    assert min(later - earlier for earlier, later in pairwise(steps)) >= 400
+
+
+def test_nothing_begins_while_a_save_is_under_way(course):
+    diary = Measured()
+    diary.cost(save_s=1.0, blocked_s=0.02)
+    pace = make(course, diary)
+    assert due(pace, course, 250) == [200]
+    diary.is_saving = True
+    assert due(pace, course, 700) == []
+    diary.is_saving = False
+    assert len(due(pace, course, 730)) == 1
+
+
+def test_small_changes_are_not_followed_and_large_ones_are(course):
+    diary = Measured()
+    diary.cost(save_s=1.0, blocked_s=0.02)
+    pace = make(course, diary)
+    assert due(pace, course, 200) == [200]
+    diary.cost(save_s=1.0, blocked_s=0.022)
+    assert due(pace, course, 600) == [400, 600]
+    diary.cost(save_s=1.0, blocked_s=0.04)
+    assert due(pace, course, 1000) == [1000]
+
+
+def test_lost_nodes_shorten_the_interval(course, caplog):
+    caplog.set_level("INFO")
+    diary = Measured()
+    diary.cost(save_s=0.01, blocked_s=1.0)  # 1000 s would be cheap
+    pace = make(course, diary, saved_at=0)
+    assert due(pace, course, 5000) == []
+    diary.history.elapsed_s = 500.0
+    diary.history.failures = [SimpleNamespace(nodes_lost=1.0)] * 30
+    course.pls_total = 0.09
+    pace = make(course, diary)
+    steps = due(pace, course, 10_000)
+    assert max(later - earlier for earlier, later in pairwise(steps)) < 5000
+    assert "the target PLS of 0.1 asks for it" in caplog.text
+
+
+def test_with_a_share_of_the_rows_saves_come_so_much_more_often(course):
+    diary = Measured()
+    diary.cost(save_s=1.0, blocked_s=0.02)
+    assert due(make(course, diary, share=0.125), course, 100) == [25, 50, 75, 100]
+
+
+def test_after_a_restart_the_clock_of_the_last_save_goes_on(course):
+    for _ in range(290):
+        course.step(8)
+    diary = Measured()
+    diary.cost(save_s=1.0, blocked_s=0.02)
+    pace = make(course, diary, saved_at=100)
+    assert due(pace, course, 310) == [300]
