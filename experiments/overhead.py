@@ -1,0 +1,114 @@
+"""What failures cost, and what partial recovery does to quality: `python -m experiments.overhead [DATASET]`.
+
+The emulated job of the CPR paper: 56 hours, 2 failures, 8 nodes, target PLS 0.1 (`experiments.emulation` says
+how). Overheads are counted by the paper's formulas, not lived through. The paper's times of a save, a load
+and a new node are not known to us: ours are worked back from its own percentages, so that the first three
+figures agree with it by construction. Quality is real: each run is trained and tested. Interrupted, the
+command goes on where it stopped; `--seeds N` finishes with fewer, or adds more. Figures:
+
+- `overhead_full`, `overhead_partial_naive`, `overhead_cpr`: share of the training time, with synchronous
+  saves, and its parts, `..._save`, `..._lost` (work done again) and `..._recovery` (loading, getting a node).
+- `overhead_cpr_background`: of CPR when saves are written in the background and training waits only as long
+  as measured (`experiments.checkpointing`). Recovery costs what it does above, which alone is 0.32 %.
+  `overhead_cpr_background_slowed` counts as well what training is slowed down meanwhile, on two cores.
+  `overhead_cpr_background_own_recovery` is the first with recovery as much faster as ours is measured to be
+  on one machine (`experiments.recovery`, figure `time_ratio_2`), where no node has to be found.
+- `auc_delta_SCHEME`, with `..._ci`: AUC on the test day minus that of the same run without failures, which is
+  how full recovery ends; mean over seeds and half its 95 % interval (Student's t), for row-wise Adagrad.
+  `..._sgd`, `..._dcnv2`: for SGD, and for DCN-v2 with row-wise Adagrad. `random` rows and `never` (of the
+  large tables nothing is saved, the small ones are) show what choosing rows is worth. `auc_delta_mfu_often`:
+  MFU with a target PLS of 0.02, which background saving makes cheap (`overhead_cpr_background_often`).
+- `auc_without_failures`, `pls_vanilla`: means over seeds.
+"""
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Final
+
+from experiments.emulation import NAIVE, VANILLA, Run
+from experiments.emulation_figures import Estimate, estimates, run_of, setting_of
+from experiments.emulation_runs import measure_experiment
+from experiments.overhead_accounting import OFTEN_PLS, RATIO, TARGET_PLS, account
+from experiments.overhead_picture import draw
+from experiments.record import RESULTS, Row
+
+SEEDS: Final = 10
+SCHEMES: Final = ("mfu", "ssu", "scar", VANILLA, NAIVE, "random", "never")
+NETWORKS: Final = {
+    "": ("dlrm", "rowwise_adagrad"),
+    "_sgd": ("dlrm", "sgd"),
+    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
+}
+"""Network and optimizer by the ending of the figures."""
+LEGEND: Final = {
+    "": "DLRM, row-wise Adagrad",
+    "_sgd": "DLRM, SGD",
+    "_dcnv2": "DCN-v2, row-wise Adagrad",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    record = measure_experiment(
+        "overhead", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    )
+    accounted = account(RESULTS)
+    figures = {**accounted.figures(), **quality_figures(record.rows)}
+    path = record.finish(figures, accounted.missing)
+    quality = {LEGEND[ending]: by_scheme(record.rows, ending) for ending in NETWORKS}
+    draw(accounted.overheads, quality, path.with_suffix(".png"))
+    for name, value in figures.items():
+        print(f"{name}: {'not measured' if value is None else f'{value:.6f}'}")
+    print(f"stored in {path}")
+    return 0
+
+
+def run(scheme: str, seed: int, ending: str = "", target_pls: float = TARGET_PLS) -> Run:
+    """A run under the paper's setting."""
+    network, optimizer = NETWORKS[ending]
+    return Run(
+        scheme=scheme,
+        seed=seed,
+        network=network,
+        optimizer=optimizer,
+        target_pls=target_pls,
+        ratio=RATIO,
+    )
+
+
+def plan(seed: int) -> list[Run]:
+    """The runs of a seed: what the headline is about first."""
+    runs = []
+    for ending in NETWORKS:
+        runs += [run(scheme, seed, ending) for scheme in SCHEMES]
+        runs.insert(len(runs) - len(SCHEMES), runs[-1].without_failures)
+    return [*runs, run("mfu", seed, target_pls=OFTEN_PLS)]
+
+
+def by_scheme(rows: Sequence[Row], ending: str) -> dict[str, Estimate]:
+    """The difference in AUC of each scheme under the paper's setting."""
+    found = estimates(rows)
+    return {scheme: found[setting_of(run(scheme, 0, ending))] for scheme in SCHEMES}
+
+
+def quality_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """The figures of quality."""
+    figures: dict[str, float] = {}
+    for ending in NETWORKS:
+        for scheme, estimate in by_scheme(rows, ending).items():
+            figures |= estimate.figures(f"auc_delta_{scheme}{ending}")
+    often = estimates(rows)[setting_of(run("mfu", 0, target_pls=OFTEN_PLS))]
+    return {
+        **figures,
+        **often.figures("auc_delta_mfu_often"),
+        "auc_without_failures": _mean_of(rows, "auc", run(NAIVE, 0).without_failures),
+        "pls_vanilla": _mean_of(rows, "pls", run(VANILLA, 0)),
+    }
+
+
+def _mean_of(rows: Sequence[Row], value: str, setting: Run) -> float:
+    return mean(float(row[value]) for row in rows if setting_of(run_of(row)) == setting)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
