@@ -11,6 +11,8 @@ from typing import Final
 from cpr.commands.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
 from cpr.commands.command import FAILED, INTERRUPTED
 from cpr.commands.memory import CLEAN, RUN
+from cpr.commands.plan import PLAN
+from cpr.commands.simulate import SIMULATE
 from cpr.errors import CheckpointError
 
 COMMANDS: Final = (
@@ -20,6 +22,8 @@ COMMANDS: Final = (
     IMPORT,
     RUN,
     CLEAN,
+    PLAN,
+    SIMULATE,
 )
 """In the order of `cpr --help`. Each imports what is slow to import when it is run."""
 

@@ -1,0 +1,139 @@
+"""`cpr simulate`: what failures cost a job, simulated, beside what the formulas say."""
+
+# ruff: noqa: PLC0415
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cpr.commands.command import FINE, Command
+from cpr.commands.job import add_job_arguments, inputs_of
+from cpr.durations import parse_duration
+
+if TYPE_CHECKING:
+    from cpr.estimator.arrivals import Distribution, FailureModel
+    from cpr.estimator.failures import FailureLog
+    from cpr.estimator.formulas import Job
+
+TRIALS: Final = 1000
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job_arguments(parser)
+    parser.add_argument(
+        "--interval",
+        metavar="TIME",
+        help="from save to save, of both (default: the best for full recovery, by --pls for partial)",
+    )
+    failures = parser.add_argument_group("how failures come")
+    failures.add_argument(
+        "--distribution",
+        choices=("exponential", "gamma", "weibull", "recorded"),
+        help="of the time between them; recorded: those of the log again, in random order "
+        "(default: what fits the log best; without one exponential)",
+    )
+    failures.add_argument(
+        "--shape",
+        type=float,
+        help="of gamma and weibull (default: fitted to the log); below 1 failures come in bursts",
+    )
+    failures.add_argument(
+        "--of-nodes", action="store_true", help="each node fails by itself (default: the job has one clock)"
+    )
+    failures.add_argument(
+        "--group-share", type=float, metavar="SHARE", help="of failures, that take a group of nodes at once"
+    )
+    failures.add_argument("--group-nodes", type=int, metavar="N", help="nodes of a group, such as a rack")
+    parser.add_argument(
+        "--trials", type=int, default=TRIALS, help="runs of each recovery (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the failures (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, as PNG, SVG or PDF")
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from cpr.estimator.comparison import compare
+    from cpr.estimator.comparison_text import as_text
+
+    inputs = inputs_of(options)
+    failures = _model(options, inputs.job, inputs.log)
+    job = replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost))
+    comparison = compare(
+        job,
+        failures,
+        target_pls=options.pls,
+        interval_s=None if options.interval is None else parse_duration(options.interval),
+        num_trials=options.trials,
+        seed=options.seed,
+    )
+    if options.plot:
+        from cpr.estimator.comparison_picture import draw
+
+        draw(comparison, options.plot)
+    if options.json:
+        print(json.dumps({"job": inputs.to_json(), **comparison.to_json()}, indent=1))
+    else:
+        print(f"{inputs}\n\n{as_text(comparison)}")
+        if options.plot:
+            print(f"drawn in {options.plot}")
+    return FINE
+
+
+def _model(options: argparse.Namespace, job: "Job", log: "FailureLog | None") -> "FailureModel":
+    """How failures come, from the flags and the log."""
+    from cpr.estimator.arrivals import FailureModel
+
+    distribution, shape = _distribution(options, log)
+    group_share, group_nodes = _groups(options, job)
+    return FailureModel(
+        distribution=distribution,
+        shape=shape,
+        recorded_s=tuple(log.gaps_s) if log and distribution == "recorded" else (),
+        scope="node" if options.of_nodes else "job",
+        group_share=group_share,
+        group_nodes=group_nodes,
+    )
+
+
+def _distribution(options: argparse.Namespace, log: "FailureLog | None") -> "tuple[Distribution, float]":
+    """Its name and shape, given or fitted."""
+    name, shape = options.distribution, options.shape
+    seen = log if log is not None and log.num_failures else None
+    if shape is not None and name not in {"gamma", "weibull"}:
+        raise ValueError("--shape is that of --distribution gamma or weibull: give one of them")
+    if name == "recorded" and seen is None:
+        raise ValueError("there are no recorded failures: give a log of them by --failures, or --run")
+    if name in {"exponential", "recorded"} or (name is None and seen is None):
+        return name or "exponential", 1.0
+    if shape is not None:
+        return name, shape
+    if seen is None:
+        raise ValueError(f"--distribution {name} needs its --shape, or a log to fit it to: --failures CSV")
+    from cpr.estimator.fits import fit, fit_all
+
+    best = fit_all(seen)[0] if name is None else fit(seen, name)
+    return best.distribution, best.shape
+
+
+def _groups(options: argparse.Namespace, job: "Job") -> tuple[float, int]:
+    """Share of failures that take several nodes, and how many; those that runs measured if none are given."""
+    if (options.group_share is None) != (options.group_nodes is None):
+        raise ValueError("--group-share and --group-nodes belong together: give both or neither")
+    if options.group_share is not None:
+        return options.group_share, options.group_nodes
+    if job.nodes_lost <= 1:
+        return 0.0, 1
+    size = math.ceil(job.nodes_lost)
+    return (job.nodes_lost - 1) / (size - 1), size
+
+
+SIMULATE: Final = Command(
+    name="simulate",
+    help="Simulate a job's failures for both recoveries, and compare with the formulas.",
+    add_arguments=_add_arguments,
+    run=_simulate,
+)

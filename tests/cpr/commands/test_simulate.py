@@ -1,0 +1,116 @@
+"""`cpr simulate` as a person meets it: flags, words, exit codes."""
+
+import json
+
+import pytest
+
+from cpr.cli import build_parser, entry
+from cpr.commands.command import FAILED, FINE
+
+JOB = [
+    "--total",
+    "56h",
+    "--fail",
+    "28h",
+    "--save",
+    "5.6m",
+    "--load",
+    "2.7m",
+    "--reschedule",
+    "2.7m",
+    "--nodes",
+    "8",
+]
+LOG = "lasted,failed\n1h,yes\n13h,yes\n20h,yes\n2h,yes\n40m,yes\n31h,yes\n5h,no\n"
+
+
+def simulate(capsys, *flags):
+    assert entry(["simulate", *flags]) == FINE
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_text(LOG)
+    return str(path)
+
+
+def test_the_flags_are_these():
+    """Every flag is a promise: add one only if somebody needs it. Those of the job are `cpr plan`'s, too."""
+    commands = next(action for action in build_parser()._actions if action.choices)
+    flags = {flag for action in commands.choices["simulate"]._actions for flag in action.option_strings}
+    of_job = {"--total", "--fail", "--save", "--blocked", "--load", "--reschedule", "--nodes", "--pls"}
+    assert flags - of_job - {"--run", "--failures", "--help", "-h"} == {
+        *("--interval", "--distribution", "--shape", "--of-nodes", "--group-share", "--group-nodes"),
+        *("--trials", "--seed", "--json", "--plot"),
+    }
+
+
+def test_text_and_picture(capsys, tmp_path):
+    out = simulate(capsys, *JOB, "--plot", str(tmp_path / "runs.png"))
+    assert "O_save          5.6 min  given" in out
+    assert "partial recovery saves" in out
+    assert f"drawn in {tmp_path / 'runs.png'}" in out
+    assert (tmp_path / "runs.png").stat().st_size > 10_000
+
+
+def test_json(capsys):
+    body = json.loads(simulate(capsys, *JOB, "--json", "--trials", "50", "--seed", "7"))
+    assert (body["num_trials"], body["seed"]) == (50, 7)
+    assert body["job"]["T_fail"] == {"value": 28 * 3600, "source": "given"}
+    assert body["full"]["formula"]["overhead"] == pytest.approx(0.085, abs=5e-4)
+    assert body["partial"]["interval_s"] == pytest.approx(44.8 * 3600)
+    assert body["partial"]["simulated"]["pls"]["mean"] > 0
+    assert body == json.loads(simulate(capsys, *JOB, "--json", "--trials", "50", "--seed", "7"))
+    assert body != json.loads(simulate(capsys, *JOB, "--json", "--trials", "50", "--seed", "8"))
+
+
+def first_lines(out):
+    return out.split("\n\n")[1]
+
+
+def test_failures_of_a_log(capsys, log):
+    job = ["--total", "200h", "--save", "1m", "--nodes", "16", "--failures", log, "--trials", "20"]
+    assert "a failure every 12.1 h, at random" in first_lines(simulate(capsys, *job))
+    recorded = simulate(capsys, *job, "--distribution", "recorded")
+    assert "as 6 recorded ones" in first_lines(recorded)
+    fitted = first_lines(simulate(capsys, *job, "--distribution", "weibull"))
+    assert "weibull of shape 0." in fitted  # in bursts: most of these times are far from their mean
+    given = simulate(capsys, *job, "--distribution", "weibull", "--shape", "3", "--of-nodes")
+    assert "weibull of shape 3, of each node by itself" in first_lines(given)
+
+
+def test_groups_and_an_interval(capsys):
+    flags = [*JOB, "--trials", "200", "--interval", "5h", "--json"]
+    alone = json.loads(simulate(capsys, *flags))
+    groups = json.loads(simulate(capsys, *flags, "--group-share", "0.5", "--group-nodes", "5"))
+    assert groups["partial"]["formula"]["pls"] == pytest.approx(3 * alone["partial"]["formula"]["pls"])
+    assert groups["partial"]["simulated"]["pls"]["mean"] > 2 * alone["partial"]["simulated"]["pls"]["mean"]
+    assert alone["full"]["interval_s"] == alone["partial"]["interval_s"] == 5 * 3600
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--distribution gamma", "needs its --shape, or a log"),
+        ("--shape 2", "give one of them"),
+        ("--shape 2 --distribution exponential", "give one of them"),
+        ("--distribution recorded", "there are no recorded failures"),
+        ("--group-share 0.1", "belong together"),
+        ("--group-share 0.1 --group-nodes 9", "cannot happen to 8"),
+        ("--group-share 2 --group-nodes 2", "from 0 to 1"),
+        ("--trials 1", "2 at least"),
+        ("--interval 60h", "not longer than the job"),
+        ("--interval 0s", "positive"),
+        ("--interval 5", "not a span of time"),
+        ("--pls 1.2", "at most 1"),
+        ("--fail 0s", "T_fail is 0"),
+        ("--plot runs.nothing --trials 2", "not supported"),
+    ],
+)
+def test_nonsense_is_refused(capsys, flags, says):
+    assert entry(["simulate", *JOB, *flags.split()]) == FAILED
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.out == ""
