@@ -7,20 +7,8 @@ import pytest
 from cpr.cli import build_parser, entry
 from cpr.commands.command import FAILED, FINE
 
-JOB = [
-    "--total",
-    "56h",
-    "--fail",
-    "28h",
-    "--save",
-    "5.6m",
-    "--load",
-    "2.7m",
-    "--reschedule",
-    "2.7m",
-    "--nodes",
-    "8",
-]
+TIMES = {"--total": "56h", "--fail": "28h", "--save": "5.6m", "--load": "2.7m", "--reschedule": "2.7m"}
+JOB = [*(word for pair in TIMES.items() for word in pair), "--nodes", "8"]
 LOG = "lasted,failed\n1h,yes\n13h,yes\n20h,yes\n2h,yes\n40m,yes\n31h,yes\n5h,no\n"
 
 
