@@ -113,7 +113,7 @@ class Prioritizer:
         self._taken = {name: place.tracker.choose(place.table) for name, place in self._places.items()}
         self._under_way = "rows"
         return {
-            name: self._taken[name].cpu().add_(shard.row_offset)
+            name: self._taken[name].cpu() + shard.row_offset
             if name in self._taken
             else torch.arange(shard.row_offset, shard.row_offset + shard.num_rows)
             for name, shard in self._shards.items()
