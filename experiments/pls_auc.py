@@ -1,0 +1,127 @@
+"""How the loss of quality grows with the portion of lost samples: `python -m experiments.pls_auc [DATASET]`.
+
+The emulated job of `experiments.overhead` with 8 failures instead of 2, so that a run tells more, at target
+PLS from 0.05 to 0.4. What a run is drawn at is its measured PLS, which depends on when its failures come. PLS
+counts as if everything was saved every T_save, for all schemes: a gentler slope is what choosing rows gains.
+Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or adds more. Figures:
+
+- `slope_SCHEME`, with `..._ci`: AUC lost for each unit of PLS, on a line through the origin fitted to the
+  runs of each seed; mean over seeds and half its 95 % interval. `random` saves rows drawn at random, `never`
+  none of the large tables. The small tables are saved as often as in all schemes but `vanilla`: `never` shows
+  what that alone gains, and `mfu` against `random` what choosing does. `..._dcnv2`: for DCN-v2.
+- `pls_auc_correlation`: Pearson's, of PLS and AUC lost over the runs of vanilla; `correlation_SCHEME`: the
+  same for the others.
+- `loss_ratio_mfu_to_random`, `loss_ratio_mfu_to_never`, `loss_ratio_mfu_to_vanilla`: of AUC lost, over all
+  runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.emulation import VANILLA, Run
+from experiments.emulation_figures import TEN_THOUSANDTHS, Estimate, correlation, deltas, run_of, slope
+from experiments.emulation_runs import measure_experiment
+from experiments.record import Row
+
+SEEDS: Final = 6
+FAILURES: Final = 8
+TARGETS: Final = (0.4, 0.1, 0.2, 0.05)
+SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")
+NETWORKS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "": ("dlrm", SCHEMES),
+    "_dcnv2": ("dcnv2", ("mfu", VANILLA, "ssu")),
+}
+"""Network and its schemes by the ending of the figures."""
+RIVALS: Final = ("random", "never", VANILLA)
+
+Points = dict[Run, tuple[float, float]]
+"""PLS and AUC lost of each run."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    record = measure_experiment(
+        "pls_auc", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    )
+    figures = figures_of(record.rows)
+    path = record.finish(figures)
+    draw(record.rows, path.with_suffix(".png"))
+    for name, value in figures.items():
+        print(f"{name}: {value:.6f}")
+    print(f"stored in {path}")
+    return 0
+
+
+def plan(seed: int) -> list[Run]:
+    """The runs of a seed."""
+    runs = [
+        Run(scheme=scheme, seed=seed, network=network, failures=FAILURES, target_pls=target)
+        for network, schemes in NETWORKS.values()
+        for target in TARGETS
+        for scheme in schemes
+    ]
+    return [*dict.fromkeys(run.without_failures for run in runs), *runs]
+
+
+def points_of(rows: Sequence[Row], scheme: str, ending: str = "") -> Points:
+    """PLS and AUC lost of the runs of a scheme."""
+    pls = {run_of(row): row["pls"] for row in rows}
+    network, _ = NETWORKS[ending]
+    return {
+        run: (pls[run], -delta)
+        for run, delta in deltas(rows).items()
+        if (run.scheme, run.network) == (scheme, network)
+    }
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """All figures."""
+    figures: dict[str, float] = {}
+    for ending, (_, schemes) in NETWORKS.items():
+        for scheme in schemes:
+            points = points_of(rows, scheme, ending)
+            figures |= slope(points).figures(f"slope_{scheme}{ending}")
+            name = "pls_auc_correlation" if scheme == VANILLA else f"correlation_{scheme}"
+            figures[f"{name}{ending}"] = correlation(points)
+    mfu = _lost(points_of(rows, "mfu"))
+    ratios = {f"loss_ratio_mfu_to_{rival}": mfu / _lost(points_of(rows, rival)) for rival in RIVALS}
+    return {**figures, **ratios}
+
+
+def _lost(points: Points) -> float:
+    return float(sum(loss for _, loss in points.values()))
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The runs, and the lines with their intervals; a panel for each network."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    for axes, (ending, (network, schemes)) in zip(figure.subplots(1, 2), NETWORKS.items(), strict=True):
+        _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in schemes})
+        axes.set_title(f"{network}, row-wise Adagrad, {FAILURES} failures", fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:
+    axes.axhline(0, color="black", linewidth=0.8)
+    for number, (scheme, of_scheme) in enumerate(points.items()):
+        pls, lost = np.array(list(of_scheme.values())).T
+        color, line = f"C{number}", np.array([0, pls.max()])
+        fitted: Estimate = slope(of_scheme)
+        axes.plot(pls, lost * TEN_THOUSANDTHS, "o", color=color, markersize=3, alpha=0.6)
+        axes.plot(line, fitted.value * line * TEN_THOUSANDTHS, color=color, label=scheme)
+        low, high = (
+            bound * line * TEN_THOUSANDTHS for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
+        )
+        axes.fill_between(line, low, high, color=color, alpha=0.12, linewidth=0)
+    axes.set_xlabel("portion of lost samples (PLS), measured")
+    axes.set_ylabel("AUC lost against no failure, in 1e-4")
+    axes.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

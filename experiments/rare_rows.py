@@ -1,0 +1,108 @@
+"""Who pays for the failures? AUC by how common the ids are: `python -m experiments.rare_rows [DATASET]`.
+
+Priority saving keeps common rows fresh and leaves rare ones stale. So the samples of the test day are cut in
+thirds by how often the ids that they have in the large tables were seen in training (mean of the logarithms):
+tail, torso and head. A third's AUC is of its own samples alone. Two jobs: that of `experiments.overhead` with
+its 2 failures, and one with 8 failures at target PLS 0.4 (as in `experiments.pls_auc`), where there is more
+to see. Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or adds more.
+Figures:
+
+- `auc_delta_SCHEME_SLICE`, with `..._ci`: AUC minus that of the run without failures, 2 failures; mean over
+  seeds and half its 95 % interval. `..._8_failures`: with 8.
+- `tail_minus_head_SCHEME`, with `..._ci`: that of the tail minus that of the head within a seed, with 8
+  failures: below 0, samples of rare ids pay more.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.emulation import VANILLA, Run
+from experiments.emulation_data import SLICES
+from experiments.emulation_figures import (
+    TEN_THOUSANDTHS,
+    Estimate,
+    by_setting,
+    deltas,
+    estimates,
+)
+from experiments.emulation_runs import measure_experiment
+from experiments.record import Row
+
+SEEDS: Final = 6
+SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")
+JOBS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "": {"failures": 2, "target_pls": 0.1},
+    "_8_failures": {"failures": 8, "target_pls": 0.4},
+}
+"""Jobs by the ending of the figures."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    record = measure_experiment(
+        "rare_rows", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    )
+    figures = figures_of(record.rows)
+    path = record.finish(figures)
+    draw(record.rows, path.with_suffix(".png"))
+    for name, value in figures.items():
+        print(f"{name}: {value:.6f}")
+    print(f"stored in {path}")
+    return 0
+
+
+def plan(seed: int) -> list[Run]:
+    """The runs of a seed."""
+    runs = [Run(scheme=scheme, seed=seed, **job) for job in JOBS.values() for scheme in SCHEMES]
+    return [runs[0].without_failures, *runs]
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """All figures."""
+    figures: dict[str, float] = {}
+    for ending, job in JOBS.items():
+        for scheme in SCHEMES:
+            for part in SLICES:
+                estimate = estimates(rows, f"auc_{part}")[Run(scheme=scheme, seed=0, **job)]
+                figures |= estimate.figures(f"auc_delta_{scheme}_{part}{ending}")
+    tails, heads = (by_setting(deltas(rows, f"auc_{part}")) for part in ("tail", "head"))
+    for scheme in SCHEMES:
+        run = Run(scheme=scheme, seed=0, **JOBS["_8_failures"])
+        differences = [tail - head for tail, head in zip(tails[run], heads[run], strict=True)]
+        figures |= Estimate.of(differences).figures(f"tail_minus_head_{scheme}")
+    return figures
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """The difference in AUC of each slice, by scheme; a panel for each job."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axes, job in zip(figure.subplots(1, 2), JOBS.values(), strict=True):
+        _draw_job(axes, rows, job)
+        axes.set_title(f"{job['failures']} failures, target PLS {job['target_pls']:g}", fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_job(axes: Axes, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
+    axes.axhline(0, color="black", linewidth=0.8)
+    for number, part in enumerate(SLICES):
+        found = estimates(rows, f"auc_{part}")
+        of_schemes = [found[Run(scheme=scheme, seed=0, **job)] for scheme in SCHEMES]
+        axes.errorbar(
+            [place + (number - 1) * 0.22 for place in range(len(SCHEMES))],
+            [estimate.value * TEN_THOUSANDTHS for estimate in of_schemes],
+            yerr=[estimate.ci * TEN_THOUSANDTHS for estimate in of_schemes],
+            fmt="s",
+            capsize=4,
+            label=f"{part}: {('rare', 'middling', 'common')[number]} ids",
+        )
+    axes.set_xticks(range(len(SCHEMES)), SCHEMES)
+    axes.set_ylabel("AUC of the third - without failures, in 1e-4")
+    axes.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
