@@ -6,7 +6,7 @@ from typing import Final
 
 UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 """Seconds in each unit that is understood."""
-SHOWN: Final = (("d", 86_400.0, 172_800.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 1.0))
+SHOWN: Final = (("d", 86_400.0, 345_600.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 1.0))
 """Units with their seconds, and from how many seconds on they are shown."""
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
 

@@ -153,13 +153,13 @@ def interval_partial(job: Job, target_pls: float) -> float:
     check_target(target_pls)
     if job.nodes_lost == 0:
         return job.T_total
-    T_save = 2 * (target_pls * job.N_emb * job.T_fail / job.nodes_lost - job.delay)
-    if T_save <= 0 or T_save < job.delay:
+    if target_pls < reachable_pls(job):
         raise ValueError(
             f"a target PLS of {target_pls:g} cannot be kept: a save takes {job.O_save:g} s until it counts; "
             f"with one save after the other, the expected PLS is {reachable_pls(job):.2g}. Give a larger one"
         )
-    return min(T_save, job.T_total)
+    T_save = 2 * (target_pls * job.N_emb * job.T_fail / job.nodes_lost - job.delay)
+    return min(max(T_save, job.delay), job.T_total)
 
 
 def reachable_pls(job: Job) -> float:
@@ -207,8 +207,8 @@ def check_target(target_pls: float) -> None:
     """
     if not 0 < target_pls <= 1:
         raise ValueError(
-            f"the target PLS is {target_pls:g}; it is a portion of the samples, above 0 and at most 1 "
-            "(the paper trains with 0.1)"
+            f"the target PLS is {target_pls:g}; it is a portion of the samples, above 0 and at most 1, "
+            "such as 0.1"
         )
 
 

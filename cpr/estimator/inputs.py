@@ -106,8 +106,8 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
     sizes = sorted({run.nodes for run in runs})
     if len(sizes) > 1:
         raise ValueError(
-            f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: give "
-            "runs of one size"
+            f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: "
+            "give runs of one size"
         )
     is_save_given = "O_save" in found.values  # nobody knows how long training would wait for it
     pooled = replace(
