@@ -4,7 +4,8 @@ Between two failures a run does what it must: recover, train, save at its times.
 failure comes follows by arithmetic, for all runs at once, however many saves lie between. The rules:
 
 - A save is due each `interval_s` of training, at the end too. Training waits for `blocked_s` of it; it counts
-  when `save_s` have passed, and a failure before that breaks it: it never counts.
+  when `save_s` have passed, and a failure before that breaks it: it never counts. A run is over when training
+  is, and has waited for the last save.
 - A failure costs rescheduling, then loading. One that comes meanwhile makes both begin again.
 - Full recovery goes back to the last save that counts, and the work since is done again, its saves too.
 - Partial recovery goes on where it was; a save that was broken begins again at once. What the struck nodes
@@ -139,9 +140,8 @@ class PartialRuns(Runs):
 
     def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
         super().__init__(job, interval_s, give_up_s, num_runs)
-        self._lost_until_s = np.zeros(
-            (num_runs, job.N_emb)
-        )  # in training done; what came before cannot be lost
+        # In training done; what a node learned before that is lost already.
+        self._lost_until_s = np.zeros((num_runs, job.N_emb))
 
     def _recover(self, struck: Numbers, failure: Failure) -> None:
         """Count what the struck nodes and their neighbours learned since it was saved."""

@@ -26,7 +26,7 @@ def by_nodes(**rows):
 def test_turning_points():
     full = by_nodes(
         a={"overhead": 0.02},
-        b={"overhead": 0.12, "formula": 0.125},
+        b={"overhead": 0.15, "formula": 0.14},
         c={"overhead": 0.5, "formula": 0.4},
         d={"overhead": 9.0, "formula": 2.0, "finished": 0.3},
     )
@@ -60,7 +60,7 @@ def test_failures_grow_with_the_nodes():
 
 
 def test_the_share_that_a_background_save_costs_is_the_measured_one(tmp_path):
-    with pytest.raises(ValueError, match="run python -m experiments.checkpointing first"):
+    with pytest.raises(ValueError, match=r"run python -m experiments.checkpointing first"):
         waiting_share(tmp_path)
     stored = {"finished": None, "figures": {}}
     (tmp_path / "checkpointing.json").write_text(json.dumps(stored))
