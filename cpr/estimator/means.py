@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-CONFIDENCE = 0.95
+CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True)

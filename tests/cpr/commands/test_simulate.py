@@ -6,6 +6,8 @@ import pytest
 
 from cpr.cli import build_parser, entry
 from cpr.commands.command import FAILED, FINE
+from cpr.estimator.formulas import Job, expected_pls
+from cpr.estimator.inputs import Inputs
 
 TIMES = {"--total": "56h", "--fail": "28h", "--save": "5.6m", "--load": "2.7m", "--reschedule": "2.7m"}
 JOB = [*(word for pair in TIMES.items() for word in pair), "--nodes", "8"]
@@ -78,6 +80,26 @@ def test_groups_and_an_interval(capsys):
     assert alone["full"]["interval_s"] == alone["partial"]["interval_s"] == 5 * 3600
 
 
+def test_nodes_that_runs_lost_together_are_a_group(capsys, monkeypatch):
+    """2.5 nodes' worth of rows in each failure: three nodes, in three failures of four."""
+    job = Job(T_total=1e5, T_fail=2e4, O_save=100, O_load=0, O_res=0, N_emb=8, nodes_lost=2.5)
+    monkeypatch.setattr(
+        "cpr.commands.simulate.inputs_of", lambda options: Inputs(job=job, sources={"nodes_lost": "measured"})
+    )
+    out = simulate(capsys, *JOB, "--trials", "20", "--interval", "1000s")
+    assert "0.75 of them take 3 nodes" in out
+    assert f"{expected_pls(job, 1000):.4f}" in out
+
+
+def test_without_failures_there_is_nothing_to_simulate(capsys, tmp_path):
+    calm = tmp_path / "calm.csv"
+    calm.write_text("lasted,failed\n100h,no\n")
+    job = ["--total", "56h", "--save", "5m", "--nodes", "8"]
+    for flags in ([], ["--failures", str(calm)]):
+        assert entry(["simulate", *job, *flags]) == FAILED
+        assert "--fail" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -89,6 +111,7 @@ def test_groups_and_an_interval(capsys):
         ("--group-share 0.1 --group-nodes 9", "cannot happen to 8"),
         ("--group-share 2 --group-nodes 2", "from 0 to 1"),
         ("--trials 1", "2 at least"),
+        ("--seed -1", "must not be negative"),
         ("--interval 60h", "not longer than the job"),
         ("--interval 0s", "positive"),
         ("--interval 5", "not a span of time"),
