@@ -21,7 +21,8 @@ from tests.cpr.shards.models import bags, batch, shard
 ROWS = {"a": 40, "b": 33, "c": 21, "d": 50, "e": 60}
 LAYOUT = {"a": "tw_last", "b": "cw", "c": "dp", "d": "rw", "e": "tw"}
 BATCH = 8
-SAVE_AT, FAIL_AT, MORE = 10, 12, 3
+BASE_AT, SAVE_AT, FAIL_AT, MORE = 5, 10, 12, 3
+PRIORITY = cpr.PriorityConfig(scheme="mfu", ratio=0.25, covering=0.85)  # all tables but c, the smallest
 
 
 def values(recovery, model):
@@ -58,8 +59,13 @@ def fail(scenario, recovery, rank):
 def main(folder, scenario):
     torch.set_num_threads(1)
     moving.PIECE_BYTES = 256  # some rows
+    by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
-        str(folder / "checkpoint"), save_every_steps=5, moment="consistent", total_samples=1000 * BATCH
+        str(folder / "checkpoint"),
+        save_every_steps=20 if by_priority else 5,  # so that a save is due every 5 steps
+        priority=PRIORITY if by_priority else None,
+        moment="consistent",
+        total_samples=1000 * BATCH,
     )
     with recovery:
         recovery.init_process_group("gloo")
@@ -89,9 +95,10 @@ def main(folder, scenario):
             model({"ebc": batch(100 * rank + number, BATCH, **ROWS)}).square().mean().backward()
             optimizer.step()
             recovery.step(samples=BATCH * dist.get_world_size())
-            if recovery.steps_done == SAVE_AT:
+            if recovery.steps_done in {BASE_AT, SAVE_AT}:
                 recovery.checkpointer.wait()
-                torch.save(values(recovery, model), folder / f"saved-{rank}.pt")
+                name = "saved" if recovery.steps_done == SAVE_AT else "base"
+                torch.save(values(recovery, model), folder / f"{name}-{rank}.pt")
         if generation == 0:
             torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
             fail(scenario, recovery, rank)

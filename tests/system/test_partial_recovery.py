@@ -1,6 +1,7 @@
 """Workers under torchrun that fail in every way: what each has afterwards is exactly what it should be."""
 
 import json
+import math
 import os
 import socket
 import uuid
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.system.recovery_worker import BATCH, FAIL_AT, SAVE_AT
+from cpr.checkpoint.storage import open_storage
+from cpr.estimator.history import read_history
+from tests.cpr.shards.models import batch
+from tests.system.recovery_worker import BASE_AT, BATCH, FAIL_AT, MORE, PRIORITY, ROWS, SAVE_AT
 
 WORKER = Path(__file__).with_name("recovery_worker.py")
 PATIENCE_S = 150
@@ -95,6 +99,53 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     lost_bytes = sum(column.nbytes for columns in lost for column in columns.values())
     assert 0 < story["bytes_read"] < 2 * lost_bytes + 16384  # and nothing else is read
     assert not list((folder / "memory").iterdir())
+
+
+def chosen(shard):
+    """Rows of a shard that the save of step 10 holds: those looked up most since the base, counted here."""
+    table = shard["table"].rpartition(".")[2]
+    num_rows, first = shard["columns"]["weights"].shape[0], shard["at"][0]
+    if table == "c":
+        return list(range(num_rows))
+    counts = [0] * num_rows
+    for rank in (0, 1):
+        for number in range(BASE_AT, SAVE_AT):
+            for row in batch(100 * rank + number, BATCH, **ROWS)[f"f_{table}"].values().tolist():
+                if first <= row < first + num_rows:
+                    counts[row - first] += 1
+    used = [row for row, count in enumerate(counts) if count]
+    return sorted(used, key=lambda row: (-counts[row], row))[: math.ceil(PRIORITY.ratio * num_rows)]
+
+
+def test_saved_by_priority_each_lost_row_is_as_it_was_last_saved_and_all_others_live_on(torchrun, folder):
+    code, said = torchrun("lose_by_priority")
+    assert code == 0, said[-4000:]
+    survivor, replaced = (load(folder, f"begin-1-{rank}") for rank in (0, 1))
+    expected, newest = load(folder, "base-1"), load(folder, "saved-1")
+    for mine, latest in zip(expected["shards"], newest["shards"], strict=True):
+        rows = chosen(mine)
+        assert rows
+        for name, column in mine["columns"].items():
+            column[rows] = latest["columns"][name][rows]
+    assert_rows(replaced, expected, replicated=False)
+    assert_rows(survivor, load(folder, "alive-0"))
+
+    story = story_of(folder, 1)
+    assert (story["kind"], story["save_step"]) == ("partial", SAVE_AT)
+    # it counts as if tables were saved whole: the last time that they were was the base
+    samples = (FAIL_AT - BASE_AT) * BATCH * 2
+    assert story["pls_total"] == pytest.approx(samples / (1000 * BATCH * 2))
+    assert sum(loss["pls"] for loss in story["losses"]) == pytest.approx(story["pls_added"])
+    assert {loss["rank"] for loss in story["losses"]} == {1}
+    history = read_history(open_storage(str(folder / "checkpoint")))
+    # counters of the survivor lived on, those of the other are known: no base comes before the last save
+    assert [(save.step, save.kind) for save in history.saves] == [
+        (BASE_AT, "base"),
+        (SAVE_AT, "rows"),
+        (FAIL_AT + MORE, "rows"),
+        (FAIL_AT + MORE, "base"),
+    ]
+    assert [failure.kind for failure in history.failures] == ["partial"]
 
 
 @pytest.mark.parametrize(
