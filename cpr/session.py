@@ -73,7 +73,9 @@ class PartialRecovery:
         moment: of the periodic saves: "rolling" spreads the copying over steps, "consistent" is one moment.
         priority: save the rows that deserve it most instead of whole tables. `save_every_steps` still means
             whole tables: with a ratio r, saves with a share r of their rows come every r times as many steps.
-            The first save, the last one, and one after rows moved between workers hold everything.
+            The first save, the last one, and one after rows moved between workers hold everything; one that
+            is due while another is under way is postponed. What resumes from a row save has rows of several
+            ages.
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
@@ -261,9 +263,9 @@ class PartialRecovery:
         if self._birth is None:
             raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
         assert group is not None
-        storage = open_storage(self._config.uri)
-        self._injector = self._armed(meeting, storage)
-        storage = self._injector.storage(storage)
+        plain_storage = open_storage(self._config.uri)
+        self._injector = self._armed(meeting, plain_storage)
+        storage = self._injector.storage(plain_storage)
         checkpointer = self._make_checkpointer(meeting, storage, model, optimizers)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
@@ -298,7 +300,7 @@ class PartialRecovery:
             process_began_ns(),
         )
         recovery = self._course.note_seconds(self._phases.seconds)
-        self._saves = keeper.open(restorer, storage, self._timeout)
+        self._saves = keeper.open(restorer, plain_storage, self._timeout)
         if meeting.rank == 0:
             logger.info("%s", recovery)
         self._restored_s = time.perf_counter()

@@ -411,15 +411,11 @@ class Checkpointer:
         return idle
 
     def is_free(self) -> bool:
-        """Whether a save that is asked for now begins, on all ranks; called by all of them.
-
-        Where a busy checkpointer waits, it does so here until it is free.
+        """Whether on no rank a save is under way, or what is due after it; called by all of them.
 
         Raises:
-            SaveFailedError: the save before it failed in the background.
+            SaveFailedError: the last save failed in the background.
         """
-        if self._config.when_busy == "wait":
-            return self.wait_until_idle()
         is_free = all(self._agreement.gather(self._save is None or self._save.is_over))
         if is_free:
             self._raise_failure()

@@ -45,8 +45,6 @@ class RowSaves:
         """Since the last moment that counts."""
         self._last: tuple[Save, int, bool] | None = None
         """The save whose outcome nobody has asked for, its step, and whether its moment counts."""
-        self._waited_s = 0.0
-        """For the save before it, by the one that is about to begin."""
         self._is_under_way = False
         """Whether it is for the prioritizer."""
 
@@ -65,11 +63,10 @@ class RowSaves:
         Raises:
             SaveFailedError: the last one has failed; that counts all the same.
         """
-        is_free, began = True, time.perf_counter()
+        is_free = True
         try:
             is_free = self._checkpointer.is_free()
         finally:
-            self._waited_s = time.perf_counter() - began
             if is_free:
                 self._note_outcome()
         return is_free
@@ -88,7 +85,6 @@ class RowSaves:
             if save is None:
                 self._course.forget_save(self._step)
         if save is not None:
-            self._charge_waiting(save)
             self._note_outcome()  # of the one before, which is over
             self._prioritizer.begin_full_save()
             self._last, self._is_under_way = (save, self._step, True), True
@@ -99,7 +95,9 @@ class RowSaves:
         """Begin a row save, unless a base is needed; as `Checkpointer.save_rows`."""
         assert not self.needs_base
         counts = self._counts
-        rows, save = self._prioritizer.rows_to_save(), None
+        began, save = time.perf_counter(), None
+        rows = self._prioritizer.rows_to_save()
+        chosen_in_s = time.perf_counter() - began
         try:
             save = self._checkpointer.save_rows(rows)
         finally:
@@ -108,14 +106,10 @@ class RowSaves:
                 if counts:
                     self._course.forget_save(self._step)
         if save is not None:
-            self._charge_waiting(save)
+            save.blocked_s += chosen_in_s
             self._last, self._is_under_way = (save, self._step, counts), True
             self._num_row_saves = 0 if counts else self._num_row_saves + 1
         return save
-
-    def _charge_waiting(self, save: Save) -> None:
-        save.blocked_s += self._waited_s
-        self._waited_s = 0.0
 
     @property
     def _step(self) -> int:

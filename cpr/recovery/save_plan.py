@@ -91,7 +91,7 @@ class Keeper:
 
         Args:
             restorer: has brought everything into place.
-            storage: of the checkpoint.
+            storage: of the checkpoint, where the diary is kept.
             timeout: how long a rank waits for the slowest one.
         """
         plan, course = self._plan, self._course

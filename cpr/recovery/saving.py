@@ -19,6 +19,8 @@ from cpr.recovery.row_saves import RowSaves
 
 FAILED_SAVES_IN_A_ROW: Final = 3
 """So many make training stop: what it does could not be kept."""
+POSTPONED_STEPS: Final = 8
+"""How often a row save that is due while another save is under way is tried again."""
 POLL_S: Final = 0.1
 """How often the last save is asked for again where a busy checkpointer skips saves."""
 
@@ -52,6 +54,7 @@ class Saves:
         self._checkpointer, self._course = checkpointer, course
         self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
         self._is_due = False
+        self._postponed_to: int | None = None
         self._saved_at = -1
         self._num_failed = 0
         self._newest_at_failure: int | None = None
@@ -73,10 +76,10 @@ class Saves:
             self._diary.step()
         if self._rows is not None:
             self._rows.step()
-        self._is_due = self._pace.is_due(self._course.steps_done)
+        steps_done = self._course.steps_done
+        self._is_due = self._pace.is_due(steps_done) or steps_done == self._postponed_to
         if self._is_due and self._rows is not None:
-            with self._tolerated():
-                self._is_due = self._rows.get_ready()
+            self._postpone_if_busy(self._rows)
         if self._is_due:
             self._note()
 
@@ -120,10 +123,18 @@ class Saves:
             while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
                 time.sleep(POLL_S)
                 self._save_all("consistent")
-        self._checkpointer.wait_until_idle()
-        if self._diary is not None:
-            self._diary.finish()
-        self._checkpointer.close()
+        try:
+            self._checkpointer.wait_until_idle()
+        finally:
+            if self._diary is not None:
+                self._diary.finish()
+            self._checkpointer.close()
+
+    def _postpone_if_busy(self, rows: RowSaves) -> None:
+        """Row saves are many, and training waits for none; what they leave out is in the next."""
+        with self._tolerated():
+            self._is_due = rows.get_ready()
+        self._postponed_to = None if self._is_due else self._course.steps_done + POSTPONED_STEPS
 
     def _note(self) -> None:
         if self._rows is None:

@@ -69,7 +69,7 @@ def train(worker, oracle, steps):
     """Each save is waited for, so that what a save holds is known."""
     for _ in range(steps):
         oracle.look_up(worker.position.next)
-        worker.train(1).wait_for_save()
+        worker.train(1).recovery.checkpointer.wait_until_idle()
         step = worker.recovery.steps_done
         if step == 2:
             oracle.save_all(rows_of(worker))
@@ -170,7 +170,7 @@ def test_where_nobody_knows_what_has_changed_a_base_comes_first(new_worker, wipe
     worker.die()
     again = new_worker(**changed).restore()
     assert again.story.kind == "process"
-    again.train(1).wait_for_save()
+    again.train(1).recovery.checkpointer.wait_until_idle()
     assert chain_of(again)[-1] == "base"
     again.train(2).wait_for_save()
     assert chain_of(again)[-1] == "rows"

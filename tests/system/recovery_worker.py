@@ -96,7 +96,7 @@ def main(folder, scenario):
             optimizer.step()
             recovery.step(samples=BATCH * dist.get_world_size())
             if recovery.steps_done in {BASE_AT, SAVE_AT}:
-                recovery.checkpointer.wait()
+                recovery.checkpointer.wait_until_idle()
                 name = "saved" if recovery.steps_done == SAVE_AT else "base"
                 torch.save(values(recovery, model), folder / f"{name}-{rank}.pt")
         if generation == 0:

@@ -106,7 +106,8 @@ def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(be
     diary.note_save(save())
     train(diary, course, clock, 1)
     diary._writer.join()
-    train(diary, course, clock, 4)  # which nobody writes down; then they die
+    train(diary, course, clock, 4)  # of which at most one is written down; then they die
+    diary._writer.join()
     clock.now += 30
     diary, course = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
     course.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})

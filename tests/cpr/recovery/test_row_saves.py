@@ -21,8 +21,9 @@ class FakeSave:
 class FakeCheckpointer:
     """Saves are committed when somebody waits for them; those of the steps in `failing` fail then."""
 
-    def __init__(self, course, failing=(), skipping=(), breaking=()):
+    def __init__(self, course, failing=(), skipping=(), breaking=(), busy=()):
         self.course, self.failing, self.skipping, self.breaking = course, failing, skipping, breaking
+        self.busy = busy
         self.has_base, self.newest_step = False, None
         self.log, self.last = [], None
 
@@ -30,7 +31,7 @@ class FakeCheckpointer:
         pass
 
     def is_free(self):
-        return self.wait_until_idle()
+        return self.course.steps_done not in self.busy and self.wait_until_idle()
 
     def wait(self, timeout_s=None):
         return self.wait_until_idle()
@@ -174,3 +175,14 @@ def test_the_last_save_holds_everything():
 def test_three_failures_in_a_row_end_training():
     with pytest.raises(SaveFailedError, match="step 4"):
         Run(failing={2, 3, 4}).train(9)
+
+
+def test_a_row_save_waits_for_no_other_and_comes_as_soon_as_that_is_over():
+    class Rarely:
+        def is_due(self, steps_done):
+            return steps_done in {1, 5, 40}
+
+    run = Run(busy=range(5, 20))
+    run.saves = Saves(run.checkpointer, run.course, Rarely(), "rolling", run.rows)
+    run.train(45)
+    assert run.checkpointer.log == [("base", 1), ("rows", 21), ("rows", 40)]
