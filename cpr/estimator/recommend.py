@@ -173,7 +173,7 @@ def _least_time_to_failure(job: Job, target_pls: float, is_partial: bool) -> flo
     """Mean time between failures above which partial recovery wins."""
     found = _turning_point(
         job.T_fail,
-        1 / _FAR if is_partial else _FAR,
+        job.T_fail / _FAR if is_partial else job.T_fail * _FAR,
         lambda T_fail: _wins(replace(job, T_fail=T_fail), target_pls),
     )
     return found if found is not None and found > job.O_save else None
@@ -183,19 +183,19 @@ def _longest_save(job: Job, target_pls: float, is_partial: bool) -> float | None
     """Time of a save below which partial recovery wins."""
 
     def wins(O_save: float) -> bool:
-        blocked = None if job.blocked_save is None else job.blocked_save * O_save / job.O_save
+        blocked = None if job.blocked_save is None else job.blocked_save / job.O_save * O_save
         return _wins(replace(job, O_save=O_save, blocked_save=blocked), target_pls)
 
-    return _turning_point(job.O_save, job.T_total / job.O_save if is_partial else 1 / _FAR, wins)
+    return _turning_point(job.O_save, job.T_total if is_partial else job.O_save / _FAR, wins)
 
 
 def _turning_point(value: float, farthest: float, wins: Callable[[float], bool]) -> float | None:
-    """Between a value and `farthest` times it, the one where the answer changes; None: it does not."""
+    """The value from here to `farthest` where the answer changes; None: it does not."""
     now = wins(value)
-    if wins(value * farthest) == now:
+    if wins(farthest) == now:
         return None
-    same, other = 0.0, math.log(farthest)
+    same, other = value, farthest
     for _ in range(_BISECTIONS):
-        middle = (same + other) / 2
-        same, other = (middle, other) if wins(value * math.exp(middle)) == now else (same, middle)
-    return value * math.exp(other)
+        middle = math.sqrt(same * other)
+        same, other = (middle, other) if wins(middle) == now else (same, middle)
+    return other

@@ -119,7 +119,8 @@ def _in_background(what: Recommendation) -> str:
     partial = "could not keep the target" if then.partial is None else share_text(then.partial.overhead.total)
     return (
         f"Saving in the background: if training waited for {share_text(IN_BACKGROUND)} of each save "
-        f"({flag}), full recovery would cost {share_text(then.full.overhead.total)} and partial recovery {partial}."
+        f"({flag}), full recovery would cost {share_text(then.full.overhead.total)} and partial recovery "
+        f"{partial}."
     )
 
 

@@ -1,0 +1,82 @@
+import pytest
+
+from cpr.estimator.failures import FailureLog, Stretch, log_of_runs, read_log
+from cpr.estimator.history import FailureCost, RunHistory
+
+HOUR = 3600.0
+
+
+def write(tmp_path, text):
+    path = tmp_path / "failures.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_log_with_times(tmp_path):
+    log = read_log(
+        write(
+            tmp_path,
+            "began,ended,failed,who\n"
+            "2026-03-01T08:00,2026-03-01T21:30,yes,a\n"
+            "2026-03-01 21:40, 2026-03-02 00:40, No ,b\n"
+            "2026-03-02T09:00+01:00,2026-03-02T10:00+00:00,TRUE,a\n",
+        )
+    )
+    assert log.stretches == (Stretch((13.5 * HOUR,), 3 * HOUR), Stretch((2 * HOUR,)))
+    assert (log.num_failures, log.exposure_s) == (2, 18.5 * HOUR)
+    assert log.unfinished_s == [3 * HOUR]
+
+
+def test_a_log_with_lengths(tmp_path):
+    log = read_log(write(tmp_path, "\ufefffailed,lasted\nyes,1h30m\n1,90s\n,2d\n"))
+    assert log.stretches == (Stretch((5400.0, 90.0), 172_800.0),)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"has the columns \(none\)"),
+        ("began,failed\n", "has the columns began, failed; a log of failures has began, ended and failed"),
+        ("lasted,failed\n", "no lines"),
+        ("lasted,failed\n1h,yes\n2,yes\n", "line 3: '2' is not a span of time"),
+        ("lasted,failed\n1h,perhaps\n", "line 2: failed is 'perhaps'"),
+        ("lasted,failed\n0s,yes\n", "line 2: the job was at work for 0 s"),
+        ("began,ended,failed\nyesterday,today,yes\n", "line 2: .*yesterday"),
+        ("began,ended,failed\n2026-03-02,2026-03-01,yes\n", "line 2: the job was at work for -86400 s"),
+        ("began,ended,failed\n2026-03-01T00:00Z,2026-03-02,no\n", "line 2: .* both need a time zone|both"),
+        ("began,ended,failed\n2026-03-01\n", "line 2: "),
+    ],
+)
+def test_what_cannot_be_understood_is_named(text, told, tmp_path):
+    with pytest.raises(ValueError, match=told) as refused:
+        read_log(write(tmp_path, text))
+    assert "failures.csv" in str(refused.value)
+
+
+def test_failures_of_runs():
+    def run(*times):
+        failures = [
+            FailureCost(elapsed_s=time, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds={})
+            for time in times
+        ]
+        return RunHistory(
+            world_size=2,
+            nodes=2,
+            step_s=0.1,
+            steps_done=1,
+            samples_done=1,
+            samples_total=None,
+            elapsed_s=100.0,
+            failures=failures,
+        )
+
+    log = log_of_runs([run(10.0, 40.0), run(), run(100.0)])
+    assert log.stretches == (Stretch((10.0, 30.0), 60.0), Stretch((), 100.0), Stretch((100.0,)))
+    assert (log.num_failures, log.exposure_s) == (3, 300.0)
+    with pytest.raises(ValueError, match="one failure of several nodes"):
+        log_of_runs([run(10.0, 10.0)])
+
+
+def test_nothing_is_no_log():
+    with pytest.raises(ValueError, match="there is nothing in this log"):
+        FailureLog(())
