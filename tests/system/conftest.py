@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.system.ranks import Ranks
+
 REPO = Path(__file__).parents[2]
 
 
@@ -43,3 +45,17 @@ def start():
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+@pytest.fixture
+def start_ranks(tmp_path):
+    """Starts the ranks of a process group; whatever is left of them afterwards is killed."""
+    started = []
+
+    def work(function, *arguments, world_size):
+        started.append(Ranks(function, arguments, world_size, tmp_path))
+        return started[-1]
+
+    yield work
+    for each in started:
+        each.end()

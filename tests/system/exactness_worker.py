@@ -1,10 +1,9 @@
 """Trains small models for 20 steps on the same global batches, on however many ranks there are.
 
-`torchrun ... tests/system/exactness_worker.py FILE` writes what came out to FILE; the test imports this
-file and calls `train` in a world of one.
+`main` is run by every rank of a world and writes what came out to a file; the test calls `train` in a world
+of one.
 """
 
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -185,13 +184,8 @@ def train(case):
 
 
 def main(path):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = [train(case) for case in CASES]
     if dist.get_rank() == 0:
         torch.save(results, path)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,6 +1,5 @@
-"""A worker of `test_import`: trains and saves as TorchRec users do, without a line of this project."""
+"""A rank of `test_import`: trains and saves as TorchRec users do, without a line of this project."""
 
-import sys
 import warnings
 
 import torch
@@ -13,7 +12,7 @@ ROWS = {"a": 40, "b": 30, "c": 20, "d": 10, "e": 11}
 LAYOUT = {"a": "tw", "b": "cw", "c": "dp", "d": "tw_last", "e": "rw"}
 
 
-def main():
+def main(folder):
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
@@ -22,10 +21,6 @@ def main():
         model({"ebc": models.batch(step, 8, **ROWS)}).square().mean().backward()
     dcp.save(
         {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict(), "epoch": 2},
-        checkpoint_id=sys.argv[1],
+        checkpoint_id=folder,
     )
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

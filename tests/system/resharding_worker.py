@@ -1,13 +1,10 @@
 """Saves tables under several layouts, and loads what jobs of other sizes have saved, under each of its own.
 
-`tests/system/resharding_worker.py FOLDER WORLD_SIZES` is started once for each size of WORLD_SIZES (such as
-1,2,4), all at the same time; the jobs meet in FOLDER. All tables have the same values in every save, so that
-every load must give them back. An error, and so an exit code, says what does not.
+`main` is run by the ranks of worlds of several sizes, all at the same time; they meet in a folder. All tables
+have the same values in every save, so that every load must give them back. An error says what does not.
 """
 
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -95,7 +92,6 @@ def wait_for(path):
 
 
 def main(folder, sizes):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     own = dist.get_world_size()
     for name, layout in LAYOUTS.items():
@@ -109,7 +105,3 @@ def main(folder, sizes):
             for layout in LAYOUTS.values():
                 load(folder / f"{size}-{source}", layout)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")])

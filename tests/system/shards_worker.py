@@ -1,11 +1,10 @@
 """Trains a model with tables of every kind over the ranks there are; tells what each rank found.
 
-`torchrun ... tests/system/shards_worker.py FILE`: FILE holds, for each rank, its shards before and after
-three steps. Then it saves while it trains, with one rank that takes long to copy; what loads must be what was
-there when the save was begun, or the worker fails.
+The file that `main` writes holds, for each rank, its shards before and after three steps. Then it saves
+while it trains, with one rank that takes long to copy; what loads must be what was there when the save was
+begun, or the rank fails.
 """
 
-import sys
 import threading
 import time
 
@@ -94,7 +93,6 @@ def save_while_training(model, optimizer, folder):
 
 
 def main(path):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = shard(LAYOUT, bags=bags(**ROWS))
@@ -119,7 +117,3 @@ def main(path):
         torch.save(results, path)
     save_while_training(model, optimizer, f"{path}-saved")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,26 +1,16 @@
 """Two ranks train the same model as one: tables of all kinds, dense parameters, losses, metrics."""
 
-import importlib.util
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.system import exactness_worker as worker
+
 ATOL = {"sgd": 2e-6, "rowwise_adagrad": 2e-6, "adagrad": 1e-5}
 """Sums in another order differ in the last bit. Adagrad divides each gradient by its own size, which makes
 the last bit of one that nearly cancelled a larger part of the update."""
-
-WORKER = Path(__file__).with_name("exactness_worker.py")
-
-
-@pytest.fixture(scope="module")
-def worker():
-    spec = importlib.util.spec_from_file_location("exactness_worker", WORKER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -33,7 +23,7 @@ def world_of_one():
     torch.set_num_threads(threads)
 
 
-def put_together(pieces, worker):
+def put_together(pieces):
     tables = {}
     shapes = {feature.name: feature.rows for feature in worker.FEATURES}
     for name, row, column, weights in pieces:
@@ -45,11 +35,10 @@ def put_together(pieces, worker):
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_two_ranks_equal_one(start, worker, world_of_one, tmp_path):
-    process = start(WORKER, tmp_path / "results", ranks=2)
+def test_two_ranks_equal_one(start_ranks, world_of_one, tmp_path):
+    ranks = start_ranks(worker.main, tmp_path / "results", world_size=2)
     ours = [worker.train(case) for case in worker.CASES]
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    ranks.wait(timeout_s=100)
     theirs = torch.load(tmp_path / "results", weights_only=False)
     for case, one, two in zip(worker.CASES, ours, theirs, strict=True):
         held = [{name for name, *_ in pieces} for pieces in two["pieces"]]
@@ -61,8 +50,8 @@ def test_two_ranks_equal_one(start, worker, world_of_one, tmp_path):
         for name in ("cat_0", "cat_1"):
             assert torch.equal(replicas[0][name], replicas[1][name]), (case, name)
 
-        wanted = put_together(one["pieces"][0], worker)
-        found = put_together(chain(*two["pieces"]), worker)
+        wanted = put_together(one["pieces"][0])
+        found = put_together(chain(*two["pieces"]))
         assert found.keys() == wanted.keys()
         for name, table in found.items():
             torch.testing.assert_close(

@@ -1,7 +1,5 @@
 """What TorchRec users have saved with `torch.distributed.checkpoint` goes on here, on fewer ranks."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,18 +9,16 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.cli import entry
 from tests.cpr.shards import models
+from tests.system import import_worker
 
-WORKER = Path(__file__).with_name("import_worker.py")
 ROWS = {"a": 40, "b": 30, "c": 20, "d": 10, "e": 11}
 PREFIX = "ebc.embedding_bags"
 
 
 @pytest.fixture
-def saved(start, tmp_path):
+def saved(start_ranks, tmp_path):
     """A directory that two ranks have saved, and its tensors."""
-    process = start(WORKER, tmp_path / "dcp", ranks=2)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    start_ranks(import_worker.main, tmp_path / "dcp", world_size=2).wait(timeout_s=100)
     entries = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)

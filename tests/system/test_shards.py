@@ -1,21 +1,18 @@
 """Two ranks, tables of every kind: each finds and saves its own pieces, which together are the tables."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-WORKER = Path(__file__).with_name("shards_worker.py")
+from tests.system import shards_worker
+
 DIM = 8
 PREFIX = "bags.embedding_bags."
 
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_two_ranks_find_all_pieces(start, tmp_path):
-    process = start(WORKER, tmp_path / "results", ranks=2)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+def test_two_ranks_find_all_pieces(start_ranks, tmp_path):
+    start_ranks(shards_worker.main, tmp_path / "results", world_size=2).wait(timeout_s=100)
     ranks = torch.load(tmp_path / "results", weights_only=False)
     layout = [{s["name"].removeprefix(PREFIX): s["replicated"] for s in rank["before"]} for rank in ranks]
     assert layout == [

@@ -36,7 +36,8 @@ def work():
         "gradient": weight.grad[0, 0].item(),
         "error_file": os.environ["TORCHELASTIC_ERROR_FILE"],
     }
-    print(json.dumps(seen), flush=True)
+    sys.stdout.write(f"{json.dumps(seen)}\n")  # in one piece, also unbuffered: both ranks write to one pipe
+    sys.stdout.flush()
     distributed.barrier()
     if generation < 3:
         if rank == 1:
