@@ -166,12 +166,12 @@ def _failures(run: Run) -> Iterator[Event]:
 
 def step_at(hour: float, num_steps: int) -> int:
     """Steps that are done at an hour."""
-    return min(num_steps, int(hour / HOURS * num_steps))
+    return min(num_steps, int(hour / HOURS * num_steps + 1e-9))  # hours are multiples, rounded a little
 
 
 def step_saved(run: Run, hour: float, num_steps: int) -> int:
     """Steps whose work counts as saved at an hour: those before the last multiple of T_save."""
-    return step_at(math.floor(hour / run.interval_h) * run.interval_h, num_steps)
+    return step_at(math.floor(hour / run.interval_h + 1e-9) * run.interval_h, num_steps)
 
 
 def rows_of_node(node: int, num_rows: int) -> tuple[int, int]:

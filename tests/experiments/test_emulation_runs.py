@@ -1,0 +1,133 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments import emulation_data, emulation_runs
+from experiments.emulation import Run
+from experiments.emulation_runs import measure, measure_experiment
+from experiments.emulation_worker import Workload
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The runs that were asked for, in order, none of them really done."""
+    asked = []
+
+    def emulate(runs, _):
+        for run in runs:
+            asked.append(run.name)
+            yield run, {"auc": 0.7 + run.seed / 100, "pls": 0.1}
+
+    monkeypatch.setattr(emulation_runs, "_emulated", emulate)
+    return asked
+
+
+@pytest.fixture
+def workload(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json").write_text("{}")
+    return Workload(dataset=str(tmp_path / "data"), covering=0.9)
+
+
+RUNS = [Run(scheme=scheme, seed=seed) for seed in (0, 1) for scheme in ("none", "mfu")]
+
+
+def test_runs_are_measured_once_and_kept(tmp_path, emulated, workload):
+    rows = measure(RUNS[:3], workload, tmp_path)
+    assert rows[RUNS[1]] == {**RUNS[1].to_dict(), "auc": 0.7, "pls": 0.1}
+    assert measure(RUNS, workload, tmp_path)[RUNS[3]]["auc"] == pytest.approx(0.71)
+    assert emulated == [run.name for run in RUNS], "in the order of the plan, each once"
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path, emulated, workload, monkeypatch):
+    whole = emulation_runs._emulated
+
+    def interrupted(runs, shared):
+        yield from list(whole(runs, shared))[:1]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(emulation_runs, "_emulated", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(RUNS[:2], workload, tmp_path)
+    monkeypatch.setattr(emulation_runs, "_emulated", whole)
+    emulated.clear()
+    assert set(measure(RUNS[:2], workload, tmp_path)) == set(RUNS[:2])
+    assert emulated == [RUNS[1].name]
+
+
+def test_other_data_steps_or_code_are_measured_again(tmp_path, emulated, workload, monkeypatch):
+    def times():
+        emulated.clear()
+        measure(RUNS[:1], workload, tmp_path)
+        return len(emulated)
+
+    assert (times(), times()) == (1, 0)
+    (tmp_path / "data" / "dataset.json").write_text('{"other": 1}')
+    assert (times(), times()) == (1, 0)
+    workload = replace(workload, max_steps=3)
+    assert (times(), times()) == (1, 0)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("a = 1")
+    monkeypatch.setattr(emulation_runs, "ROOT", tmp_path)
+    monkeypatch.setattr(emulation_runs, "CODE", ("code/*.py",))
+    assert (times(), times()) == (1, 0)
+    (tmp_path / "code" / "a.py").write_text("a = 2")
+    assert (times(), times()) == (1, 0)
+
+
+def test_the_code_that_decides_a_run_is_named():
+    found = {path for pattern in emulation_runs.CODE for path in emulation_runs.ROOT.glob(pattern)}
+    names = {str(path.relative_to(emulation_runs.ROOT)) for path in found}
+    assert {
+        "cpr/checkpoint/checkpointer.py",
+        "cpr/priority/prioritizer.py",
+        "data/loader/loader.py",
+        "dlrm/models/dlrm.py",
+        "dlrm/recipes/tiny.toml",
+        "experiments/emulation_worker.py",
+        "experiments/training.py",
+    } <= names
+
+
+def measured(tmp_path, monkeypatch, arguments, made):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(emulation_runs, "default_dataset", lambda quick: tmp_path / "data")
+    monkeypatch.setattr(emulation_data, "generate", lambda config, folder: made.append(folder.name))
+    return measure_experiment(
+        "made_up",
+        arguments,
+        description="",
+        plan=lambda seed: [
+            Run(scheme="none", seed=seed),
+            Run(scheme="mfu", seed=seed),
+            Run(scheme="mfu", seed=seed, top_coverage=0.5),
+        ],
+        seeds=3,
+    )
+
+
+def test_an_experiment_has_one_row_a_run_seed_by_seed(tmp_path, emulated, workload, monkeypatch):
+    made = []
+    record = measured(tmp_path, monkeypatch, ["--quick"], made)
+    assert [row["key"] for row in record.rows] == emulated
+    assert [row["seed"] for row in record.rows] == [0, 0, 0, 1, 1, 1]
+    stored = json.loads((tmp_path / "runs/quick/made_up.json").read_text())
+    assert stored["seeds"] == [0, 1]
+    assert stored["config"]["max_steps"] == emulation_runs.QUICK_STEPS
+    assert made == ["data-top-0.5"]
+
+
+def test_data_of_others_keeps_its_skew_and_the_papers_choice_of_tables(
+    tmp_path, emulated, workload, monkeypatch
+):
+    record = measured(tmp_path, monkeypatch, ["--quick", str(tmp_path / "data")], [])
+    assert [row["top_coverage"] for row in record.rows] == [None] * 4
+    stored = json.loads((tmp_path / "runs/quick/made_up.json").read_text())
+    assert stored["config"]["covering"] == 0.995
+
+
+def test_one_seed_is_refused(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        measured(tmp_path, monkeypatch, ["--seeds", "1"], [])
+    assert "at least 2" in capsys.readouterr().err

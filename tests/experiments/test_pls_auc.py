@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from experiments import emulation_runs
+from experiments.pls_auc import SCHEMES, figures_of, main, plan
+
+SLOPES = {scheme: 0.002 * (1 + number) for number, scheme in enumerate(SCHEMES)}
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """What is lost is a multiple of the PLS, another one for each scheme and seed."""
+
+    def emulated(runs, _):
+        for run in runs:
+            pls = run.target_pls * (0.9 + 0.1 * run.seed) if run.scheme != "none" else 0.0
+            lost = SLOPES.get(run.scheme, 0.0) * (1 + run.seed / 10) * pls
+            yield run, {"auc": 0.75 + run.seed / 100 - lost, "pls": pls}
+
+    monkeypatch.setattr(emulation_runs, "_emulated", emulated)
+
+
+def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quick"]) == 0
+    stored = json.loads((tmp_path / "runs/quick/pls_auc.json").read_text())
+    figures = stored["figures"]
+    for scheme, slope in SLOPES.items():
+        assert figures[f"slope_{scheme}"] == pytest.approx(slope * 1.05)
+        assert figures[f"slope_{scheme}_ci"] > 0
+    assert figures["slope_mfu_dcnv2"] == pytest.approx(SLOPES["mfu"] * 1.05)
+    assert 0.99 < figures["pls_auc_correlation"] < 1
+    assert figures["loss_ratio_mfu_to_random"] == pytest.approx(SLOPES["mfu"] / SLOPES["random"])
+    assert (tmp_path / "runs/quick/pls_auc.png").stat().st_size > 10_000
+    assert figures_of(stored["rows"]) == figures
+
+
+def test_every_run_has_its_run_without_failures():
+    runs = plan(1)
+    assert len(set(runs)) == len(runs)
+    assert {run.without_failures for run in runs} <= set(runs)
