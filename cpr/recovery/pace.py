@@ -101,6 +101,7 @@ class AutoPace:
         choice = self._rule.next_interval(measured, self._interval_s)
         every = max(1, round(self._share * choice.interval_s / history.step_s))
         if choice.changed:
-            logger.info("%s. That is %s steps from save to save", choice.reason, f"{every:,}")
+            what = "" if self._share == 1 else f", with {self._share:.3g} of the rows in each"
+            logger.info("%s. That is %s steps from save to save%s", choice.reason, f"{every:,}", what)
         self._interval_s = choice.interval_s
         return every, diary.is_saving

@@ -576,3 +576,43 @@ def test_going_on_where_nothing_was_saved_begins_the_first_save(start):
     run.checkpointer.wait()
     assert run.checkpointer.newest_step == 7
     assert run.checkpointer.newest_state().step == 7
+
+
+def test_a_checkpointer_is_free_when_nothing_is_under_way_on_any_rank(start, small_pieces):
+    run = start()
+    run.checkpointer.prepare()
+    assert run.checkpointer.is_free()
+    run.checkpointer.save("rolling")
+    assert not run.checkpointer.is_free()
+    run.checkpointer.wait_until_idle()
+    assert run.checkpointer.is_free()
+
+
+def test_a_checkpointer_that_becomes_free_by_a_failure_says_so_once(start, small_pieces):
+    run = start()
+    run.checkpointer.prepare()
+    fail_when(run.checkpointer._storage, lambda path: path.endswith(".arrow"), OSError(errno.ENOSPC, "full"))
+    save = run.checkpointer.save("consistent")
+    assert save.wait_until_over(30)
+    with pytest.raises(SaveFailedError, match="full"):
+        run.checkpointer.is_free()
+    assert run.checkpointer.is_free()
+
+
+def test_whether_rows_have_a_base(start):
+    run = start()
+    run.checkpointer.prepare()
+    assert not run.checkpointer.has_base
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait_until_idle()
+    assert run.checkpointer.has_base
+    run.checkpointer.close()
+    again = start()
+    again.checkpointer.load()
+    again.checkpointer.prepare()
+    assert again.checkpointer.has_base
+    again.checkpointer.close()
+    other = start(layout={"a": "cw", "b": "cw"})
+    other.checkpointer.load()
+    other.checkpointer.prepare()
+    assert not other.checkpointer.has_base
