@@ -21,6 +21,7 @@ FORMAT: Final = "cpr-history"
 VERSION: Final = 1
 SAVES_KEPT: Final = 256
 """Newest saves in a history; failures are all kept."""
+SHORTEST_GAP_S: Final = 1.0
 LOADING: Final = ("reattach", "restore")
 """Phases of a recovery (`cpr.recovery.phases`) that are the paper's `O_load`; all others are its `O_res`."""
 
@@ -127,14 +128,17 @@ class RunHistory:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds from each failure to the next, the first from the beginning of the run."""
+        """Seconds from each failure to the next, the first from the beginning of the run.
+
+        Failures in the middle of a recovery are told when that is over: they are `SHORTEST_GAP_S` apart.
+        """
         times = [0.0, *(each.elapsed_s for each in self.failures)]
-        return [later - earlier for earlier, later in pairwise(times)]
+        return [max(SHORTEST_GAP_S, later - earlier) for earlier, later in pairwise(times)]
 
     @property
     def unfinished_gap_s(self) -> float:
         """Seconds since the last failure, or of the whole run: the next gap is longer than that."""
-        return self.elapsed_s - (self.failures[-1].elapsed_s if self.failures else 0.0)
+        return max(0.0, self.elapsed_s - (self.failures[-1].elapsed_s if self.failures else 0.0))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

@@ -133,6 +133,11 @@ def caveats(what: Recommendation) -> Iterator[str]:
             f"{duration_text(chosen.interval_s / 2 + job.delay)} of training on average. What a PLS costs in "
             "model quality depends on the model: try it by failure injection."
         )
+    if what.is_partial and job.nodes_lost == 0:
+        yield (
+            "No failure that was seen lost any memory, so none is expected to. One lost node would add a PLS of "
+            f"{(chosen.interval_s / 2 + job.delay) / (job.T_total * job.N_emb):.2g} on average."
+        )
     if what.is_partial and what.gain < MAX_OVERHEAD:
         yield (
             f"Partial recovery is cheaper by {_gain(what)} only. Full recovery loses no samples, which may "

@@ -73,8 +73,12 @@ def test_failures_of_runs():
     log = log_of_runs([run(10.0, 40.0), run(), run(100.0)])
     assert log.stretches == (Stretch((10.0, 30.0), 60.0), Stretch((), 100.0), Stretch((100.0,)))
     assert (log.num_failures, log.exposure_s) == (3, 300.0)
+    assert log_of_runs([run(10.0, 10.0)]).gaps_s == [10.0, 1.0]  # the second came before the run went on
+
+
+def test_no_time_at_all_is_no_time_between_failures():
     with pytest.raises(ValueError, match="one failure of several nodes"):
-        log_of_runs([run(10.0, 10.0)])
+        Stretch((3.0, 0.0))
 
 
 def test_nothing_is_no_log():

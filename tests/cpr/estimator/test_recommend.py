@@ -139,6 +139,13 @@ def test_what_is_said_of_saving_in_the_background():
     assert "Full recovery loses no samples" in told(nearly_free)
 
 
+def test_luck_so_far_is_told_as_such():
+    text = told(replace(KAGGLE, nodes_lost=0.0))
+    assert "and a PLS of 0." in text
+    assert "No failure that was seen lost any memory" in text
+    assert "One lost node would add a PLS of 0.062 on average" in text
+
+
 def test_a_target_that_cannot_be_kept():
     job = replace(KAGGLE, O_save=2 * HOUR, blocked_save=1.0, N_emb=2)
     text = told(job, 0.01)
