@@ -135,8 +135,8 @@ def caveats(what: Recommendation) -> Iterator[str]:
         )
     if what.is_partial and job.nodes_lost == 0:
         yield (
-            "No failure that was seen lost any memory, so none is expected to. One lost node would add a PLS of "
-            f"{(chosen.interval_s / 2 + job.delay) / (job.T_total * job.N_emb):.2g} on average."
+            "No failure that was seen lost any memory, so none is expected to. One lost node would add a PLS "
+            f"of {(chosen.interval_s / 2 + job.delay) / (job.T_total * job.N_emb):.2g} on average."
         )
     if what.is_partial and what.gain < MAX_OVERHEAD:
         yield (
