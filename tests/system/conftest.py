@@ -59,3 +59,11 @@ def start_ranks(tmp_path):
     yield work
     for each in started:
         each.end()
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """Pid of a process that stands for the `cpr run` of a whole file: workers below it are prepared once."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process.pid
+    process.communicate()

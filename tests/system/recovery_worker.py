@@ -1,14 +1,13 @@
 """Trains a little, fails as it is told, and writes down what every worker has before and after.
 
-`recovery_worker.py FOLDER SCENARIO` under torchrun. In the first generation, all save after step 10, go on to
-step 12 and fail there; later ones write down what they begin with, train three steps and end.
+`main(FOLDER, SCENARIO)` is run by workers under torchrun. In the first generation, all save after step 10, go
+on to step 12 and fail there; later ones write down what they begin with, train three steps and end.
 """
 
 import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -57,6 +56,7 @@ def fail(scenario, recovery, rank):
 
 
 def main(folder, scenario):
+    folder = Path(folder)
     torch.set_num_threads(1)
     moving.PIECE_BYTES = 256  # some rows
     by_priority = scenario == "lose_by_priority"
@@ -106,7 +106,3 @@ def main(folder, scenario):
         (folder / f"recoveries-{rank}.json").write_text(json.dumps(stories))
     (folder / f"end-{rank}").touch()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

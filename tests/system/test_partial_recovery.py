@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import socket
 import uuid
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from cpr.estimator.history import read_history
 from tests.cpr.shards.models import batch
 from tests.system.recovery_worker import BASE_AT, BATCH, FAIL_AT, MORE, PRIORITY, ROWS, SAVE_AT
 
-WORKER = Path(__file__).with_name("recovery_worker.py")
+WORKER = ("-m", "tests.system.prepared", "tests.system.recovery_worker")
 PATIENCE_S = 150
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -35,13 +33,20 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def below_cpr_run(launcher, monkeypatch):
+    """What `cpr run` tells torchrun; several share the process that is prepared."""
+    monkeypatch.setenv("CPR_LAUNCH", uuid.uuid4().hex)
+    monkeypatch.setenv("CPR_LAUNCH_PID", str(launcher))
+
+
+@pytest.fixture
 def torchrun(start, folder):
     """Runs the worker under torchrun to its end; what it said."""
 
     def work(scenario, ranks=2, restarts=3):
         process = start(
             "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--max-restarts", restarts,
-            "--master-port", free_port(), WORKER, folder, scenario,
+            "--master-port", free_port(), *WORKER, folder, scenario,
         )  # fmt: skip
         _, said = process.communicate(timeout=PATIENCE_S)
         return process.returncode, said
@@ -117,6 +122,7 @@ def chosen(shard):
     return sorted(used, key=lambda row: (-counts[row], row))[: math.ceil(PRIORITY.ratio * num_rows)]
 
 
+@pytest.mark.usefixtures("below_cpr_run")
 def test_saved_by_priority_each_lost_row_is_as_it_was_last_saved_and_all_others_live_on(torchrun, folder):
     code, said = torchrun("lose_by_priority")
     assert code == 0, said[-4000:]
@@ -155,6 +161,7 @@ def test_saved_by_priority_each_lost_row_is_as_it_was_last_saved_and_all_others_
         ("lose_after_seal", ["start", "partial", "process"]),
     ],
 )
+@pytest.mark.usefixtures("below_cpr_run")
 def test_what_is_lost_is_counted_once_whenever_the_recovery_dies(torchrun, folder, scenario, kinds):
     code, said = torchrun(scenario)
     assert code == 0, said[-4000:]
@@ -167,6 +174,7 @@ def test_what_is_lost_is_counted_once_whenever_the_recovery_dies(torchrun, folde
     assert_rows(load(folder, "begin-2-1"), load(folder, "saved-1"), replicated=False)
 
 
+@pytest.mark.usefixtures("below_cpr_run")
 def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
     code, said = torchrun("both")
     assert code == 0, said[-4000:]
@@ -177,10 +185,9 @@ def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
     assert len(story["dead"]) == 2
 
 
+@pytest.mark.usefixtures("below_cpr_run")
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypatch, ranks):
-    monkeypatch.setenv("CPR_LAUNCH", uuid.uuid4().hex)  # what `cpr run` tells torchrun
-    monkeypatch.setenv("CPR_LAUNCH_PID", str(os.getpid()))
     code, _ = torchrun("resize", restarts=0)
     assert code != 0
     monkeypatch.setenv("CPR_CONTINUES", "1")

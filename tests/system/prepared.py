@@ -1,0 +1,23 @@
+"""Workers that start as forks of a prepared process: `-m tests.system.prepared MODULE ARGUMENTS`.
+
+All but the first of a torchrun do, or, below one `cpr run`, all but the first of any torchrun.
+"""
+
+import importlib
+import sys
+
+from cpr import standby
+
+
+def prepare() -> None:
+    importlib.import_module(sys.argv[1])
+
+
+def work() -> int:
+    module, *arguments = sys.argv[1:]
+    importlib.import_module(module).main(*arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(standby.run(prepare, work))
