@@ -185,3 +185,23 @@ def test_a_worker_that_dies_before_that_base_is_committed_leaves_the_same_doubt(
     again = new_worker(**other).restore()
     again.train(1).wait_for_save()
     assert chain_of(again)[-1] == "base"
+
+
+def test_a_worker_that_dies_while_a_base_is_written_leaves_the_same_doubt(new_worker):
+    oracle, worker = Oracle(), new_worker(restarted=False).restore()
+    train(worker, oracle, 5)
+    worker.die()
+    other = {"priority": cpr.PriorityConfig(scheme="ssu", ratio=RATIO, covering=0.8)}
+    worker = new_worker(**other).restore()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    worker.recovery.checkpointer._saver._write_all = fail
+    worker.train(1)  # its trackers are empty now, and the base that they were emptied for will not come
+    assert worker.recovery.checkpointer.newest_step == 4
+    worker.die()
+    again = new_worker(**other).restore()
+    assert again.story.kind == "process"
+    again.train(2).recovery.checkpointer.wait_until_idle()
+    assert chain_of(again)[-1] == "base"
