@@ -275,7 +275,8 @@ class PartialRecovery:
         is_own = meeting.continues and is_of_launches(storage, group, meeting.launches)
         assert self._memory.segment is not None
         self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
-        keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
+        with self._phases.measured("restore"):
+            keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
         restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
         reports = restorer.restore(
             Beginning(
@@ -300,7 +301,8 @@ class PartialRecovery:
             process_began_ns(),
         )
         recovery = self._course.note_seconds(self._phases.seconds)
-        self._saves = keeper.open(restorer, plain_storage, self._timeout)
+        with self._phases.measured("restore"):
+            self._saves = keeper.open(restorer, plain_storage, self._timeout)
         if meeting.rank == 0:
             logger.info("%s", recovery)
         self._restored_s = time.perf_counter()
