@@ -49,6 +49,7 @@ from cpr.recovery.phases import Phases, note_death, process_began_ns
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery
 from cpr.recovery.replicated import OptimizerState
+from cpr.recovery.reports import WorkerReport
 from cpr.recovery.restoring import Beginning, Restorer
 from cpr.recovery.save_plan import Keeper, SavePlan
 from cpr.recovery.saving import Saves
@@ -293,13 +294,7 @@ class PartialRecovery:
         if not self._resume:
             note_launches(storage, group, meeting.launches)
         self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
-        segments = [segment for report in reports for segment in report.segments]
-        note_death(
-            self._phases,
-            [each.left_ns for each in segments if each.left_ns > 0],
-            [each.heartbeat_ns for each in segments if each.left_ns < 0],
-            process_began_ns(),
-        )
+        self._note_death(reports)
         recovery = self._course.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
             self._saves = keeper.open(restorer, plain_storage, self._timeout)
@@ -432,6 +427,16 @@ class PartialRecovery:
             kept = OptimizerState(optimizer, checkpointer.shards)
             checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
         return checkpointer
+
+    def _note_death(self, reports: Sequence[WorkerReport]) -> None:
+        """The time before this process began, from what the workers before left behind."""
+        segments = [segment for report in reports for segment in report.segments]
+        note_death(
+            self._phases,
+            [each.left_ns for each in segments if each.left_ns > 0],
+            [each.heartbeat_ns for each in segments if each.left_ns < 0],
+            process_began_ns(),
+        )
 
     def _armed(self, meeting: Meeting, storage: Storage) -> Injector:
         """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
