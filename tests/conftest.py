@@ -1,7 +1,8 @@
-"""What holds for every test: it leaves nothing behind for the next one."""
+"""What holds for every test: it leaves nothing behind for the next. And what tests of whole runs share."""
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -75,3 +76,14 @@ def no_leaked_process_group() -> Iterator[None]:
 def _has_process_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[int]:
+    """Pid of a process that stands for the `cpr run` of a whole file.
+
+    Workers are prepared once for all torchruns below it: those that find it in CPR_LAUNCH_PID.
+    """
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process.pid
+    process.communicate()
