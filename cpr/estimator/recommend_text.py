@@ -53,7 +53,7 @@ def why(what: Recommendation) -> Iterator[str]:
     yield (
         f"Full recovery is cheapest with a save each {duration_text(full.interval_s)} (Young's optimum): "
         f"{share_text(full.overhead.save)} for saving, and {share_text(full.overhead.lost)} because each "
-        f"failure throws all {job.N_emb} nodes back, by {back} on average."
+        f"failure throws the whole job back, by {back} on average."
     )
     if partial is None:
         yield (
@@ -91,7 +91,7 @@ def changes(what: Recommendation) -> Iterator[str]:
     """What would turn the decision, value by value."""
     now, bounds = what.is_partial, what.thresholds
     other = "full recovery" if now else "partial recovery"
-    if bounds.pls <= 1:
+    if 0 < bounds.pls <= 1:
         side = "below" if now else "above"
         yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is cheaper."
     if bounds.T_fail is not None:

@@ -142,6 +142,7 @@ def test_what_is_said_of_saving_in_the_background():
 def test_luck_so_far_is_told_as_such():
     text = told(replace(KAGGLE, nodes_lost=0.0))
     assert "and a PLS of 0." in text
+    assert "A target PLS" not in text
     assert "No failure that was seen lost any memory" in text
     assert "One lost node would add a PLS of 0.062 on average" in text
 
