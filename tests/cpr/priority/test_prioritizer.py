@@ -1,0 +1,252 @@
+"""What a save asks for, and what becomes of it: real models, real saves."""
+
+import math
+
+import pytest
+import torch
+
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.priority import Prioritizer, PriorityConfig
+from cpr.priority.config import SCHEMES
+from cpr.shards import find_shards
+from tests.cpr.shards.models import bags, batch, shard
+
+ROWS = {"a": 40, "b": 30, "c": 24, "d": 20, "e": 3}
+LAYOUT = {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "tw"}
+SMALL = "bags.embedding_bags.e/r0-c0"
+RATIO = 0.2
+
+
+def make(model, scheme="mfu", **options):
+    return Prioritizer(model, PriorityConfig(scheme=scheme, ratio=RATIO, covering=0.97), **options)
+
+
+def train(model, step):
+    """One step; its lookups of each table."""
+    features = batch(step, 6, **ROWS)
+    model({"bags": features}).square().sum().backward()
+    return {name: features[f"f_{name}"].values() for name in ROWS}
+
+
+def table_of(name):
+    return name.partition("/")[0].rpartition(".")[2]
+
+
+@pytest.fixture
+def model(world_of_one):
+    return shard(LAYOUT, bags=bags(**ROWS))
+
+
+def test_the_most_used_rows_of_each_piece_and_all_of_small_tables(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        counts = {name: torch.zeros(rows) for name, rows in ROWS.items()}
+        for step in range(3):
+            for name, ids in train(model, step).items():
+                counts[name] += torch.bincount(ids, minlength=ROWS[name])
+        rows = prioritizer.rows_to_save()
+        assert rows.keys() == {found.name for found in find_shards(model)}
+        for name, chosen in rows.items():
+            of_table = counts[table_of(name)].tolist()
+            ranked = sorted((-count, row) for row, count in enumerate(of_table) if count)
+            budget = math.ceil(RATIO * len(of_table))
+            expected = sorted(row for _, row in ranked[:budget]) if name != SMALL else [0, 1, 2]
+            assert chosen.tolist() == expected, name
+            assert (chosen.dtype, chosen.device.type) == (torch.int64, "cpu")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_with_a_checkpointer(model, scheme, tmp_path):
+    """What is loaded is what was saved last, row by row, whatever the scheme."""
+    with Checkpointer(model, CheckpointConfig(uri=str(tmp_path))) as checkpointer:
+        prioritizer = make(model, scheme, shards=checkpointer.shards)
+        assert not prioritizer.is_complete
+        prioritizer.begin_full_save()
+        checkpointer.save("consistent")
+        checkpointer.wait()
+        prioritizer.confirm()
+        assert prioritizer.is_complete
+        expected = {found.name: found.weights.clone() for found in checkpointer.shards}
+        for step in range(3):
+            train(model, step)
+            checkpointer.step()
+            rows = prioritizer.rows_to_save()
+            for found in checkpointer.shards:
+                local = rows[found.name] - found.row_offset
+                expected[found.name][local] = found.weights[local]
+                budget = math.ceil(RATIO * found.num_rows)
+                assert local.numel() <= budget or scheme == "touched" or found.name == SMALL
+            checkpointer.save_rows(rows)
+            checkpointer.wait()
+            prioritizer.confirm()
+        live = {found.name: found.weights.clone() for found in checkpointer.shards}
+        prioritizer.close()
+        checkpointer.load()
+        for found in checkpointer.shards:
+            assert torch.equal(found.weights, expected[found.name]), found.name
+            if scheme == "touched" and not found.replicated:
+                assert torch.equal(found.weights, live[found.name]), "an incremental save misses nothing"
+
+
+def test_a_save_that_fails_costs_no_row_its_priority(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        train(model, 0)
+        first = prioritizer.rows_to_save()
+        prioritizer.take_back()
+        again = prioritizer.rows_to_save()
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        prioritizer.confirm()
+        after = prioritizer.rows_to_save()
+        for name in first.keys() - {SMALL}:
+            assert not set(after[name].tolist()) & set(first[name].tolist()), name
+
+
+def test_rows_that_were_set_back_have_nothing_to_save(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        train(model, 0)
+        name = "bags.embedding_bags.a/r0-c0"
+        before = prioritizer.rows_to_save()[name].tolist()
+        prioritizer.take_back()
+        prioritizer.forget(name, [(before[0], before[0] + 1), (before[1], before[2])])
+        after = prioritizer.rows_to_save()[name].tolist()
+        assert before[0] not in after
+        assert before[1] not in after
+        assert before[2] in after
+        prioritizer.take_back()
+        prioritizer.forget(name)
+        rows = prioritizer.rows_to_save()
+        assert rows[name].numel() == 0
+        assert rows["bags.embedding_bags.c/r0-c0"].numel()
+        prioritizer.take_back()
+        prioritizer.forget(SMALL)  # which is saved whole, whatever happens
+        prioritizer.forget_all()
+        rows = prioritizer.rows_to_save()
+        assert {name for name, chosen in rows.items() if chosen.numel()} == {SMALL}
+
+
+def test_a_full_save_that_fails_must_come_again(model):
+    with make(model) as prioritizer:
+        with pytest.raises(ValueError, match="a full save must come first"):
+            prioritizer.rows_to_save()
+        prioritizer.begin_full_save()
+        prioritizer.take_back()
+        assert not prioritizer.is_complete
+        prioritizer.begin_full_save()
+        train(model, 0)
+        prioritizer.confirm()
+        assert prioritizer.is_complete
+        name = "bags.embedding_bags.a/r0-c0"
+        assert prioritizer.rows_to_save()[name].numel(), "what was looked up meanwhile is to be saved"
+
+
+def test_calls_in_the_wrong_order_are_refused(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        for end in (prioritizer.confirm, prioritizer.take_back):
+            with pytest.raises(ValueError, match="no save is under way"):
+                end()
+        prioritizer.rows_to_save()
+        for begin in (prioritizer.rows_to_save, prioritizer.begin_full_save, prioritizer.forget_all):
+            with pytest.raises(ValueError, match=r"confirm\(\) it or take_back\(\) what it took first"):
+                begin()
+        with pytest.raises(ValueError, match="a save is under way"):
+            prioritizer.forget(SMALL)
+        prioritizer.confirm()
+        with pytest.raises(ValueError, match=r"no shard 'x'; it has bags\.embedding_bags\.a/r0-c0"):
+            prioritizer.forget("x")
+        with pytest.raises(ValueError, match=r"rows 0 to 3 were named of .* holds rows 0 to 2"):
+            prioritizer.forget(SMALL, [(0, 4)])
+
+
+def test_trackers_that_outlive_a_worker(model):
+    memory = {}
+
+    def allocate(name, dtype, numel):
+        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+
+    with make(model, allocate=allocate) as first:
+        first.forget_all()
+        train(model, 0)
+        expected = first.rows_to_save()  # under way when the worker dies
+    with make(model, allocate=allocate) as second:
+        assert second.is_complete
+        found = second.rows_to_save()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        second.confirm()
+        second.begin_full_save()
+    with make(model, allocate=allocate) as third:
+        assert not third.is_complete, "the base that was under way is not known to have been committed"
+
+
+def test_another_plan_begins_with_a_full_save_and_counts_on_exactly(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        train(model, 0)
+    other = shard({**LAYOUT, "a": "rw", "c": "cw"}, bags=bags(**ROWS))
+    with make(other) as prioritizer:
+        assert not prioritizer.is_complete
+        prioritizer.begin_full_save()
+        prioritizer.confirm()
+        with make(model) as reference:
+            reference.forget_all()
+            train(other, 1)
+            train(model, 1)
+            expected, found = reference.rows_to_save(), prioritizer.rows_to_save()
+    assert torch.equal(found["bags.embedding_bags.a/r0-c0"], expected["bags.embedding_bags.a/r0-c0"])
+    assert torch.equal(found["bags.embedding_bags.c/r0-c4"], expected["bags.embedding_bags.c/r0-c0"])
+
+
+@pytest.mark.parametrize("scheme", ["ssu", "random", "round_robin"])
+def test_small_state_goes_on(model, scheme):
+    with make(model, scheme) as first, make(model, scheme) as second, make(model, "mfu") as other:
+        for prioritizer in (first, second):
+            prioritizer.forget_all()
+        first.rows_to_save()
+        first.confirm()
+        second.load_state_dict(first.state_dict())
+        assert second.state_dict().keys() == first.state_dict().keys()
+        expected, found = first.rows_to_save(), second.rows_to_save()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        other.load_state_dict(first.state_dict())  # of another scheme: nothing that it could use
+
+
+def test_after_closing_nothing_is_watched(model):
+    prioritizer = make(model)
+    prioritizer.forget_all()
+    prioritizer.close()
+    train(model, 0)
+    rows = prioritizer.rows_to_save()
+    assert {name for name, chosen in rows.items() if chosen.numel()} == {SMALL}
+
+
+@pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("ssu", 4 * RATIO), ("never", 0)])
+def test_memory(world_of_one, scheme, bytes_per_row):
+    model = shard({"a": "tw", "b": "tw"}, bags=bags(a=1000, b=500))
+    with make(model, scheme) as prioritizer:
+        assert prioritizer.tracker_bytes == pytest.approx(bytes_per_row * 1500, abs=4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("scheme", ["mfu", "ssu", "scar", "mru", "touched"])
+def test_on_a_gpu(world_of_one, scheme):
+    """The same rows are chosen as on the CPU; of SSU, as many to within those that want the same place."""
+    chosen = []
+    for device in (torch.device("cpu"), torch.device("cuda", 0)):
+        torch.manual_seed(1)
+        model = shard({"a": "tw", "b": "rw"}, device=device, bags=bags(a=400, b=300))
+        for found in find_shards(model):
+            found.weights.fill_(0.5)
+        with make(model, scheme) as prioritizer:
+            prioritizer.forget_all()
+            for step in range(3):
+                features = batch(step, 6, a=400, b=300).to(device)
+                model.module.bags(features).values().sum().backward()
+            chosen.append(prioritizer.rows_to_save())
+    on_cpu, on_gpu = chosen
+    for name, rows in on_cpu.items():
+        if scheme == "ssu":
+            assert abs(rows.numel() - on_gpu[name].numel()) <= 3
+        else:
+            assert torch.equal(rows, on_gpu[name]), name
