@@ -1,9 +1,5 @@
-"""Ranks of a process group without torchrun, for tests of what ranks do and not of how they are started.
+"""Ranks of a process group without torchrun, for tests of what ranks do and not of how they are started."""
 
-Python's fork server imports torch and TorchRec once; each rank is a fork of it, and starts in no time.
-"""
-
-import multiprocessing
 import os
 import sys
 import time
@@ -17,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-IMPORTED_ONCE = ["torchrec.distributed.model_parallel", "pyarrow.parquet", "torch.distributed.checkpoint"]
+from tests import forks
 
 
 class Ranks:
@@ -31,8 +27,7 @@ class Ranks:
     """
 
     def __init__(self, function: Callable[..., object], arguments: tuple, world_size: int, folder: Path):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED_ONCE)
+        context = forks.context()
         # as torchrun's agent does: no port is free first and taken when rank 0 wants it
         self._store = dist.TCPStore(
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)

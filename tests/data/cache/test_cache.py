@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import logging
-import multiprocessing
 import os
 import random
 import resource
@@ -20,6 +19,7 @@ from data.cache.level import SUFFIX
 from data.cache.lock import FileLock
 from data.dataset import read_manifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource
+from tests import forks
 
 GROUPS = ((400, 300), (500,), (200, 200))
 READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
@@ -387,7 +387,7 @@ def _fill_and_hang(folder, memory, dataset, holding):
 @pytest.mark.system
 @pytest.mark.timeout(60)
 def test_a_filler_killed_with_kill_9_blocks_nobody(open_cache, tmp_path, memory, dataset):
-    context = multiprocessing.get_context("spawn")
+    context = forks.context()
     holding = context.Event()
     filler = context.Process(target=_fill_and_hang, args=(tmp_path / "disk", memory, dataset, holding))
     filler.start()
@@ -425,7 +425,7 @@ def _read_in_random_order(seed, folder, memory, dataset, limit, failures):
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_many_workers_and_kills_never_give_a_wrong_row_group(tmp_path, memory, dataset):
-    context = multiprocessing.get_context("spawn")
+    context = forks.context()
     failures = context.Queue()
     limit = 30_000  # of the 41 kB of all row groups
     arguments = (tmp_path / "disk", memory, dataset, limit, failures)
