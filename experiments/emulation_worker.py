@@ -79,8 +79,8 @@ def emulate(run: Run, workload: Workload) -> dict[str, Any]:
     Needs an open process group of one rank.
 
     Returns:
-        Of the run: `steps`, `pls`, `auc` and `log_loss` on the test day, `auc_head` and so on by how common
-        the ids of a test sample are, `saves` besides the one at step 0, `seconds`.
+        Of the run: `steps`, `pls`, `saves` besides the one at step 0 and the `rows_saved` by them, `auc` and
+        `log_loss` on the test day, `auc_head` and so on by how common the ids of a sample are, `seconds`.
     """
     began = perf_counter()
     inputs = prepare(_config(run, workload), "tiny", Ranks(0, 0, 1))
@@ -93,7 +93,12 @@ def emulate(run: Run, workload: Workload) -> dict[str, Any]:
                 training.timed_steps(step_at(event.hour, num_steps) - training.steps_done)
                 cluster.play(event)
             training.timed_steps(num_steps - training.steps_done)
-            outcome = {"steps": num_steps, "pls": cluster.pls, "saves": cluster.num_saves}
+            outcome = {
+                "steps": num_steps,
+                "pls": cluster.pls,
+                "saves": cluster.num_saves,
+                "rows_saved": cluster.num_rows_saved,
+            }
         tested = _test(training.model, ids, inputs, workload)
     finally:
         inputs.close()
@@ -115,7 +120,7 @@ class Cluster:
         self, run: Run, training: Training, folder: Path, workload: Workload, num_steps: int
     ) -> None:
         self.pls = 0.0
-        self.num_saves = 0
+        self.num_saves = self.num_rows_saved = 0
         self._run, self._training = run, training
         self._num_steps, self._batch_size = num_steps, workload.batch_size
         self._charges: list[Charge] = []
@@ -155,9 +160,12 @@ class Cluster:
     def _save(self) -> None:
         self.num_saves += 1
         if self._prioritizer is None:
+            self.num_rows_saved += sum(shard.num_rows for shard in self._checkpointer.shards)
             self._save_all()
             return
-        self._checkpointer.save_rows(self._prioritizer.rows_to_save())
+        rows = self._prioritizer.rows_to_save()
+        self.num_rows_saved += sum(map(len, rows.values()))
+        self._checkpointer.save_rows(rows)
         self._checkpointer.wait()
         self._prioritizer.confirm()
 

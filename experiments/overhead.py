@@ -18,6 +18,9 @@ command goes on where it stopped; `--seeds N` finishes with fewer, or adds more.
   `..._sgd`, `..._dcnv2`: for SGD, and for DCN-v2 with row-wise Adagrad. `random` rows and `never` (of the
   large tables nothing is saved, the small ones are) show what choosing rows is worth. `auc_delta_mfu_often`:
   MFU with a target PLS of 0.02, which background saving makes cheap (`overhead_cpr_background_often`).
+  `auc_delta_naive_ci` shows what the data resolve: that scheme loses next to nothing.
+- `budget_used_SCHEME`: rows that the scheme's saves wrote over those that they might (`random` writes them).
+  Below 1, every row that changed since the last save was saved, so that priority is incremental saving.
 - `auc_without_failures`, `pls_vanilla`: means over seeds.
 """
 
@@ -34,6 +37,7 @@ from experiments.record import RESULTS, Row
 
 SEEDS: Final = 10
 SCHEMES: Final = ("mfu", "ssu", "scar", VANILLA, NAIVE, "random", "never")
+CHOOSING: Final = ("mfu", "ssu", "scar")
 NETWORKS: Final = {
     "": ("dlrm", "rowwise_adagrad"),
     "_sgd": ("dlrm", "sgd"),
@@ -98,9 +102,12 @@ def quality_figures(rows: Sequence[Row]) -> dict[str, float]:
         for scheme, estimate in by_scheme(rows, ending).items():
             figures |= estimate.figures(f"auc_delta_{scheme}{ending}")
     often = estimates(rows)[setting_of(run("mfu", 0, target_pls=OFTEN_PLS))]
+    written = {scheme: _mean_of(rows, "rows_saved", run(scheme, 0)) for scheme in (*CHOOSING, "random")}
+    used = {f"budget_used_{scheme}": written[scheme] / written["random"] for scheme in CHOOSING}
     return {
         **figures,
         **often.figures("auc_delta_mfu_often"),
+        **used,
         "auc_without_failures": _mean_of(rows, "auc", run(NAIVE, 0).without_failures),
         "pls_vanilla": _mean_of(rows, "pls", run(VANILLA, 0)),
     }

@@ -1,6 +1,5 @@
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +7,7 @@ import torch.distributed as dist
 
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.recovery.losses import pls_added
+from data.dataset import read_manifest
 from data.synthetic import SyntheticConfig, generate
 from dlrm.inputs import Ranks, prepare
 from experiments import emulation_worker
@@ -151,6 +151,8 @@ def test_a_run_with_failures(workload):
     assert row["pls"] == pytest.approx(pls)
     assert row["pls"] > 0
     assert (row["steps"], row["saves"]) == (STEPS, sum(not nodes for _, nodes in steps))
+    rows = sum(feature.rows for feature in read_manifest(workload.dataset).features)
+    assert row["rows_saved"] == rows * row["saves"]
     assert row == {**emulate(run, workload), "seconds": row["seconds"]}, "a run can be repeated"
     assert row["auc"] != emulate(run.without_failures, workload)["auc"]
 
@@ -181,8 +183,18 @@ def test_every_scheme_runs(workload, scheme):
     assert all(0.3 < row[f"auc_{part}"] < 0.9 for part in ("head", "torso", "tail"))
 
 
-def test_nothing_is_left_in_memory(workload):
-    before = set(Path("/dev/shm").glob("cpr-emulation-*")) if Path("/dev/shm").is_dir() else set()
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_nothing_is_left_behind(workload, tmp_path, monkeypatch, has_memory):
+    memory = tmp_path / "memory"
+    if has_memory:
+        memory.mkdir()
+    monkeypatch.setattr(emulation_worker, "MEMORY", memory)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    seen = []
+    play = Cluster.play
+    monkeypatch.setattr(
+        Cluster, "play", lambda *arguments: (play(*arguments), seen.extend(tmp_path.rglob("checkpoint")))
+    )
     emulate(Run(scheme="vanilla", seed=0), workload)
-    after = set(Path("/dev/shm").glob("cpr-emulation-*")) if Path("/dev/shm").is_dir() else set()
-    assert after == before
+    assert {path.is_relative_to(memory) for path in seen} == {has_memory}
+    assert not list(tmp_path.rglob("cpr-emulation-*"))

@@ -30,7 +30,14 @@ def made_up(monkeypatch):
     def emulated(runs, _):
         for run in runs:
             lost = SCHEMES.index(run.scheme) * (1 + run.seed / 10) * (1 if run.network == "dlrm" else 2)
-            yield run, {"auc": 0.75 + run.seed / 100 - lost / 1e4, "pls": 0.1}
+            yield (
+                run,
+                {
+                    "auc": 0.75 + run.seed / 100 - lost / 1e4,
+                    "pls": 0.1,
+                    "rows_saved": 60 if run.scheme == "mfu" else 80,
+                },
+            )
 
     monkeypatch.setattr(emulation_runs, "_emulated", emulated)
 
@@ -91,6 +98,7 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
             assert figures[f"auc_delta_{scheme}{ending}"] == pytest.approx(expected)
             assert figures[f"auc_delta_{scheme}{ending}_ci"] > 0
     assert figures["auc_without_failures"] == pytest.approx(0.755)
+    assert (figures["budget_used_mfu"], figures["budget_used_ssu"]) == (0.75, 1)
     assert len(stored["rows"]) == 2 * len(plan(0))
     assert (tmp_path / "runs/quick/overhead.png").stat().st_size > 10_000
 
@@ -99,14 +107,16 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
 @pytest.mark.timeout(300)
 def test_real_runs_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(overhead, "SCHEMES", ("mfu", "vanilla"))
+    monkeypatch.setattr(overhead, "SCHEMES", ("mfu", "vanilla", "random"))
+    monkeypatch.setattr(overhead, "CHOOSING", ("mfu",))
     monkeypatch.setattr(overhead, "NETWORKS", {"": overhead.NETWORKS[""]})
     assert main(["--quick"]) == 0
     stored = json.loads((tmp_path / "runs/quick/overhead.json").read_text())
     rows = {row["key"]: row for row in stored["rows"]}
     assert set(rows) == {run.name for seed in (0, 1) for run in plan(seed)}
     for seed in (0, 1):
-        runs = [rows[Run(scheme=scheme, seed=seed).name] for scheme in ("none", "mfu", "vanilla")]
-        assert len({row["auc"] for row in runs}) == 3
-        assert runs[1]["pls"] == runs[2]["pls"] > runs[0]["pls"] == 0
+        runs = [rows[Run(scheme=scheme, seed=seed).name] for scheme in ("none", "mfu", "vanilla", "random")]
+        assert len({row["auc"] for row in runs}) == 4
+        assert runs[1]["pls"] == runs[2]["pls"] == runs[3]["pls"] > runs[0]["pls"] == 0
+        assert runs[1]["rows_saved"] <= runs[3]["rows_saved"]
     assert replace(Run(scheme="mfu", seed=0), target_pls=0.02).name in rows
