@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.metrics import ClickMetrics, MetricValues
+from tests import forks
 
 CPU = torch.device("cpu")
 
@@ -190,7 +191,8 @@ def reduce_on_three_ranks(rank: int, folder: str) -> None:
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_all_ranks_get_the_metrics_of_all_samples(tmp_path):
-    mp.spawn(reduce_on_three_ranks, (str(tmp_path),), nprocs=3)
+    method = forks.context().get_start_method()
+    mp.start_processes(reduce_on_three_ranks, (str(tmp_path),), nprocs=3, start_method=method)
     first, *others = (torch.load(tmp_path / f"rank{rank}") for rank in range(3))
     assert all(other == first for other in others)
     logits, labels = (np.concatenate(parts) for parts in zip(*map(shards, range(3)), strict=True))
