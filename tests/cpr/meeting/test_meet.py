@@ -285,8 +285,8 @@ def test_who_does_not_belong_here_is_turned_away(place, change):
 
 
 def test_the_world_changed_its_size(workers, place):
-    stale = workers.submit(meet_at, place(1, 4), offer(66), timedelta(seconds=1))
-    with posted_host(place, 4) as old:
+    with posted_host(place, 4) as old:  # first: the guest has only a second to find it
+        stale = workers.submit(meet_at, place(1, 4), offer(66), timedelta(seconds=1))
         seat(old, 1)
         check(start(workers, place, 2))
     with pytest.raises(RendezvousError):
