@@ -120,6 +120,17 @@ def test_batches_of_different_sizes_in_turn(world_of_one):
             assert_seen(seen, batch(size, size, **ROWS))
 
 
+def test_offsets_that_are_overwritten_in_place(world_of_one):
+    model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=7))
+    seen = Seen(model)
+    ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
+    with seen.hooks:
+        seen.groups[0].emb_module(ids, offsets)
+        offsets[1] = 2  # the second id is the first table's now
+        seen.groups[0].emb_module(ids, offsets)
+    assert [rows.tolist() for _, rows in seen.passes] == [[1, 12, 13], [1, 2, 13]]
+
+
 def test_a_batch_size_for_each_feature(world_of_one):
     model = shard({"a": "tw", "b": "tw", "d": "dp"}, bags=bags(a=10, b=7, d=5))
     features = KeyedJaggedTensor(
