@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -11,11 +13,12 @@ import pytest
 from tests.system.ranks import Ranks
 
 REPO = Path(__file__).parents[2]
+MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture
-def start():
-    """Starts a program in the repository; whatever is left of it afterwards is killed by its pid."""
+@contextmanager
+def starting():
+    """Starts programs in the repository; whatever is left of them afterwards is killed by its pid."""
     started = []
 
     def work(*command, ranks=0, restarts=0, environment=None):
@@ -37,14 +40,44 @@ def start():
         started.append(process)
         return process
 
-    yield work
-    for process in started:
-        if process.poll() is None:
-            for each in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                each.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
+    try:
+        yield work
+    finally:
+        for process in started:
+            if process.poll() is None:
+                parent = psutil.Process(process.pid)
+                for each in [*parent.children(recursive=True), parent]:
+                    each.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+
+@pytest.fixture
+def start():
+    """Starts programs for one test."""
+    with starting() as work:
+        yield work
+
+
+@pytest.fixture(scope="module")
+def start_for_all():
+    """Starts programs that the tests of a file share."""
+    with starting() as work:
+        yield work
+
+
+@pytest.fixture
+def memory():
+    """A folder of shared memory for one test, to see what is left in it."""
+    folder = MEMORY / f"cpr-test-{time.time_ns()}"
+    folder.mkdir(mode=0o700)
+    yield folder
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+    assert not left
 
 
 @pytest.fixture
@@ -59,11 +92,3 @@ def start_ranks(tmp_path):
     yield work
     for each in started:
         each.end()
-
-
-@pytest.fixture(scope="module")
-def launcher():
-    """Pid of a process that stands for the `cpr run` of a whole file: workers below it are prepared once."""
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    yield process.pid
-    process.communicate()

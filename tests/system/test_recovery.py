@@ -1,4 +1,4 @@
-"""Workers and nodes of the trainer die under torchrun, and training goes on."""
+"""Nodes of the trainer die and join, runs are stopped, and training goes on; of workers see test_resume."""
 
 import json
 import re
@@ -6,19 +6,17 @@ import signal
 import socket
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cpr.faults import AtStep, Killer, KillWorker, LoseNode, Plan, Raise
+from cpr.faults import Killer, LoseNode
 from data.synthetic import SyntheticConfig, generate
 from experiments.recovery_run import NodesRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 CLOCKS = {"seconds", "samples_per_s"}
-MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +26,6 @@ def dataset(tmp_path_factory):
         SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
     )
     return folder
-
-
-@pytest.fixture
-def memory():
-    """A folder of shared memory for one test, to see what is left in it."""
-    folder = MEMORY / f"cpr-test-{time.time_ns()}"
-    folder.mkdir(mode=0o700)
-    yield folder
-    left = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
-    assert not left
 
 
 def settings(dataset, runs, *more):
@@ -76,11 +61,6 @@ def curve(runs):
     return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
 
 
-def write_plan(path, *events):
-    path.write_text(json.dumps(Plan(schedules=events).to_json()))
-    return {"CPR_FAULTS": str(path)}
-
-
 def wait_for_step(process, runs, step):
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
@@ -99,45 +79,8 @@ def wait_until_free(memory):
         time.sleep(0.1)
 
 
-def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, tmp_path):
-    failures = write_plan(
-        tmp_path / "faults.json",
-        AtStep(step=57, kind=KillWorker(), target=1),
-        AtStep(step=103, kind=Raise(), target=1),
-        AtStep(step=150, kind=KillWorker(), target=0),  # an evaluation follows
-    )
-    environment = {**failures, "CPR_RESIDENT_ROOT": str(memory)}
-    disturbed = start(
-        "-m",
-        "dlrm.train",
-        *settings(dataset, tmp_path / "disturbed"),
-        ranks=2,
-        restarts=3,
-        environment=environment,
-    )
-    _, said = disturbed.communicate(timeout=200)
-    assert disturbed.returncode == 0, said
-    assert said.count("the memory of all workers outlived them") == 3
-
-    undisturbed = start("-m", "dlrm.train", *settings(dataset, tmp_path / "undisturbed"), ranks=2)
-    _, said = undisturbed.communicate(timeout=100)
-    assert undisturbed.returncode == 0, said
-    assert len(curve(tmp_path / "undisturbed")) == 24
-    assert curve(tmp_path / "disturbed") == curve(tmp_path / "undisturbed")
-    ours, theirs = report_of(tmp_path / "disturbed"), report_of(tmp_path / "undisturbed")
-    assert ours["metrics"] == theirs["metrics"]
-    assert ours["failures"]["pls"] == 0
-    recoveries = ours["failures"]["recoveries"]
-    assert [(each["kind"], each["step"], each["interrupted"]) for each in recoveries] == [
-        ("process", 57, False),
-        ("process", 103, False),
-        ("process", 150, False),
-    ]
-    assert "InjectedError" in " ".join(dead["why"] for dead in recoveries[1]["dead"])
-
-
 def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
-    arguments = settings(dataset, tmp_path, "data.global_batch_size=10")[:]
+    arguments = settings(dataset, tmp_path, "data.global_batch_size=10", "train.evaluate_every_steps=200")
     arguments = [each for each in arguments if not each.startswith("train.run_folder")]
     with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1) as run:
         wait_for_step(None, run.wait_for_folder().parent, 60)
@@ -188,7 +131,7 @@ def test_a_node_that_joins_stops_no_run_and_costs_nothing(start, dataset, memory
     flags = ("--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
     runs = tmp_path / "runs"
     same_kinds = "sharding.data_parallel_rows=0"  # one node alone replicates none
-    more = settings(dataset, runs, "train.epochs=50", same_kinds)
+    more = settings(dataset, runs, "train.epochs=50", "train.evaluate_every_steps=0", same_kinds)
     command = (*torchrun, *flags, *soon, "-m", "dlrm.train", *more)
     # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that nobody tells
     environment = {"CPR_RESIDENT_ROOT": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

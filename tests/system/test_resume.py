@@ -1,5 +1,6 @@
-"""A run that is killed, resumed, stopped and resumed again ends exactly as one that nobody disturbed."""
+"""A run that is killed, resumed, stopped and resumed again, or loses workers, ends as one undisturbed."""
 
+import functools
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from cpr.faults import AtStep, KillWorker, Plan, Raise
 from data.synthetic import SyntheticConfig, generate
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -15,27 +17,37 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 CLOCKS = {"seconds", "samples_per_s"}
 
 
-@pytest.fixture
-def train(start, tmp_path):
-    """Starts or resumes `-m dlrm.train` on two ranks: 200 steps in one epoch."""
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "dataset"
     generate(
-        SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000),
-        tmp_path / "dataset",
+        SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
     )
-
-    def work(*arguments):
-        return start("-m", "dlrm.train", *arguments, ranks=2)
-
-    return work
+    return folder
 
 
-def settings(tmp_path, runs, *more):
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed(start_for_all, dataset, tmp_path_factory):
+    """A run that ends while the first test disturbs another; a function that waits for it, and its folder."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    process = start_for_all("-m", "dlrm.train", *settings(dataset, runs), ranks=2)
+
+    def whole():
+        _, said = process.communicate(timeout=150)
+        assert process.returncode == 0, said
+        return only_folder(runs)
+
+    return functools.cache(whole)
+
+
+def settings(dataset, runs, *more):
+    """200 steps in one epoch."""
     return (
         "--recipe",
         "tiny",
         "--set",
-        f"data.uri={tmp_path / 'dataset'}",
-        f"train.run_folder={tmp_path / runs}",
+        f"data.uri={dataset}",
+        f"train.run_folder={runs}",
         "data.global_batch_size=20",
         "data.window_batches=7",
         "train.evaluate_every_steps=50",
@@ -43,6 +55,11 @@ def settings(tmp_path, runs, *more):
         "schedule.warmup_steps=90",
         *more,
     )
+
+
+def only_folder(runs):
+    (folder,) = (path for path in runs.iterdir() if path.is_dir())
+    return folder
 
 
 def wait_for_step(process, folder, step):
@@ -68,16 +85,30 @@ def curve(folder):
     return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
 
 
-def test_wish_9_two_interruptions_in_one_epoch_change_nothing(train, tmp_path):
-    undisturbed = train(*settings(tmp_path, "whole"))
-    run = train(*settings(tmp_path, "cut", "checkpoint.every_steps=20"))
-    folder = wait_for_step(run, tmp_path / "cut", 60)
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def check_equal(folder, whole):
+    """Nothing that was measured says which of them was disturbed."""
+    assert len(curve(whole)) == 24
+    assert curve(folder) == curve(whole)
+    assert report_of(folder)["metrics"] == report_of(whole)["metrics"]
+    assert report_of(folder)["steps"] == report_of(whole)["steps"] == 200
+
+
+def test_wish_9_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
+    def train(*arguments):
+        return start("-m", "dlrm.train", *arguments, ranks=2)
+
+    run = train(*settings(dataset, tmp_path, "checkpoint.every_steps=20"))
+    folder = wait_for_step(run, tmp_path, 60)
     workers_of(run)[1].kill()
     _, said = run.communicate(timeout=60)
     assert run.returncode != 0, said
 
     run = train("--resume", folder)
-    wait_for_step(run, tmp_path / "cut", 120)
+    wait_for_step(run, tmp_path, 120)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
     assert "going on from save" in said
@@ -88,11 +119,35 @@ def test_wish_9_two_interruptions_in_one_epoch_change_nothing(train, tmp_path):
     _, said = run.communicate(timeout=100)
     assert run.returncode == 0, said
     assert f"step {saved_at} of" in said
+    check_equal(folder, undisturbed())
 
-    undisturbed.communicate(timeout=100)
-    (whole,) = (tmp_path / "whole").iterdir()
-    assert len(curve(whole)) == 24
-    assert curve(folder) == curve(whole)
-    reports = [json.loads((each / "report.json").read_text()) for each in (folder, whole)]
-    assert reports[0]["metrics"] == reports[1]["metrics"]
-    assert reports[0]["steps"] == 200
+
+def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, undisturbed, tmp_path):
+    deaths = (
+        AtStep(step=57, kind=KillWorker(), target=1),
+        AtStep(step=103, kind=Raise(), target=1),
+        AtStep(step=150, kind=KillWorker(), target=0),  # an evaluation follows
+    )
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps(Plan(schedules=deaths).to_json()))
+    run = start(
+        "-m",
+        "dlrm.train",
+        *settings(dataset, tmp_path, "checkpoint.every_steps=20"),
+        ranks=2,
+        restarts=3,
+        environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
+    )
+    _, said = run.communicate(timeout=200)
+    assert run.returncode == 0, said
+    assert said.count("the memory of all workers outlived them") == 3
+    folder = only_folder(tmp_path)
+    check_equal(folder, undisturbed())
+    failures = report_of(folder)["failures"]
+    assert failures["pls"] == 0
+    assert [(each["kind"], each["step"], each["interrupted"]) for each in failures["recoveries"]] == [
+        ("process", 57, False),
+        ("process", 103, False),
+        ("process", 150, False),
+    ]
+    assert "InjectedError" in " ".join(dead["why"] for dead in failures["recoveries"][1]["dead"])
