@@ -47,6 +47,15 @@ CHANGES: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
 }
 """What is changed, and for which schemes, by the ending of the figures; those that matter most come first."""
 
+LABELS: Final = {
+    "failures_": "{} failure(s)",
+    "nodes_": "{} nodes at once",
+    "ratio_1_": "r = 1/{}",
+    "skew_": "top 1 % has {} %",
+    "period_": "SSU: 1 id of {}",
+}
+"""Of changes in the picture, by how their names begin."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
@@ -112,11 +121,18 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             capsize=3,
             label=scheme,
         )
-    axes.set_yticks(range(len(found)), [name.replace("_", " ") for name in found])
+    axes.set_yticks(range(len(found)), [_label(name) for name in found])
     axes.invert_yaxis()
     axes.set_xlabel("AUC - AUC without failures, in 1e-4: mean over seeds and 95 % interval")
     axes.legend(fontsize=8, loc="lower left")
     figure.savefig(path, dpi=150)
+
+
+def _label(name: str) -> str:
+    texts = [
+        text.format(name.removeprefix(start)) for start, text in LABELS.items() if name.startswith(start)
+    ]
+    return texts[0] if texts else name
 
 
 if __name__ == "__main__":
