@@ -10,11 +10,15 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 from tqdm import tqdm
@@ -38,6 +42,8 @@ CODE: Final = (
 )
 """What decides how a run ends."""
 KEPT: Final = ROOT / "runs" / "emulation"
+LEAVE_S: Final = 5.0
+"""How long a process whose parent has died takes to clear up."""
 QUICK_STEPS: Final = 8
 QUICK_SEEDS: Final = 2
 
@@ -132,11 +138,27 @@ def _emulated(runs: Sequence[Run], workload: Workload) -> Iterator[tuple[Run, Ro
             yield waiting[future], future.result()
 
 
+def _start() -> None:
+    """Get a process ready, and have it end with the one that hands out the runs, however that ends."""
+    start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves blocks, so that no files are left
+    Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this process was started by another one"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LEAVE_S)
+    os._exit(1)
+
+
 @contextmanager
 def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
     """Processes of one thread each; what waits for them is dropped when the block ends early."""
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(number, mp_context=context, initializer=start)
+    pool = ProcessPoolExecutor(number, mp_context=context, initializer=_start)
     try:
         yield pool
     finally:

@@ -1,5 +1,9 @@
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -7,6 +11,7 @@ from experiments import emulation_data, emulation_runs
 from experiments.emulation import Run
 from experiments.emulation_runs import measure, measure_experiment
 from experiments.emulation_worker import Workload
+from experiments.launch import worker_environment
 
 
 @pytest.fixture
@@ -131,3 +136,43 @@ def test_one_seed_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         measured(tmp_path, monkeypatch, ["--seeds", "1"], [])
     assert "at least 2" in capsys.readouterr().err
+
+
+ORPHANS = """
+import os, sys, tempfile, time
+from pathlib import Path
+from experiments.emulation_runs import _processes
+
+def work(folder):
+    with tempfile.TemporaryDirectory(dir=folder):
+        (Path(folder) / "pid").write_text(str(os.getpid()))
+        time.sleep(100)
+
+if __name__ == "__main__":
+    with _processes(1) as pool:
+        pool.submit(work, sys.argv[1]).result()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_processes_end_with_a_killed_parent_and_leave_nothing(tmp_path):
+    script, pid_file = tmp_path / "orphans.py", tmp_path / "work" / "pid"
+    script.write_text(ORPHANS)
+    pid_file.parent.mkdir()
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(pid_file.parent)], env=worker_environment(threads=1)
+    )
+    try:
+        _wait_for(lambda: pid_file.exists() and pid_file.read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+    worker = Path("/proc") / pid_file.read_text()
+    _wait_for(lambda: not worker.exists())
+    assert list(pid_file.parent.iterdir()) == [pid_file]
+
+
+def _wait_for(condition):
+    while not condition():
+        time.sleep(0.1)
