@@ -127,9 +127,8 @@ class Prioritizer:
         Raises:
             ValueError: a save is under way.
         """
-        self._check_idle()
-        self.forget_all()
-        self._complete.zero_()
+        self.doubt()  # first: whatever outlives a worker that dies half-way must not be believed
+        self._forget_rows()
         self._under_way = "full"
 
     def confirm(self) -> None:
@@ -160,9 +159,17 @@ class Prioritizer:
             ValueError: a save is under way.
         """
         self._check_idle()
-        for place in self._places.values():
-            place.tracker.forget(place.table, None)
+        self._forget_rows()
         self._complete.fill_(1)
+
+    def doubt(self) -> None:
+        """The trackers do not know of all rows that have changed: a full save must come next.
+
+        Raises:
+            ValueError: a save is under way.
+        """
+        self._check_idle()
+        self._complete.zero_()
 
     def forget(self, shard_name: str, ranges: Sequence[tuple[int, int]] | None = None) -> None:
         """Some rows are as they are saved: they were just set back to that.
@@ -249,6 +256,10 @@ class Prioritizer:
             num_rows=num_rows,
             budget=math.ceil(self._config.ratio * num_rows) if is_prioritised else 0,
         )
+
+    def _forget_rows(self) -> None:
+        for place in self._places.values():
+            place.tracker.forget(place.table, None)
 
     def _check_idle(self) -> None:
         if self._under_way is not None:

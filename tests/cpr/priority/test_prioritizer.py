@@ -8,6 +8,7 @@ import torch
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.priority.config import SCHEMES
+from cpr.priority.frequency import FrequencyTracker
 from cpr.shards import find_shards
 from tests.cpr.shards.models import bags, batch, shard
 
@@ -178,6 +179,41 @@ def test_trackers_that_outlive_a_worker(model):
         second.begin_full_save()
     with make(model, allocate=allocate) as third:
         assert not third.is_complete, "the base that was under way is not known to have been committed"
+
+
+def test_a_worker_that_dies_as_a_full_save_begins_leaves_nothing_to_believe(model, monkeypatch):
+    memory = {}
+
+    def allocate(name, dtype, numel):
+        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with make(model, allocate=allocate) as first:
+        first.forget_all()
+        train(model, 0)
+        forget = FrequencyTracker.forget
+        monkeypatch.setattr(FrequencyTracker, "forget", lambda *args: (forget(*args), die()))
+        with pytest.raises(KeyboardInterrupt):
+            first.begin_full_save()
+        monkeypatch.undo()
+    with make(model, allocate=allocate) as second:
+        assert not second.is_complete
+
+
+def test_trackers_that_are_doubted_need_a_full_save(model):
+    with make(model) as prioritizer:
+        prioritizer.forget_all()
+        prioritizer.doubt()
+        assert not prioritizer.is_complete
+        with pytest.raises(ValueError, match="a full save must come first"):
+            prioritizer.rows_to_save()
+        prioritizer.begin_full_save()
+        with pytest.raises(ValueError, match="a save is under way"):
+            prioritizer.doubt()
+        prioritizer.confirm()
+        assert prioritizer.is_complete
 
 
 def test_another_plan_begins_with_a_full_save_and_counts_on_exactly(model):
