@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from cpr.priority.covering import largest_tables
 from data.batch import Batch
 from data.dataset import MANIFEST_NAME, Feature
 from data.synthetic import SyntheticConfig, generate
@@ -111,14 +112,7 @@ def slice_of(familiarity: Tensor) -> Tensor:
     return ranks * len(SLICES) // max(1, len(familiarity))
 
 
-def largest_tables(features: Sequence[Feature], covering: float) -> list[int]:
-    """The fewest tables that hold at least a share `covering` of all rows, largest first."""
-    order = sorted(range(len(features)), key=lambda table: -features[table].rows)
-    total, covered = sum(feature.rows for feature in features), 0
-    chosen = []
-    for table in order:
-        if covered >= covering * total:
-            break
-        chosen.append(table)
-        covered += features[table].rows
-    return chosen
+def prioritised_tables(features: Sequence[Feature], covering: float) -> list[int]:
+    """The tables whose rows are prioritised (`cpr.priority`), by their number among the features."""
+    chosen = largest_tables({feature.name: feature.rows for feature in features}, covering)
+    return [number for number, feature in enumerate(features) if feature.name in chosen]

@@ -39,7 +39,7 @@ from experiments.emulation import (
     step_at,
     step_saved,
 )
-from experiments.emulation_data import SLICES, Ids, largest_tables, skewed_dataset, slice_of
+from experiments.emulation_data import SLICES, Ids, prioritised_tables, skewed_dataset, slice_of
 from experiments.training import Training
 
 LEARNING_RATES: Final = {"rowwise_adagrad": (0.01, 0.02), "adagrad": (0.05, 0.02), "sgd": (10.0, 0.2)}
@@ -123,7 +123,8 @@ class Cluster:
         self.num_saves = self.num_rows_saved = 0
         self._run, self._training = run, training
         self._num_steps, self._batch_size = num_steps, workload.batch_size
-        self._charges: list[Charge] = []
+        self._charges: dict[int, Charge] = {}
+        """What each node lost last: a node that fails again loses only what came since."""
         optimizers = training.optimizers.table_optimizers
         self._checkpointer = Checkpointer(training.model, CheckpointConfig(uri=str(folder)), optimizers)
         self._prioritizer: Prioritizer | None = None
@@ -199,12 +200,11 @@ class Cluster:
         done = self._training.steps_done * self._batch_size
         saved = step_saved(self._run, event.hour, self._num_steps) * self._batch_size
         total = self._num_steps * self._batch_size
-        added = pls_added(dict.fromkeys(event.nodes, 1.0), done, saved, total, NODES, charges=self._charges)
+        added = pls_added(dict.fromkeys(event.nodes, 1.0), done, saved, total, NODES, self._charges.values())
         assert added is not None, "the number of samples is known"
         self.pls += added
-        self._charges += [
-            Charge(world_size=NODES, rank=node, share=1.0, begin=saved, end=done) for node in event.nodes
-        ]
+        for node in event.nodes:
+            self._charges[node] = Charge(world_size=NODES, rank=node, share=1.0, begin=saved, end=done)
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def _config(run: Run, workload: Workload) -> Any:
 @torch.no_grad()
 def _test(model: nn.Module, ids: Ids, inputs: Inputs, workload: Workload) -> dict[str, float | None]:
     """AUC and log loss on the test day, and the AUC of each slice of it."""
-    tables = largest_tables(inputs.manifest.features, workload.covering)
+    tables = prioritised_tables(inputs.manifest.features, workload.covering)
     logits, labels, familiarity = [], [], []
     model.eval()
     for batch, seen in ids.testing(inputs.test_loader, tables):

@@ -20,7 +20,8 @@ command goes on where it stopped; `--seeds N` finishes with fewer, or adds more.
   MFU with a target PLS of 0.02, which background saving makes cheap (`overhead_cpr_background_often`).
   `auc_delta_naive_ci` shows what the data resolve: that scheme loses next to nothing.
 - `budget_used_SCHEME`: rows that the scheme's saves wrote over those that they might (`random` writes them).
-  Below 1, every row that changed since the last save was saved, so that priority is incremental saving.
+  Below 1, some tables had fewer candidates than places: for MFU, all their rows that changed were saved, and
+  its priority is little more than incremental saving; SSU passes by part of what changed.
 - `auc_without_failures`, `pls_vanilla`: means over seeds.
 """
 

@@ -11,8 +11,8 @@ Interrupted, the command goes on where it stopped; `--seeds N` finishes with few
   what that alone gains, and `mfu` against `random` what choosing does. `..._dcnv2`: for DCN-v2.
 - `pls_auc_correlation`: Pearson's, of PLS and AUC lost over the runs of vanilla; `correlation_SCHEME`: the
   same for the others.
-- `loss_ratio_mfu_to_random`, `loss_ratio_mfu_to_never`, `loss_ratio_mfu_to_vanilla`: of AUC lost, over all
-  runs.
+- `loss_ratio_mfu_to_random`, `loss_ratio_mfu_to_never`, `loss_ratio_mfu_to_vanilla`, with `..._ci`: of AUC
+  lost, over all runs of a seed; mean over seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -88,13 +88,19 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
             figures |= slope(points).figures(f"slope_{scheme}{ending}")
             name = "pls_auc_correlation" if scheme == VANILLA else f"correlation_{scheme}"
             figures[f"{name}{ending}"] = correlation(points)
-    mfu = _lost(points_of(rows, "mfu"))
-    ratios = {f"loss_ratio_mfu_to_{rival}": mfu / _lost(points_of(rows, rival)) for rival in RIVALS}
-    return {**figures, **ratios}
+    mfu = _lost_by_seed(points_of(rows, "mfu"))
+    for rival in RIVALS:
+        lost = _lost_by_seed(points_of(rows, rival))
+        ratio = Estimate.of([mfu[seed] / lost[seed] for seed in lost])
+        figures |= ratio.figures(f"loss_ratio_mfu_to_{rival}")
+    return figures
 
 
-def _lost(points: Points) -> float:
-    return float(sum(loss for _, loss in points.values()))
+def _lost_by_seed(points: Points) -> dict[int, float]:
+    lost: dict[int, float] = {}
+    for run, (_, loss) in points.items():
+        lost[run.seed] = lost.get(run.seed, 0.0) + loss
+    return lost
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

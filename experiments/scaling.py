@@ -13,8 +13,9 @@ shares of the useful time. Figures:
   the 95 % confidence interval of the mean over runs.
 - `partial_saves_tenth_from_nodes`: fewest nodes at which partial recovery saves a tenth of the useful time;
   `..._background`: against full recovery with background saves as well.
-- `partial_halves_until_nodes`: most nodes at which partial recovery costs at most half of what full does.
-  Beyond, the recoveries themselves cost both the same.
+- `partial_halves_until_nodes`: most nodes at which all runs with partial recovery end and it is shown to cost
+  at most half of what full does. Where runs with full recovery are given up, what they took until then is
+  all that is known, so that beyond this the question is open.
 - `recovery_dominates_from_nodes`: fewest nodes at which loading and rescheduling are more than half of what
   partial recovery costs.
 - `pls_break_even_8` and so on: target PLS below which partial recovery stops paying, by formula;
@@ -175,7 +176,8 @@ def _turning_points(by_scheme: Mapping[str, Mapping[int, Row]]) -> Figures:
         parts: dict[str, float] = row["simulated_parts"]
         return parts["load"] + parts["reschedule"]
 
-    halves = nodes_where(lambda n: partial_[n]["simulated"] <= full[n]["simulated"] / 2)
+    ended = set(ends(partial_))
+    halves = nodes_where(lambda n: n in ended and partial_[n]["simulated"] <= full[n]["simulated"] / 2)
     dominated = nodes_where(lambda n: recovers(partial_[n]) > partial_[n]["simulated"] / 2)
     return {
         "partial_saves_tenth_from_nodes": min(saves(full, partial_), default=None),

@@ -28,12 +28,12 @@ from experiments.record import Row
 
 SEEDS: Final = 6
 PAPER: Final = ("mfu", "ssu", VANILLA)
-OTHERS: Final = ("mru", "round_robin", "touched")
+OTHERS: Final = ("random", "mru", "round_robin", "touched")
 CHANGES: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
     "usual": ({}, (*PAPER, *OTHERS)),
     "failures_20": ({"failures": 20}, PAPER),
     "nodes_4": ({"nodes_lost": 4}, PAPER),
-    "ratio_1_32": ({"ratio": 1 / 32}, ("mfu", "ssu")),
+    "ratio_1_32": ({"ratio": 1 / 32}, ("mfu", "ssu", "random")),
     "ratio_1_2": ({"ratio": 1 / 2}, ("mfu", "ssu")),
     "skew_50": ({"top_coverage": 0.5}, PAPER),
     "skew_90": ({"top_coverage": 0.9}, PAPER),

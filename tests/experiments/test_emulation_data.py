@@ -4,7 +4,7 @@ import torch
 
 from data.dataset import Feature
 from experiments import emulation_data
-from experiments.emulation_data import Ids, default_dataset, largest_tables, skewed_dataset, slice_of
+from experiments.emulation_data import Ids, default_dataset, prioritised_tables, skewed_dataset, slice_of
 from experiments.workload import one_hot
 
 NAMES = [f"cat_{number}" for number in range(26)]
@@ -72,15 +72,15 @@ def test_slices_are_thirds_from_rare_to_common():
     assert slice_of(familiarity).tolist() == [2, 0, 1, 0, 2, 1]
 
 
-def test_the_largest_tables_cover_what_is_asked_for():
+def test_the_prioritised_tables_cover_what_is_asked_for():
     rows = [10, 1000, 30, 500]
     features = [Feature(name=str(number), rows=size) for number, size in enumerate(rows)]
-    assert largest_tables(features, 0.9) == [1, 3]
-    assert largest_tables(features, 1.0) == [1, 3, 2, 0]
+    assert prioritised_tables(features, 0.9) == [1, 3]
+    assert prioritised_tables(features, 1.0) == [0, 1, 2, 3]
     seven = [
         Feature(name=str(number), rows=size) for number, size in enumerate(emulation_data.DEFAULT.table_rows)
     ]
-    assert len(largest_tables(seven, emulation_data.DEFAULT_COVERING)) == 7
+    assert len(prioritised_tables(seven, emulation_data.DEFAULT_COVERING)) == 7
 
 
 def test_data_sets_are_made_once_and_skewed_ones_beside_them(tmp_path, monkeypatch):

@@ -166,6 +166,12 @@ def test_a_node_that_fails_again_loses_no_sample_twice(workload, tmp_path):
         assert made.pls == pytest.approx(0.5 / NODES)
         made.play(Event(28.2, nodes=(2,)))
         assert made.pls == pytest.approx(1.0 / NODES)
+        trained.timed_steps(1)
+        made.play(Event(35.0, nodes=(1,)))
+        assert made.pls == pytest.approx((1.0 + 1 / 8) / NODES)
+        trained.timed_steps(1)
+        made.play(Event(42.0, nodes=(1,)))
+        assert made.pls == pytest.approx((1.0 + 2 / 8) / NODES)
 
 
 def test_rows_that_do_not_come_back_end_the_run(workload, monkeypatch):
