@@ -4,8 +4,8 @@ Instead of all N rows of a table every T_save, a row save writes the r N most im
 (CPR, MLSys 2021; here r is `PriorityConfig.ratio`): the same average bandwidth, and fresher important rows.
 What "important" means is a `Tracker`'s business; there is one for each FBGEMM module of this rank, fed with
 the ids that the module really looks up (`cpr.shards.lookups`). Tables that are not among the largest are
-saved whole each time. Of data-parallel tables, each rank tracks its own batches, and the checkpointer saves
-the rows that any rank names.
+saved whole each time, and so are those that an ordinary optimizer updates (data-parallel ones): with momentum
+or weight decay, it moves rows that nobody looked up.
 
 Whatever a tracker keeps of a row is about the time since the row was last saved. So where live rows equal
 what is saved, the state that belongs to them is zero, exactly:

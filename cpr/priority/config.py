@@ -25,7 +25,7 @@ class PriorityConfig:
     """Of `ssu`: every how manieth lookup is offered to the list."""
     covering: float = 0.995
     """The fewest tables, largest first, that hold this share of all rows are prioritised; others are small,
-    and always saved whole."""
+    and always saved whole, as are all without a fused optimizer (data-parallel ones)."""
     seed: int = 0
     """Of `random`."""
 

@@ -48,7 +48,7 @@ class NoTracker:
 class RandomTracker(NoTracker):
     """Saves rows drawn anew each time, looked up or not.
 
-    Where several pieces have the same rows, as copies or as columns of one table, the same are drawn of each.
+    Where several pieces have the same rows, as columns of one table, the same are drawn of each.
     """
 
     def __init__(self, group: TrackedGroup) -> None:

@@ -1,22 +1,36 @@
-"""Which tables make up the bulk of the rows: a rule that gives the same answer on all ranks."""
+"""Which tables are not saved whole: rules that give the same answer on all ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ShardingType
 
 from cpr.shards.groups import tables_prefix, walk
 
 
 def table_sizes(model: nn.Module) -> dict[str, int]:
     """Rows of each table of a model, also of those that this rank holds nothing of, by `table_fqn`."""
-    found = {}
-    for path, module in walk(model):
-        prefix = tables_prefix(module)
-        if prefix is not None:
-            for name, config in _configs(module).items():
-                found[f"{path}{prefix}.{name}"] = int(config.num_embeddings)
-    return found
+    return {
+        fqn: int(collection._table_name_to_config[name].num_embeddings)
+        for fqn, name, collection in _tables(model)
+    }
+
+
+def fused_tables(model: nn.Module) -> frozenset[str]:
+    """The tables of which training changes no rows but those that it looks up, by `table_fqn`.
+
+    Those of a fused optimizer. An ordinary one, which updates data-parallel tables and those of the compute
+    kernel `dense`, steps over the whole table: with momentum or weight decay it moves every row.
+    """
+    found = set()
+    for fqn, name, collection in _tables(model):
+        placed = collection.module_sharding_plan[name]
+        is_copied = placed.sharding_type == ShardingType.DATA_PARALLEL.value
+        if not is_copied and placed.compute_kernel != EmbeddingComputeKernel.DENSE.value:
+            found.add(fqn)
+    return frozenset(found)
 
 
 def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
@@ -39,6 +53,11 @@ def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _configs(collection: Any) -> dict[str, Any]:
-    found: dict[str, Any] = collection._table_name_to_config
-    return found
+def _tables(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Each table's fully qualified and own name, and the sharded collection that has it."""
+    for path, module in walk(model):
+        prefix = tables_prefix(module)
+        if prefix is not None:
+            collection: Any = module
+            for name in collection._table_name_to_config:
+                yield f"{path}{prefix}.{name}", name, collection

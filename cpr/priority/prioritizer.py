@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cpr.priority.config import PriorityConfig
-from cpr.priority.covering import largest_tables, table_sizes
+from cpr.priority.covering import fused_tables, largest_tables, table_sizes
 from cpr.priority.schemes import TRACKERS
 from cpr.priority.tracker import Allocate, TrackedGroup, TrackedTable, Tracker
 from cpr.shards import find_shards, table_groups
@@ -63,7 +63,7 @@ class Prioritizer:
             shard.name: shard for shard in (find_shards(model, optimizers) if shards is None else shards)
         }
         self._config = config
-        self.prioritised = largest_tables(table_sizes(model), config.covering)
+        self.prioritised = largest_tables(table_sizes(model), config.covering) & fused_tables(model)
         """Names of the tables that are not saved whole; the same on all ranks."""
         self._places: dict[str, _Place] = {}
         self._trackers: dict[str, Tracker] = {}

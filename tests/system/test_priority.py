@@ -1,4 +1,4 @@
-"""Two ranks, tables of every kind: each tracks its own pieces, and a row save writes what any rank chose."""
+"""Two ranks, tables of every kind: each tracks its own pieces, and a row save writes what any rank names."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cpr.priority import PriorityConfig
 from cpr.priority.config import SCHEMES
-from cpr.priority.covering import largest_tables, table_sizes
+from cpr.priority.covering import fused_tables, largest_tables, table_sizes
 from cpr.priority.schemes import TRACKERS
 from data.criteo import KAGGLE_CARDINALITIES
 from tests.cpr.shards.models import bags, sequences, shard
@@ -64,4 +64,16 @@ def test_sizes_of_all_tables_of_a_model(world_of_one):
         "bags.embedding_bags.c": 12,
         "bags.embedding_bags.d": 5,
         "seq.embeddings.a": 9,
+    }
+
+
+def test_only_of_fused_tables_no_row_changes_that_was_not_looked_up(world_of_one):
+    model = shard(
+        {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "unfused"},
+        bags=bags(a=10, b=7, c=12, d=5, e=6),
+        seq=sequences(a=9),
+    )
+    assert fused_tables(model) == {
+        *(f"bags.embedding_bags.{name}" for name in "abc"),
+        "seq.embeddings.a",
     }
