@@ -16,7 +16,7 @@ from data.batch import Batch
 from data.loader import DataLoader
 from dlrm.config import TrainConfig
 from dlrm.metrics import MetricValues
-from dlrm.optim import Optimizers
+from dlrm.optim import Optimizers, dense_parameters
 from dlrm.replicas import Replicas
 from dlrm.session import Session
 from dlrm.stop import StopSignal
@@ -25,8 +25,11 @@ from dlrm.telemetry.recorder import Recorder
 NUM_SCALARS = 3  # that travel with the gradients: loss, wish to stop, wish to stop at once
 
 
+ADVICE = "Lower dense.learning_rate and tables.learning_rate, or lengthen schedule.warmup_steps"
+
+
 class DivergedError(FloatingPointError):
-    """The loss is NaN or infinite; the message names step, batch and ranks."""
+    """The loss or a parameter is NaN or infinite; the message names step, batch and ranks."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +58,7 @@ class Trainer:
         """Run to the end.
 
         Raises:
-            DivergedError: the loss is no number.
+            DivergedError: the loss, or a dense parameter, is no number.
             StopRequested: somebody asked to stop; the last step is complete on all ranks, and saved where
                 that was asked for and there was time.
         """
@@ -104,6 +107,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._leave_if_any_was_asked()
+        self._check_parameters()
         values = self.evaluate(self._leave_if_any_was_asked)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
@@ -119,6 +123,8 @@ class Trainer:
             self._raise_diverged(loss.detach())
         self.optimizers.step()
         self.steps_done += 1
+        if self.steps_done % self.config.log_every_steps == 0:
+            self._check_parameters()
         self.samples_done += batch.labels.numel() * dist.get_world_size()
         self.telemetry.step(
             step=self.steps_done,
@@ -154,6 +160,21 @@ class Trainer:
                 self.session.leave(timedelta(seconds=self.stop.seconds_since))
         self.stop.leave()
 
+    def _check_parameters(self) -> None:
+        """Refuse to go on with dense parameters that are no numbers; they are the same on all ranks.
+
+        The loss does not tell: a fused ReLU makes 0 of NaN, and all samples get the same finite logit.
+        """
+        dense = dense_parameters(self.model)
+        if torch.stack([parameter.detach().sum() for parameter in dense]).isfinite().all():
+            return
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        bad = next(parameter for parameter in dense if not parameter.detach().sum().isfinite())
+        raise DivergedError(
+            f"parameter {names[id(bad)]} has values that are no numbers after step {self.steps_done}, perhaps "
+            f"because a table has. {ADVICE}"
+        )
+
     def _raise_diverged(self, loss: Tensor) -> None:
         losses: list[float] = [0.0] * dist.get_world_size()
         dist.all_gather_object(losses, loss.item())
@@ -161,7 +182,6 @@ class Trainer:
         batch = self.loader.state_dict()["phases"][-1]["steps"]
         raise DivergedError(
             f"the loss is {losses[ranks[0]]} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch "
-            f"{batch} of it, rank {', '.join(map(str, ranks))}). Lower dense.learning_rate and "
-            "tables.learning_rate, or lengthen schedule.warmup_steps; if it is always "
-            "the same batch, look at the data"
+            f"{batch} of it, rank {', '.join(map(str, ranks))}). {ADVICE}; if it is always the same batch, "
+            "look at the data"
         )

@@ -196,6 +196,27 @@ def test_a_loss_that_is_no_number_names_step_and_batch(poison_at, place, make_tr
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
+@pytest.mark.parametrize(("log_every_steps", "found_at"), [(4, 4), (100, STEPS)])
+def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
+    log_every_steps, found_at, make_trainer
+):
+    """As when NaN in a table's row meets a fused ReLU, which makes 0 of it."""
+    trainer = make_trainer(log_every_steps=log_every_steps)
+    unread = torch.nn.Linear(1, 1)
+    trainer.model.unread = unread
+    step = trainer.optimizers.step
+
+    def spoil():
+        step()
+        if trainer.steps_done == 1:
+            unread.bias.data.fill_(torch.nan)
+
+    trainer.optimizers.step = spoil
+    with pytest.raises(DivergedError, match=rf"unread.bias .* after step {found_at}, .*Lower dense"):
+        trainer.train()
+    assert trainer.telemetry.evaluations() == []
+
+
 def test_an_absurd_learning_rate_diverges(make_trainer):
     trainer = make_trainer()
     trainer.optimizers.sgd.param_groups[0]["lr"] = 1e38
