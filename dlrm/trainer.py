@@ -171,8 +171,8 @@ class Trainer:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         bad = next(parameter for parameter in dense if not parameter.detach().sum().isfinite())
         raise DivergedError(
-            f"parameter {names[id(bad)]} has values that are no numbers after step {self.steps_done}, perhaps "
-            f"because a table has. {ADVICE}"
+            f"parameter {names[id(bad)]} has values that are no numbers after step {self.steps_done}, "
+            f"perhaps because a table has. {ADVICE}"
         )
 
     def _raise_diverged(self, loss: Tensor) -> None:
