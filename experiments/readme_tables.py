@@ -149,6 +149,16 @@ FAILURES: Final[Sequence[Row]] = [
     ),
 ]
 
+SCHEMES: Final[Mapping[str, str]] = {
+    "mfu": "MFU",
+    "ssu": "SSU",
+    "scar": "SCAR",
+    "vanilla": "all rows alike",
+    "random": "random rows",
+    "never": "no large table",
+}
+"""What is saved first, by name of the scheme."""
+
 BRAIN: Final[Sequence[Row]] = [
     Row(
         experiment="tracking",
@@ -180,14 +190,29 @@ BRAIN: Final[Sequence[Row]] = [
         experiment="overhead",
         what="AUC against no failure, {num_seeds} seeds, in 1e-4",
         result=", ".join(
-            f"{scheme.upper()} **{{auc_delta_{scheme}:+.1f/1e-4}} ± {{auc_delta_{scheme}_ci:.1f/1e-4}}**"
-            for scheme in ("mfu", "ssu")
+            f"{name} **{{auc_delta_{scheme}:+.1f/1e-4}} ± {{auc_delta_{scheme}_ci:.1f/1e-4}}**"
+            for scheme, name in SCHEMES.items()
         ),
     ),
     Row(
         experiment="pls_auc",
-        what="correlation of PLS and loss of AUC",
+        what="AUC lost for each 0.1 of PLS, 8 failures, {num_seeds} seeds, in 1e-4",
+        result=", ".join(
+            f"{name} **{{slope_{scheme}:.1f/1e-3}} ± {{slope_{scheme}_ci:.1f/1e-3}}**"
+            for scheme, name in SCHEMES.items()
+        ),
+    ),
+    Row(
+        experiment="pls_auc",
+        what="correlation of PLS and loss of AUC, all rows saved alike",
         result="**{pls_auc_correlation:.2f}**",
+    ),
+    Row(
+        experiment="scaling",
+        what="overhead on 8, 100 and 1,000 nodes that fail independently, simulated",
+        result="full **{overhead_full_8:.1%}**, **{overhead_full_100:.0%}**, **{overhead_full_1000:.0%}**; "
+        "partial **{overhead_partial_8:.1%}**, **{overhead_partial_100:.1%}**, "
+        "**{overhead_partial_1000:.0%}**",
     ),
 ]
 
