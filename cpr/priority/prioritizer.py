@@ -67,6 +67,8 @@ class Prioritizer:
         """Names of the tables that are not saved whole; the same on all ranks."""
         self._places: dict[str, _Place] = {}
         self._trackers: dict[str, Tracker] = {}
+        self._tracked: dict[str, list[tuple[str, int, int]]] = {}
+        """What each tracker tracks: of each piece, the shard's name, its rows and the budget."""
         watched: list[tuple[TableGroup, Tracker]] = []
         for number, group in enumerate(table_groups(model)):
             tracker = self._track(number, group, allocate)
@@ -207,15 +209,16 @@ class Prioritizer:
         """What of the trackers is not about single rows; it differs by rank."""
         return {
             "scheme": self._config.scheme,
+            "tracked": dict(self._tracked),
             "trackers": {name: tracker.state_dict() for name, tracker in self._trackers.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; trackers of another scheme or of other tables begin anew."""
+        """Go on from there; trackers of another scheme or of tables laid out otherwise begin anew."""
         if state["scheme"] != self._config.scheme:
             return
         for name, tracker in self._trackers.items():
-            if name in state["trackers"]:
+            if state["tracked"].get(name) == self._tracked[name]:
                 tracker.load_state_dict(state["trackers"][name])
 
     def _see(self, number: int, lookups: Lookups) -> None:
@@ -225,7 +228,7 @@ class Prioritizer:
         """The tracker of an FBGEMM module; None if it has no prioritised rows."""
         layout = LookupLayout.of(group)
         tables = [
-            self._tracked(table, first)
+            self._tracked_table(table, first)
             for table, first in zip(group.tables, layout.first_rows, strict=False)  # one more: the end
         ]
         if not any(table.budget for table in tables):
@@ -241,12 +244,16 @@ class Prioritizer:
             )
         )
         self._trackers[name] = tracker
+        self._tracked[name] = [
+            ("" if table.shard is None else table.shard.name, table.num_rows, table.budget)
+            for table in tables
+        ]
         for place, table in enumerate(tables):
             if table.budget and table.shard is not None:
                 self._places[table.shard.name] = _Place(tracker, place)
         return tracker
 
-    def _tracked(self, table: PlacedTable, first_row: int) -> TrackedTable:
+    def _tracked_table(self, table: PlacedTable, first_row: int) -> TrackedTable:
         num_rows = table.weights.shape[0]
         is_prioritised = table.fqn in self.prioritised
         name = f"{table.fqn}/r{table.row_offset}-c{table.col_offset}"

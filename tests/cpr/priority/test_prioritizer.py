@@ -276,6 +276,33 @@ def test_small_state_goes_on(model, scheme):
         other.load_state_dict(first.state_dict())  # of another scheme: nothing that it could use
 
 
+@pytest.mark.parametrize("scheme", ["ssu", "random", "round_robin"])
+@pytest.mark.parametrize(
+    "changed",
+    [{"layout": {**LAYOUT, "a": "cw", "b": "tw"}}, {"covering": 1.0}, {"ratio": 0.1}],
+    ids=["another plan", "more tables", "fewer rows"],
+)
+def test_small_state_of_tables_laid_out_otherwise_is_not_taken(model, scheme, changed):
+    options = {"ratio": RATIO, "covering": 0.97, **changed}
+    layout = options.pop("layout", LAYOUT)
+    with make(model, scheme) as before:
+        before.forget_all()
+        train(model, 0)
+        before.rows_to_save()
+        before.confirm()
+        state = before.state_dict()
+    other = shard(layout, bags=bags(**ROWS))
+    config = PriorityConfig(scheme=scheme, **options)
+    with Prioritizer(other, config) as found, Prioritizer(other, config) as fresh:
+        found.load_state_dict(state)
+        for prioritizer in (found, fresh):
+            prioritizer.forget_all()
+        train(other, 1)
+        chosen, expected = found.rows_to_save(), fresh.rows_to_save()
+        for name in expected:
+            assert table_of(name) != "a" or torch.equal(chosen[name], expected[name])
+
+
 def test_after_closing_nothing_is_watched(model):
     prioritizer = make(model)
     prioritizer.forget_all()
