@@ -5,6 +5,7 @@ The run writes it as it goes, through all generations of its workers, and reads 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
@@ -21,6 +22,8 @@ FORMAT: Final = "cpr-history"
 VERSION: Final = 1
 SAVES_KEPT: Final = 256
 """Newest saves in a history; failures are all kept."""
+SAVES_LOOKED_AT: Final = 16
+"""Newest saves that tell whether a run saves rows; one that does saves everything now and then, too."""
 SHORTEST_GAP_S: Final = 1.0
 LOADING: Final = ("reattach", "restore")
 """Phases of a recovery (`cpr.recovery.phases`) that are the paper's `O_load`; all others are its `O_res`."""
@@ -153,18 +156,30 @@ class RunHistory:
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") != VERSION:
             raise ValueError(f"not a history of version {VERSION} of this program")
-        known = _known(cls, data)
         try:
+            known = _known(cls, data)
             known["saves"] = tuple(SaveCost(**_known(SaveCost, each)) for each in data["saves"])
             known["failures"] = tuple(FailureCost(**_known(FailureCost, each)) for each in data["failures"])
-            return cls(**known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a history with something missing: {error}") from error
+            found = cls(**known)
+            found._check()
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"a history with something missing or out of place: {error}") from error
+        return found
+
+    def _check(self) -> None:
+        """Refuse what would be divided by, and numbers in places that have no type of their own."""
+        if self.nodes < 1 or not all(0 < save.share <= 1 for save in self.saves):
+            raise ValueError("a history of a run without nodes, or with a save of no share of the rows")
+        if self.samples_total is not None:
+            _check_number("samples_total", self.samples_total)
+        for failure in self.failures:
+            for phase, seconds in failure.seconds.items():
+                _check_number(phase, seconds)
 
     @property
     def _typical(self) -> list[SaveCost]:
-        """Saves of the kind that comes again and again: of rows, if there are any."""
-        kind = "rows" if any(save.kind == "rows" for save in self.saves) else "base"
+        """Saves of the kind that comes again and again: of rows, if there are any among the newest."""
+        kind = "rows" if any(save.kind == "rows" for save in self.saves[-SAVES_LOOKED_AT:]) else "base"
         return [save for save in self.saves if save.kind == kind]
 
     def _rescheduling(self, failure: FailureCost) -> float:
@@ -204,7 +219,18 @@ def write_history(storage: "Storage", history: RunHistory) -> None:
 
 
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: data[each.name] for each in fields(cls) if each.name in data}
+    """The fields of a dataclass that are in `data`; numbers among them are checked."""
+    known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+    for each in fields(cls):
+        if each.type in (int, float) and each.name in known:
+            _check_number(each.name, known[each.name])
+    return known
+
+
+def _check_number(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise ValueError(f"a history whose {name} is {value!r}; it must be a number, 0 or more and finite")
 
 
 def _median(values: Any) -> float | None:

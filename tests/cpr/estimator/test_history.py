@@ -6,6 +6,7 @@ from cpr.checkpoint.local import LocalStorage
 from cpr.estimator.history import (
     HISTORY_PATH,
     SAVES_KEPT,
+    SAVES_LOOKED_AT,
     FailureCost,
     RunHistory,
     SaveCost,
@@ -20,6 +21,12 @@ def make_save(step, seconds=10.0, blocked_s=0.5, kind="base", share=1.0):
 
 def make_failure(elapsed_s, **seconds):
     return FailureCost(elapsed_s=elapsed_s, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds=seconds)
+
+
+def as_read(history):
+    """What stands in the file of a history with a save and a failure."""
+    history = history.with_save(make_save(5)).with_failure(make_failure(40.0, detect=1.0))
+    return json.loads(json.dumps(history.to_json()))
 
 
 @pytest.fixture
@@ -69,6 +76,16 @@ def test_row_saves_count_as_the_whole_that_they_are_a_part_of(history):
     assert history.O_blocked == 2.0
 
 
+def test_old_row_saves_do_not_count_when_a_run_saves_everything_again(history):
+    for step in range(3):
+        history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125))
+    history = history.with_save(make_save(3, seconds=30.0, blocked_s=3.0))
+    assert history.O_save == 40.0  # a base in between, as row saves need
+    for step in range(SAVES_LOOKED_AT):
+        history = history.with_save(make_save(step, seconds=30.0, blocked_s=3.0))
+    assert (history.O_save, history.O_blocked) == (30.0, 3.0)
+
+
 def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
     history = history.with_failure(make_failure(40.0, detect=1.0, restart=2.0, restore=3.0, first_step=0.3))
     history = history.with_failure(
@@ -113,4 +130,54 @@ def test_a_history_that_lacks_something_is_refused(history):
     data = json.loads(json.dumps(history.to_json()))
     del data["step_s"]
     with pytest.raises(ValueError, match="step_s"):
+        RunHistory.from_json(data)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", [], True, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ((), "clock_s"),
+        ((), "elapsed_s"),
+        ((), "nodes"),
+        (("saves", 0), "seconds"),
+        (("saves", 0), "share"),
+        (("failures", 0), "nodes_lost"),
+        (("failures", 0, "seconds"), "detect"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_with_their_name_and_that_of_the_file(
+    history, tmp_path, where, name, wrong
+):
+    data = as_read(history)
+    place = data
+    for key in where:
+        place = place[key]
+    assert name in place
+    place[name] = wrong
+    (tmp_path / HISTORY_PATH).write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=rf"{HISTORY_PATH} is a history whose {name} is "):
+        read_history(LocalStorage(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        (("saves",), None),
+        (("saves", 0), 3),
+        (("saves", 0, "share"), 0.0),
+        (("saves", 0, "share"), 1.5),
+        (("nodes",), 0),
+        (("samples_total",), "many"),
+        (("failures", 0, "seconds"), 3.0),
+    ],
+)
+def test_what_is_out_of_place_in_it_is_refused(history, where, wrong):
+    data = as_read(history)
+    *path, last = where
+    place = data
+    for key in path:
+        place = place[key]
+    place[last] = wrong
+    with pytest.raises(ValueError, match="a history"):
         RunHistory.from_json(data)
