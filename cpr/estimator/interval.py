@@ -13,9 +13,10 @@ from cpr.durations import duration_text
 from cpr.estimator.formulas import check_target
 
 TOLERANCE: Final = 0.25
-"""An interval is kept while the best one differs by no more than this share of it."""
+"""An interval is kept while the best one differs by no more than this share of it: measurements jitter."""
 STORAGE_SAFETY: Final = 1.5
-"""An interval is at least so many times what storage takes for a save."""
+"""An interval that is chosen is at least so many times what storage takes for a save; more than `TOLERANCE`,
+so that one that is kept still leaves storage the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class IntervalRule:
         is_kept = (
             current_s is not None
             and abs(best_s - current_s) <= TOLERANCE * current_s
-            and shortest_s <= current_s <= max(longest_s, shortest_s)
+            and (current_s <= longest_s or longest_s < shortest_s)  # where the target can be kept, it is
         )
         interval_s = current_s if is_kept and current_s is not None else best_s
         expected = measured.pls + self._pls_to_come(measured, interval_s)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.estimator.formulas import Job, interval_partial
-from cpr.estimator.interval import STORAGE_SAFETY, IntervalRule, Measured
+from cpr.estimator.interval import STORAGE_SAFETY, TOLERANCE, IntervalRule, Measured
 
 HOUR = 3600.0
 RULE = IntervalRule(target_pls=0.1, mean_time_to_failure_s=28 * HOUR)
@@ -93,13 +93,28 @@ def test_a_small_change_that_keeps_the_target_is_made():
     assert RULE.next_interval(after_a_loss, now.interval_s).interval_s < now.interval_s
 
 
+@pytest.mark.parametrize("pls", [0.0, 0.2], ids=["storage is the limit", "the target is exceeded"])
+def test_storage_that_takes_now_longer_now_shorter_changes_nothing(pls):
+    now = RULE.next_interval(replace(BEGINNING, blocked_s=0.001, pls=pls))
+    for save_s in (61.0, 59.5, 62.0, 58.0, 70.0, 60.5):
+        again = RULE.next_interval(
+            replace(BEGINNING, blocked_s=0.001, save_s=save_s, pls=pls), now.interval_s
+        )
+        assert (again.changed, again.interval_s) == (False, now.interval_s), save_s
+    slower = RULE.next_interval(replace(BEGINNING, blocked_s=0.001, save_s=80.0, pls=pls), now.interval_s)
+    assert slower.interval_s == 80 * STORAGE_SAFETY
+
+
 @given(rules, measurements(), st.none() | st.floats(1, 1e6))
 def test_what_holds_of_every_choice(rule, measured, current_s):
     choice = rule.next_interval(measured, current_s)
     shortest_s = measured.save_s * STORAGE_SAFETY
-    assert choice.interval_s >= shortest_s  # never faster than storage
+    assert choice.interval_s > measured.save_s  # never faster than storage
+    assert choice.interval_s >= shortest_s or not choice.changed
     if choice.expected_pls > rule.target_pls * (1 + 1e-6):  # never less often than the target asks for
-        assert choice.interval_s == shortest_s or measured.share_left == 0 or measured.pls > rule.target_pls
+        at_shortest = rule.next_interval(measured)
+        assert at_shortest.interval_s == shortest_s or measured.share_left == 0
+        assert abs(choice.interval_s - shortest_s) <= TOLERANCE * choice.interval_s
     if choice.interval_s > shortest_s and choice.changed:  # as often as may be
         assert choice.interval_s <= measured.blocked_s / rule.max_overhead * (1 + 1e-9)
     assert choice.changed == (choice.interval_s != current_s)
