@@ -83,6 +83,7 @@ def grows(dataset, runs, leaked_bytes):
     return True
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("leak", [False, True], ids=["as it is", "with a leak of a batch a step"])
 def test_memory_does_not_grow(dataset, tmp_path, leak):
     assert grows(dataset, tmp_path, leaked_bytes=BATCH_BYTES if leak else 0) == leak

@@ -56,6 +56,7 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
     assert (tmp_path / "runs/quick/codecs.png").stat().st_size > 10_000
 
 
+@pytest.mark.system
 def test_one_seed_on_one_worker(tmp_path):
     """Exactly saved and loaded, training ends as if nothing had happened; coded rows make another end."""
     generate(SyntheticConfig(rows_per_day=8 * 1024, days=2), tmp_path / "dataset")

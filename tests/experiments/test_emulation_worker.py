@@ -16,6 +16,8 @@ from experiments.emulation_data import Ids
 from experiments.emulation_worker import Cluster, Workload, emulate
 from experiments.training import Training
 
+pytestmark = pytest.mark.system
+
 STEPS = 8
 
 

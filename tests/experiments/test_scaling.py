@@ -71,6 +71,7 @@ def test_the_share_that_a_background_save_costs_is_the_measured_one(tmp_path):
     assert waiting_share(tmp_path) == 0.25
 
 
+@pytest.mark.system
 def test_quick_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("experiments.scaling.waiting_share", lambda: 0.3)
