@@ -87,7 +87,7 @@ class History:
                 self._sweep(sequence)
         manifest, problems = self.group.broadcast((manifest, problems))
         if problems or manifest is None:
-            last = f"save {self.chain[-1].sequence}" if self.chain else "nothing"
+            last = f"save {self.committed[-1].sequence}" if self.committed else "nothing"
             raise SaveFailedError(
                 f"save {sequence} to {self.storage.uri} failed on {'; '.join(problems)}. "
                 f"It does not count; {last} is the newest that does"
@@ -100,7 +100,8 @@ class History:
         """Merge a chain that has grown long; delete what the retention policy does not keep.
 
         Raises:
-            SaveFailedError: the merged base could not be written, or the newest state does not verify.
+            SaveFailedError: the merged base could not be written, or the newest state does not verify. If
+                that is because the chain is damaged, the next save must be a base.
         """
         if self.merge_after and len(self.chain) - 1 > self.merge_after:
             self._merge()
@@ -114,16 +115,19 @@ class History:
 
     def _merge(self) -> None:
         sequence, chain = self.next_sequence, self.chain
-        part, problem = Part(), None
+        part = Part()
+        problem: Exception | None = None
         try:
             self._write_merged(sequence, part)
         except Exception as error:
-            problem = str(error)
+            problem = error
+        if any(self.group.gather(isinstance(problem, CorruptFileError))):
+            self._give_up_chain()
         self.commit(
             sequence,
             "base",
             part,
-            problem,
+            None if problem is None else str(problem),
             lambda parts: replace(
                 chain[-1],
                 sequence=sequence,
@@ -175,12 +179,16 @@ class History:
         problems = [found for found in self.group.gather(problem) if found is not None]
         if problems:
             if any(isinstance(found, CorruptFileError) for found in problems):
-                bad = {manifest.sequence for manifest in self.chain}
-                self.committed = [manifest for manifest in self.committed if manifest.sequence not in bad]
-                self.chain = []  # nothing may build on it
+                self._give_up_chain()
             raise SaveFailedError(
                 f"{'; '.join(map(str, problems))}. Older saves are kept; save a new base, look at the storage"
             )
+
+    def _give_up_chain(self) -> None:
+        """It is damaged: nothing may build on it, and older saves are not deleted on its account."""
+        bad = {manifest.sequence for manifest in self.chain}
+        self.committed = [manifest for manifest in self.committed if manifest.sequence not in bad]
+        self.chain = []
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:
         try:
