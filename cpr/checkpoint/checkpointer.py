@@ -196,6 +196,16 @@ class Checkpointer:
 
         self._run_id = on_rank_0(self._group, take)
 
+    def check_lock(self) -> None:
+        """Make sure that the directory is still this run's; on the rank that holds its lock, any thread.
+
+        Raises:
+            LockedError: another run has taken it over.
+            CheckpointError: it cannot be read.
+        """
+        if self._lock is not None:
+            self._lock.check()
+
     def prepare(self) -> None:
         """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.
 
@@ -266,13 +276,37 @@ class Checkpointer:
         self._check_open()
         return find_newest(self._storage, self._group)[0]
 
-    def go_on(self, steps_done: int) -> None:
+    def registered_in(self, state: State, name: str) -> Any:
+        """What was saved of a registered state that is the same on all ranks; nothing is loaded. Collective.
+
+        Args:
+            state: one of this directory, see `newest_state`.
+            name: as in `register`.
+
+        Raises:
+            CheckpointError: it was not saved, or cannot be read.
+        """
+
+        def read() -> Any:
+            common = read_state_file(self._storage, state, None)
+            if common is None or name not in common["registered"]:
+                raise CorruptFileError(f"save {state.sequence} of {self._storage.uri} holds no {name!r}")
+            return common["registered"][name]
+
+        self._check_open()
+        return on_rank_0(self._group, read)
+
+    def go_on(self, steps_done: int) -> tuple[State | None, Sequence[Rejected]]:
         """Go on with a model that is ahead of what is saved: nothing is loaded, the next save follows.
 
         Called by all ranks, instead of `load`, before anything is saved.
 
         Args:
             steps_done: calls of `step` that the live model has behind it.
+
+        Returns:
+            The newest state, which row saves build on, and newer saves that are damaged: what tracks changed
+            rows since one of those knows too little for a row save.
 
         Raises:
             CheckpointError: the storage cannot be read.
@@ -282,6 +316,7 @@ class Checkpointer:
         state, rejected = find_newest(self._storage, self._group)
         self._loaded, self._rejected = state, frozenset(entry.sequence for entry in rejected)
         self.steps_done = steps_done
+        return state, rejected
 
     def load_shards(
         self, names: Sequence[str], ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None

@@ -34,7 +34,9 @@ class Course:
         self.went_back = -1
         """The last generation that went back to a checkpoint, or began from one."""
         self.saves: dict[int, int] = {}
-        """Samples done at the newest saves, by their step."""
+        """Samples done at the newest saves that hold every row, or count as if they did, by their step."""
+        self.row_saves: list[int] = []
+        """Steps of the saves of some rows, as far back as the last but one of those."""
         self._fruitless: list[str] = []
         self._recoveries: list[Recovery] = []
         self._recoveries_json = "[]"  # many nodes, seldom changed, and written after every step
@@ -69,7 +71,8 @@ class Course:
         """Back to the beginning of training; what has happened to workers is not forgotten."""
         self.went_back = self.generation
         self.steps_done = self.samples_done = self.batches_done = self.to_skip = 0
-        self.pls_total, self.charges, self.saves = 0.0, (), {}
+        self.pls_total, self.charges = 0.0, ()
+        self.saves, self.row_saves = {}, []
 
     def add_pls(self, added: float | None, charges: Collection[Charge] = ()) -> None:
         """Samples were lost.
@@ -97,9 +100,27 @@ class Course:
         for step in sorted(self.saves)[:-SAVES_KEPT]:
             del self.saves[step]
 
+    def note_row_save(self) -> None:
+        """A save of some rows begins."""
+        remembered = sorted(self.saves)[-2:]  # the newest may turn out to have failed
+        since = remembered[0] if remembered else 0
+        self.row_saves = [*(step for step in self.row_saves if step > since), self.steps_done]
+
+    @property
+    def row_saves_since(self) -> int:
+        """Saves of some rows after the newest one that counts as a whole table."""
+        newest = max(self.saves, default=0)
+        return sum(step > newest for step in self.row_saves)
+
     def forget_save(self, step: int) -> None:
         """The save that began after this step has failed."""
         self.saves.pop(step, None)
+        self.row_saves = [each for each in self.row_saves if each != step]
+
+    def forget_saves_after(self, step: int) -> None:
+        """Saves that began later were never committed: whoever made them has died meanwhile."""
+        for later in [each for each in (*self.saves, *self.row_saves) if each > step]:
+            self.forget_save(later)
 
     def samples_at(self, step: int) -> int:
         """Samples done at a save; of one that is not known of, rather too few than too many.
@@ -160,6 +181,7 @@ class Course:
             "went_back": self.went_back,
             "charges": [list(astuple(each)) for each in self.charges],
             "saves": dict(self.saves),
+            "row_saves": list(self.row_saves),
             "fruitless": list(self._fruitless),
             "recoveries": self._recoveries_json,
         }
@@ -169,6 +191,7 @@ class Course:
         for name in ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total"):
             setattr(self, name, state[name])
         self.saves = dict(state["saves"])
+        self.row_saves = list(state.get("row_saves", ()))  # runs that began without it have none
         self.charges = tuple(Charge(*each) for each in state["charges"])
         stored = [Recovery.from_dict(each) for each in json.loads(state["recoveries"])]
         if len(stored) > len(self._recoveries):

@@ -1,13 +1,17 @@
 """What a run measures of its saves and failures, written down as it goes: `history.json` beside its saves.
 
 Rank 0 keeps it, through all generations of workers. It is written in the background, at each beginning, after
-the first step, and whenever a save has been committed; a diary that cannot be written stops no training.
+the first step, and whenever a save has been committed; a diary that cannot be written stops no training. Nor
+does one that cannot be read: until that succeeds the file stays as it is, and then what was measured since is
+added to it.
 """
 
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from threading import Thread
 from typing import Final
@@ -15,7 +19,14 @@ from typing import Final
 from cpr.checkpoint.saver import Save
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError
-from cpr.estimator.history import FailureCost, RunHistory, SaveCost, read_history, write_history
+from cpr.estimator.history import (
+    SAVES_KEPT,
+    FailureCost,
+    RunHistory,
+    SaveCost,
+    read_history,
+    write_history,
+)
 from cpr.recovery.course import Course
 from cpr.recovery.record import Recovery
 
@@ -33,6 +44,7 @@ class Diary:
     Args:
         storage: of the checkpoint.
         course: of the run, which tells of this beginning.
+        check_lock: raises a `CheckpointError` unless the directory still is this run's.
         nodes: failure domains.
         samples_total: of the whole run; None: not known.
         row_share: of a table's rows with which a row save counts.
@@ -42,30 +54,33 @@ class Diary:
         self,
         storage: Storage,
         course: Course,
+        check_lock: Callable[[], None],
         *,
         nodes: int,
         samples_total: int | None,
         row_share: float = 1.0,
     ) -> None:
         self._storage, self._course, self._row_share = storage, course, row_share
-        story = course.recoveries[-1]
-        before = _read(storage) if story.kind != "start" else None
-        now_s = time.time()
+        self._check_lock = check_lock
+        self._story = story = course.recoveries[-1]
         self._history = RunHistory(
             world_size=story.world_size,
             nodes=nodes,
-            step_s=before.step_s if before else 0.0,
+            step_s=0.0,
             steps_done=course.steps_done,
             samples_done=course.samples_done,
             samples_total=samples_total,
-            elapsed_s=_elapsed(before, story, now_s) if before else 0.0,
-            clock_s=now_s,
-            saves=before.saves if before else (),
-            failures=before.failures if before else (),
+            elapsed_s=0.0,
+            clock_s=time.time(),
         )
         self._is_failure = story.kind in {"process", "partial", "full"}
         if self._is_failure:
             self._history = self._history.with_failure(self._failure(story))
+        self._is_read = story.kind == "start"
+        self._found: tuple[RunHistory | None] | None = None
+        if not self._is_read:
+            self._read()
+            self._take_up()
         self._is_first_step = True
         self._step_ended: float | None = None
         self._durations_s: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -104,6 +119,7 @@ class Diary:
         for save, step in [each for each in self._under_way if each[0].is_over]:
             self._under_way.remove((save, step))
             self._note_saved(save, step)
+        self._take_up()
         if self._is_behind:
             self._write()
 
@@ -116,16 +132,23 @@ class Diary:
         for save, step in self._under_way:
             self._note_saved(save, step)
         self._under_way.clear()
-        if self._writer is not None:
-            self._writer.join(LEAVE_S)
+        self._write_and_wait()
+        if self._take_up():
+            self._write_and_wait()
+
+    def _write_and_wait(self) -> None:
+        self._wait()
         self._write()
+        self._wait()
+
+    def _wait(self) -> None:
         if self._writer is not None:
             self._writer.join(LEAVE_S)
 
     def _failure(self, story: Recovery) -> FailureCost:
         assert story.kind in {"process", "partial", "full"}
         return FailureCost(
-            elapsed_s=max(0.0, self._history.elapsed_s - sum(story.seconds.values())),
+            elapsed_s=self._history.elapsed_s,
             kind=story.kind,
             lost_share=story.lost_share,
             nodes_lost=story.lost_share * self._history.nodes,
@@ -158,22 +181,46 @@ class Diary:
         if self._writer is not None and self._writer.is_alive():
             return
         self._is_behind = False
-        self._writer = Thread(target=self._put, args=(self.history,), name="history-writer", daemon=True)
+        put = partial(self._put, self.history)
+        self._writer = Thread(target=put if self._is_read else self._read, name="history-writer", daemon=True)
         self._writer.start()
 
     def _put(self, history: RunHistory) -> None:
         try:
+            self._check_lock()
             write_history(self._storage, history)
         except (CheckpointError, OSError) as error:
             logger.warning("what the run has measured could not be written down: %s", error)
 
+    def _read(self) -> None:
+        """Read what the generations before have measured, or leave it as it is for now."""
+        found = None
+        try:
+            found = read_history(self._storage)
+        except ValueError as error:
+            logger.warning("%s. The history of this run begins anew", error)
+        except (CheckpointError, OSError) as error:
+            logger.warning("what the run has measured until now cannot be read yet: %s", error)
+            return
+        self._found = (found,)
 
-def _read(storage: Storage) -> RunHistory | None:
-    try:
-        return read_history(storage)
-    except (CheckpointError, ValueError) as error:
-        logger.warning("%s. The history of this run begins anew", error)
-        return None
+    def _take_up(self) -> bool:
+        """Go on with what was read, if that is news; from then on this is written. Whether it was."""
+        if self._found is None:
+            return False
+        (before,), self._found = self._found, None
+        self._is_read = self._is_behind = True
+        if before is not None:
+            mine, elapsed_s = self._history, _elapsed(before, self._story, self._history.clock_s)
+            failed_s = max(0.0, elapsed_s - sum(self._story.seconds.values()))
+            self._history = replace(
+                mine,
+                step_s=before.step_s,
+                elapsed_s=elapsed_s,
+                saves=(*before.saves, *mine.saves)[-SAVES_KEPT:],
+                failures=(*before.failures, *(replace(each, elapsed_s=failed_s) for each in mine.failures)),
+            )
+        return True
 
 
 def _elapsed(before: RunHistory, story: Recovery, now_s: float) -> float:

@@ -45,7 +45,7 @@ def lost_workers(
 def pls_expected(
     lost: Mapping[int, float], samples_between_saves: float | None, total_samples: int | None, world_size: int
 ) -> float | None:
-    """What a failure at a random moment adds on average: half an interval (CPR paper, section 4.1).
+    """What a failure at a random moment adds on average: half an interval (CPR paper).
 
     Args:
         lost: for each worker that lost something, by rank, the share of its shards.
@@ -66,7 +66,7 @@ def pls_added(
     world_size: int,
     charges: Collection[Charge] = (),
 ) -> float | None:
-    """Portion of lost samples of one failure (CPR paper, section 4.1).
+    """Portion of lost samples of one failure (CPR paper).
 
     Args:
         lost: for each worker that lost something, by rank, the share of its shards.

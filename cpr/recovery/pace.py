@@ -10,6 +10,8 @@ from cpr.recovery.diary import Diary
 
 FIRST_STEPS: Final = 10
 """Steps until the first save of a run that chooses its interval: it tells what a save costs."""
+SOON_STEPS: Final = 8
+"""After a failure, until a save that it broke off is tried again: not at once, in case it was the reason."""
 PATIENCE: Final = 8
 """While a save is under way, a run asks again after this part of the interval."""
 
@@ -29,15 +31,28 @@ class FixedPace:
     Args:
         every_steps: from one whole table to the next; 0: never.
         share: of the rows that a save holds. With a share r, saves come every r * `every_steps` (rounded, at
-            least 1): as many bytes in the same time, in smaller portions (CPR paper, section 4.2).
+            least 1): as many bytes in the same time, in smaller portions (CPR paper).
+        steps_done: where training goes on.
+        saved_at: training steps done at the newest save; 0: there is none. If the one that was due after it
+            was broken off by a failure, it is made up for after `SOON_STEPS` instead of an interval.
     """
 
-    def __init__(self, every_steps: int, share: float = 1.0) -> None:
-        self.every_steps = max(1, round(share * every_steps)) if every_steps else 0
+    def __init__(
+        self, every_steps: int, share: float = 1.0, *, steps_done: int = 0, saved_at: int = 0
+    ) -> None:
+        self.every_steps = every = max(1, round(share * every_steps)) if every_steps else 0
+        is_missing = every > 0 and saved_at < steps_done // every * every
+        self._make_up_at = steps_done + SOON_STEPS if is_missing else None
 
     def is_due(self, steps_done: int) -> bool:
         """Whether to save now, after so many training steps."""
-        return self.every_steps > 0 and steps_done % self.every_steps == 0
+        if not self.every_steps:
+            return False
+        is_regular = steps_done % self.every_steps == 0
+        is_due = is_regular or steps_done == self._make_up_at
+        if is_due:
+            self._make_up_at = None
+        return is_due
 
 
 class AutoPace:

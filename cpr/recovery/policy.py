@@ -12,9 +12,10 @@ class RecoveryPolicy:
     with live values; above it, everybody goes back to the newest checkpoint. One of two
     nodes may hold somewhat more than half."""
     max_pls: float | None = None
-    """Largest portion of lost samples of the whole run (CPR paper, section 4.1); a failure that would take it
-    above is recovered fully: work is redone instead of being lost. None: no such limit. What is gone back
-    over counts no more: after a full recovery, the portion is that of the save."""
+    """Largest portion of lost samples of the whole run (CPR paper); a failure that would take it above is
+    recovered fully, if that loses less: work is redone instead of being lost. None: no such limit. What is
+    gone back over counts no more: after a full recovery, the portion is that of the save, and of what its
+    rows are behind where it is a save of some rows (see `priority` of `cpr.PartialRecovery`)."""
     max_generations_without_progress: int = 3
     """So many generations of workers in a row may die without finishing a training step; the next one stops
     the run with a report instead of dying of the same."""

@@ -89,7 +89,8 @@ class Recovery:
     refused: tuple[str, ...] = ()
     """Memory that was found and not used, with the reason."""
     pls_added: float | None = 0.0
-    """None: not known, because `total_samples` was not given."""
+    """By rows that came from a save; where everybody went back, by what rows were behind that save's step.
+    None: not known, because `total_samples` was not given."""
     pls_expected: float | None = None
     """What such a loss adds on average, at a random moment; None: not known, or nothing was lost."""
     pls_total: float | None = 0.0
@@ -119,7 +120,7 @@ class Recovery:
             lines += [f"  rows: {_told(origin, self.save_step)}" for origin in self.sources]
             if self.interrupted:
                 lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
-        if self.kind in {"process", "partial", "full"}:
+        if self.kind in {"process", "partial", "full"} or self.pls_added != 0:
             lines.append(f"  PLS: {_share(self.pls_added)} added, {_share(self.pls_total)} in total")
             if self.pls_expected is not None:
                 lines.append(f"  (such a loss adds {self.pls_expected:.6f} on average, at a random moment)")

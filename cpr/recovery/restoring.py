@@ -85,6 +85,9 @@ class Restorer:
         self._course, self._policy, self._phases = course, policy, phases
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Rows of this rank that came from the checkpoint while others went on, by shard."""
+        self.fell_back = False
+        """Whether live rows go on from, or this rank's lost rows came from, an older save than the newest."""
+        self._restored_from: int | None = None
 
     def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
         """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
@@ -114,7 +117,7 @@ class Restorer:
                 is_fresh = False
                 decision = self._go_on(begin, decision, found, plan, own, tree, read)
             if decision.kind in {"resume", "full"}:
-                self._load(read, is_fresh)
+                self._load(begin, read, is_fresh)
             self._complete(begin, self._told(begin, decision, found, plan, read))
         return reports
 
@@ -179,8 +182,15 @@ class Restorer:
         if full := self._agree_on(self._charge(begin, found, plan, read)):
             return full
         put_counters(self._checkpointer, found.counters)
-        self._checkpointer.go_on(self._course.steps_done)
+        self._build_on_newest()
         return decision
+
+    def _build_on_newest(self) -> None:
+        """Saves that follow build on the newest state; those that were never committed count for nothing."""
+        newest, damaged = self._checkpointer.go_on(self._course.steps_done)
+        sequence, step = (newest.sequence, newest.step) if newest else (None, 0)
+        self._course.forget_saves_after(step)
+        self.fell_back = bool(damaged) or self._restored_from not in {None, sequence}
 
     def _agree_on(self, problem: str | None) -> Decision | None:
         """If any worker has a problem, all go back."""
@@ -228,13 +238,14 @@ class Restorer:
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
         read.save_step, read.bytes_read = state.step, stats.bytes_read
-        self.restored = lost
+        self.restored, self._restored_from = lost, state.sequence
         return None
 
-    def _load(self, read: _Read, is_fresh: bool) -> None:
+    def _load(self, begin: Beginning, read: _Read, is_fresh: bool) -> None:
         """Everybody goes to the newest checkpoint, or to the beginning if there is none.
 
         Args:
+            begin: what is known.
             read: what was read is noted here.
             is_fresh: whether all ranks' model and states still are as they were made: nothing was taken over
                 or put back.
@@ -244,6 +255,8 @@ class Restorer:
         loaded = self._checkpointer.load()
         if loaded is not None:
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
+            read.pls_added = _pls_behind(self._course, loaded.state.newest.world_size, begin.total_samples)
+            self._course.add_pls(read.pls_added)
             self._course.note_save()  # all rows are as they were saved, whenever that was
         elif not is_fresh:
             self._group.gather(None)
@@ -278,7 +291,7 @@ class Restorer:
             bytes_read=sum(each.bytes_read for each in reads),
             bytes_moved=sum(each.bytes_moved for each in reads),
             refused=found.refused,
-            pls_added=read.pls_added if lives else 0.0,
+            pls_added=read.pls_added,
             pls_expected=read.pls_expected if lives else None,
             pls_total=self._course.pls_total,
             losses=losses(plan, read.samples_lost, read.pls_added, read.pls_expected) if lives else (),
@@ -290,7 +303,7 @@ class Restorer:
     ) -> str | None:
         """PLS of this failure, without what an attempt to recover from it that failed has charged.
 
-        The same on all ranks. It is charged unless it is too much: why it is.
+        The same on all ranks. It is charged unless it is too much, and to go back costs less: why then.
         """
         steps = [each for each in self._group.gather(read.save_step) if each is not None]
         if not steps:
@@ -308,7 +321,8 @@ class Restorer:
             found.old_world_size,
             course.charges,
         )
-        if reason := self._policy.against_pls(course.pls_total, added):
+        reason = self._policy.against_pls(course.pls_total, added)
+        if reason and self._is_better_to_go_back(begin, course.pls_total, added):
             return reason
         charges = [
             Charge(world_size, rank, share, saved, done)
@@ -324,6 +338,27 @@ class Restorer:
             found.old_world_size,
         )
         return None
+
+    def _is_better_to_go_back(self, begin: Beginning, pls_total: float | None, added: float | None) -> bool:
+        """Whether a full recovery would leave a smaller PLS than this failure does; the same on all ranks."""
+        state = self._checkpointer.newest_state()
+        if pls_total is None or added is None or state is None:
+            return True
+        then = Course()
+        try:
+            then.load_state_dict(self._checkpointer.registered_in(state, COURSE))
+        except CheckpointError:
+            return True  # an older save, then
+        then.add_pls(_pls_behind(then, state.newest.world_size, begin.total_samples))
+        is_better = then.pls_total is None or then.pls_total < pls_total + added
+        if not is_better and self._group.rank == 0:
+            logger.warning(
+                "the portion of lost samples is above max_pls = %s, and going back would not help: it would "
+                "be %.6f then, because rows of the newest save are of several ages",
+                self._policy.max_pls,
+                then.pls_total,
+            )
+        return is_better
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""
@@ -344,3 +379,16 @@ class Restorer:
         )
         self._group.gather(None)  # all new memory counts before any old memory goes
         self._memory.drop_others()
+
+
+def _pls_behind(course: Course, world_size: int, total_samples: int | None) -> float | None:
+    """What going on from a save costs because its rows are older than its step, as those of row saves are.
+
+    Args:
+        course: as it was saved.
+        world_size: workers at that time.
+        total_samples: of the whole run; None: not known.
+    """
+    done, saved = course.samples_done, course.samples_at(course.steps_done)
+    lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
+    return pls_added(lost, done, saved, total_samples, world_size, course.charges)

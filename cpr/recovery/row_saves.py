@@ -18,7 +18,7 @@ class RowSaves:
     """Chooses between row saves and bases.
 
     The portion of lost samples counts as if the whole table was saved each time that as many rows as it has
-    have been: a base is such a moment, and so is every 1/ratio-th row save (CPR paper, section 4.2: it is not
+    have been: a base is such a moment, and so is every 1/ratio-th row save (as in the CPR paper, it is not
     weighted by priority). A row save in between counts for nothing, though it makes a loss smaller.
 
     Args:
@@ -41,10 +41,8 @@ class RowSaves:
         self.needs_base = needs_base
         """Whether the next periodic save is a base; the same on all ranks."""
         self._per_table = math.ceil(1 / share)
-        self._num_row_saves = 0
-        """Since the last moment that counts."""
-        self._last: tuple[Save, int, bool] | None = None
-        """The save whose outcome nobody has asked for, its step, and whether its moment counts."""
+        self._last: tuple[Save, int] | None = None
+        """The save whose outcome nobody has asked for, and its step."""
         self._is_under_way = False
         """Whether it is for the prioritizer."""
 
@@ -68,12 +66,14 @@ class RowSaves:
             is_free = self._checkpointer.is_free()
         finally:
             if is_free:
-                self._note_outcome()
+                self.note_outcome()
         return is_free
 
     def note(self) -> None:
         """A periodic save is about to begin."""
-        if self._counts:
+        if not self.needs_base:
+            self._course.note_row_save()
+        if self.needs_base or self._course.row_saves_since >= self._per_table:
             self._course.note_save()
 
     def save_all(self, moment: Moment, timeout_s: float | None = None) -> Save | None:
@@ -85,16 +85,15 @@ class RowSaves:
             if save is None:
                 self._course.forget_save(self._step)
         if save is not None:
-            self._note_outcome()  # of the one before, which is over
+            self.note_outcome()  # of the one before, which is over
             self._prioritizer.begin_full_save()
-            self._last, self._is_under_way = (save, self._step, True), True
-            self.needs_base, self._num_row_saves = False, 0
+            self._last, self._is_under_way = (save, self._step), True
+            self.needs_base = False
         return save
 
     def save(self) -> Save | None:
-        """Begin a row save, unless a base is needed; as `Checkpointer.save_rows`."""
+        """Begin a row save that was noted, unless a base is needed; as `Checkpointer.save_rows`."""
         assert not self.needs_base
-        counts = self._counts
         began, save = time.perf_counter(), None
         rows = self._prioritizer.rows_to_save()
         chosen_in_s = time.perf_counter() - began
@@ -103,34 +102,26 @@ class RowSaves:
         finally:
             if save is None:
                 self._prioritizer.take_back()
-                if counts:
-                    self._course.forget_save(self._step)
+                self._course.forget_save(self._step)
         if save is not None:
             save.blocked_s += chosen_in_s
-            self._last, self._is_under_way = (save, self._step, counts), True
-            self._num_row_saves = 0 if counts else self._num_row_saves + 1
+            self._last, self._is_under_way = (save, self._step), True
         return save
 
-    @property
-    def _step(self) -> int:
-        return self._course.steps_done
-
-    @property
-    def _counts(self) -> bool:
-        """Whether the next save's moment counts as one at which the whole table was saved."""
-        return self.needs_base or self._num_row_saves + 1 >= self._per_table
-
-    def _note_outcome(self) -> None:
+    def note_outcome(self) -> None:
+        """Let what became of the last save count, if that is known; on all ranks, when they agree on it."""
         if self._last is None or not self._last[0].done:
             return
         self.step()
-        (save, step, counts), self._last = self._last, None
+        (save, step), self._last = self._last, None
         if save.manifest is None:
             self._is_under_way = False
             self._prioritizer.take_back()
             self.needs_base |= save.kind == "base"
-            if counts:  # as the next one does instead
-                self._course.forget_save(step)
-            self._num_row_saves = (self._per_table if counts else self._num_row_saves) - 1
+            self._course.forget_save(step)
         if save.error is not None and not self._checkpointer.has_base:
             self.needs_base = True
+
+    @property
+    def _step(self) -> int:
+        return self._course.steps_done

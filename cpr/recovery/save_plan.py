@@ -40,6 +40,11 @@ class SavePlan:
             raise ValueError(
                 f"save_every_steps is {self.every}; give a number of steps, or 0 to save only at the end"
             )
+        if self.priority is not None and self.every == 0:
+            raise ValueError(
+                "priority chooses rows for periodic saves, and there are none: set save_every_steps, or do "
+                "without priority"
+            )
         if self.moment not in get_args(Moment):
             raise ValueError(f"moment is {self.moment!r}; choose rolling or consistent")
         if self.total_samples is not None and self.total_samples <= 0:
@@ -101,22 +106,24 @@ class Keeper:
             diary = Diary(
                 storage,
                 course,
+                self._checkpointer.check_lock,
                 nodes=num_nodes(self._group.world_size),
                 samples_total=plan.total_samples,
                 row_share=plan.row_share,
             )
+        saved_at = self._checkpointer.newest_step or 0
         pace: Pace
         if isinstance(plan.every, IntervalRule):
-            saved_at = self._checkpointer.newest_step or 0
             self._agreement = group = RankGroup(timeout)
             pace = AutoPace(plan.every, group, course, diary, saved_at=saved_at, share=plan.row_share)
         else:
-            pace = FixedPace(plan.every, plan.row_share)
+            pace = FixedPace(plan.every, plan.row_share, steps_done=course.steps_done, saved_at=saved_at)
         return Saves(self._checkpointer, course, pace, plan.moment, rows, diary)
 
     def _row_saves(self, prioritizer: Prioritizer, restorer: Restorer) -> RowSaves:
         """Row saves that go on from this beginning; all ranks agree on whether a base comes first."""
-        settle_in(prioritizer, self._course.recoveries[-1], self._checkpointer.shards, restorer.restored)
+        story, shards = self._course.recoveries[-1], self._checkpointer.shards
+        settle_in(prioritizer, story, shards, restorer.restored, restorer.fell_back)
         can_go_on = self._group.gather(prioritizer.is_complete and self._checkpointer.has_base)
         return RowSaves(
             self._checkpointer,

@@ -104,8 +104,8 @@ class Saves:
         """
         deadline = time.monotonic() + timeout_s
         if self._saved_at != self._course.steps_done:
-            self._course.note_save()
-            self._save_all("consistent", timeout_s)
+            self._let_last_end(deadline)
+            self._save_moment(seconds_left(deadline))
         is_committed = self._checkpointer.wait(seconds_left(deadline))
         return is_committed and self._saved_at == self._course.steps_done
 
@@ -116,13 +116,11 @@ class Saves:
             SaveFailedError: it failed.
         """
         if self._course.steps_done not in {0, self._saved_at}:
-            with self._tolerated():
-                self._checkpointer.wait()  # or the last save may be skipped
-            self._course.note_save()
-            self._save_all("consistent")
+            self._let_last_end()  # or the last save may be skipped
+            self._save_moment()
             while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
                 time.sleep(POLL_S)
-                self._save_all("consistent")
+                self._save_moment()
         try:
             self._checkpointer.wait_until_idle()
         finally:
@@ -141,6 +139,20 @@ class Saves:
             self._course.note_save()
         else:
             self._rows.note()
+
+    def _let_last_end(self, deadline: float | None = None) -> None:
+        """Wait for the save before one that may be the last; if it has failed, that is only told."""
+        try:
+            self._checkpointer.wait_until_idle(deadline)
+        except SaveFailedError as error:
+            logger.error("%s. Everything is saved again now", error)  # the trace says nothing more
+        if self._rows is not None:
+            self._rows.note_outcome()
+
+    def _save_moment(self, timeout_s: float | None = None) -> None:
+        """Begin to save everything as it is now, at a moment that counts."""
+        self._course.note_save()
+        self._save_all("consistent", timeout_s)
 
     def _save_some(self) -> None:
         if self._rows is None or self._rows.needs_base:

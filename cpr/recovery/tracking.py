@@ -57,6 +57,7 @@ def settle_in(
     story: Recovery,
     shards: Collection[TableShard],
     restored: Mapping[str, Sequence[tuple[int, int]]],
+    fell_back: bool = False,
 ) -> None:
     """Bring the trackers to where the rows are; afterwards `is_complete` tells whether they can be believed.
 
@@ -68,15 +69,18 @@ def settle_in(
         story: of this beginning.
         shards: of this worker.
         restored: rows that came from the checkpoint while others went on, by the shard's name.
+        fell_back: whether the saves that follow build on, or those rows came from, an older save than the one
+            since which the trackers count.
     """
     if story.kind not in {"process", "partial"}:
         prioritizer.forget_all()
+    elif fell_back:
+        prioritizer.doubt()
     elif not prioritizer.is_complete:  # in new memory, or nobody knew before
         if all(_is_whole(shard, restored) for shard in shards if shard.table_fqn in prioritizer.prioritised):
             prioritizer.forget_all()
     elif any(origin.moved for origin in story.sources):
-        prioritizer.begin_full_save()  # until one is committed, nothing is complete
-        prioritizer.take_back()
+        prioritizer.doubt()
     else:
         for name, ranges in restored.items():
             prioritizer.forget(name, ranges)

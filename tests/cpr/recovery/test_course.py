@@ -48,6 +48,37 @@ def test_samples_at_a_save():
     assert course.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
 
 
+def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through_generations():
+    course = Course()
+    for step in range(1, 10):
+        course.step(10)
+        if step in {2, 6}:
+            course.note_save()
+        if step != 2:
+            course.note_row_save()
+    assert (course.row_saves_since, set(course.saves)) == (3, {2, 6})
+    assert course.row_saves == [3, 4, 5, 6, 7, 8, 9]  # no further back than is needed where the newest failed
+    assert handed_on(course).row_saves_since == 3
+    course.forget_save(8)
+    assert course.row_saves_since == 2
+    course.forget_save(6)
+    assert course.row_saves_since == 5
+
+
+def test_saves_that_were_never_committed_count_for_nothing():
+    course = Course()
+    for step in range(1, 7):
+        course.step(10)
+        course.note_row_save()
+        if step in {1, 5}:
+            course.note_save()
+    course.forget_saves_after(4)
+    assert (set(course.saves), course.row_saves_since) == ({1}, 3)
+    assert course.samples_at(6) == 10
+    course.forget_saves_after(0)
+    assert (course.saves, course.row_saves) == ({}, [])
+
+
 def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
     course = Course()
     assert course.samples_at(0) == 0

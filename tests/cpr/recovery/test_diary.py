@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpr.checkpoint.storage import open_storage
-from cpr.errors import CheckpointError
+from cpr.errors import CheckpointError, LockedError
 from cpr.estimator.history import HISTORY_PATH, read_history
 from cpr.recovery import diary as module
 from cpr.recovery.course import Course
@@ -38,7 +38,7 @@ def clock(monkeypatch):
 def begin(tmp_path, clock):
     course = Course()
 
-    def work(kind, *, lost_share=0.0, seconds=None, storage=None):
+    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: None):
         generation = len(course.recoveries)
         story = Recovery(
             kind=kind,
@@ -51,7 +51,7 @@ def begin(tmp_path, clock):
         )
         course.recoveries = [*course.recoveries, story]
         storage = storage or open_storage(str(tmp_path))
-        return Diary(storage, course, nodes=2, samples_total=1000, row_share=0.125), course
+        return Diary(storage, course, check_lock, nodes=2, samples_total=1000, row_share=0.125), course
 
     return work
 
@@ -139,6 +139,48 @@ def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_p
     assert "begins anew" in caplog.text
     diary.finish()
     assert json.loads((tmp_path / HISTORY_PATH).read_text())["format"] == "cpr-history"
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["at the end", "after a step"])
+def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_gone_on_with(
+    begin, clock, tmp_path, monkeypatch, caplog, steps
+):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    diary.note_save(save())
+    train(diary, course, clock, 1)
+    before = stored(tmp_path, diary)
+
+    def fail(storage):
+        raise CheckpointError("the storage does not answer")
+
+    monkeypatch.setattr(module, "read_history", fail)
+    clock.now += 30
+    diary, course = begin("process", seconds={"restart": 10.0})
+    diary._writer.join()
+    assert "the storage does not answer" in caplog.text
+    assert read_history(open_storage(str(tmp_path))) == before
+    diary.note_save(save(num_bytes=7))
+    monkeypatch.setattr(module, "read_history", read_history)
+    train(diary, course, clock, steps)
+    history = stored(tmp_path, diary)
+    assert [each.num_bytes for each in history.saves] == [100, 7]
+    (failure,) = history.failures
+    assert failure.elapsed_s == pytest.approx(before.elapsed_s + 20)
+    assert history.elapsed_s == pytest.approx(before.elapsed_s + 30 + 2 * steps)
+    assert history.step_s == before.step_s
+
+
+def test_a_run_whose_directory_is_anothers_by_now_leaves_its_history_alone(begin, clock, tmp_path, caplog):
+    def check_lock():
+        raise LockedError("another run has taken it over")
+
+    (tmp_path / HISTORY_PATH).write_text("of another run")
+    diary, course = begin("start", check_lock=check_lock)
+    train(diary, course, clock, 3)
+    diary.finish()
+    assert (tmp_path / HISTORY_PATH).read_text() == "of another run"
+    assert "another run has taken it over" in caplog.text
 
 
 def test_storage_that_fails_stops_nothing(begin, clock, caplog):

@@ -23,6 +23,22 @@ def test_a_smaller_share_comes_more_often(every, share, steps):
     )
 
 
+@pytest.mark.parametrize(
+    ("steps_done", "saved_at", "due"),
+    [
+        (230, 200, [300, 400]),
+        (230, 220, [300, 400]),  # the last one was wanted, not due
+        (230, 100, [238, 300, 400]),  # a failure broke off the save of step 200
+        (60, 0, [100, 200, 300, 400]),
+        (110, 0, [118, 200, 300, 400]),
+        (295, 100, [300, 400]),
+    ],
+)
+def test_a_save_that_a_failure_broke_off_is_made_up_for_soon(steps_done, saved_at, due):
+    pace = FixedPace(100, steps_done=steps_done, saved_at=saved_at)
+    assert [step for step in range(steps_done + 1, 401) if pace.is_due(step)] == due
+
+
 class Measured:
     """A diary that says what a test wants; a step takes 0.1 s."""
 

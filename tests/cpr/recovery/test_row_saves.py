@@ -36,7 +36,7 @@ class FakeCheckpointer:
     def wait(self, timeout_s=None):
         return self.wait_until_idle()
 
-    def wait_until_idle(self):
+    def wait_until_idle(self, deadline=None):
         save, self.last = self.last, None
         if save is None:
             return True

@@ -27,3 +27,8 @@ def test_without_priority_a_save_holds_all_rows():
     options = {"every": 5, "moment": "rolling", "total_samples": None}
     assert SavePlan(priority=None, **options).row_share == 1
     assert SavePlan(priority=PriorityConfig(ratio=0.5), **options).row_share == 0.5
+
+
+def test_priority_without_periodic_saves_is_refused():
+    with pytest.raises(ValueError, match="set save_every_steps"):
+        SavePlan(every=0, moment="rolling", priority=PriorityConfig(), total_samples=None)

@@ -5,7 +5,7 @@ import pytest
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FixedPace
-from cpr.recovery.saving import Saves
+from cpr.recovery.saving import FAILED_SAVES_IN_A_ROW, Saves
 
 
 class SlowStorage:
@@ -32,7 +32,7 @@ class SlowStorage:
         self.under_way = self.course.steps_done
         return self
 
-    def wait_until_idle(self):
+    def wait_until_idle(self, deadline=None):
         return self.wait()
 
     def close(self):
@@ -86,3 +86,26 @@ def test_a_save_that_is_wanted_now_and_skipped_is_none():
     saves = Saves(SlowStorage(course, skipped={2}), course, FixedPace(5), "rolling")
     train(course, saves, 7)
     assert not saves.now(1.0)
+
+
+def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(caplog):
+    class Repaired(SlowStorage):
+        """Whose failure is told to whoever waits for it, once."""
+
+        error = None
+
+        def wait_until_idle(self, deadline=None):
+            error, self.error = self.error, None
+            if error:
+                raise error
+            return self.wait()
+
+    course = Course()
+    storage = Repaired(course)
+    saves = Saves(storage, course, FixedPace(0), "rolling")
+    for _ in range(FAILED_SAVES_IN_A_ROW):
+        train(course, saves, 1)
+        storage.error = SaveFailedError("the disk was full")
+        assert saves.now(1.0)
+        assert storage.newest_step == max(course.saves) == course.steps_done
+    assert "the disk was full" in caplog.text

@@ -32,24 +32,20 @@ class FakePrioritizer:
     def forget(self, name, ranges):
         self.forgotten.append((name, ranges))
 
-    def begin_full_save(self):
-        self.forget_all()
+    def doubt(self):
         self.is_complete = False
-
-    def take_back(self):
-        pass
 
 
 BIG, SMALL, COPIED = FakeShard("big"), FakeShard("small"), FakeShard("copied")
 WHOLE, HALF = [(0, 10)], [(0, 5)]
 
 
-def settle(kind, *, kept, shards=(BIG, SMALL), restored=None, moved=0):
+def settle(kind, *, kept, shards=(BIG, SMALL), restored=None, moved=0, fell_back=False):
     prioritizer = FakePrioritizer(is_complete=kept)
     story = Recovery(
         kind=kind, reason="", generation=1, step=5, sources=(RowOrigin(table_fqn="big", moved=moved),)
     )
-    settle_in(prioritizer, story, shards, restored or {})
+    settle_in(prioritizer, story, shards, restored or {}, fell_back)
     return prioritizer
 
 
@@ -92,6 +88,11 @@ def test_nobody_knows_of_rows_whose_trackers_are_gone(shards, restored):
 
 def test_nobody_knows_of_rows_that_moved():
     assert not settle("process", kept=True, moved=3).is_complete
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_nobody_knows_what_has_changed_since_a_save_older_than_the_one_that_trackers_count_from(kept):
+    assert not settle("partial", kept=kept, restored={BIG.name: WHOLE}, fell_back=True).is_complete
 
 
 def test_what_a_row_save_counts_as():
