@@ -43,6 +43,8 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(336), duration_text(161_280), duration_text(0.0042)
     ('5.6 min', '44.8 h', '4.2 ms')
     """
+    if seconds < 0:
+        return f"-{duration_text(-seconds)}"
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     for unit, unit_s, least_s in SHOWN:

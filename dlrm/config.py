@@ -230,7 +230,8 @@ class CheckpointConfig:
     cost the run. It saves as often as costs 0.1 % of training at most, or more often if this target asks for
     it, by what it measures on the way. 0: off. Like `priority`, it takes partial recovery."""
     mean_hours_to_failure: float = 0.0
-    """Between losses of a node in the whole run, roughly; `target_pls` begins with it."""
+    """Between losses of a node in the whole run, roughly: the time between failures over the nodes that one
+    takes, which `cpr plan` tells. `target_pls` begins with it."""
     priority: str = "none"
     """Save the rows that deserve it most instead of everything: `mfu` (those looked up most often since they
     were saved), `ssu` (a sample of them), `scar` (those that have changed most), or, to compare with,

@@ -26,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="TIME",
-        help="from save to save, of both (default: the best for full recovery, by --pls for partial)",
+        help="from save to save, of both (default: what `cpr plan` says of each)",
     )
     failures = parser.add_argument_group("how failures come")
     failures.add_argument(

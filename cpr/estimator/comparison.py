@@ -10,11 +10,11 @@ from cpr.estimator.formulas import (
     Overhead,
     expected_pls,
     interval_full,
-    interval_partial,
     overhead_full,
     overhead_partial,
 )
 from cpr.estimator.means import Mean
+from cpr.estimator.recommend import recommended_interval
 from cpr.estimator.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
 
 RECOVERIES: Final[tuple[Recovery, ...]] = ("full", "partial")
@@ -103,8 +103,8 @@ def compare(
     Args:
         job: what is simulated.
         failures: how they come.
-        target_pls: of partial recovery, whose interval it sets (formula 7).
-        interval_s: of both; None: each recovery's own.
+        target_pls: of partial recovery.
+        interval_s: of both; None: what is recommended for each.
         num_trials: runs of each.
         seed: of the failures.
     """
@@ -114,7 +114,7 @@ def compare(
     expected = config.expected_job
     full_s, partial_s = interval_s, interval_s
     if full_s is None or partial_s is None:
-        full_s, partial_s = interval_full(expected), interval_partial(expected, target_pls)
+        full_s, partial_s = interval_full(expected), recommended_interval(expected, target_pls)
     full, partial = (
         simulate(replace(config, recovery=recovery, interval_s=interval))
         for recovery, interval in zip(RECOVERIES, (full_s, partial_s), strict=True)

@@ -71,6 +71,14 @@ class Job:
         return self.O_save if self.blocked_save is None else self.blocked_save
 
     @property
+    def time_to_loss_s(self) -> float | None:
+        """Mean time between losses of a node's worth of rows; None: none are lost.
+
+        Shorter than `T_fail` where failures take several nodes, and longer where memory outlives them.
+        """
+        return self.T_fail / self.nodes_lost if self.nodes_lost else None
+
+    @property
     def delay(self) -> float:
         """Training time that goes by from a save's moment until it counts; 0 where saves are synchronous."""
         return self.O_save - self.O_blocked

@@ -74,8 +74,9 @@ class IntervalRule:
     target_pls: float = 0.1
     """Portion of lost samples that is put up with in the whole run."""
     mean_time_to_failure_s: float | None = None
-    """Between losses of a node in the whole job, as far as is known before the run; it counts as much as one
-    loss that was seen. None: nothing is known, and there is no choice before the first loss."""
+    """Between losses of a node in the whole job, as far as is known before the run: the time between failures
+    over the nodes that one takes, which `cpr plan` tells. It counts as much as one loss that was seen. None:
+    nothing is known, and there is no choice before the first loss."""
     max_overhead: float = 0.001
     """Share of training time that saves may cost where the target does not ask for more."""
 
@@ -98,7 +99,7 @@ class IntervalRule:
             if measured.nodes_lost == 0:
                 raise ValueError(
                     "no node was lost so far and nothing is known of how often that happens: give "
-                    "mean_time_to_failure_s, roughly (`cpr plan` reads it from a log of failures)"
+                    "mean_time_to_failure_s, roughly (`cpr plan` tells the time between losses of a node)"
                 )
             return measured.elapsed_s / measured.nodes_lost
         return (self.mean_time_to_failure_s + measured.elapsed_s) / (1 + measured.nodes_lost)

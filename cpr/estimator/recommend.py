@@ -110,6 +110,7 @@ class Recommendation:
             "partial_at_full_interval": self.naive.to_json(),
             "thresholds": asdict(self.thresholds),
             "job": asdict(self.job),
+            "time_to_loss_s": self.job.time_to_loss_s,
         }
 
 
@@ -144,6 +145,16 @@ def recommend(job: Job, target_pls: float = 0.1, ratio: float = 0.125) -> Recomm
     )
 
 
+def recommended_interval(job: Job, target_pls: float) -> float:
+    """From save to save, for partial recovery: the longest that keeps the target, or what is worth having.
+
+    Raises:
+        ValueError: the target is no share, or saves cannot come as often as it asks for.
+    """
+    worth_having = max(job.O_blocked / MAX_OVERHEAD, interval_full(job))
+    return min(interval_partial(job, target_pls), worth_having)
+
+
 def _full(job: Job) -> Plan:
     T_save = interval_full(job)
     return Plan(recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0)
@@ -152,8 +163,7 @@ def _full(job: Job) -> Plan:
 def _partial(job: Job, target_pls: float) -> Plan | None:
     if target_pls < reachable_pls(job):
         return None
-    worth_having = max(job.O_blocked / MAX_OVERHEAD, interval_full(job))
-    return _plan_partial(job, min(interval_partial(job, target_pls), worth_having))
+    return _plan_partial(job, recommended_interval(job, target_pls))
 
 
 def _plan_partial(job: Job, T_save: float) -> Plan:

@@ -74,7 +74,8 @@ def why(what: Recommendation) -> Iterator[str]:
     if job.blocked_save is not None:
         yield (
             f"Saves are made in the background: training waits {duration_text(job.O_blocked)} of "
-            f"{duration_text(job.O_save)}. What partial recovery still buys then is {_gain(what)}."
+            f"{duration_text(job.O_save)}. What partial recovery still buys then is "
+            f"{_gain(what) if what.is_partial else 'nothing'}."
         )
     if what.is_partial:
         restarting = share_text(full.overhead.load + full.overhead.reschedule)
@@ -133,6 +134,12 @@ def caveats(what: Recommendation) -> Iterator[str]:
             f"{duration_text(chosen.interval_s / 2 + job.delay)} of training on average. What a PLS costs in "
             "model quality depends on the model: try it by failure injection."
         )
+    if job.time_to_loss_s is not None:
+        yield (
+            f"A node is lost each {duration_text(job.time_to_loss_s)}: failures come each "
+            f"{duration_text(job.T_fail)} and take {job.nodes_lost:.3g} nodes on average. A run that chooses "
+            "its own interval (`IntervalRule`) begins with that time between losses."
+        )
     if what.is_partial and job.nodes_lost == 0:
         yield (
             "No failure that was seen lost any memory, so none is expected to. One lost node would add a PLS "
@@ -151,7 +158,7 @@ def caveats(what: Recommendation) -> Iterator[str]:
     if max(job.O_save, job.O_load + job.O_res) > FAR_SHORTER * job.T_fail:
         yield (
             "Saving or recovering is not far shorter than the time between failures, as the formulas assume: "
-            "`cpr simulate` with the same flags says what it comes to."
+            "`cpr simulate` of the same job says what it comes to."
         )
     if what.is_partial and what.ratio < 1:
         yield (

@@ -36,6 +36,7 @@ def test_what_is_not_says_what_would_be(text):
     ("seconds", "text"),
     [
         (0, "0 s"),
+        (-336, "-5.6 min"),
         (0.0042, "4.2 ms"),
         (59.97, "60 s"),
         (60, "1 min"),

@@ -56,6 +56,30 @@ def test_json(capsys):
     assert body != json.loads(simulate(capsys, *JOB, "--json", "--trials", "50", "--seed", "8"))
 
 
+def test_what_is_simulated_is_what_is_planned(capsys):
+    """Also where saves in the background are worth having more often than the target asks for."""
+    job = [
+        "--total",
+        "20h",
+        "--fail",
+        "40m",
+        "--save",
+        "5m",
+        "--blocked",
+        "1s",
+        "--load",
+        "5m",
+        "--nodes",
+        "8",
+    ]
+    assert entry(["plan", *job, "--json"]) == FINE
+    planned = json.loads(capsys.readouterr().out)
+    simulated = json.loads(simulate(capsys, *job, "--json", "--trials", "2"))
+    for recovery in ("full", "partial"):
+        assert simulated[recovery]["interval_s"] == planned[recovery]["interval_s"]
+        assert simulated[recovery]["formula"]["pls"] == pytest.approx(planned[recovery]["expected_pls"])
+
+
 def first_lines(out):
     return out.split("\n\n")[1]
 

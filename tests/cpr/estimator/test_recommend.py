@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from cpr.estimator.failure_report import report_on
 from cpr.estimator.failures import FailureLog, Stretch
 from cpr.estimator.formulas import Job, interval_full, interval_partial, partial_wins, reachable_pls
 from cpr.estimator.inputs import Inputs
+from cpr.estimator.interval import IntervalRule, Measured
 from cpr.estimator.recommend import recommend
 from cpr.estimator.recommend_text import as_text
 
@@ -137,6 +139,29 @@ def test_what_is_said_of_saving_in_the_background():
     assert "Saves are cheap here. Coming each 50 min they cost 0.1%" in told(job)
     nearly_free = replace(KAGGLE, O_save=1.0, blocked_save=0.01)
     assert "Full recovery loses no samples" in told(nearly_free)
+
+
+def test_a_loss_is_not_told_as_a_gain():
+    job = Job(T_total=560 * HOUR, T_fail=HOUR, O_save=300, O_load=0, O_res=0, N_emb=2, blocked_save=120)
+    what = recommend(job, 0.04)
+    assert what.partial is not None
+    assert what.gain < 0
+    text = told(job, 0.04)
+    assert "What partial recovery still buys then is nothing." in text
+    assert not re.search(r"-\d", text)
+
+
+@pytest.mark.parametrize(("nodes_lost", "each"), [(2.0, "14 h"), (1.0, "28 h"), (0.5, "56 h")])
+def test_the_time_between_losses_of_a_node_is_told_beside_that_between_failures(nodes_lost, each):
+    """An interval that a run chooses with it, knowing nothing else, is the one that is recommended here."""
+    job = replace(KAGGLE, nodes_lost=nodes_lost)
+    assert f"A node is lost each {each}: failures come each 28 h and take {nodes_lost:g} nodes" in told(job)
+    what = recommend(job, 0.1)
+    rule = IntervalRule(target_pls=0.1, mean_time_to_failure_s=what.to_json()["time_to_loss_s"])
+    measured = Measured(nodes=job.N_emb, blocked_s=job.O_save, save_s=job.O_save, elapsed_s=0.0)
+    choice = rule.next_interval(measured)
+    assert min(choice.interval_s, job.T_total) == pytest.approx(what.chosen.interval_s)
+    assert recommend(replace(job, nodes_lost=0.0)).to_json()["time_to_loss_s"] is None
 
 
 def test_luck_so_far_is_told_as_such():
