@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.errors import SaveFailedError
@@ -75,6 +76,12 @@ def train(worker, oracle, steps):
             oracle.save_all(rows_of(worker))
         elif step % 2 == 0:
             oracle.save_rows(rows_of(worker))
+
+
+def advance(worker, steps):
+    """Each save is waited for, and what it holds does not matter."""
+    for _ in range(steps):
+        worker.train(1).recovery.checkpointer.wait_until_idle()
 
 
 def chain_of(worker):
@@ -205,3 +212,165 @@ def test_a_worker_that_dies_while_a_base_is_written_leaves_the_same_doubt(new_wo
     assert again.story.kind == "process"
     again.train(2).recovery.checkpointer.wait_until_idle()
     assert chain_of(again)[-1] == "base"
+
+
+def samples_lost(worker):
+    """That the run's PLS accounts for, of every shard."""
+    return worker.recovery.pls * 100 * BATCH
+
+
+def test_going_back_to_a_row_save_costs_what_its_rows_are_behind(new_worker, wipe):
+    oracle, worker = Oracle(), new_worker(restarted=False).restore()
+    train(worker, oracle, 6)
+    alive = rows_of(worker)
+    worker.die()
+    wipe()
+    again = new_worker().restore()
+    assert (again.story.kind, again.story.step) == ("full", 6)
+    assert any(not torch.equal(alive[key], back) for key, back in rows_of(again).items())
+    # the rows of step 2 were the last that were all saved, so that the work of 4 steps is lost in part
+    assert samples_lost(again) == pytest.approx(4 * BATCH)
+    assert again.story.pls_added == again.story.pls_total == again.recovery.pls
+    train(again, oracle, 3)
+    again.die()
+    wipe()
+    third = new_worker().restore()
+    assert third.story.step == 8  # two steps after all rows were as they had been saved
+    assert samples_lost(third) == pytest.approx(6 * BATCH)
+    assert third.story.pls_added == pytest.approx(0.02)
+
+
+def test_going_back_to_the_row_save_that_makes_a_whole_table_costs_nothing(new_worker, wipe):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 11)
+    assert set(worker.recovery._course.saves) == {2, 10}
+    worker.die()
+    wipe()
+    again = new_worker().restore()
+    assert (again.story.step, again.recovery.pls) == (10, 0)
+
+
+def test_a_new_run_on_row_saves_is_told_what_they_are_behind(new_worker, wipe):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 6)
+    worker.die()
+    wipe()
+    later = new_worker(restarted=False).restore()
+    assert (later.story.kind, later.story.step) == ("resume", 6)
+    assert samples_lost(later) == pytest.approx(4 * BATCH)
+    assert "PLS: 0.040000 added, 0.040000 in total" in str(later.story)
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind", "lost"),
+    [
+        (8, "partial", 6),  # everybody who goes back to the save of that step loses as much
+        (9, "full", 6),
+        (11, "full", 0),
+    ],
+)
+def test_everybody_goes_back_because_of_max_pls_only_where_that_loses_less(
+    new_worker, caplog, steps, kind, lost
+):
+    options = {
+        "optimizer": torch.optim.Adagrad,
+        "fused": EmbOptimType.EXACT_ADAGRAD,
+        "apart": True,
+        "policy": cpr.RecoveryPolicy(max_pls=0.001),
+    }
+    worker = new_worker(restarted=False, **options).restore()
+    advance(worker, steps)
+    worker.die()
+    # table c was data-parallel, and so is in nobody's segment
+    again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **options).restore()
+    assert again.story.kind == kind
+    assert samples_lost(again) == pytest.approx(lost * BATCH)
+    assert ("going back would not help: it would be 0.060000 then" in caplog.text) == (kind == "partial")
+
+
+def damage_manifest(tmp_path):
+    """Of the newest save."""
+    newest = max((tmp_path / "checkpoint" / "saves").iterdir()) / "manifest.json"
+    newest.write_bytes(newest.read_bytes()[:-20])
+
+
+def test_trackers_that_count_from_a_damaged_save_are_not_believed(new_worker, wipe, tmp_path):
+    oracle, worker = Oracle(), new_worker(restarted=False).restore()
+    train(worker, oracle, 7)
+    worker.die()
+    damage_manifest(tmp_path)
+    again = new_worker().restore()
+    assert (again.story.kind, again.recovery.checkpointer.newest_step) == ("process", 4)
+    again.die()  # the doubt is in the memory that it leaves
+    again = new_worker().restore()
+    again.train(1).recovery.checkpointer.wait_until_idle()
+    assert chain_of(again)[-1] == "base"
+    saved = rows_of(again)
+    again.train(1).die()
+    wipe()
+    assert_same(rows_of(new_worker().restore()), saved)
+
+
+def test_a_moment_whose_save_was_never_committed_does_not_count(new_worker):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 9)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    worker.recovery.checkpointer._saver._write_all = fail
+    worker.train(1)  # whose save would make a whole table
+    worker.die()
+    again = new_worker().restore()
+    course = again.recovery._course
+    assert (again.recovery.checkpointer.newest_step, set(course.saves)) == (8, {2})
+    advance(again, 2)
+    assert set(course.saves) == {2, 12}  # the next one does instead
+
+
+def test_failures_more_often_than_whole_tables_do_not_keep_moments_from_counting(new_worker):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 3)
+    for _ in range(3):
+        advance(worker, 6)
+        worker.die()
+        worker = new_worker().restore()
+    assert worker.recovery.steps_done == 21
+    assert list(worker.recovery._course.saves) == [2, 10, 18]
+
+
+def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 3)
+    saver = worker.recovery.checkpointer._saver
+    write_all = saver._write_all
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    saver._write_all = fail
+    worker.train(1).recovery.checkpointer._save.wait()
+    saver._write_all = write_all
+    assert worker.recovery.save_now(60)
+    assert worker.recovery.checkpointer.newest_step == 4
+    assert set(worker.recovery._course.saves) == {2, 4}
+
+
+def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tmp_path, caplog):
+    worker = new_worker(restarted=False).restore()
+    advance(worker, 3)
+    (entry, *_) = worker.recovery.checkpointer._history.chain[0].rows
+    path = tmp_path / "checkpoint/saves/00000000" / entry.path
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    for _ in range(40):
+        if (save := worker.train(1).recovery.checkpointer._save) is not None:
+            save.wait_until_over(60)
+    assert sum("is damaged" in record.message for record in caplog.records) == 1
+    assert worker.recovery.checkpointer.newest_step == 42
+    alive = rows_of(worker)
+    assert worker.recovery.save_now(60)
+    worker.die()
+    wipe()
+    assert_same(rows_of(new_worker().restore()), alive)
