@@ -25,7 +25,7 @@ class FailureReport:
     fits: Sequence[Fit]
     """The best first; without failures none, with few of them only the exponential."""
     p_value: float | None
-    """Of the best fit; None: too few failures."""
+    """Of the best fit; None: it cannot be told from so few failures."""
 
     @property
     def is_random(self) -> bool:
@@ -37,7 +37,7 @@ class FailureReport:
         low, high = (duration_text(bound) for bound in self.interval_s)
         seen = f"{count_text(self.log.num_failures, 'failure')} in {duration_text(self.log.exposure_s)}"
         lines = [f"  {seen}: the mean time between them is {low} to {high} (95%, if they come at random)."]
-        if self.p_value is None:
+        if self.log.num_failures < FEWEST:
             lines.append(f"  Too few to tell how they come: that takes {FEWEST}.")
             return "\n".join(lines)
         lines += [
@@ -47,8 +47,10 @@ class FailureReport:
         ]
         return "\n".join([*lines, f"  {self._verdict(self.p_value)}"])
 
-    def _verdict(self, p: float) -> str:
+    def _verdict(self, p: float | None) -> str:
         best = self.fits[0]
+        if p is None:
+            return "Whether they come like one of these cannot be told: most logs like this one have too few."
         if p < DOUBTFUL:
             return f"None of these describes them (p = {p:.2g}): `cpr simulate` can draw from the log itself."
         if self.is_random:

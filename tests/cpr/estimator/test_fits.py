@@ -1,6 +1,7 @@
 """Fits against simulated logs of which the truth is known, and against formulas where there are some."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy import stats
 
 from cpr.estimator.failure_report import report_on
 from cpr.estimator.failures import FailureLog, Stretch
-from cpr.estimator.fits import fit, fit_all, kaplan_meier, mean_time_interval, p_value
+from cpr.estimator.fits import _drawn, fit, fit_all, kaplan_meier, mean_time_interval, p_value
 
 HOUR = 3600.0
 TRUTHS = {
@@ -16,6 +17,9 @@ TRUTHS = {
     "gamma": (0.6, stats.gamma(0.6, scale=20 * HOUR / 0.6)),
     "weibull": (2.0, stats.weibull_min(2.0, scale=20 * HOUR / math.gamma(1.5))),
 }
+
+QUANTILES = tuple(stats.expon(scale=20 * HOUR).ppf((np.arange(50) + 0.5) / 50))
+"""As much like an exponential distribution as fifty times can be."""
 
 
 def draw_log(truth, num_stretches, length_s, seed):
@@ -77,6 +81,40 @@ def test_few_failures_have_no_shape():
         fit(FailureLog((Stretch((), 12.0),)), "exponential")
 
 
+@pytest.mark.parametrize("jitter_s", [0.0, 1.0], ids=["equal", "nearly equal"])
+def test_a_regular_beat_is_no_distribution_and_no_crash(jitter_s):
+    gaps = [24 * HOUR + jitter_s * each for each in (0, 1, -1, 0, 2, 0)]
+    log = FailureLog((Stretch(tuple(gaps)),))
+    assert [each.distribution for each in fit_all(log)] == ["exponential"]
+    for family in ("gamma", "weibull"):
+        with pytest.raises(ValueError, match=f"no {family} distribution .* --distribution recorded"):
+            fit(log, family)
+    assert "None of these describes them" in str(report_on(log))
+
+
+def test_logs_that_can_hardly_be_judged_are_not_waited_for():
+    """Of a mean time to failure that is far longer than the time watched, few draws have failures at all."""
+    log = draw_log(TRUTHS["exponential"][1], 10, 40 * HOUR, seed=2)
+    found = fit(log, "exponential")
+    assert p_value(log, found) is not None
+    assert p_value(log, replace(found, mean_s=1e4 * found.mean_s)) is None
+    report = replace(report_on(log), p_value=None)
+    assert "cannot be told" in str(report)
+
+
+def test_drawn_logs_are_watched_as_long_and_have_as_many_failures_on_average():
+    log = draw_log(TRUTHS["gamma"][1], 5, 100 * HOUR, seed=1)
+    found, random = fit(log, "exponential"), np.random.default_rng(0)
+    drawn = [_drawn(log, found, random) for _ in range(400)]
+    for each in drawn:
+        assert each.exposure_s == pytest.approx(log.exposure_s)
+        for stretch in each.stretches:
+            assert sum(stretch.gaps_s) + stretch.unfinished_s == pytest.approx(100 * HOUR)
+    counts = np.array([each.num_failures for each in drawn])
+    expected = log.exposure_s / found.mean_s  # failures at random are Poisson distributed
+    assert abs(counts.mean() - expected) < 3.5 * math.sqrt(expected / len(counts))
+
+
 def test_kaplan_meier_by_hand():
     log = FailureLog((Stretch((2.0, 3.0, 3.0), 5.0), Stretch((7.0,), 2.5)))
     times, over = kaplan_meier(log)
@@ -118,10 +156,7 @@ def test_few_failures_give_a_wide_interval_that_holds():
     [
         (draw_log(TRUTHS["gamma"][1], 30, 100 * HOUR, seed=5), "come in bursts: "),
         (draw_log(TRUTHS["weibull"][1], 30, 100 * HOUR, seed=5), "come regularly: weibull with shape"),
-        (
-            draw_log(TRUTHS["exponential"][1], 30, 100 * HOUR, seed=5),
-            "come at random, as far as one can tell",
-        ),
+        (FailureLog((Stretch(QUANTILES),)), "come at random, as far as one can tell"),
         (FailureLog((Stretch((HOUR, 2 * HOUR), 7 * HOUR),)), "Too few to tell"),
         (FailureLog((Stretch((), 7 * HOUR),)), "0 failures in 7 h"),
         (FailureLog((Stretch((60.0,) * 15 + (100 * HOUR,) * 15),)), "None of these describes them"),
