@@ -7,13 +7,14 @@ A log is a CSV file with a header and one line for each time that the job was at
     2026-03-01T21:40,2026-03-02T09:00,no
 
 `began` and `ended` are ISO 8601 times, or there is one column `lasted` instead, with a unit (`13.5h`).
-`failed` says whether a failure ended it (yes or no); otherwise it was stopped, is finished, or still at work.
-Lines that did not fail tell how long the job did not fail, which counts. Other columns are left alone.
+`failed` says whether a failure ended it (yes or no); otherwise it was stopped, is finished, or still at work
+(`ended` is then when the log was written). Lines that did not fail tell how long the job did not fail, which
+counts. Other columns are left alone.
 """
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -98,19 +99,12 @@ def read_log(path: Path) -> FailureLog:
     """
     stretches: list[Stretch] = []
     gaps: list[float] = []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, skipinitialspace=True)
-        _check_columns(path, reader.fieldnames or ())
-        for row in reader:
-            try:
-                lasted_s, failed = _lasted(row), _failed(row["failed"])
-            except ValueError as error:
-                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
-            if failed:
-                gaps.append(lasted_s)
-            else:
-                stretches.append(Stretch(tuple(gaps), lasted_s))
-                gaps = []
+    for lasted_s, failed in _lines(path):
+        if failed:
+            gaps.append(lasted_s)
+        else:
+            stretches.append(Stretch(tuple(gaps), lasted_s))
+            gaps = []
     if gaps:
         stretches.append(Stretch(tuple(gaps)))
     if not stretches:
@@ -118,29 +112,59 @@ def read_log(path: Path) -> FailureLog:
     return FailureLog(tuple(stretches))
 
 
-def _check_columns(path: Path, columns: Sequence[str]) -> None:
+def _lines(path: Path) -> Iterator[tuple[float, bool]]:
+    """Of each line, how long the job was at work, in seconds, and whether a failure ended that."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        before: datetime | None = None
+        try:
+            _check_columns(reader.fieldnames or ())
+            for row in reader:
+                if "lasted" in row:
+                    lasted_s = parse_duration(row["lasted"] or "")
+                else:
+                    began, ended = _time(row, "began"), _time(row, "ended")
+                    lasted_s, before = _seconds(began, ended, before), ended
+                if lasted_s <= 0:
+                    raise ValueError(f"the job was at work for {lasted_s:g} s; that must be positive")
+                yield lasted_s, _failed(row["failed"])
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} cannot be read as a CSV file in UTF-8: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _check_columns(columns: Sequence[str]) -> None:
     if "failed" not in columns or not ("lasted" in columns or {"began", "ended"} <= set(columns)):
         raise ValueError(
-            f"{path} has the columns {', '.join(columns) or '(none)'}; a log of failures has began, ended "
-            "and failed, or lasted and failed"
+            f"the columns are {', '.join(columns) or '(none)'}; a log of failures has began, ended and "
+            "failed, or lasted and failed"
         )
 
 
-def _lasted(row: Mapping[str, str | None]) -> float:
-    if "lasted" in row:
-        lasted_s = parse_duration(row["lasted"] or "")
-    else:
-        began, ended = (datetime.fromisoformat((row[name] or "").strip()) for name in ("began", "ended"))
-        if (began.tzinfo is None) != (ended.tzinfo is None):
-            raise ValueError("began and ended need both a time zone, or none")
-        lasted_s = (ended - began).total_seconds()
-    if lasted_s <= 0:
-        raise ValueError(f"the job was at work for {lasted_s:g} s; that must be positive")
-    return lasted_s
+def _time(row: Mapping[str, str | None], column: str) -> datetime:
+    text = (row[column] or "").strip()
+    if not text:
+        raise ValueError(f"{column} is missing; a job that is still at work ended when the log was written")
+    return datetime.fromisoformat(text)
+
+
+def _seconds(began: datetime, ended: datetime, before: datetime | None) -> float:
+    """How long the job was at work; `before` is when it ended on the line before."""
+    if (began.tzinfo is None) != (ended.tzinfo is None):
+        raise ValueError("began and ended need both a time zone, or none")
+    if before is not None and (began.tzinfo is None) == (before.tzinfo is None) and began < before:
+        raise ValueError(
+            f"it began at {began}, before the job ended on the line before ({before}): earlier lines come "
+            "first, and time that is in two lines would count twice"
+        )
+    return (ended - began).total_seconds()
 
 
 def _failed(answer: str | None) -> bool:
-    known = ANSWERS.get((answer or "").strip().lower())
+    if answer is None:
+        raise ValueError("failed is missing: the line is too short; write yes or no")
+    known = ANSWERS.get(answer.strip().lower())
     if known is None:
         raise ValueError(f"failed is {answer!r}; it must be yes or no")
     return known

@@ -35,8 +35,8 @@ def test_a_log_with_lengths(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", r"has the columns \(none\)"),
-        ("began,failed\n", "has the columns began, failed; a log of failures has began, ended and failed"),
+        ("", r"the columns are \(none\)"),
+        ("began,failed\n", "the columns are began, failed; a log of failures has began, ended and failed"),
         ("lasted,failed\n", "no lines"),
         ("lasted,failed\n1h,yes\n2,yes\n", "line 3: '2' is not a span of time"),
         ("lasted,failed\n1h,perhaps\n", "line 2: failed is 'perhaps'"),
@@ -44,13 +44,34 @@ def test_a_log_with_lengths(tmp_path):
         ("began,ended,failed\nyesterday,today,yes\n", "line 2: .*yesterday"),
         ("began,ended,failed\n2026-03-02,2026-03-01,yes\n", "line 2: the job was at work for -86400 s"),
         ("began,ended,failed\n2026-03-01T00:00Z,2026-03-02,no\n", "line 2: .* both need a time zone|both"),
-        ("began,ended,failed\n2026-03-01\n", "line 2: "),
+        ("began,ended,failed\n2026-03-01\n", "line 2: ended is missing"),
+        ("began,ended,failed\n2026-03-01,,no\n", "line 2: ended is missing; .* when the log was written"),
+        ("lasted,failed\n5h\n", "line 2: failed is missing"),
+        (
+            "lasted,failed\n1h,yes\n" + "x" * 200_000 + ",yes\n",
+            "cannot be read as a CSV file.*: field larger than field limit",
+        ),
+        (
+            "began,ended,failed\n2026-03-01,2026-03-02,yes\n2026-03-01,2026-03-02,yes\n",
+            "line 3: it began at 2026-03-01 .*count twice",
+        ),
+        (
+            "began,ended,failed\n2026-03-01T00Z,2026-03-02T00Z,yes\n2026-03-02T00+05:00,2026-03-03T00Z,yes\n",
+            "line 3: it began at 2026-03-02 .*count twice",
+        ),
     ],
 )
 def test_what_cannot_be_understood_is_named(text, told, tmp_path):
     with pytest.raises(ValueError, match=told) as refused:
         read_log(write(tmp_path, text))
     assert "failures.csv" in str(refused.value)
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_bytes(b"lasted,failed\n\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"failures\.csv cannot be read as a CSV file in UTF-8"):
+        read_log(path)
 
 
 def test_failures_of_runs():
