@@ -75,8 +75,8 @@ class PartialRecovery:
         priority: save the rows that deserve it most instead of whole tables. `save_every_steps` still means
             whole tables: with a ratio r, saves with a share r of their rows come every r times as many steps.
             The first save, the last one, and one after rows moved between workers hold everything; one that
-            is due while another is under way is postponed. What resumes from a row save has rows of several
-            ages.
+            is due while another is under way is postponed. What goes back to a row save, or resumes from it,
+            has rows of several ages: `pls` counts what they are behind.
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.

@@ -2,16 +2,16 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.row_schema import place_of
 from cpr.errors import CheckpointError, MismatchError, StartOverError
+from cpr.recovery.accounts import Accounts, Cost
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
-from cpr.recovery.losses import Charge, pls_added, pls_expected
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.moving import Mover
 from cpr.recovery.phases import Phases
@@ -19,13 +19,10 @@ from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery, losses, origins
 from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
 from cpr.recovery.reports import Assessment, WorkerReport, assess
-from cpr.recovery.sources import ShardSources, lost_share, lost_share_by_rank, plan_sources
+from cpr.recovery.sources import ShardSources, lost_share, plan_sources
 from cpr.recovery.survey import COURSE, Survey, survey
 from cpr.resident.marks import NOTHING
 from cpr.resident.segment import Segment
-
-SOMEBODY: Final = -1
-"""A worker that lost rows which memory of none should have held."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +51,7 @@ class _Read:
     save_step: int | None = None
     bytes_read: int = 0
     bytes_moved: int = 0
-    samples_lost: int = 0
-    """That were trained since the save, before the failure."""
-    pls_added: float | None = 0.0
-    pls_expected: float | None = None
+    cost: Cost = field(default_factory=Cost)
 
 
 class Restorer:
@@ -111,13 +105,16 @@ class Restorer:
         with self._phases.measured("restore"):
             tree = self._take_over(begin, found, own)
             read = _Read()
+            accounts = Accounts(
+                self._checkpointer, self._group, self._course, self._policy, begin.total_samples
+            )
             is_fresh = not any(report.adopted for report in reports)
             if decision.kind in {"process", "partial"}:
                 assert tree is not None
                 is_fresh = False
-                decision = self._go_on(begin, decision, found, plan, own, tree, read)
+                decision = self._go_on(accounts, decision, found, plan, own, tree, read)
             if decision.kind in {"resume", "full"}:
-                self._load(begin, read, is_fresh)
+                self._load(accounts, read, is_fresh)
             self._complete(begin, self._told(begin, decision, found, plan, read))
         return reports
 
@@ -162,7 +159,7 @@ class Restorer:
 
     def _go_on(
         self,
-        begin: Beginning,
+        accounts: Accounts,
         decision: Decision,
         found: Assessment,
         plan: list[ShardSources],
@@ -179,8 +176,11 @@ class Restorer:
         read.bytes_moved = mover.move(plan)
         if full := self._agree_on(self._load_lost(plan, read)):
             return full
-        if full := self._agree_on(self._charge(begin, found, plan, read)):
+        cost = accounts.cost_of_loss(found, plan, read.save_step)
+        if full := self._agree_on(accounts.objection_to(cost)):
             return full
+        accounts.charge(cost)
+        read.cost = cost
         put_counters(self._checkpointer, found.counters)
         self._build_on_newest()
         return decision
@@ -241,11 +241,11 @@ class Restorer:
         self.restored, self._restored_from = lost, state.sequence
         return None
 
-    def _load(self, begin: Beginning, read: _Read, is_fresh: bool) -> None:
+    def _load(self, accounts: Accounts, read: _Read, is_fresh: bool) -> None:
         """Everybody goes to the newest checkpoint, or to the beginning if there is none.
 
         Args:
-            begin: what is known.
+            accounts: are charged.
             read: what was read is noted here.
             is_fresh: whether all ranks' model and states still are as they were made: nothing was taken over
                 or put back.
@@ -255,9 +255,7 @@ class Restorer:
         loaded = self._checkpointer.load()
         if loaded is not None:
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
-            read.pls_added = _pls_behind(self._course, loaded.state.newest.world_size, begin.total_samples)
-            self._course.add_pls(read.pls_added)
-            self._course.note_save()  # all rows are as they were saved, whenever that was
+            read.cost = accounts.charge_for_going_back(loaded.state)
         elif not is_fresh:
             self._group.gather(None)
             self._memory.remove()
@@ -291,74 +289,12 @@ class Restorer:
             bytes_read=sum(each.bytes_read for each in reads),
             bytes_moved=sum(each.bytes_moved for each in reads),
             refused=found.refused,
-            pls_added=read.pls_added,
-            pls_expected=read.pls_expected if lives else None,
+            pls_added=read.cost.pls,
+            pls_expected=read.cost.expected,
             pls_total=self._course.pls_total,
-            losses=losses(plan, read.samples_lost, read.pls_added, read.pls_expected) if lives else (),
+            losses=losses(plan, read.cost.samples, read.cost.pls, read.cost.expected) if lives else (),
             world_size=begin.world_size,
         )
-
-    def _charge(
-        self, begin: Beginning, found: Assessment, plan: list[ShardSources], read: _Read
-    ) -> str | None:
-        """PLS of this failure, without what an attempt to recover from it that failed has charged.
-
-        The same on all ranks. It is charged unless it is too much, and to go back costs less: why then.
-        """
-        steps = [each for each in self._group.gather(read.save_step) if each is not None]
-        if not steps:
-            return None
-        course = self._course
-        saved, done = course.samples_at(min(steps)), course.samples_done
-        lost = {found.old_world_size: found.lost or {SOMEBODY: 1.0}}
-        if begin.world_size != found.old_world_size:  # some may count by the new ranks when others die
-            lost[begin.world_size] = lost_share_by_rank(plan)
-        added = pls_added(
-            lost[found.old_world_size],
-            done,
-            saved,
-            begin.total_samples,
-            found.old_world_size,
-            course.charges,
-        )
-        reason = self._policy.against_pls(course.pls_total, added)
-        if reason and self._is_better_to_go_back(begin, course.pls_total, added):
-            return reason
-        charges = [
-            Charge(world_size, rank, share, saved, done)
-            for world_size, shares in lost.items()
-            for rank, share in shares.items()
-        ]
-        course.add_pls(added, charges)
-        read.pls_added, read.samples_lost = added, max(0, done - saved)
-        read.pls_expected = pls_expected(
-            lost[found.old_world_size],
-            course.samples_between_saves,
-            begin.total_samples,
-            found.old_world_size,
-        )
-        return None
-
-    def _is_better_to_go_back(self, begin: Beginning, pls_total: float | None, added: float | None) -> bool:
-        """Whether a full recovery would leave a smaller PLS than this failure does; the same on all ranks."""
-        state = self._checkpointer.newest_state()
-        if pls_total is None or added is None or state is None:
-            return True
-        then = Course()
-        try:
-            then.load_state_dict(self._checkpointer.registered_in(state, COURSE))
-        except CheckpointError:
-            return True  # an older save, then
-        then.add_pls(_pls_behind(then, state.newest.world_size, begin.total_samples))
-        is_better = then.pls_total is None or then.pls_total < pls_total + added
-        if not is_better and self._group.rank == 0:
-            logger.warning(
-                "the portion of lost samples is above max_pls = %s, and going back would not help: it would "
-                "be %.6f then, because rows of the newest save are of several ages",
-                self._policy.max_pls,
-                then.pls_total,
-            )
-        return is_better
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""
@@ -379,16 +315,3 @@ class Restorer:
         )
         self._group.gather(None)  # all new memory counts before any old memory goes
         self._memory.drop_others()
-
-
-def _pls_behind(course: Course, world_size: int, total_samples: int | None) -> float | None:
-    """What going on from a save costs because its rows are older than its step, as those of row saves are.
-
-    Args:
-        course: as it was saved.
-        world_size: workers at that time.
-        total_samples: of the whole run; None: not known.
-    """
-    done, saved = course.samples_done, course.samples_at(course.steps_done)
-    lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
-    return pls_added(lost, done, saved, total_samples, world_size, course.charges)

@@ -9,6 +9,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.errors import SaveFailedError
+from cpr.recovery import save_plan
+from cpr.recovery.tracking import settle_in
 from tests.cpr.recovery.workers import BATCH, ROWS, assert_same
 from tests.cpr.shards import models
 
@@ -285,13 +287,20 @@ def test_everybody_goes_back_because_of_max_pls_only_where_that_loses_less(
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **options).restore()
     assert again.story.kind == kind
     assert samples_lost(again) == pytest.approx(lost * BATCH)
-    assert ("going back would not help: it would be 0.060000 then" in caplog.text) == (kind == "partial")
+    assert ("going back would not help: it would be 0.060000," in caplog.text) == (kind == "partial")
 
 
 def damage_manifest(tmp_path):
     """Of the newest save."""
     newest = max((tmp_path / "checkpoint" / "saves").iterdir()) / "manifest.json"
     newest.write_bytes(newest.read_bytes()[:-20])
+
+
+def damage_rows(path):
+    """One bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def test_trackers_that_count_from_a_damaged_save_are_not_believed(new_worker, wipe, tmp_path):
@@ -360,10 +369,7 @@ def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tm
     worker = new_worker(restarted=False).restore()
     advance(worker, 3)
     (entry, *_) = worker.recovery.checkpointer._history.chain[0].rows
-    path = tmp_path / "checkpoint/saves/00000000" / entry.path
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    damage_rows(tmp_path / "checkpoint/saves/00000000" / entry.path)
     for _ in range(40):
         if (save := worker.train(1).recovery.checkpointer._save) is not None:
             save.wait_until_over(60)
@@ -374,3 +380,30 @@ def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tm
     worker.die()
     wipe()
     assert_same(rows_of(new_worker().restore()), alive)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_trackers_are_told_where_lost_rows_came_from_an_older_save_than_the_newest(
+    new_worker, tmp_path, monkeypatch, is_damaged
+):
+    told = []
+
+    def settle_in_and_tell(*arguments):
+        told.append(arguments[-1])
+        settle_in(*arguments)
+
+    monkeypatch.setattr(save_plan, "settle_in", settle_in_and_tell)
+    adagrad = {"optimizer": torch.optim.Adagrad, "fused": EmbOptimType.EXACT_ADAGRAD, "apart": True}
+    worker = new_worker(restarted=False, **adagrad).restore()
+    advance(worker, 3)
+    assert worker.recovery.save_now(60)
+    advance(worker, 2)
+    assert chain_of(worker) == ["base", "base", "rows"]
+    worker.die()
+    if is_damaged:
+        damage_rows(tmp_path / "checkpoint/saves/00000001/ebc.embedding_bags.c/r0-c0.arrow")
+    # table c was data-parallel, and so is in nobody's segment
+    again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
+    assert (again.story.kind, again.story.save_step) == ("partial", 2 if is_damaged else 4)
+    assert again.recovery.checkpointer.newest_step == 4
+    assert told == [False, is_damaged]
