@@ -5,7 +5,8 @@
 import argparse
 import json
 import math
-from dataclasses import replace
+import textwrap
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +15,13 @@ from cpr.commands.job import add_job_arguments, inputs_of
 from cpr.durations import parse_duration
 
 if TYPE_CHECKING:
-    from cpr.estimator.arrivals import Distribution, FailureModel
+    from cpr.estimator.arrivals import FailureModel
+    from cpr.estimator.drawing import Drawn
     from cpr.estimator.failures import FailureLog
     from cpr.estimator.formulas import Job
 
 TRIALS: Final = 1000
+WIDTH: Final = 100
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--distribution",
         choices=("exponential", "gamma", "weibull", "recorded"),
         help="of the time between them; recorded: those of the log again, in random order "
-        "(default: what fits the log best; without one exponential)",
+        "(default: what fits the log best, recorded if nothing does; without a log exponential)",
     )
     failures.add_argument(
         "--shape",
@@ -60,7 +63,8 @@ def _simulate(options: argparse.Namespace) -> int:
     from cpr.estimator.comparison_text import as_text
 
     inputs = inputs_of(options)
-    failures = _model(options, inputs.job, inputs.log)
+    drawn = _drawn(options, inputs.log)
+    failures = _model(options, drawn, inputs.job, inputs.log)
     job = replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost))
     comparison = compare(
         job,
@@ -75,48 +79,49 @@ def _simulate(options: argparse.Namespace) -> int:
 
         draw(comparison, options.plot)
     if options.json:
-        print(json.dumps({"job": inputs.to_json(), **comparison.to_json()}, indent=1))
+        about = {"job": inputs.to_json(), "failures": {**asdict(drawn), "scope": failures.scope}}
+        print(json.dumps({**about, **comparison.to_json()}, indent=1))
     else:
-        print(f"{inputs}\n\n{as_text(comparison)}")
+        told = textwrap.wrap(drawn.told, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        print("\n".join([str(inputs), *told, "", as_text(comparison)]))
         if options.plot:
             print(f"drawn in {options.plot}")
     return FINE
 
 
-def _model(options: argparse.Namespace, job: "Job", log: "FailureLog | None") -> "FailureModel":
+def _model(
+    options: argparse.Namespace, drawn: "Drawn", job: "Job", log: "FailureLog | None"
+) -> "FailureModel":
     """How failures come, from the flags and the log."""
     from cpr.estimator.arrivals import FailureModel
 
-    distribution, shape = _distribution(options, log)
     group_share, group_nodes = _groups(options, job)
     return FailureModel(
-        distribution=distribution,
-        shape=shape,
-        recorded_s=tuple(log.gaps_s) if log and distribution == "recorded" else (),
+        distribution=drawn.distribution,
+        shape=drawn.shape,
+        recorded_s=tuple(log.gaps_s) if log and drawn.distribution == "recorded" else (),
         scope="node" if options.of_nodes else "job",
         group_share=group_share,
         group_nodes=group_nodes,
     )
 
 
-def _distribution(options: argparse.Namespace, log: "FailureLog | None") -> "tuple[Distribution, float]":
-    """Its name and shape, given or fitted."""
+def _drawn(options: argparse.Namespace, log: "FailureLog | None") -> "Drawn":
+    """The distribution of times between failures, given or after the log."""
+    from cpr.estimator.drawing import Drawn, choose
+
     name, shape = options.distribution, options.shape
-    seen = log if log is not None and log.num_failures else None
     if shape is not None and name not in {"gamma", "weibull"}:
         raise ValueError("--shape is that of --distribution gamma or weibull: give one of them")
-    if name == "recorded" and seen is None:
-        raise ValueError("there are no recorded failures: give a log of them by --failures, or --run")
-    if name in {"exponential", "recorded"} or (name is None and seen is None):
-        return name or "exponential", 1.0
     if shape is not None:
-        return name, shape
-    if seen is None:
+        return Drawn(distribution=name, shape=shape, told="")
+    if log is not None and log.num_failures:
+        return choose(log, name)
+    if name == "recorded":
+        raise ValueError("there are no recorded failures: give a log of them by --failures, or --run")
+    if name in {"gamma", "weibull"}:
         raise ValueError(f"--distribution {name} needs its --shape, or a log to fit it to: --failures CSV")
-    from cpr.estimator.fits import fit, fit_all
-
-    best = fit_all(seen)[0] if name is None else fit(seen, name)
-    return best.distribution, best.shape
+    return Drawn(distribution="exponential", told="")
 
 
 def _groups(options: argparse.Namespace, job: "Job") -> tuple[float, int]:

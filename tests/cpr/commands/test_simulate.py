@@ -95,6 +95,26 @@ def test_failures_of_a_log(capsys, log):
     assert "weibull of shape 3, of each node by itself" in first_lines(given)
 
 
+def test_what_is_drawn_is_said_and_how_well_it_fits(capsys, tmp_path, log):
+    job = ["--total", "200h", "--save", "1m", "--nodes", "16", "--trials", "2", "--failures"]
+    fits = " ".join(simulate(capsys, *job, log).split())
+    assert "drawn from exponential of shape 1 and mean 12.1 h, fitted to 6 failures (p = 0." in fits
+    recorded = " ".join(simulate(capsys, *job, log, "--distribution", "recorded").split())
+    assert "drawn from 6 recorded times between them, with T_fail as their mean; 1 time that no" in recorded
+    beat = tmp_path / "beat.csv"
+    beat.write_text("lasted,failed\n" + "24h,yes\n" * 6)
+    out = simulate(capsys, *job, str(beat))
+    assert "as 6 recorded ones" in first_lines(out)
+    told = " ".join(out.split())
+    assert "No distribution describes these failures; the best is exponential of shape 1 and" in told
+    anyhow = " ".join(simulate(capsys, *job, str(beat), "--distribution", "exponential").split())
+    assert "(p = 0.01), with T_fail as their mean; but they hardly come like that" in anyhow
+    about = json.loads(simulate(capsys, *job, str(beat), "--json"))["failures"]
+    assert about["distribution"] == "recorded"
+    assert entry(["simulate", *job, str(beat), "--distribution", "gamma"]) == FAILED
+    assert "--distribution recorded" in capsys.readouterr().err
+
+
 def test_groups_and_an_interval(capsys):
     flags = [*JOB, "--trials", "200", "--interval", "5h", "--json"]
     alone = json.loads(simulate(capsys, *flags))
