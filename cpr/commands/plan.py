@@ -4,11 +4,11 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Final
 
 from cpr.commands.command import FINE, Command
 from cpr.commands.job import add_job_arguments, inputs_of
+from cpr.commands.picture import add_plot_argument, check_picture
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the rows that a priority save holds; 1: saves hold everything (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="everything, for machines")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw overhead against interval: a .png, .svg or .pdf"
-    )
+    add_plot_argument(parser, "overhead against interval")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -31,19 +29,20 @@ def _run(options: argparse.Namespace) -> int:
     from cpr.estimator.recommend import recommend
     from cpr.estimator.recommend_text import as_text
 
+    check_picture(options.plot)
     inputs = inputs_of(options)
     what = recommend(inputs.job, options.pls, options.ratio)
     failures = None if inputs.log is None else report_on(inputs.log)
-    if options.plot:
-        from cpr.estimator.plan_plot import plot
-
-        plot(what, options.plot, failures)
     if options.json:
         about = {"inputs": inputs.to_json(), "failures": failures.to_json() if failures else None}
         print(json.dumps({**what.to_json(), **about}, indent=1))
     else:
         print(as_text(what, inputs, failures))
-        if options.plot:
+    if options.plot:
+        from cpr.estimator.plan_plot import plot
+
+        plot(what, options.plot, failures)
+        if not options.json:
             print(f"\nDrawn: {options.plot}")
     return FINE
 

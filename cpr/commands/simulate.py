@@ -7,11 +7,11 @@ import json
 import math
 import textwrap
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cpr.commands.command import FINE, Command
 from cpr.commands.job import add_job_arguments, inputs_of
+from cpr.commands.picture import add_plot_argument, check_picture
 from cpr.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -55,13 +55,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the failures (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="everything, for machines")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, as PNG, SVG or PDF")
+    add_plot_argument(parser, "it")
 
 
 def _simulate(options: argparse.Namespace) -> int:
     from cpr.estimator.comparison import compare
     from cpr.estimator.comparison_text import as_text
 
+    check_picture(options.plot)
     inputs = inputs_of(options)
     drawn = _drawn(options, inputs.log)
     failures = _model(options, drawn, inputs.job, inputs.log)
@@ -74,17 +75,17 @@ def _simulate(options: argparse.Namespace) -> int:
         num_trials=options.trials,
         seed=options.seed,
     )
-    if options.plot:
-        from cpr.estimator.comparison_picture import draw
-
-        draw(comparison, options.plot)
     if options.json:
         about = {"job": inputs.to_json(), "failures": {**asdict(drawn), "scope": failures.scope}}
         print(json.dumps({**about, **comparison.to_json()}, indent=1))
     else:
         told = textwrap.wrap(drawn.told, WIDTH, initial_indent="  ", subsequent_indent="  ")
         print("\n".join([str(inputs), *told, "", as_text(comparison)]))
-        if options.plot:
+    if options.plot:
+        from cpr.estimator.comparison_picture import draw
+
+        draw(comparison, options.plot)
+        if not options.json:
             print(f"drawn in {options.plot}")
     return FINE
 

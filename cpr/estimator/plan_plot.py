@@ -67,7 +67,8 @@ def _draw_overheads(axes: Any, what: Recommendation) -> None:
         xlabel="time from one save to the next",
         ylabel="overhead, of training time",
     )
-    axes.set_ylim(bottom=50 * min(plan.overhead.total for plan in plans))  # room for words below the curve
+    if least := min(plan.overhead.total for plan in plans):
+        axes.set_ylim(bottom=50 * least)  # room for words below the curve
     axes.yaxis.set_major_formatter("{x:g}%")
     ticks = [tick for tick in TICKS_S if intervals[0] <= tick <= intervals[-1]]
     axes.set_xticks(ticks, [duration_text(tick) for tick in ticks])

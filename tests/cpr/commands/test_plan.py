@@ -93,6 +93,22 @@ def test_pictures_of_both_decisions(target, tmp_path):
     assert "<svg" in drawn
 
 
+def test_the_answer_is_there_although_it_cannot_be_drawn(tmp_path, capsys):
+    (tmp_path / "plan.png").mkdir()
+    assert entry(["plan", *JOB, "--plot", str(tmp_path / "plan.png")]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("Partial recovery")
+    assert "plan.png" in told.err
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_picture_of_saves_that_cost_nothing(tmp_path):
+    """And failures that cost nothing either: there is no overhead, and a logarithmic axis has no 0."""
+    free = ["--total", "56h", "--fail", "28h", "--save", "5m", "--blocked", "0s", "--nodes", "8"]
+    assert entry(["plan", *free, "--plot", str(tmp_path / "plan.png")]) == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -102,8 +118,9 @@ def test_pictures_of_both_decisions(target, tmp_path):
         ([*JOB, "--pls", "1.5"], "the target PLS is 1.5"),
         ([*JOB, "--ratio", "0"], "the ratio is 0"),
         ([*JOB, "--blocked", "1h"], "of which it is a part"),
-        ([*JOB, "--plot", "{}/plan.tablet"], "tablet"),
-        ([*JOB, "--plot", "{}/none/plan.png"], "plan.png"),
+        ([*JOB, "--plot", "{}/plan.tablet"], "plan.tablet: the ending says the format; choose one of .png"),
+        ([*JOB, "--plot", "{}/plan"], "the ending says the format"),
+        ([*JOB, "--plot", "{}/none/plan.png"], "there is no folder"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_2(arguments, told, tmp_path, capsys):

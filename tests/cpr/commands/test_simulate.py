@@ -161,7 +161,8 @@ def test_without_failures_there_is_nothing_to_simulate(capsys, tmp_path):
         ("--interval 5", "not a span of time"),
         ("--pls 1.2", "at most 1"),
         ("--fail 0s", "T_fail is 0"),
-        ("--plot runs.nothing --trials 2", "not supported"),
+        ("--plot runs.nothing", "the ending says the format"),
+        ("--plot runs", "the ending says the format"),
     ],
 )
 def test_nonsense_is_refused(capsys, flags, says):
