@@ -226,7 +226,7 @@ class CheckpointConfig:
     every_steps: int = 0
     """Save everything this often, and at the end; 0: never, unless `target_pls` says so."""
     target_pls: float = 0.0
-    """In place of `every_steps`: the largest portion of lost samples (CPR paper, section 4) that failures may
+    """In place of `every_steps`: the largest portion of lost samples (CPR paper) that failures may
     cost the run. It saves as often as costs 0.1 % of training at most, or more often if this target asks for
     it, by what it measures on the way. 0: off. Like `priority`, it takes partial recovery."""
     mean_hours_to_failure: float = 0.0

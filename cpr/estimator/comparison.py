@@ -6,6 +6,8 @@ from typing import Any, Final
 from cpr.durations import duration_text
 from cpr.estimator.arrivals import FailureModel
 from cpr.estimator.formulas import (
+    FAR_SHORTER,
+    FEW_SAVES,
     Job,
     Overhead,
     expected_pls,
@@ -18,12 +20,8 @@ from cpr.estimator.recommend import recommended_interval
 from cpr.estimator.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
 
 RECOVERIES: Final[tuple[Recovery, ...]] = ("full", "partial")
-FAR_SHORTER: Final = 0.1
-"""What is this part of the time between failures or more is not far shorter."""
 MATTERS: Final = 0.05
 """A formula that is wrong by a smaller part of its value is right."""
-FEW_SAVES: Final = 5
-"""A job with fewer saves has a last interval that matters: what follows the last save is cut short."""
 
 
 @dataclass(frozen=True, kw_only=True)

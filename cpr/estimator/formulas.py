@@ -1,21 +1,31 @@
-"""The CPR paper's arithmetic: portion of lost samples, overheads, intervals, and when to fall back.
+"""The arithmetic of the CPR paper: portion of lost samples, overheads, intervals, and when to fall back.
 
-Symbols are the paper's (Maeng et al., MLSys 2021): `T_total` useful training time, `T_fail` mean time
-between failures of the job, `T_save` training time from one save to the next, `O_save`, `O_load`, `O_res`
-times to save a checkpoint, to load one, and to have a replacement scheduled, `N_emb` nodes that hold
-embeddings. Times are in seconds; overheads are shares of `T_total`. All formulas are of first order: `T_save`
-is far shorter than `T_fail`, failures are spread evenly over an interval, and none comes while a save or a
-recovery is under way. `cpr simulate` shows what happens where that is not so.
+Formulas and symbols are the paper's (Maeng et al., MLSys 2021) as recalled, not checked against its text; the
+numbers are those of our notes, in which formula 2 is the PLS that runs count (`cpr.recovery.losses`). Whether
+partial recovery has an `O_load` and `O_res` of its own there is not certain; here they are the same for both.
+
+`T_total` is useful training time, `T_fail` mean time between failures of the job, `T_save` training time from
+one save to the next, `O_save`, `O_load`, `O_res` times to save a checkpoint, to load one, and to have a
+replacement scheduled, `N_emb` nodes that hold embeddings. Times are in seconds; overheads are shares of
+`T_total`. All formulas are of first order: `T_save` is far shorter than `T_fail`, failures are spread evenly
+over an interval, and none comes while a save or a recovery is under way. `cpr simulate` shows what happens
+where that is not so.
 
 The paper saves while training waits. Saving in the background, training waits only for `blocked_save`, but a
 save counts only when all of it is stored: a failure loses `delay` = `O_save - blocked_save` more than half
-an interval. Without `blocked_save` the formulas are the paper's to the letter.
+an interval. Without `blocked_save` saves are as in the paper.
 """
 
 # ruff: noqa: N802, N803, N806 - the paper's symbols
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+FAR_SHORTER: Final = 0.1
+"""What is more than this part of the time between failures is not far shorter, as the formulas assume."""
+FEW_SAVES: Final = 5
+"""Of a job with fewer saves, averages over many say little: its end cuts the last interval short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +108,6 @@ class Overhead:
     def total(self) -> float:
         """All parts together."""
         return self.save + self.lost + self.load + self.reschedule
-
-
-def pls_of(S_failed: float, S_last: float, S_total: float, N_emb: int, nodes_lost: float = 1.0) -> float:
-    """Portion of lost samples (PLS) that one failure adds (formula 2).
-
-    Runs count theirs with `cpr.recovery.losses.pls_added`, which knows of parts of nodes and of repeated
-    losses.
-
-    Args:
-        S_failed: samples trained when nodes failed.
-        S_last: of them, those in the last save.
-        S_total: samples of the whole job.
-        N_emb: nodes.
-        nodes_lost: of them, those that failed together.
-    """
-    return nodes_lost * (S_failed - S_last) / (S_total * N_emb)
 
 
 def expected_pls(job: Job, T_save: float) -> float:

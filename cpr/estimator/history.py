@@ -120,11 +120,6 @@ class RunHistory:
         return _mean(self._rescheduling(each) for each in self.failures)
 
     @property
-    def T_fail(self) -> float | None:  # noqa: N802
-        """Elapsed time over failures, seconds. None: there was no failure."""
-        return self.elapsed_s / len(self.failures) if self.failures else None
-
-    @property
     def nodes_lost(self) -> float | None:
         """Nodes' worth of tables that a failure lost on average. None: there was no failure."""
         return _mean(each.nodes_lost for each in self.failures)

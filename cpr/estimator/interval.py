@@ -2,7 +2,8 @@
 
 As often as costs training at most `max_overhead`, because a save that costs next to nothing is worth having;
 never less often than the target PLS asks for; never faster than storage takes. The paper chooses its interval
-once, from a target, and saves as seldom as that allows (formula 7): there, training waits for the whole save.
+once, from a target, and saves as seldom as that allows: there, training waits for the whole save. Formulas
+have the numbers of `cpr.estimator.formulas`.
 """
 
 from dataclasses import dataclass

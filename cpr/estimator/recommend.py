@@ -1,9 +1,10 @@
 """Full or partial recovery, and how often to save: the decision, why, and what would change it.
 
-The decision is the paper's fall-back rule (formula 8). Of the intervals that keep the target PLS,
-the paper takes the longest (formula 7), which costs least. Where saves cost next to nothing that gives away
-freshness for nothing, so here saves come more often as long as they cost at most `MAX_OVERHEAD` of training,
-and never more often than full recovery would have them: so partial recovery is still the cheaper one.
+The decision is the paper's fall-back rule (formula 8 of `cpr.estimator.formulas`). Of the intervals that keep
+the target PLS, the paper takes the longest (formula 7), which costs least. Where saves cost next to nothing
+that gives away freshness for nothing, so here saves come more often as long as they cost at most
+`MAX_OVERHEAD` of training, and never more often than full recovery would have them: so partial recovery is
+still the cheaper one.
 """
 
 # ruff: noqa: N803, N806 - the paper's symbols

@@ -9,7 +9,7 @@ from typing import Final
 from cpr.checkpoint.quantities import share_text
 from cpr.durations import duration_text
 from cpr.estimator.failure_report import FailureReport
-from cpr.estimator.formulas import interval_partial, overhead_partial
+from cpr.estimator.formulas import FAR_SHORTER, FEW_SAVES, interval_partial, overhead_partial
 from cpr.estimator.inputs import Inputs
 from cpr.estimator.recommend import MAX_OVERHEAD, Plan, Recommendation, recommend
 
@@ -20,10 +20,6 @@ NUMBER: Final = re.compile(r"(\d) (ms|s|min|h|d)\b")
 HEAD: Final = ("  overhead by part", "interval", "save", "lost", "load", "reschedule", "together", "PLS")
 IN_BACKGROUND: Final = 0.01
 """Share of a save that training might wait for if it were made in the background."""
-FEW_SAVES: Final = 5
-"""With fewer saves in a whole job, a reader should be told so."""
-FAR_SHORTER: Final = 0.1
-"""Times of more than this share of `T_fail` are not far shorter than it."""
 
 
 def as_text(what: Recommendation, inputs: Inputs, failures: FailureReport | None = None) -> str:

@@ -17,11 +17,9 @@ from cpr.estimator.formulas import (
     overhead_full,
     overhead_partial,
     partial_wins,
-    pls_of,
     pls_threshold,
     reachable_pls,
 )
-from cpr.recovery.losses import pls_added
 
 MINUTE, HOUR = 60.0, 3600.0
 # Gives the paper's headline overheads in 56 h with 2 failures, 8 nodes and PLS 0.1; solved for, not quoted.
@@ -135,15 +133,6 @@ def test_failures_that_lose_no_memory_lose_no_samples():
     assert interval_partial(job, 0.001) == job.T_total
     assert expected_pls(job, HOUR) == 0
     assert expected_pls(replace(KAGGLE, nodes_lost=4), HOUR) == 4 * expected_pls(KAGGLE, HOUR)
-
-
-@given(st.integers(1, 64), st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 8))
-def test_pls_is_what_runs_count(nodes, saved, more, lost):
-    """One formula, two places: this one and the one that knows of shares."""
-    lost = min(lost, nodes)
-    assert pls_of(saved + more, saved, 10_000, nodes, lost) == pytest.approx(
-        pls_added(dict.fromkeys(range(lost), 1.0), saved + more, saved, 10_000, nodes)
-    )
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,9 @@ def test_a_run_without_saves_and_failures_knows_nothing_of_their_cost(history):
         history.O_blocked,
         history.O_load,
         history.O_res,
-        history.T_fail,
         history.nodes_lost,
     )
-    assert known == (None,) * 6
+    assert known == (None,) * 5
     assert history.gaps_s == []
     assert history.unfinished_gap_s == 150.0
 
@@ -93,7 +92,6 @@ def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
     )
     assert history.O_load == pytest.approx((3 + 2) / 2)
     assert history.O_res == pytest.approx((3.2 + 6) / 2)
-    assert history.T_fail == 75.0
     assert history.nodes_lost == 1.0
     assert history.gaps_s == [40.0, 60.0]
     assert history.unfinished_gap_s == 50.0
