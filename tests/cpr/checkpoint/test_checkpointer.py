@@ -15,6 +15,8 @@ from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
+    CorruptFileError,
+    LockedError,
     MismatchError,
     NothingSavedError,
     NoUsableStateError,
@@ -566,6 +568,45 @@ def test_a_live_model_goes_on_with_the_saves_of_its_run(start):
     assert [save.sequence for save in newest.saves] == [0, 1]
     assert len({save.run_id for save in newest.saves}) == 1
     assert newest.step == 3
+
+
+def test_who_goes_on_is_told_of_newer_saves_that_are_damaged(start, tmp_path):
+    run = start(merge_after=0)
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait()
+    run.checkpointer.close()
+    manifest = tmp_path / "checkpoint/saves/00000001/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    newest, damaged = start().checkpointer.go_on(steps_done=3)
+    assert (newest.sequence, newest.step) == (0, 1)
+    assert [each.sequence for each in damaged] == [1]
+
+
+def test_a_registered_state_can_be_looked_at_without_loading(start):
+    run = start()
+    run.train(2)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait_until_idle()
+    state = run.checkpointer.newest_state()
+    run.train(1)
+    values = run.values()
+    saved = run.checkpointer.registered_in(state, "optimizer")
+    assert saved["state"].keys() == run.optimizer.state_dict()["state"].keys()
+    assert {float(each["step"]) for each in saved["state"].values()} == {2.0}
+    assert_same(run.values(), values)
+    with pytest.raises(CorruptFileError, match="holds no 'loader'"):
+        run.checkpointer.registered_in(state, "loader")
+
+
+def test_who_has_lost_the_directory_can_find_out(start, tmp_path):
+    run = start()
+    run.checkpointer.claim()
+    run.checkpointer.check_lock()
+    (tmp_path / "checkpoint/LOCK").write_bytes(b"of somebody else")
+    with pytest.raises(LockedError, match="no longer belongs"):
+        run.checkpointer.check_lock()
 
 
 def test_going_on_where_nothing_was_saved_begins_the_first_save(start):
