@@ -313,7 +313,7 @@ class RecoveryConfig:
     all go back to it."""
     max_pls: float = 1.0
     """Largest portion of lost samples of the whole run; a failure that would take it above is recovered
-    fully. 1: no limit."""
+    fully, if that loses less. 1: no limit."""
     timeout_s: float = 120.0
     """Longest that a worker waits for the others in one exchange; then it gives up, and all start again."""
 

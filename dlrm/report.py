@@ -35,7 +35,7 @@ class FailureReport:
     """Each restart of the workers, as `cpr.recovery.record.Recovery` tells it: who died and why, which rows
     came from where, seconds by phase."""
     pls: float | None
-    """Portion of lost samples (CPR, section 4), in total; None where it is not known."""
+    """Portion of lost samples (CPR paper), in total; None where it is not known."""
     saves: SavesReport | None = None
     """None where there was none."""
 
