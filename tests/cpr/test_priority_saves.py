@@ -14,6 +14,8 @@ from cpr.recovery.tracking import settle_in
 from tests.cpr.recovery.workers import BATCH, ROWS, assert_same
 from tests.cpr.shards import models
 
+pytestmark = pytest.mark.system
+
 PRIORITISED = {"a", "b"}  # c is small, and saved whole
 RATIO = 0.25
 PRIORITY = cpr.PriorityConfig(scheme="mfu", ratio=RATIO, covering=0.8)

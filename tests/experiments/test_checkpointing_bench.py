@@ -18,6 +18,8 @@ from experiments.checkpointing_ours import OurRowSave, OurSave, checkpointer_at,
 from experiments.checkpointing_rivals import DcpAsyncSave, DcpSave, RawWrite, TorchSave, local_tensors
 from experiments.checkpointing_watch import Watch, resident_bytes
 
+pytestmark = pytest.mark.system
+
 JOB = Job(rows=1000, global_batch_size=32, steps_before=2)
 CEILING_BYTES = 96 * 2**20
 

@@ -151,6 +151,7 @@ def test_few_failures_give_a_wide_interval_that_holds():
     assert 0.92 <= inside / 1000 <= 0.99
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("log", "told"),
     [

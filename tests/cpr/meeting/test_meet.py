@@ -22,6 +22,8 @@ from cpr.meeting.offers import decide
 from cpr.meeting.place import Place
 from cpr.meeting.stores import serve
 
+pytestmark = pytest.mark.system
+
 ENOUGH = timedelta(seconds=60)
 KEY = "cpr/meeting/host"
 
