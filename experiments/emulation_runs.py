@@ -92,6 +92,27 @@ def measure_experiment(
     return record
 
 
+def finish_experiment(
+    record: Record,
+    figures_of: Callable[[Sequence[Row]], Mapping[str, float]],
+    draw: Callable[[Sequence[Row], Path], object],
+) -> int:
+    """Store the figures of all measured runs, draw and print them; the exit code.
+
+    Args:
+        record: of `measure_experiment`.
+        figures_of: the rows.
+        draw: the rows, to this path.
+    """
+    figures = figures_of(record.rows)
+    path = record.finish(figures)
+    draw(record.rows, path.with_suffix(".png"))
+    for name, value in figures.items():
+        print(f"{name}: {value:.6f}")
+    print(f"stored in {path}")
+    return 0
+
+
 def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Row]:
     """The rows of these runs: those that are kept already, and the others measured now, in their order.
 

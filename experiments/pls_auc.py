@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from experiments.emulation import VANILLA, Run
 from experiments.emulation_figures import TEN_THOUSANDTHS, Estimate, correlation, deltas, run_of, slope
-from experiments.emulation_runs import measure_experiment
+from experiments.emulation_runs import finish_experiment, measure_experiment
 from experiments.record import Row
 
 SEEDS: Final = 6
@@ -48,13 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = measure_experiment(
         "pls_auc", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
     )
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    draw(record.rows, path.with_suffix(".png"))
-    for name, value in figures.items():
-        print(f"{name}: {value:.6f}")
-    print(f"stored in {path}")
-    return 0
+    return finish_experiment(record, figures_of, draw)
 
 
 def plan(seed: int) -> list[Run]:

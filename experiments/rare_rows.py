@@ -29,7 +29,7 @@ from experiments.emulation_figures import (
     deltas,
     estimates,
 )
-from experiments.emulation_runs import measure_experiment
+from experiments.emulation_runs import finish_experiment, measure_experiment
 from experiments.record import Row
 
 SEEDS: Final = 6
@@ -46,13 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = measure_experiment(
         "rare_rows", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
     )
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    draw(record.rows, path.with_suffix(".png"))
-    for name, value in figures.items():
-        print(f"{name}: {value:.6f}")
-    print(f"stored in {path}")
-    return 0
+    return finish_experiment(record, figures_of, draw)
 
 
 def plan(seed: int) -> list[Run]:
