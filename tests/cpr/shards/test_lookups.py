@@ -4,14 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import table_groups
 from cpr.shards.lookups import LookupLayout, Lookups, Spread, watch_lookups
 from dlrm.sharding.host_lookup import use_host_lookups
 from tests.cpr.shards.models import bags, batch, sequences, shard
-from tests.cpr.shards.test_updates import Batch, loss_of
+from tests.cpr.shards.test_updates import Batch, loss_of, pipelined
 
 ROWS = {"a": 10, "b": 7, "c": 12, "d": 5, "e": 6}
 LAYOUT = {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "unfused"}
@@ -200,20 +199,12 @@ def test_after_removal_nothing_is_seen(model):
 
 
 def test_a_training_pipeline(world_of_one):
-    model = shard({"a": "tw", "b": "rw"}, bags=bags(a=10, b=7))
-    dense = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
+    model, progress = pipelined()
     seen = Seen(model)
-    pipeline = TrainPipelineSparseDist(
-        model,
-        dense,
-        torch.device("cpu"),
-        custom_model_fwd=lambda features: (model(features).exp().sum(), torch.zeros(())),
-    )
-    batches = iter([Batch(step) for step in range(5)])
     with seen.hooks:
         for step in range(5):
             seen.passes.clear()
-            pipeline.progress(batches)
+            progress()
             assert_seen(seen, Batch(step)["bags"], rows={"a": 10, "b": 7})
 
 

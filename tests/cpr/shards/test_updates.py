@@ -1,5 +1,7 @@
 """The callback comes in time: whenever it is called, no row of its module has changed in this step."""
 
+from functools import partial
+
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -219,10 +221,10 @@ class Batch(Pipelineable):
         """Nothing to do on the CPU."""
 
 
-def test_a_training_pipeline(world_of_one):
+def pipelined():
+    """A model in TorchRec's training pipeline, and what takes its next of five steps."""
     model = shard({"a": "tw", "b": "rw"}, bags=bags(a=10, b=7))
     dense = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
-    watch = Watch(model)
     pipeline = TrainPipelineSparseDist(
         model,
         dense,
@@ -230,9 +232,15 @@ def test_a_training_pipeline(world_of_one):
         custom_model_fwd=lambda features: (model(features).exp().sum(), torch.zeros(())),
     )
     batches = iter([Batch(step) for step in range(5)])
+    return model, partial(pipeline.progress, batches)
+
+
+def test_a_training_pipeline(world_of_one):
+    model, progress = pipelined()
+    watch = Watch(model)
     with before_updates(model, [], watch):
         for _ in range(5):
             watch.begin()
-            pipeline.progress(batches)
+            progress()
             assert watch.changed_when_called[0] == set()
             assert len(watch.changed()) == 4
