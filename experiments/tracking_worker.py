@@ -1,7 +1,7 @@
 """The worker of one launch of `experiments.tracking`; started by torchrun, not by people.
 
 Reads its job as JSON from the command line and writes what it measured as JSON to the job's `out`. It trains
-one model all the time. In each round every way to track has a few steps of it, in an order that rotates; at
+one model all the time. In each round every way to track has a few steps of it, in an order drawn anew; at
 last it is timed how long each scheme takes to choose rows.
 """
 
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
+from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from dlrm.build import start_process_group
 from dlrm.inputs import Ranks
 from dlrm.memory import keep_freed_memory
 from experiments.checkpointing_job import Job, start_training
-from experiments.tracking import CHOOSES, CONTENDERS, NONE, SCHEMES, TORCHREC, Pace
+from experiments.tracking import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Pace
 from experiments.training import Training
 
 
@@ -38,11 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pace = Pace(**request["pace"])
     bench = Bench(start_training(Job(**request["job"]), ranks))
     bench.training.timed_steps(pace.warm_up_steps)
-    measured: dict[str, Any] = {"rounds": [bench.round(number, pace) for number in range(pace.rounds)]}
+    orders = Random(request["job"]["seed"])
+    measured: dict[str, Any] = {
+        "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]
+    }
     measured["choosing"] = {scheme: bench.choose(scheme, pace) for scheme in SCHEMES}
     dist.destroy_process_group()
     Path(request["out"]).write_text(json.dumps(measured))
     return 0
+
+
+def order_of(number: int, pace: Pace, orders: Random) -> list[str]:
+    """Who takes part in a round, in the order of their steps."""
+    contenders = [name for name in CONTENDERS if number % pace.rare == 0 or name not in RARE]
+    orders.shuffle(contenders)
+    return contenders
 
 
 class Bench:
@@ -67,10 +79,9 @@ class Bench:
             with self._prioritizer(scheme) as prioritizer:
                 prioritizer.forget_all()
 
-    def round(self, number: int, pace: Pace) -> dict[str, float]:
+    def round(self, order: Sequence[str], pace: Pace) -> dict[str, float]:
         """Median seconds of a step, by contender."""
-        first = number % len(CONTENDERS)
-        return {name: self._step_s(name, pace) for name in (*CONTENDERS[first:], *CONTENDERS[:first])}
+        return {name: self._step_s(name, pace) for name in order}
 
     def choose(self, scheme: str, pace: Pace) -> dict[str, float]:
         """How long a scheme takes to choose rows, again and again, and what it keeps."""
@@ -95,9 +106,9 @@ class Bench:
                 began = perf_counter()
                 self.training.step()
                 after_step()
-                if step:  # the first finds caches as another contender left them
+                if step:  # the first prepares what is kept from batch to batch
                     took_s.append(perf_counter() - began)
-        return sorted(took_s)[len(took_s) // 2]
+        return median(took_s)
 
     @contextmanager
     def _tracked(self, name: str) -> Iterator[Callable[[], None]]:
