@@ -1,18 +1,15 @@
 """DeepFM (Guo et al., arXiv 1703.04247): linear part, factorization machine and deep part."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
+from dlrm.models.linear import LinearHead
 from dlrm.models.mlp import Head, Linear
 from dlrm.models.tables import PooledFeatures
-
-WIDE_DIM: Final = 4
-"""Columns of the tables of the linear part: FBGEMM's smallest. Their sum is the one weight of an id."""
 
 
 class DeepFM(nn.Module):
@@ -36,7 +33,7 @@ class DeepFM(nn.Module):
     ) -> None:
         super().__init__()
         self.sparse = PooledFeatures(features, embedding_dim, dtype)
-        self.wide = PooledFeatures(features, WIDE_DIM, torch.float32, prefix="wide_")
+        self.wide = LinearHead(features, prefix="wide_")
         self.wide_dense = Linear(num_dense, 1, relu=False)
         self.deep = Head(num_dense + len(features) * embedding_dim, top_mlp)
         self.dtype = dtype
@@ -44,7 +41,7 @@ class DeepFM(nn.Module):
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         embeddings = self.sparse.in_order(sparse)
-        linear = self.wide(sparse)[0].sum(1) + self.wide_dense(dense).squeeze(1)
+        linear = (self.wide(sparse) + self.wide_dense(dense)).squeeze(1)
         deep = self.deep(torch.cat([dense.to(self.dtype), embeddings.flatten(1)], dim=1))
         out: Tensor = linear + factorization_machine(embeddings) + deep
         return out

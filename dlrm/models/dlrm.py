@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.models.interaction import DotInteraction
+from dlrm.models.interaction import DotHead
 from dlrm.models.mlp import MLP, Head
-from dlrm.models.tables import PooledFeatures
 
 
 class DLRM(nn.Module):
@@ -34,15 +33,13 @@ class DLRM(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.sparse = PooledFeatures(features, embedding_dim, dtype)
+        self.sparse = DotHead(features, embedding_dim, dtype)
         self.bottom = MLP(num_dense, bottom_mlp)
-        self.interaction = DotInteraction([feature.name for feature in features], embedding_dim)
-        self.top = Head(self.interaction.out_features, top_mlp)
+        self.top = Head(self.sparse.out_features, top_mlp)
         self.dtype = dtype
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
-        pooled, names = self.sparse(sparse)
         vector = self.bottom(dense.to(self.dtype))
-        logits: Tensor = self.top(self.interaction(vector, pooled, names))
+        logits: Tensor = self.top(self.sparse(sparse, vector))
         return logits

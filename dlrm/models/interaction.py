@@ -7,10 +7,15 @@ batched product gives the gradient of all embeddings.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.dataset import Feature
+from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 
 def _as_bits(x: Tensor) -> Tensor:
@@ -86,3 +91,34 @@ class DotInteraction(nn.Module):
             self._index(names, pooled.device)
         apply = cast("Callable[..., Tensor]", _DotInteraction.apply)
         return apply(dense, pooled, self.pairs, self.symmetric)
+
+
+class DotHead(Head):
+    """The tables of DLRM and their dot interaction with the dense vector.
+
+    Split by columns, each rank has some dimensions of every table, computes all pairs' products over those,
+    and the partial products are summed: their number does not depend on the dimension. Derived from DES.
+
+    Args: as for `PooledFeatures`.
+    """
+
+    split_by: ClassVar[SplitBy] = "columns"
+
+    def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype) -> None:
+        super().__init__(features, dim, dtype)
+        self.interaction = DotInteraction([feature.name for feature in features], dim)
+        self.out_features = self.interaction.out_features
+
+    def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
+        """`[B, out_features]` (`DotInteraction`) with the dense vector `[B, dim]`."""
+        (vector,) = dense
+        interacted: Tensor = self.interaction(vector, *self.pooled(sparse))
+        return interacted
+
+    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+        """As `forward`."""
+        (vector,) = dense
+        columns = exchange.deal_columns(vector, owned.columns, owned.batch_sizes)
+        here = DotInteraction(self.names, columns.shape[1])  # buffers
+        partial = here(columns, owned.values, owned.names)[:, columns.shape[1] :]
+        return torch.cat([vector, exchange.sum_to_owners(partial, owned.batch_sizes)], dim=1)

@@ -42,14 +42,14 @@ class PooledFeatures(nn.Module):
         self.names = [feature.name for feature in features]
         self.dtype = dtype
 
-    def forward(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, list[str]]:
+    def pooled(self, sparse: KeyedJaggedTensor) -> tuple[Tensor, list[str]]:
         """Pooled embeddings `[B, F * dim]`, and the features' names in the order of its columns."""
         pooled: KeyedTensor = self.tables(sparse)
         return pooled.values().to(self.dtype), pooled.keys()
 
     def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
         """Pooled embeddings `[B, F, dim]` in canonical order; sharding has an order of its own."""
-        values, names = self(sparse)
+        values, names = self.pooled(sparse)
         pooled: Tensor = values.view(values.shape[0], len(names), -1)
         if names == self.names:
             return pooled

@@ -1,0 +1,190 @@
+"""What the ranks of `test_splitting` do: train a split head, and the same head in one process beside it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from cpr.shards import find_shards
+from data.dataset import Feature
+from dlrm.models.interaction import DotHead
+from dlrm.models.linear import LinearHead
+from dlrm.optim import dense_parameters
+from dlrm.replicas import Replicas
+from dlrm.sharding.plan import FUSED_OPTIMIZERS
+from dlrm.sharding.splitting.sharded import HeadSharder
+
+FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11)))
+DIM = 16
+NUM_DENSE = 3
+STEPS = 20
+RATE = 0.1
+EPS = 0.1
+"""Of Adagrad. It multiplies rounding errors by RATE / EPS in each step where gradients are about as small."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head to split, and how the ranks' samples are."""
+
+    head: str
+    optimizer: str = "sgd"
+    multi_hot: bool = False
+    batch_sizes: tuple[int, ...] = ()
+    """Samples of each rank; empty: 8 each."""
+
+
+class Model(nn.Module):
+    """A head between two small layers."""
+
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self.bottom = nn.Linear(NUM_DENSE, DIM)
+        if head == "linear":
+            self.head: Any = LinearHead(FEATURES)
+            width = 1
+        else:
+            self.head = DotHead(FEATURES, DIM, torch.float32)
+            width = self.head.out_features
+        self.top = nn.Linear(width, 1)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        out: Tensor = self.top(self.head(sparse, self.bottom(dense)))
+        return out.squeeze(1)
+
+
+def make_model(head: str) -> tuple[Model, dict[str, Tensor]]:
+    """Equal on all ranks, its tables on the meta device, and their initial values."""
+    torch.manual_seed(5)
+    model = Model(head)
+    weights = {
+        table.name: torch.randn(table.num_embeddings, table.embedding_dim) * 0.3
+        for table in model.head.tables.embedding_bag_configs()
+    }
+    return model, weights
+
+
+def alone(head: str) -> Model:
+    """The model in one process."""
+    model, weights = make_model(head)
+    model.head.tables.to_empty(device=torch.device("cpu"))
+    for name, table in model.head.tables.embedding_bags.items():
+        table.weight.data.copy_(weights[name])
+    return model
+
+
+def plan_of(model: Model, sharder: EmbeddingBagCollectionSharder, world_size: int) -> ShardingPlan:
+    """Tables in turn, or uneven columns."""
+    if model.head.split_by == "columns":
+        sizes = [4] * (world_size - 1)
+        sizes.append(DIM - sum(sizes))
+        per = {
+            f.name: column_wise(ranks=list(range(world_size)), size_per_rank=sizes, compute_kernel="fused")
+            for f in FEATURES
+        }
+    else:
+        per = {
+            f.name: table_wise(rank=i % world_size, compute_kernel="fused") for i, f in enumerate(FEATURES)
+        }
+    plan = construct_module_sharding_plan(
+        model.head.tables, per, sharder, local_size=world_size, world_size=world_size, device_type="cpu"
+    )
+    return ShardingPlan({"head": plan})
+
+
+def make_batch(step: int, size: int, multi_hot: bool) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Dense, labels, and for each feature ids and lengths, of all ranks together."""
+    generator = torch.Generator().manual_seed(step)
+    bags = []
+    for feature in FEATURES:
+        lengths = torch.ones(size, dtype=torch.int64)
+        if multi_hot:
+            lengths = torch.randint(0, 4, (size,), generator=generator)
+        bags.append((torch.randint(0, feature.rows, (int(lengths.sum()),), generator=generator), lengths))
+    labels = torch.randint(0, 2, (size,), generator=generator).to(torch.float32)
+    return torch.randn(size, NUM_DENSE, generator=generator), labels, bags
+
+
+def slice_of(bags: list[tuple[Tensor, Tensor]], first: int, last: int) -> KeyedJaggedTensor:
+    """The bags of some samples."""
+    values = [ids[int(lengths[:first].sum()) : int(lengths[:last].sum())] for ids, lengths in bags]
+    lengths = [lengths[first:last] for _, lengths in bags]
+    return KeyedJaggedTensor(
+        keys=[feature.name for feature in FEATURES], values=torch.cat(values), lengths=torch.cat(lengths)
+    )
+
+
+def train(cases: list[Case]) -> None:
+    """Each case in turn, in one process group."""
+    dist.init_process_group("gloo")
+    for case in cases:
+        check(case)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def check(case: Case) -> None:
+    """Split and alone, the same steps: outputs, dense parameters, and all rows and their state are equal."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    sizes = case.batch_sizes or (8,) * world_size
+    model, weights = make_model(case.head)
+    tables = EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": FUSED_OPTIMIZERS[case.optimizer], "learning_rate": RATE, "eps": EPS}
+    )
+    sharded = DistributedModelParallel(
+        model,
+        device=torch.device("cpu"),
+        plan=plan_of(model, tables, world_size),
+        sharders=[HeadSharder(type(model.head), tables)],
+        init_data_parallel=False,
+    )
+    for shard in find_shards(sharded):
+        shard.weights.copy_(part(weights[shard.table_fqn.rpartition(".")[2]], shard))
+    reference = alone(case.head)
+    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[case.optimizer]
+    options = {} if case.optimizer == "sgd" else {"eps": EPS}
+    reference_optimizer = kind(reference.parameters(), lr=RATE, **options)
+    dense_optimizer = kind(dense_parameters(sharded), lr=RATE, **options)
+    replicas = Replicas(dense_parameters(sharded), 1)
+    first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    for step in range(STEPS):
+        dense, labels, bags = make_batch(step, sum(sizes), case.multi_hot)
+        logits = reference(dense, slice_of(bags, 0, sum(sizes)))
+        binary_cross_entropy_with_logits(logits, labels).backward()
+        own = sharded(dense[first:last], slice_of(bags, first, last))
+        torch.testing.assert_close(own, logits[first:last], rtol=1e-5, atol=1e-6)
+        # of uneven batches every sample counts the same
+        share = (last - first) * world_size / sum(sizes)
+        (binary_cross_entropy_with_logits(own, labels[first:last]) * share).backward()
+        replicas.average(torch.zeros(1))
+        for optimizer in (reference_optimizer, dense_optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = dict(reference.named_parameters())
+    for name, parameter in sharded.named_parameters():
+        if ".tables." not in name:
+            torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6)
+    for shard in find_shards(sharded):
+        parameter = expected[f"{shard.table_fqn}.weight"]
+        torch.testing.assert_close(shard.weights, part(parameter.detach(), shard), rtol=1e-5, atol=1e-6)
+        for name, state in shard.optimizer_state.items():
+            whole = reference_optimizer.state[parameter][name]
+            torch.testing.assert_close(state, part(whole, shard), rtol=1e-5, atol=1e-6)
+
+
+def part(whole: Tensor, shard: Any) -> Tensor:
+    """The rows and columns of a shard."""
+    rows = slice(shard.row_offset, shard.row_offset + shard.num_rows)
+    return whole[rows, shard.col_offset : shard.col_offset + shard.num_cols]

@@ -1,0 +1,20 @@
+"""Split heads train exactly like the same heads in one process."""
+
+import pytest
+
+from tests.system import splitting_worker
+from tests.system.splitting_worker import Case
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+UNEVEN = {1: (5,), 2: (8, 3), 3: (8, 1, 6), 4: (8, 8, 8, 2)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_twenty_steps_equal_one_process(world_size, start_ranks):
+    cases = [
+        Case(head, optimizer, multi_hot, sizes)
+        for head in ("linear", "dot")
+        for optimizer, multi_hot, sizes in (("sgd", False, ()), ("adagrad", True, UNEVEN[world_size]))
+    ]
+    start_ranks(splitting_worker.train, cases, world_size=world_size).wait(timeout_s=150)
