@@ -20,7 +20,7 @@ ONEDNN: Final[bool] = (
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """`x @ weight.t() + bias`, then ReLU; on the CPU one oneDNN call, the one that torch.compile uses."""
-    if x.device.type == "cpu" and ONEDNN:
+    if x.device.type == "cpu" and ONEDNN and x.dtype != torch.float64 and weight.numel():
         linear = torch.ops.mkldnn._linear_pointwise.default
         out: Tensor = linear(x, weight, bias, "relu" if relu else "none", [], "")
         return out
@@ -37,12 +37,17 @@ def _through_relu(grad: Tensor, out: Tensor, in_place: bool) -> Tensor:
     return before
 
 
+def _master(dtype: torch.dtype) -> torch.dtype:
+    """Of the parameters that meet `dtype`: fp32, or float64 as it is."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """`grad.t() @ x` in fp32."""
+    """`grad.t() @ x` in the dtype of the weight."""
     if x.dtype == torch.float32 and x.shape[1] % 2:
         # MKL is slow, up to 3 times, where the rows of the result have an odd length
         return (x.t() @ grad).t().contiguous()
-    return (grad.t() @ x).to(torch.float32)
+    return (grad.t() @ x).to(_master(x.dtype))
 
 
 class _Layers(torch.autograd.Function):
@@ -71,7 +76,7 @@ class _Layers(torch.autograd.Function):
                 grad = _through_relu(grad, activations[layer + 1], in_place=ours)
             gradients[layer] = _weight_gradient(grad, activations[layer])
             if wanted[2 + depth + layer]:
-                gradients[depth + layer] = grad.sum(0).to(torch.float32)  # sums in fp32
+                gradients[depth + layer] = grad.sum(0).to(_master(grad.dtype))  # sums in fp32
             if layer > 0 or wanted[0]:
                 grad = _product(grad, weights[layer].t(), None, relu=False)
         return grad if wanted[0] else None, None, *gradients
@@ -81,6 +86,12 @@ def _run(x: Tensor, layers: Sequence["Linear"], relu: bool) -> Tensor:
     """`x` through `layers`, all of them with a ReLU or none."""
     apply = cast("Callable[..., Tensor]", _Layers.apply)
     return apply(x, relu, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.t() + bias` as in `Linear`, with a weight `[out, in]` and a bias `[out]` from elsewhere."""
+    apply = cast("Callable[..., Tensor]", _Layers.apply)
+    return apply(x, False, weight, bias)
 
 
 class Linear(nn.Linear):
