@@ -10,7 +10,7 @@ from typing import Any, Final
 
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
-MODELS: Final = ("dlrm", "dcnv2", "deepfm")
+MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 PRECISIONS: Final = ("fp32", "bf16")
 PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never")
 MOMENTS: Final = ("consistent", "rolling")
@@ -74,13 +74,14 @@ class ModelConfig:
     """The network around the tables."""
 
     kind: str = "dlrm"
-    """`dlrm` (dot interaction), `dcnv2` (low-rank cross network) or `deepfm`."""
+    """`dlrm` (dot interaction), `dcnv2` (low-rank cross network), `deepfm`, `fm` (factorization machine) or
+    `lr` (logistic regression)."""
     embedding_dim: int = 16
-    """Columns of every table; a multiple of 4 (an FBGEMM limit)."""
+    """Columns of every table; a multiple of 4 (an FBGEMM limit). Unused by lr, whose weights take 4."""
     bottom_mlp: tuple[int, ...] = (512, 256, 64, 16)
-    """Widths of the layers over the dense features; the last equals embedding_dim. Unused by deepfm."""
+    """dlrm, dcnv2: widths of the layers over the dense features; the last equals embedding_dim."""
     top_mlp: tuple[int, ...] = (512, 256, 1)
-    """Widths of the layers over the interaction (deepfm: of the deep part); the last is 1."""
+    """Widths of the layers over the interaction (deepfm: of the deep part); the last is 1. Not of fm, lr."""
     cross_layers: int = 3
     """dcnv2: number of cross layers."""
     cross_rank: int = 512
@@ -97,7 +98,7 @@ class ModelConfig:
             bool(self.top_mlp) and self.top_mlp[-1] == 1,
             "the last width of model.top_mlp must be 1 (the logit)",
         )
-        if self.kind != "deepfm":
+        if self.kind in {"dlrm", "dcnv2"}:
             _check(
                 bool(self.bottom_mlp) and self.bottom_mlp[-1] == self.embedding_dim,
                 f"the last width of model.bottom_mlp must equal model.embedding_dim ({self.embedding_dim}): "

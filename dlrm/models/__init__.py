@@ -10,8 +10,9 @@ from dlrm.config import ModelConfig
 from dlrm.models.dcn import DCNv2
 from dlrm.models.deepfm import DeepFM
 from dlrm.models.dlrm import DLRM
+from dlrm.models.fm import FactorizationMachine, LogisticRegression
 
-__all__ = ["DLRM", "DCNv2", "DeepFM", "build_model"]
+__all__ = ["DLRM", "DCNv2", "DeepFM", "FactorizationMachine", "LogisticRegression", "build_model"]
 
 
 def build_model(
@@ -26,6 +27,10 @@ def build_model(
         dtype: of the arithmetic: float32, or bfloat16 for mixed precision.
     """
     dim = config.embedding_dim
+    if config.kind == "lr":
+        return LogisticRegression(features, num_dense)
+    if config.kind == "fm":
+        return FactorizationMachine(features, num_dense, dim, dtype)
     if config.kind == "deepfm":
         return DeepFM(features, num_dense, dim, config.top_mlp, dtype)
     if config.kind == "dcnv2":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
@@ -23,37 +24,45 @@ def _as_bits(x: Tensor) -> Tensor:
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
-class _DotInteraction(torch.autograd.Function):
+class _Products(torch.autograd.Function):
+    """The first `kept` columns of the dense vector, then the pairs' products."""
+
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, pooled: Tensor, pairs: Tensor, symmetric: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, dense: Tensor, pooled: Tensor, pairs: Tensor, symmetric: Tensor, kept: int
+    ) -> Tensor:
         batch, dim = dense.shape
-        vectors = torch.cat([dense, pooled], dim=1).view(batch, -1, dim)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).view(batch, -1)
+        vectors = torch.cat([dense, pooled], dim=1).view(batch, symmetric.shape[0], dim)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         ctx.save_for_backward(vectors, symmetric)
-        out = dense.new_empty(batch, dim + pairs.numel())
-        out[:, :dim] = dense
-        torch.gather(_as_bits(products), 1, pairs.expand(batch, -1), out=_as_bits(out)[:, dim:])
+        ctx.kept = kept
+        out = dense.new_empty(batch, kept + pairs.numel())
+        out[:, :kept] = dense[:, :kept]
+        torch.gather(_as_bits(products), 1, pairs.expand(batch, -1), out=_as_bits(out)[:, kept:])
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors, symmetric = ctx.saved_tensors
         batch, num_vectors, dim = vectors.shape
-        grad_products = _as_bits(grad).gather(1, symmetric.expand(batch, -1)).view(grad.dtype)
+        grad_products = _as_bits(grad).gather(1, symmetric.view(1, -1).expand(batch, -1)).view(grad.dtype)
         grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
         grad_vectors = torch.bmm(grad_products.view(batch, num_vectors, num_vectors), vectors)
+        grad_dense = grad_vectors[:, 0]
+        if ctx.kept:
+            grad_dense = grad_dense + grad[:, : ctx.kept]
         # views of one product, although they may have to be copied: faster than two products
-        return grad_vectors[:, 0] + grad[:, :dim], grad_vectors[:, 1:].view(batch, -1), None, None
+        return grad_dense, grad_vectors[:, 1:].view(batch, -1), None, None, None
 
 
-class DotInteraction(nn.Module):
-    """The dense vector, then the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
+class PairwiseDots(nn.Module):
+    """The dot products of all pairs of vectors, of any length.
 
     Args:
         names: the sparse features in canonical order; `F` of them.
-        embedding_dim: length of every vector.
+        kept: how many numbers of the dense vector come before the products; all or none.
 
-    The output is `[B, dim + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector
+    The output is `[B, kept + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector
     first, lower triangle row by row, whatever order the pooled input comes in. Sharding delivers features
     in an order of its own, and undoing that in the index of a gather costs nothing.
     """
@@ -61,12 +70,12 @@ class DotInteraction(nn.Module):
     pairs: Tensor
     symmetric: Tensor
 
-    def __init__(self, names: Sequence[str], embedding_dim: int) -> None:
+    def __init__(self, names: Sequence[str], kept: int = 0) -> None:
         super().__init__()
         self.names = list(names)
-        self.embedding_dim = embedding_dim
+        self.kept = kept
         num_vectors = len(self.names) + 1
-        self.out_features = embedding_dim + num_vectors * (num_vectors - 1) // 2
+        self.out_features = kept + num_vectors * (num_vectors - 1) // 2
         self.register_buffer("pairs", torch.empty(0, dtype=torch.int64), persistent=False)
         self.register_buffer("symmetric", torch.empty(0, dtype=torch.int64), persistent=False)
         self._indexed_order: list[str] = []
@@ -77,20 +86,32 @@ class DotInteraction(nn.Module):
         num_vectors = places.numel()
         row, column = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         first, second = places[row], places[column]
-        slots = self.embedding_dim + torch.arange(row.numel())
+        slots = self.kept + torch.arange(row.numel())
         symmetric = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
         symmetric[first, second] = slots
         symmetric[second, first] = slots
         self.pairs = (first * num_vectors + second).view(1, -1).to(device)
-        self.symmetric = symmetric.view(1, -1).to(device)
+        self.symmetric = symmetric.to(device)
         self._indexed_order = list(names)
 
     def forward(self, dense: Tensor, pooled: Tensor, names: Sequence[str]) -> Tensor:
-        """Interact `dense` `[B, dim]` with `pooled` `[B, F * dim]`, whose columns hold `names`."""
+        """Products of `dense` `[B, dim]` and `pooled` `[B, F * dim]`, whose columns hold `names`."""
         if list(names) != self._indexed_order:
             self._index(names, pooled.device)
-        apply = cast("Callable[..., Tensor]", _DotInteraction.apply)
-        return apply(dense, pooled, self.pairs, self.symmetric)
+        apply = cast("Callable[..., Tensor]", _Products.apply)
+        return apply(dense, pooled, self.pairs, self.symmetric, self.kept)
+
+
+class DotInteraction(PairwiseDots):
+    """The dense vector, then the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
+
+    Args:
+        names: the sparse features in canonical order; `F` of them.
+        embedding_dim: length of every vector.
+    """
+
+    def __init__(self, names: Sequence[str], embedding_dim: int) -> None:
+        super().__init__(names, kept=embedding_dim)
 
 
 class DotHead(Head):
@@ -106,7 +127,8 @@ class DotHead(Head):
 
     def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype) -> None:
         super().__init__(features, dim, dtype)
-        self.interaction = DotInteraction([feature.name for feature in features], dim)
+        self.interaction = DotInteraction(self.names, dim)
+        self.products = PairwiseDots(self.names)
         self.out_features = self.interaction.out_features
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
@@ -119,6 +141,6 @@ class DotHead(Head):
         """As `forward`."""
         (vector,) = dense
         columns = exchange.deal_columns(vector, owned.columns, owned.batch_sizes)
-        here = DotInteraction(self.names, columns.shape[1])  # buffers
-        partial = here(columns, owned.values, owned.names)[:, columns.shape[1] :]
+        # of no columns, all products are 0, in whatever order
+        partial = self.products(columns, owned.values, owned.names or self.names)
         return torch.cat([vector, exchange.sum_to_owners(partial, owned.batch_sizes)], dim=1)

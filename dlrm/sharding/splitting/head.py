@@ -13,7 +13,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.models.tables import PooledFeatures
+from dlrm.sharding.splitting.costs import SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.operator_tables import Placement
 
 SplitBy = Literal["tables", "columns", "rows"]
 
@@ -45,6 +47,14 @@ class Head(PooledFeatures):
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
         """The operator's result for this rank's samples, `[B, ...]`."""
 
+    def co_locate(self, placement: Placement) -> None:
+        """Before it is split: replace weights by `OperatorTables`, for those operators that have any."""
+        return
+
     @abstractmethod
     def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
         """The same, from what all ranks together have looked up."""
+
+    @abstractmethod
+    def traffic(self) -> SplitTraffic:
+        """What `split` sends through its exchange, in order: the planner counts on it."""

@@ -1,4 +1,4 @@
-"""The three models against their formulas, unsharded."""
+"""The models against their formulas, unsharded."""
 
 import copy
 from itertools import combinations, pairwise
@@ -8,12 +8,18 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm.config import ModelConfig
-from dlrm.models import DLRM, DCNv2, DeepFM, build_model
+from dlrm.models import DLRM, DCNv2, DeepFM, FactorizationMachine, LogisticRegression, build_model
 from dlrm.models.dcn import LowRankCross
 from dlrm.models.deepfm import factorization_machine
 
 DIM = 8
-KINDS = {"dlrm": DLRM, "dcnv2": DCNv2, "deepfm": DeepFM}
+KINDS = {
+    "dlrm": DLRM,
+    "dcnv2": DCNv2,
+    "deepfm": DeepFM,
+    "fm": FactorizationMachine,
+    "lr": LogisticRegression,
+}
 
 
 @pytest.fixture
@@ -65,15 +71,29 @@ def dcn_by_definition(model, batch):
     return head(model.top, x)
 
 
+def lr_by_definition(model, batch):
+    linear = bags_of(model, batch, "wide_").sum((1, 2))
+    return linear + batch.dense @ model.wide_dense.weight[0] + model.wide_dense.bias
+
+
+def fm_by_definition(model, batch):
+    pairs = sum((a * b).sum(1) for a, b in combinations(bags_of(model, batch).unbind(1), 2))
+    return lr_by_definition(model, batch) + pairs
+
+
 def deepfm_by_definition(model, batch):
     embeddings = bags_of(model, batch)
-    linear = bags_of(model, batch, "wide_").sum((1, 2))
-    linear = linear + batch.dense @ model.wide_dense.weight[0] + model.wide_dense.bias
-    pairs = sum((a * b).sum(1) for a, b in combinations(embeddings.unbind(1), 2))
-    return linear + pairs + head(model.deep, torch.cat([batch.dense, embeddings.flatten(1)], 1))
+    deep = head(model.deep, torch.cat([batch.dense, embeddings.flatten(1)], 1))
+    return fm_by_definition(model, batch) + deep
 
 
-DEFINITIONS = {"dlrm": dlrm_by_definition, "dcnv2": dcn_by_definition, "deepfm": deepfm_by_definition}
+DEFINITIONS = {
+    "dlrm": dlrm_by_definition,
+    "dcnv2": dcn_by_definition,
+    "deepfm": deepfm_by_definition,
+    "fm": fm_by_definition,
+    "lr": lr_by_definition,
+}
 
 
 @pytest.mark.parametrize("multi_hot", [False, True], ids=["one_hot", "multi_hot"])

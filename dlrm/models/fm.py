@@ -1,0 +1,98 @@
+"""Linear models and factorization machines, without a network: `lr` and `fm`."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.dataset import Feature
+from dlrm.models.linear import LinearHead
+from dlrm.models.mlp import Linear
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
+from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.head import Head, Owned, SplitBy
+
+
+class FMHead(Head):
+    """Sum of the dot products of all pairs of embeddings, by the sum-of-squares identity (DES, FM).
+
+    Split by tables, each rank sums its fields' vectors and their squares: `dim + 1` numbers a sample.
+
+    Args: as for `PooledFeatures`.
+    """
+
+    split_by: ClassVar[SplitBy] = "tables"
+
+    def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype) -> None:
+        super().__init__(features, dim, dtype)
+        self._dim = dim
+
+    def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
+        """fp32 `[B, 1]`."""
+        return pairs_of(sums_of(self.pooled(sparse)[0], self._dim))
+
+    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+        """As `forward`."""
+        return pairs_of(exchange.sum_to_owners(sums_of(owned.values, self._dim), owned.batch_sizes))
+
+    def traffic(self) -> SplitTraffic:
+        """The sums, in fp32: squares would lose too much otherwise."""
+        return SplitTraffic(crossings=(Crossing(way="sum_to_owners", width=self._dim + 1),))
+
+
+def sums_of(pooled: Tensor, dim: int) -> Tensor:
+    """Per sample, the sum of its vectors and of all their squares: `[B, F * dim]` to `[B, dim + 1]`.
+
+    In fp32, or in the dtype of the input where that is wider. Sums over some of the fields may be added.
+    """
+    wide = torch.promote_types(pooled.dtype, torch.float32)
+    vectors = pooled.to(wide).view(pooled.shape[0], -1, dim)
+    return torch.cat([vectors.sum(1), vectors.square().sum((1, 2)).unsqueeze(1)], dim=1)
+
+
+def pairs_of(sums: Tensor) -> Tensor:
+    """Sum of the dot products of all pairs, `[B, 1]`, from the sums over all fields, `[B, dim + 1]`."""
+    return 0.5 * (sums[:, :-1].square().sum(1, keepdim=True) - sums[:, -1:])
+
+
+class LogisticRegression(nn.Module):
+    """One weight an id and one a dense feature.
+
+    Args:
+        features: sparse features in canonical order; one table each.
+        num_dense: number of dense features.
+    """
+
+    def __init__(self, features: Sequence[Feature], num_dense: int) -> None:
+        super().__init__()
+        self.wide = LinearHead(features, prefix="wide_")
+        self.wide_dense = Linear(num_dense, 1, relu=False)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        out: Tensor = (self.wide(sparse) + self.wide_dense(dense)).squeeze(1)
+        return out
+
+
+class FactorizationMachine(LogisticRegression):
+    """Logistic regression and a factorization machine (Rendle, 2010).
+
+    Args:
+        features: sparse features in canonical order; one table each, and one of the linear part.
+        num_dense: number of dense features, of the linear part alone.
+        embedding_dim: columns of each table.
+        dtype: in which ranks exchange embeddings; the arithmetic is fp32.
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], num_dense: int, embedding_dim: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__(features, num_dense)
+        self.sparse = FMHead(features, embedding_dim, dtype)
+
+    def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
+        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        out: Tensor = super().forward(dense, sparse) + self.sparse(sparse).squeeze(1)
+        return out
