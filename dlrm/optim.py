@@ -13,6 +13,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr.shards import table_groups
 from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.sharding.splitting.operator_tables import OperatorTables
 
 TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
     "sgd": SGD,
@@ -88,7 +89,7 @@ class Optimizers:
 
     Args:
         model: the sharded model.
-        dense: optimizer of the dense parameters.
+        dense: optimizer of the dense parameters, also of those that are `OperatorTables`.
         tables: optimizer of the tables, also of the replicated ones.
         schedule: of the learning rates.
     """
@@ -103,6 +104,9 @@ class Optimizers:
         self._schedule = schedule
         self._base = {"dense": dense.learning_rate, "tables": tables.learning_rate}
         self._fused = model.fused_optimizer
+        self._operators = [
+            module.tables.fused_optimizer for module in model.modules() if isinstance(module, OperatorTables)
+        ]
         self._dense = _dense_optimizer(dense_parameters(model), dense)
         self._replicated = ReplicatedTables(model, tables)
         self._factor = 1.0
@@ -145,6 +149,8 @@ class Optimizers:
         if self._replicated.optimizer is not None:
             self._set(self._replicated.optimizer, "tables")
         self._set(self._fused, "tables")
+        for optimizer in self._operators:  # which are among the fused ones
+            self._set(optimizer, "dense")
         self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
 
     def _set(self, optimizer: Optimizer, name: str) -> None:

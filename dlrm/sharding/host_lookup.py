@@ -263,9 +263,14 @@ class ReplicatedLookup:
 
 
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:
-    """Put a host lookup into every FBGEMM host module of `tables` that suits; returns how many."""
+    """Put a host lookup into every FBGEMM host module of `tables` that suits; returns how many.
+
+    Those whose `forward` something stands in for already are left alone.
+    """
     replaced = 0
     for tbe in tables:
+        if "forward" in vars(tbe):
+            continue
         for lookup in (HostLookup, ReplicatedLookup):
             if lookup.suits(tbe):
                 tbe.forward = lookup(tbe, output_dtype)

@@ -11,15 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from cpr.shards import table_groups
+from dlrm.sharding.splitting.operator_tables import OperatorTables
 
 INIT_CHUNK_ROWS: Final = 65_536
 
 
 def initialize_tables(model: nn.Module, seed: int) -> None:
-    """Set all table shards on this rank to uniform values in +-1 / sqrt(rows)."""
+    """Set all table shards on this rank to uniform values in +-1 / sqrt(rows).
+
+    Weights of operators among them get those of the unsplit model instead.
+    """
     for group in table_groups(model):
         for table in group.tables:
             _fill(table.weights, table.name, table.shape, (table.row_offset, table.col_offset), seed)
+    for module in model.modules():
+        if isinstance(module, OperatorTables):
+            module.initialize()
 
 
 def _fill(shard: Tensor, name: str, shape: tuple[int, int], offsets: tuple[int, int], seed: int) -> None:

@@ -42,6 +42,8 @@ class Head(PooledFeatures):
 
     split_by: ClassVar[SplitBy]
     """What is dealt out to the ranks: whole tables, or the columns or rows of each table."""
+    also_by: ClassVar[tuple[SplitBy, ...]] = ()
+    """What else `split` is exact for."""
 
     @abstractmethod
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:

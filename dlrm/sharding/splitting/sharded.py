@@ -25,10 +25,12 @@ from torchrec.streamable import Multistreamable
 
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned
+from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
+from dlrm.sharding.splitting.operator_tables import Placement
 
 
 @dataclass
-class HeadContext(Multistreamable):
+class HeadContext(Multistreamable):  # type: ignore[misc]
     """Of one forward pass."""
 
     tables: EmbeddingBagCollectionContext
@@ -41,7 +43,7 @@ class HeadContext(Multistreamable):
             tensor.record_stream(stream)
 
 
-class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type: ignore[type-var]
+class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type: ignore[misc]
     """A head of which every rank has a part.
 
     Its tables are a `ShardedEmbeddingBagCollection` under the name that they have in the head, so that fused
@@ -54,6 +56,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         device: of this rank.
         sharder: of the tables.
         wire_dtype: as for `Exchange`.
+        operators: shards weights that lie beside tables (`make_operator_sharder`), if the head has any.
     """
 
     def __init__(
@@ -64,12 +67,19 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         device: torch.device,
         sharder: EmbeddingBagCollectionSharder,
         wire_dtype: torch.dtype | None = None,
+        operators: EmbeddingBagCollectionSharder | None = None,
     ) -> None:
         super().__init__()
-        kinds = {each.sharding_type for each in plan.values()}
-        if len(kinds) > 1:
-            raise ValueError(f"the tables of a head are split alike, not by {', '.join(sorted(kinds))}")
+        self._columns = columns_by_rank(head, plan, env.world_size)
         self.tables = sharder.shard(head.tables, plan, env, device)
+        (sharding,) = self.tables._embedding_shardings
+        self._names: list[str] = sharding.embedding_names_per_rank()[env.rank]
+        if head.split_by == "tables":
+            tables = zip(head.names, head.tables.embedding_bag_configs(), strict=True)
+            fields = {name: plan[table.name] for name, table in tables}
+            head.co_locate(
+                Placement(fields=fields, names=self._names, sharder=operators, env=env, device=device)
+            )
         for name, child in head.named_children():
             if name != "tables":
                 self.add_module(name, child)
@@ -77,9 +87,6 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         # its modules are this one's, under the same names
         object.__setattr__(self, "_head", head)
         self._exchange = Exchange(env.process_group, wire_dtype)
-        (sharding,) = self.tables._embedding_shardings
-        self._names: list[str] = sharding.embedding_names_per_rank()[env.rank]
-        self._columns = _columns_by_rank(plan, env.world_size)
 
     def create_context(self) -> HeadContext:
         """Of a forward pass."""
@@ -95,7 +102,11 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
     def compute(self, ctx: HeadContext, dist_input: KJTList) -> Tensor:
         """Pooled embeddings `[B, width]` of all ranks' samples, from the tables, or parts, that are here."""
         (pooled,) = self.tables.compute(ctx.tables, dist_input)
-        return pooled.to(self.dtype)
+        values: Tensor = pooled.to(self.dtype)
+        if not self._names:  # TorchRec's stand-in for no tables has no samples, but a gradient to wait for
+            (context,) = ctx.tables.sharding_contexts
+            values = values.reshape(sum(context.batch_size_per_rank), 0)
+        return values
 
     def output_dist(self, ctx: HeadContext, output: Tensor) -> LazyAwaitable[Tensor]:
         """The operator's result for this rank's samples."""
@@ -105,9 +116,10 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         return LazyNoWait(self._head.split(owned, *ctx.dense, exchange=self._exchange))
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
-        """All: no parameter of a head is replicated."""
+        """Tables; whatever else a head has is replicated."""
         for name, _ in self.named_parameters(prefix):
-            yield name
+            if ".embedding_bags." in name:
+                yield name
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
@@ -115,25 +127,14 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         return type(self._head)
 
 
-def _columns_by_rank(plan: dict[str, ParameterSharding], world_size: int) -> list[int]:
-    """How many columns of each of its tables a rank has."""
-    columns = [0] * world_size
-    for sharding in plan.values():
-        of_table = [0] * world_size
-        for piece in sharding.sharding_spec.shards:
-            if not piece.shard_offsets[0]:  # pieces of rows beside each other have the same columns
-                of_table[piece.placement.rank()] += piece.shard_sizes[1]
-        columns = list(map(max, columns, of_table))
-    return columns
-
-
-class HeadSharder(ModuleSharder[Head]):
+class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
     """Shards heads of one type, which is how `DistributedModelParallel` finds a module's sharder.
 
     Args:
         kind: of the heads.
         tables: shards their tables.
         wire_dtype: as for `Exchange`.
+        operators: as for `ShardedHead`.
     """
 
     def __init__(
@@ -141,9 +142,10 @@ class HeadSharder(ModuleSharder[Head]):
         kind: type[Head],
         tables: EmbeddingBagCollectionSharder,
         wire_dtype: torch.dtype | None = None,
+        operators: EmbeddingBagCollectionSharder | None = None,
     ) -> None:
         super().__init__()
-        self._kind, self._tables, self._wire_dtype = kind, tables, wire_dtype
+        self._kind, self._tables, self._wire_dtype, self._operators = kind, tables, wire_dtype, operators
 
     def shard(
         self,
@@ -155,11 +157,26 @@ class HeadSharder(ModuleSharder[Head]):
     ) -> ShardedHead:
         """This rank's part of a head."""
         assert device is not None
-        return ShardedHead(module, params, env, device, self._tables, self._wire_dtype)
+        return ShardedHead(module, params, env, device, self._tables, self._wire_dtype, self._operators)
 
     def shardable_parameters(self, module: Head) -> dict[str, nn.Parameter]:
         """Its tables, by name."""
-        return self._tables.shardable_parameters(module.tables)
+        parameters: dict[str, nn.Parameter] = self._tables.shardable_parameters(module.tables)
+        return parameters
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Those that the heads' operator can be split by; the best first."""
+        return sharding_types(self._kind)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Those of the tables."""
+        kernels: list[str] = self._tables.compute_kernels(sharding_type, compute_device_type)
+        return kernels
+
+    def storage_usage(self, tensor: Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a table, by kind of memory."""
+        usage: dict[str, int] = self._tables.storage_usage(tensor, compute_device_type, compute_kernel)
+        return usage
 
     @property
     def module_type(self) -> type[Head]:

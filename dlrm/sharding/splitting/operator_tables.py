@@ -1,0 +1,226 @@
+"""Weights of a split operator, kept as tables beside the fields that they are multiplied with.
+
+The first fully connected layer over all embeddings has some rows of its weight for each field, and so has a
+cross layer. Where a field lives, its rows live too: as one more table, of which every row is read in every
+step. Being tables of TorchRec and FBGEMM they are updated in the backward pass, listed by `state_dict`, saved
+and recovered like any other, and nothing else has to know of them. Their optimizer is that of the dense
+parameters, though, which is what they are in the unsplit model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
+
+from cpr.shards import table_groups
+from dlrm.config import DenseConfig
+
+FUSED_OPTIMIZERS: Final[dict[str, dict[str, EmbOptimType]]] = {
+    "cpu": {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD},
+    "cuda": {
+        "sgd": EmbOptimType.EXACT_SGD,
+        "adagrad": EmbOptimType.EXACT_ADAGRAD,
+        "adam": EmbOptimType.ADAM,
+    },
+}
+"""What FBGEMM has of the dense optimizers on each device."""
+EPS: Final = {"adagrad": 1e-10, "adam": 1e-8}
+"""PyTorch's defaults, which the dense parameters have."""
+COLUMN_MULTIPLE: Final = 4
+"""FBGEMM wants tables as wide as a multiple of this; the rest is filled with zeros, which stay zeros."""
+
+
+def make_operator_sharder(dense: DenseConfig, device: torch.device) -> EmbeddingBagCollectionSharder:
+    """TorchRec's sharder for operator tables, with the dense optimizer as their fused one.
+
+    Args:
+        dense: that optimizer.
+        device: where the tables live.
+
+    Raises:
+        ValueError: FBGEMM lacks it there.
+    """
+    known = FUSED_OPTIMIZERS[device.type]
+    if dense.optimizer not in known:
+        raise ValueError(
+            f"weights of an operator cannot be split with dense.optimizer {dense.optimizer!r}: "
+            f"on {device.type}, FBGEMM updates tables by {', '.join(sorted(known))} alone; choose one of "
+            "those, or sharding.strategy torchrec"
+        )
+    fused_params = {"optimizer": known[dense.optimizer], "learning_rate": dense.learning_rate}
+    if dense.optimizer in EPS:
+        fused_params["eps"] = EPS[dense.optimizer]
+    return EmbeddingBagCollectionSharder(fused_params=fused_params)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Placement:
+    """Where the fields of a head split by tables live, and what weights need to live there too."""
+
+    fields: Mapping[str, ParameterSharding]
+    """Of each feature's table, in canonical order."""
+    names: Sequence[str]
+    """The features whose tables are on this rank, in the order of `Owned.values`."""
+    sharder: EmbeddingBagCollectionSharder | None
+    """`make_operator_sharder`; None: heads with weights cannot be split."""
+    env: ShardingEnv
+    device: torch.device
+
+
+class OperatorTables(nn.Module):
+    """A weight whose rows are dealt out with the fields that they belong to.
+
+    Args:
+        prefix: of the tables' names; what follows is the feature's.
+        weight: as in the unsplit model, `[F * rows, columns]`, fields in canonical order.
+        placement: of the fields.
+
+    Raises:
+        ValueError: a field's table is not on one rank, or there is no sharder.
+    """
+
+    def __init__(self, prefix: str, weight: Tensor, placement: Placement) -> None:
+        super().__init__()
+        if placement.sharder is None:
+            raise ValueError(f"a head with weights ({prefix}*) needs a sharder for them to be split")
+        self.columns = weight.shape[1]
+        self._device = placement.device
+        fields, width = placement.fields, -(-self.columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+        rows = weight.shape[0] // len(fields)
+        # its columns are those of a table, so they are padded
+        padded = nn.functional.pad(weight.detach(), (0, width - self.columns)).view(len(fields), rows, width)
+        self._initial: dict[str, Tensor] | None = {
+            f"{prefix}{name}": padded[place].clone()
+            for place, name in enumerate(fields)
+            if name in placement.names
+        }
+        self.tables = placement.sharder.shard(
+            _collection(prefix, fields, rows, width),
+            {f"{prefix}{name}": _beside(field, rows, width) for name, field in fields.items()},
+            placement.env,
+            placement.device,
+        )
+        (sharding,) = self.tables._embedding_shardings
+        here = sharding.embedding_names_per_rank()[placement.env.rank]
+        assert list(here) == list(placement.names), f"{here} are not in the order of {placement.names}"
+        groups = list(table_groups(self))
+        assert len(groups) <= 1, "tables of one width are one FBGEMM module"
+        self._tbe: list[Any] = [group.emb_module for group in groups]  # a list hides it from modules()
+        for tbe in self._tbe:
+            if placement.device.type == "cpu":
+                tbe.forward = _WholeTables(tbe)
+        self._shape = (len(here), rows, width)
+        # every row once
+        self._ids = torch.arange(rows, device=placement.device).repeat(len(here))
+        self._offsets = torch.arange(len(here) * rows + 1, device=placement.device)
+
+    def initialize(self) -> None:
+        """Set the tables to the rows of the unsplit model's weight; once, before the first `weight`."""
+        assert self._initial is not None
+        for group in table_groups(self):
+            for table in group.tables:
+                table.weights.copy_(self._initial[table.name])
+        self._initial = None
+
+    def weight(self) -> Tensor:
+        """This rank's rows, fp32 `[rows of its fields, columns]`; its gradient's arrival updates them.
+
+        So it is to be called once in a forward pass. Without fields here it has no rows, and wants a
+        gradient nevertheless, because other ranks wait for this one in the backward pass.
+        """
+        self._initial = None  # rows that live on do not begin again
+        num_fields, rows, width = self._shape
+        if not self._tbe:
+            return torch.zeros(0, self.columns, device=self._device, requires_grad=True)
+        whole: Tensor = self._tbe[0](self._ids, self._offsets)
+        if not isinstance(self._tbe[0].forward, _WholeTables):  # [rows, fields * width]
+            whole = whole.view(rows, num_fields, width).transpose(0, 1).reshape(-1, width)
+        return whole if width == self.columns else whole[:, : self.columns]
+
+
+def _collection(
+    prefix: str, fields: Mapping[str, ParameterSharding], rows: int, width: int
+) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=f"{prefix}{name}",
+                embedding_dim=width,
+                num_embeddings=rows,
+                feature_names=[name],
+                pooling=PoolingType.SUM,
+            )
+            for name in fields
+        ],
+    )
+
+
+def _beside(field: ParameterSharding, rows: int, width: int) -> ParameterSharding:
+    """A whole table `[rows, width]` where the table of a field is."""
+    if field.sharding_type != ShardingType.TABLE_WISE.value:
+        raise ValueError(
+            f"weights lie beside whole tables (table_wise); their field is sharded {field.sharding_type}"
+        )
+    (piece,) = cast("EnumerableShardingSpec", field.sharding_spec).shards
+    spec = EnumerableShardingSpec(
+        [ShardMetadata(shard_offsets=[0, 0], shard_sizes=[rows, width], placement=piece.placement)]
+    )
+    return replace(field, compute_kernel=EmbeddingComputeKernel.FUSED.value, sharding_spec=spec)
+
+
+class _WholeTables:
+    """Stands in for the `forward` of an FBGEMM host module of which all rows are read: without a copy.
+
+    FBGEMM's own way, or that of the host lookup, gathers all rows and scatters all gradients.
+
+    Args:
+        tbe: fp32 tables of one width.
+    """
+
+    def __init__(self, tbe: Any) -> None:
+        self._tbe = tbe
+        self._width = tbe.dims[0]
+        self._anchor = torch.zeros((), requires_grad=True)  # so that backward is called
+
+    @property
+    def rows(self) -> Tensor:
+        """All tables, one below the other, `[rows, width]`; live."""
+        rows: Tensor = self._tbe.weights_host.detach().view(-1, self._width)
+        return rows
+
+    def __call__(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        """`rows`; ids are for those who watch lookups."""
+        apply = cast("Callable[..., Tensor]", _ReadWhole.apply)
+        return apply(self._anchor, self)
+
+    def update(self, grad: Tensor) -> None:
+        """As FBGEMM's EXACT_SGD and EXACT_ADAGRAD, or PyTorch's, would."""
+        rate, update = self._tbe.get_learning_rate(), grad
+        if self._tbe.optimizer == EmbOptimType.EXACT_ADAGRAD:
+            state = self._tbe.momentum1_host.detach().view(-1, self._width)
+            state.addcmul_(grad, grad)
+            update = grad / state.sqrt().add_(self._tbe.optimizer_args.eps)
+        self.rows.add_(update, alpha=-rate)
+
+
+class _ReadWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tables: _WholeTables) -> Tensor:
+        ctx.tables = tables
+        return tables.rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.tables.update(grad)
+        return None, None
