@@ -44,7 +44,7 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors, symmetric = ctx.saved_tensors
-        batch, num_vectors, dim = vectors.shape
+        batch, num_vectors, _ = vectors.shape
         grad_products = _as_bits(grad).gather(1, symmetric.view(1, -1).expand(batch, -1)).view(grad.dtype)
         grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
         grad_vectors = torch.bmm(grad_products.view(batch, num_vectors, num_vectors), vectors)
@@ -52,7 +52,7 @@ class _Products(torch.autograd.Function):
         if ctx.kept:
             grad_dense = grad_dense + grad[:, : ctx.kept]
         # views of one product, although they may have to be copied: faster than two products
-        return grad_dense, grad_vectors[:, 1:].view(batch, -1), None, None, None
+        return grad_dense, grad_vectors[:, 1:].flatten(1), None, None, None
 
 
 class PairwiseDots(nn.Module):
@@ -130,6 +130,7 @@ class DotHead(Head):
         self.interaction = DotInteraction(self.names, dim)
         self.products = PairwiseDots(self.names)
         self.out_features = self.interaction.out_features
+        self._dim = dim
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
         """`[B, out_features]` (`DotInteraction`) with the dense vector `[B, dim]`."""
@@ -144,3 +145,16 @@ class DotHead(Head):
         # of no columns, all products are 0, in whatever order
         partial = self.products(columns, owned.values, owned.names or self.names)
         return torch.cat([vector, exchange.sum_to_owners(partial, owned.batch_sizes)], dim=1)
+
+    def traffic(self) -> SplitTraffic:
+        """The dense vector, dealt out, and the products, in the dtype of the head."""
+        return SplitTraffic(
+            crossings=(
+                Crossing(way="deal_columns", width=self._dim, value_bytes=self.dtype.itemsize),
+                Crossing(
+                    way="sum_to_owners",
+                    width=self.products.out_features,
+                    value_bytes=self.dtype.itemsize,
+                ),
+            )
+        )

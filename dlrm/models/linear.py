@@ -27,6 +27,7 @@ class LinearHead(Head):
     """
 
     split_by: ClassVar[SplitBy] = "tables"
+    also_by: ClassVar[tuple[SplitBy, ...]] = ("rows",)
 
     def __init__(self, features: Sequence[Feature], prefix: str = "") -> None:
         super().__init__(features, WIDE_DIM, torch.float32, prefix)

@@ -1,8 +1,8 @@
 """What crosses the network between partial results: sums of them, and columns dealt out.
 
 A model has two regions. Outside the split operators every rank has samples of its own; inside, every rank
-has all samples and a part of the operator. Each of the three ways over the border has the others' gradient as
-its own backward pass, and gradients change their meaning on the way: outside they are of the rank's own mean
+has all samples and a part of the operator. Each way over the border has another one's gradient as its own
+backward pass, and gradients change their meaning on the way: outside they are of the rank's own mean
 loss, inside of the mean over all ranks. So they are divided by the number of ranks where they enter, as in
 TorchRec's exchange of pooled embeddings, and multiplied where they leave.
 
@@ -23,7 +23,8 @@ class Exchange:
     Args:
         group: of the ranks.
         wire_dtype: what travels is rounded to, such as `torch.bfloat16`; None: it travels as it is. Sums are
-            in the dtype of what is summed, or fp32 where that is smaller.
+            in the dtype of what is summed, or fp32 where that is smaller. In fp16, gradients travel times the
+            number of samples, since those of a mean are too small for it; results beyond 65,504 overflow.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire_dtype: torch.dtype | None = None) -> None:
@@ -35,14 +36,30 @@ class Exchange:
     def sum_to_owners(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
         """Each rank's own samples, summed over all ranks' partial results; a reduce-scatter.
 
+        Its backward pass is an all-gather.
+
         Args:
-            partial: `[sum of batch_sizes, width]`.
+            partial: `[sum of batch_sizes, ...]`.
             batch_sizes: samples of each rank.
 
         Returns:
-            `[batch_sizes[rank], width]`, the dtype of `partial`.
+            `[batch_sizes[rank], ...]`, the dtype of `partial`.
         """
-        return self._apply(_SumToOwners, partial, batch_sizes)
+        return self._apply(_SumToOwners, partial, list(batch_sizes))
+
+    def sum_to_replicas(self, partial: Tensor) -> Tensor:
+        """All samples, summed over all ranks' partial results, where what follows is the same on every rank.
+
+        That is how DES has it: the dense part is replicated, not data parallel. An all-reduce, whose backward
+        pass sends nothing: as each rank takes the mean loss of all samples, each has the whole gradient.
+
+        Args:
+            partial: `[samples of all ranks, ...]`.
+
+        Returns:
+            The shape and dtype of `partial`; equal to the last bit on all ranks.
+        """
+        return self._apply(_SumToReplicas, partial)
 
     def sum_to_all(self, partial: Tensor) -> Tensor:
         """All samples, summed over all ranks' partial results, on every rank; gradients are summed as well.
@@ -50,13 +67,15 @@ class Exchange:
         It stays inside: what is computed from it on each rank is partial again.
 
         Args:
-            partial: equal in shape on all ranks.
+            partial: `[samples of all ranks, ...]`.
+
+        Returns:
+            The shape and dtype of `partial`; equal to the last bit on all ranks.
         """
-        apply = cast("Callable[..., Tensor]", _SumToAll.apply)
-        return partial if self.world_size == 1 else apply(partial, self)
+        return self._apply(_SumToAll, partial)
 
     def deal_columns(self, own: Tensor, widths: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
-        """Some columns of all ranks' samples.
+        """Some columns of all ranks' samples, dealt out in the order of ranks.
 
         Args:
             own: of this rank's samples, `[batch_sizes[rank], sum of widths]`.
@@ -66,13 +85,10 @@ class Exchange:
         Returns:
             `[sum of batch_sizes, widths[rank]]`.
         """
-        if self.world_size == 1:
-            return own
-        apply = cast("Callable[..., Tensor]", _DealColumns.apply)
-        return apply(own, self, list(widths), list(batch_sizes))
+        return self._apply(_DealColumns, own, list(widths), list(batch_sizes))
 
     def all_to_all(self, sent: Tensor, to_each: Sequence[int], from_each: Sequence[int]) -> Tensor:
-        """Send some rows, or numbers, of `sent` to each rank; what came from each, one after the other."""
+        """Send each rank rows, or numbers, of `sent`; what came from each, in the dtype that travelled."""
         wire = sent.to(self.wire_dtype or sent.dtype).contiguous()
         received = wire.new_empty((sum(from_each), *wire.shape[1:]))
         dist.all_to_all_single(received, wire, list(from_each), list(to_each), group=self._group)
@@ -88,35 +104,58 @@ class Exchange:
         dist.all_gather_into_tensor(gathered, wire, group=self._group)
         return gathered
 
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over ranks."""
-        # a copy, for the collective works in place
-        wire = partial.to(self.wire_dtype or partial.dtype, copy=True, memory_format=torch.contiguous_format)
-        dist.all_reduce(wire, group=self._group)
-        return wire.to(partial.dtype)
+    def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+        """This rank's rows of the sum over ranks; in the dtype of `partial`."""
+        own = batch_sizes[self.rank]
+        # gloo's own reduce-scatter takes three times as long
+        received = self.all_to_all(partial, batch_sizes, [own] * self.world_size)
+        pieces = received.view(self.world_size, own, *partial.shape[1:])
+        return pieces.sum(0, dtype=torch.promote_types(partial.dtype, torch.float32)).to(partial.dtype)
 
-    def _apply(self, function: Any, tensor: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        if self.world_size == 1:
-            return tensor
-        moved: Tensor = function.apply(tensor, self, list(batch_sizes))
-        return moved
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """The sum over ranks; in the dtype of `partial`."""
+        if self.wire_dtype in (None, partial.dtype) and partial.dtype.itemsize >= 4:
+            total = partial.clone(memory_format=torch.contiguous_format)  # the collective works in place
+            dist.all_reduce(total, group=self._group)
+            return total
+        # a collective would add up what is rounded, and round each sum
+        share, more = divmod(partial.numel(), self.world_size)
+        shares = [share + (rank < more) for rank in range(self.world_size)]
+        total = self.gather(self.reduce_scatter(partial.reshape(-1), shares), shares)
+        return total.to(partial.dtype).view(partial.shape)
+
+    def gradient_scale(self, num_samples: int) -> float:
+        """What gradients of the mean over so many samples are multiplied by while they travel."""
+        # a power of two, which rounds nothing
+        return 2.0 ** (num_samples - 1).bit_length() if self.wire_dtype == torch.float16 else 1.0
+
+    def _apply(self, function: type[torch.autograd.Function], tensor: Tensor, *sizes: list[int]) -> Tensor:
+        apply = cast("Callable[..., Tensor]", function.apply)
+        return tensor if self.world_size == 1 else apply(tensor, self, *sizes)
 
 
 class _SumToOwners(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, exchange: Exchange, batch_sizes: list[int]) -> Tensor:
         ctx.exchange, ctx.batch_sizes = exchange, batch_sizes
-        own = batch_sizes[exchange.rank]
-        # gloo's own reduce-scatter takes three times as long
-        received = exchange.all_to_all(partial, batch_sizes, [own] * exchange.world_size)
-        pieces = received.view(exchange.world_size, own, *partial.shape[1:])
-        return pieces.sum(0, dtype=torch.promote_types(partial.dtype, torch.float32)).to(partial.dtype)
+        return exchange.reduce_scatter(partial, batch_sizes)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        exchange = ctx.exchange
-        gathered = exchange.gather(grad / exchange.world_size, ctx.batch_sizes)
-        return gathered.to(grad.dtype), None, None
+        scale = ctx.exchange.gradient_scale(sum(ctx.batch_sizes))
+        sent = grad / (ctx.exchange.world_size / scale)
+        gathered = ctx.exchange.gather(sent, ctx.batch_sizes).to(grad.dtype)
+        return _divided(gathered, scale), None, None
+
+
+class _SumToReplicas(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, exchange: Exchange) -> Tensor:
+        return exchange.all_reduce(partial)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
 
 
 class _SumToAll(torch.autograd.Function):
@@ -127,7 +166,8 @@ class _SumToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.exchange.all_reduce(grad), None
+        scale = ctx.exchange.gradient_scale(grad.shape[0])
+        return _divided(ctx.exchange.all_reduce(grad if scale == 1 else grad * scale), scale), None
 
 
 class _DealColumns(torch.autograd.Function):
@@ -137,17 +177,23 @@ class _DealColumns(torch.autograd.Function):
     ) -> Tensor:
         ctx.exchange, ctx.widths, ctx.batch_sizes = exchange, widths, batch_sizes
         width = widths[exchange.rank]
-        sent = torch.cat([piece.flatten() for piece in own.split(widths, dim=1)])
+        sent = torch.cat([piece.flatten() for piece in torch.split(own, widths, dim=1)])
         to_each = [each * own.shape[0] for each in widths]
         received = exchange.all_to_all(sent, to_each, [width * batch for batch in batch_sizes])
-        return received.view(-1, width).to(own.dtype)
+        return received.view(sum(batch_sizes), width).to(own.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         exchange, widths, batch_sizes = ctx.exchange, ctx.widths, ctx.batch_sizes
         width, batch = widths[exchange.rank], batch_sizes[exchange.rank]
+        scale = exchange.gradient_scale(sum(batch_sizes))
+        sent = grad.reshape(-1) if scale == 1 else grad.reshape(-1) * scale
         to_each = [width * each for each in batch_sizes]
-        received = exchange.all_to_all(grad.reshape(-1), to_each, [each * batch for each in widths])
-        pieces = received.split([each * batch for each in widths])
+        received = exchange.all_to_all(sent, to_each, [each * batch for each in widths])
+        pieces = torch.split(received, [each * batch for each in widths])
         own = torch.cat([piece.view(batch, each) for piece, each in zip(pieces, widths, strict=True)], dim=1)
-        return own.to(grad.dtype) * exchange.world_size, None, None, None
+        return own.to(grad.dtype) * (exchange.world_size / scale), None, None, None
+
+
+def _divided(tensor: Tensor, scale: float) -> Tensor:
+    return tensor if scale == 1 else tensor.div_(scale)
