@@ -42,8 +42,10 @@ def _master(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """`grad.t() @ x` in the dtype of the weight."""
+def _weight_gradient(grad: Tensor, x: Tensor, by_columns: bool) -> Tensor:
+    """`grad.t() @ x` in the dtype of the weight, and laid out as that is, by rows or by columns."""
+    if by_columns:
+        return (x.t() @ grad).to(_master(x.dtype)).t()
     if x.dtype == torch.float32 and x.shape[1] % 2:
         # MKL is slow, up to 3 times, where the rows of the result have an odd length
         return (x.t() @ grad).t().contiguous()
@@ -74,7 +76,8 @@ class _Layers(torch.autograd.Function):
             if ctx.relu:
                 ours = layer < depth - 1  # the first one belongs to the caller
                 grad = _through_relu(grad, activations[layer + 1], in_place=ours)
-            gradients[layer] = _weight_gradient(grad, activations[layer])
+            by_columns = weights[layer].stride(0) == 1 < weights[layer].stride(1)
+            gradients[layer] = _weight_gradient(grad, activations[layer], by_columns)
             if wanted[2 + depth + layer]:
                 gradients[depth + layer] = grad.sum(0).to(_master(grad.dtype))  # sums in fp32
             if layer > 0 or wanted[0]:
@@ -121,6 +124,11 @@ class Linear(nn.Linear):
         """`[B, in]` to `[B, out]`, in the dtype of `x`."""
         return _run(x, [self], self.relu)
 
+    def narrow(self, in_features: int) -> None:
+        """Keep the weights of the first inputs alone."""
+        self.weight = nn.Parameter(self.weight.detach()[:, :in_features].clone())
+        self.in_features = in_features
+
 
 class MLP(nn.Sequential):
     """Linear layers with ReLU after each.
@@ -137,9 +145,15 @@ class MLP(nn.Sequential):
             in_features = width
         super().__init__(*layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, in]` to `[B, last width]`, in the dtype of `x`; without layers `x` itself."""
-        return _run(x, [cast("Linear", layer) for layer in self], relu=True) if len(self) else x
+    def forward(self, x: Tensor, product: Tensor | None = None) -> Tensor:
+        """`[B, in]` to `[B, last width]`, in the dtype of `x`; without layers `x` itself.
+
+        `product`, `[B, first width]`, is what inputs besides `x` add to the first layer's output.
+        """
+        layers = [cast("Linear", layer) for layer in self]
+        if product is not None:
+            x, layers = (_run(x, layers[:1], relu=False) + product).relu(), layers[1:]
+        return _run(x, layers, relu=True) if layers else x
 
 
 class Head(nn.Module):
@@ -158,7 +172,18 @@ class Head(nn.Module):
         self.hidden = MLP(in_features, hidden)
         self.logit = Linear(hidden[-1] if hidden else in_features, last, relu=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[B, in]` to fp32 logits `[B]`."""
-        x = self.hidden(x).to(torch.float32)
-        return functional.linear(x, self.logit.weight, self.logit.bias).squeeze(1)
+    @property
+    def first(self) -> Linear:
+        """The first layer, which may be the last."""
+        return cast("Linear", self.hidden[0]) if len(self.hidden) else self.logit
+
+    def first_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which the first layer runs if the input is in `dtype`."""
+        return dtype if len(self.hidden) else _master(dtype)
+
+    def forward(self, x: Tensor, product: Tensor | None = None) -> Tensor:
+        """`[B, in]` to fp32 logits `[B]`; `product` as for `MLP`, in `first_dtype`."""
+        if len(self.hidden):
+            x, product = self.hidden(x, product), None
+        logits = functional.linear(x.to(_master(x.dtype)), self.logit.weight, self.logit.bias)
+        return (logits if product is None else logits + product).squeeze(1)
