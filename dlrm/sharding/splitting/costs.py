@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Way = Literal["sum_to_owners", "sum_to_all", "deal_columns"]
+Way = Literal["sum_to_owners", "sum_to_replicas", "sum_to_all", "deal_columns"]
 ID_BYTES: Final = 8
 """Of an id, and of a bag's length: both travel as int64."""
 FP32_BYTES: Final = 4
@@ -111,9 +111,9 @@ def crossing(
     """
     size = each.value_bytes if wire_bytes is None else wire_bytes
     num_ranks = len(batch_sizes)
-    if each.way == "sum_to_all":
-        whole = all_reduce(each.width * sum(batch_sizes), num_ranks, size)
-        return 2 * whole
+    if each.way in {"sum_to_all", "sum_to_replicas"}:
+        ring = all_reduce(each.width * sum(batch_sizes), num_ranks, size)
+        return ring if each.way == "sum_to_replicas" else 2 * ring
     if each.way == "deal_columns":
         dealt = [[batch * width * size for width in columns] for batch in batch_sizes]
         return _forward_and_back("dense columns", dealt)

@@ -1,0 +1,227 @@
+"""Which strategy each head gets, and why: bytes and time of every legal one, for one cluster.
+
+Pure functions of shapes and measured speeds. `planner` says what to do with the answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.cluster import Cluster
+from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
+
+Strategy = Literal["exchange", "split", "rows", "two_level"]
+"""Of a head: TorchRec's exchange of pooled embeddings; the split that the head is made for; its tables split
+by rows; as `split`, with sums inside each node first."""
+TIE: Final = 0.02
+"""Times that differ by less than this share are as good as equal, being estimates from measured speeds."""
+PASSES: Final = 8
+"""How often a split goes through its partial results: made, packed, summed, and used, and their gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """A head, as far as bytes and time go. Numbers by rank are for one sample."""
+
+    path: str
+    """In the model."""
+    num_tables: int
+    dim: int
+    """Columns of each table."""
+    value_bytes: int
+    """Of a number of a pooled embedding when TorchRec exchanges it."""
+    ids: float
+    """That a sample has for all features together."""
+    widths: tuple[int, ...]
+    """Under the ordinary plan: columns of pooled embeddings that each rank looks up for all."""
+    bags: tuple[float, ...]
+    """Under the ordinary plan: bags that each rank looks up."""
+    looked_up: tuple[float, ...]
+    """Under the ordinary plan: ids in those bags."""
+    replicated: int
+    """Under the ordinary plan: weights of the operator and of small tables, whose gradients are averaged."""
+    traffic: SplitTraffic | None = None
+    """When split; None: it cannot be."""
+    split_bags: tuple[float, ...] = ()
+    """As `bags`, when split."""
+    split_ids: tuple[float, ...] = ()
+    """As `looked_up`, when split."""
+    columns: tuple[int, ...] = ()
+    """Of each table on each rank, when split."""
+    partial_rows: bool = False
+    """Whether its operator can be split with its tables by rows; if not, pooled embeddings are summed."""
+    refusal: str = ""
+    """Why it cannot be split here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A strategy of a head on a cluster."""
+
+    strategy: Strategy
+    values: tuple[Collective, ...] = ()
+    inputs: tuple[Collective, ...] = ()
+    time_s: float = float("inf")
+    illegal: str = ""
+    """Why not, if it is not legal."""
+
+    @property
+    def value_bytes(self) -> float:
+        """Embeddings, partial results and gradients that leave the busiest rank in a step."""
+        return costs.most_sent(self.values)
+
+    @property
+    def id_bytes(self) -> float:
+        """Ids and lengths of bags that leave the busiest rank in a step."""
+        return costs.most_sent(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a head gets."""
+
+    path: str
+    strategy: Strategy
+    reason: str
+    options: tuple[Option, ...] = ()
+    """That were compared."""
+
+
+def options(
+    shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None = None
+) -> tuple[Option, ...]:
+    """All strategies, the ordinary one first.
+
+    Args:
+        shape: of the head.
+        cluster: that it trains on.
+        batch_sizes: samples of each rank.
+        wire_bytes: of a number of a split's partial results; None: as the head has it.
+    """
+    numbers = all_reduced(shape.replicated, cluster.num_ranks)
+    exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, shape.value_bytes), *numbers]
+    ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
+    if shape.traffic is None or shape.refusal:
+        refusal = shape.refusal or "its operator has no split"
+        names: tuple[Strategy, ...] = ("split", "rows", "two_level")
+        return (ordinary, *(Option(strategy=name, illegal=refusal) for name in names))
+    return (
+        ordinary,
+        _split(shape, cluster, batch_sizes, wire_bytes),
+        _rows(shape, cluster, batch_sizes, wire_bytes),
+        _two_level(shape, cluster, batch_sizes, wire_bytes),
+    )
+
+
+def all_reduced(numbers: int, num_ranks: int) -> list[Collective]:
+    """Gradients that travel with those of all dense parameters: bytes, but no latency of their own."""
+    return [
+        Collective(name="dense gradients", sent=each.sent, hops=0)
+        for each in costs.all_reduce(numbers, num_ranks)
+    ]
+
+
+def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
+    """The fastest; the ordinary strategy where none is faster by more than a tie."""
+    ordinary, *others = compared
+    legal = [each for each in others if not each.illegal]
+    if not legal:
+        return Choice(path=shape.path, strategy="exchange", reason=others[0].illegal, options=tuple(compared))
+    best = min(legal, key=lambda each: each.time_s)
+    gain = 1 - best.time_s / ordinary.time_s
+    if gain < TIE:
+        reason = f"{best.strategy} would take {-gain:+.0%} of its time"
+        return Choice(path=shape.path, strategy="exchange", reason=reason, options=tuple(compared))
+    fewer = 1 - (best.value_bytes + best.id_bytes) / (ordinary.value_bytes + ordinary.id_bytes)
+    reason = f"{gain:.0%} less time and {fewer:.0%} fewer bytes than the exchange"
+    return Choice(path=shape.path, strategy=best.strategy, reason=reason, options=tuple(compared))
+
+
+def _split(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
+    assert shape.traffic is not None
+    crossings = shape.traffic.crossings
+    values = [
+        each for one in crossings for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes)
+    ]
+    values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
+    inputs = (shape.split_bags, shape.split_ids)
+    return _option("split", values, inputs, _handled(crossings), cluster, batch_sizes)
+
+
+def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
+    """Every rank has some rows of every table: all bags, and those of their ids whose rows are there."""
+    assert shape.traffic is not None
+    num_ranks = cluster.num_ranks
+    pooled = Crossing(way="sum_to_owners", width=shape.num_tables * shape.dim, value_bytes=shape.value_bytes)
+    crossings = shape.traffic.crossings if shape.partial_rows else (pooled,)
+    averaged = shape.traffic.replicated if shape.partial_rows else shape.replicated
+    values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
+    values += all_reduced(averaged, num_ranks)
+    inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)
+    return _option("rows", values, inputs, _handled(crossings), cluster, batch_sizes)
+
+
+def _two_level(
+    shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None
+) -> Option:
+    assert shape.traffic is not None
+    if cluster.num_nodes == 1 or cluster.ranks_per_node == 1:
+        why = "one node" if cluster.num_nodes == 1 else "one rank a node"
+        return Option(strategy="two_level", illegal=f"there is {why}")
+    values = []
+    for each in shape.traffic.crossings:
+        if each.way == "sum_to_owners":
+            values += costs.two_level(each, batch_sizes, cluster.ranks_per_node, wire_bytes)
+        else:
+            values += costs.crossing(each, batch_sizes, shape.columns, wire_bytes)
+    values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
+    inputs = (shape.split_bags, shape.split_ids)
+    handled = _handled(shape.traffic.crossings)
+    return _option("two_level", values, inputs, handled, cluster, batch_sizes)
+
+
+def _handled(crossings: Sequence[Crossing]) -> int:
+    """Bytes of a sample's partial results in the memory of each rank."""
+    return sum(each.width * each.value_bytes for each in crossings)
+
+
+def _option(
+    strategy: Strategy,
+    values: Sequence[Collective],
+    inputs: tuple[Sequence[float], Sequence[float]],
+    handled: int,
+    cluster: Cluster,
+    batch_sizes: Sequence[int],
+) -> Option:
+    bags, ids = inputs
+    exchanged = costs.input_exchange(bags, ids, batch_sizes)
+    samples = sum(batch_sizes)
+    compute_s = samples * (max(ids) * cluster.s_per_id + PASSES * handled / cluster.memory_bytes_per_s)
+    transfer_s = sum(map(cluster.time_s, [*values, *exchanged]))
+    return Option(
+        strategy=strategy, values=tuple(values), inputs=tuple(exchanged), time_s=transfer_s + compute_s
+    )
+
+
+def format_choices(choices: Sequence[Choice], cluster: Cluster) -> str:
+    """The table for people: what was compared, what was chosen, and why."""
+    lines = [
+        f"strategies on {cluster.describe()}; what a rank sends in a step, and the time of that:",
+        f"{'head':<10} {'strategy':<10} {'values':>10} {'ids':>10} {'time':>10}",
+    ]
+    for choice in choices:
+        for each in choice.options:
+            lines.append(f"{choice.path:<10} {each.strategy:<10} {_told(each)}{_mark(choice, each)}")
+    return "\n".join(lines)
+
+
+def _told(option: Option) -> str:
+    if option.illegal:
+        return f"not possible: {option.illegal}"
+    sent = [f"{each / 1e3:,.1f} kB" for each in (option.value_bytes, option.id_bytes)]
+    return f"{sent[0]:>10} {sent[1]:>10} {option.time_s * 1e3:>7.2f} ms"
+
+
+def _mark(choice: Choice, option: Option) -> str:
+    return f"  <- {choice.reason}" if option.strategy == choice.strategy else ""

@@ -1,0 +1,96 @@
+"""Counts the bytes that leave this rank, by wrapping PyTorch's collectives: the planner's formulas, checked.
+
+An all-reduce counts as the ring that all backends make of it for large tensors, `2 (N-1)/N` of its input; of
+everything else, what goes to other ranks. Seen is what Python calls: TorchRec's exchanges, ours, and the
+trainer's average of dense gradients, but not the gradients of replicated tables, which
+DistributedDataParallel sums inside C++.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import signature
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Wire:
+    """What this rank has sent to others."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[tuple[str, torch.dtype]] = Counter()
+        """Bytes by collective and dtype."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Of embeddings, partial results and gradients."""
+        return sum(sent for (_, dtype), sent in self.sent.items() if dtype.is_floating_point)
+
+    @property
+    def id_bytes(self) -> int:
+        """Of ids, and of how many there are."""
+        return sum(sent for (_, dtype), sent in self.sent.items() if not dtype.is_floating_point)
+
+
+@contextmanager
+def counted() -> Iterator[Wire]:
+    """While this lasts, all that this process sends is counted."""
+    wire, originals = Wire(), {name: getattr(dist, name) for name in COUNTS}
+    for name, original in originals.items():
+        setattr(dist, name, partial(_call, wire, name, original))
+    try:
+        yield wire
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def _call(wire: Wire, name: str, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    bound = signature(original).bind(*arguments, **named)
+    bound.apply_defaults()
+    group = bound.arguments["group"]
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    if rank >= 0:
+        tensor, sent = COUNTS[name](bound.arguments, rank, num_ranks)
+        wire.sent[name, tensor.dtype] += sent
+    return original(*arguments, **named)
+
+
+def _all_to_all(arguments: dict[str, Any], rank: int, num_ranks: int) -> tuple[Tensor, int]:
+    tensor, splits = arguments["input"], arguments["input_split_sizes"]
+    rows = splits or [tensor.shape[0] // num_ranks] * num_ranks
+    return tensor, (sum(rows) - rows[rank]) * tensor[:1].numel() * tensor.itemsize
+
+
+def _all_gather(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+    tensor = arguments["input_tensor"] if "input_tensor" in arguments else arguments["tensor"]
+    return tensor, tensor.nbytes * (num_ranks - 1)
+
+
+def _all_reduce(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+    tensor = arguments["tensor"]
+    return tensor, 2 * tensor.nbytes * (num_ranks - 1) // num_ranks
+
+
+def _reduce_scatter_tensor(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+    tensor = arguments["input"]
+    return tensor, tensor.nbytes // num_ranks * (num_ranks - 1)
+
+
+def _reduce_scatter(arguments: dict[str, Any], rank: int, _: int) -> tuple[Tensor, int]:
+    pieces: Sequence[Tensor] = arguments["input_list"]
+    return pieces[0], sum(piece.nbytes for target, piece in enumerate(pieces) if target != rank)
+
+
+COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, int]]]] = {
+    "all_to_all_single": _all_to_all,
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+}
