@@ -1,0 +1,90 @@
+"""Where the tables of a split head may lie, and what is said about all else."""
+
+import pytest
+import torch
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
+
+from data.dataset import Feature
+from dlrm.models.interaction import DotHead
+from dlrm.models.linear import LinearHead
+from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
+
+ROWS = 10
+FEATURES = [Feature(name=name, rows=ROWS) for name in "ab"]
+DOT = DotHead(FEATURES, 16, torch.float32)
+LINEAR = LinearHead(FEATURES)
+
+
+def lay(kind, *pieces):
+    """A table in pieces `(rank, first row, first column, rows, columns)`."""
+    shards = [
+        ShardMetadata(shard_offsets=[row, column], shard_sizes=[rows, columns], placement=f"rank:{rank}/cpu")
+        for rank, row, column, rows, columns in pieces
+    ]
+    return ParameterSharding(
+        sharding_type=kind,
+        compute_kernel="fused",
+        ranks=[rank for rank, *_ in pieces],
+        sharding_spec=EnumerableShardingSpec(shards) if shards else None,
+    )
+
+
+def columns(*pieces):
+    """A table in pieces `(rank, columns)`."""
+    placed, first = [], 0
+    for rank, width in pieces:
+        placed.append((rank, 0, first, ROWS, width))
+        first += width
+    return lay("column_wise", *placed)
+
+
+def table(rank):
+    return lay("table_wise", (rank, 0, 0, ROWS, 4))
+
+
+def rows(*counts):
+    return lay("row_wise", *((rank, rank * counts[0], 0, count, 4) for rank, count in enumerate(counts)))
+
+
+def test_ways_to_split_by_torchrecs_names():
+    assert sharding_types(DotHead) == ["column_wise"]
+    assert sharding_types(LINEAR) == ["table_wise", "row_wise"]
+
+
+@pytest.mark.parametrize(
+    ("head", "plan", "expected"),
+    [
+        (DOT, {"a": columns((0, 4), (1, 12)), "b": columns((0, 4), (1, 12))}, [4, 12, 0]),
+        (DOT, {"a": columns((0, 8), (2, 8)), "b": columns((0, 8), (2, 8))}, [8, 0, 8]),
+        (LINEAR, {"a": table(2), "b": table(0)}, [4, 0, 4]),
+        (LINEAR, {"a": rows(4, 4, 2), "b": rows(4, 4, 2)}, [4, 4, 4]),
+    ],
+)
+def test_columns_of_each_rank(head, plan, expected):
+    assert columns_by_rank(head, plan, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "plan", "message"),
+    [
+        (LINEAR, {"a": table(0), "b": rows(5, 5)}, "all alike, not row_wise and table_wise: shard all table"),
+        (
+            LINEAR,
+            {"a": lay("data_parallel"), "b": lay("data_parallel")},
+            "_wise or row_wise, not data_p",
+        ),
+        (DOT, {"a": table(0), "b": table(1)}, "with its tables column_wise, not table_wise; or plan its"),
+        (DOT, {"a": columns((0, 8), (1, 8)), "b": columns((0, 16))}, "a has 8 on rank 0, 8 on rank 1, but b"),
+        (DOT, dict.fromkeys("ab", columns((1, 8), (0, 8))), "not as 8 on rank 1, 8 on rank 0; put the ranks"),
+        (
+            DOT,
+            dict.fromkeys("ab", columns((0, 8), (0, 8))),
+            "piece each, not as 8 on rank 0, 8 on rank 0",
+        ),
+        (DOT, dict.fromkeys("ab", columns((0, 6), (1, 10))), "multiple of 4 .* at most 4 ranks"),
+        (DOT, dict.fromkeys("ab", columns((0, 16), (1, 0))), "16 on rank 0, 0 on rank 1.* fewer ranks"),
+    ],
+)
+def test_other_layouts_are_refused(head, plan, message):
+    with pytest.raises(ValueError, match=message):
+        columns_by_rank(head, plan, 2)
