@@ -1,19 +1,87 @@
 """DeepFM (Guo et al., arXiv 1703.04247): linear part, factorization machine and deep part."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.models.linear import LinearHead
-from dlrm.models.mlp import Head, Linear
-from dlrm.models.tables import PooledFeatures
+from dlrm.models import mlp
+from dlrm.models.fm import LogisticRegression, pairs_of, sums_of
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
+from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.head import Head, Owned, SplitBy
+from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 
 
-class DeepFM(nn.Module):
+class DeepFMHead(Head):
     """Factorization machine and deep network on the same embeddings.
+
+    Split by tables, each rank sums its fields' vectors and their squares, and multiplies them with their own
+    rows of the deep part's first layer (DES, FM and first fully connected layer): `dim + 1 + width` numbers a
+    sample in one exchange. What is left of that layer, its bias and dense columns, and the rest of the deep
+    part belong to the samples and are replicated.
+
+    Args:
+        features: sparse features in canonical order; one table each.
+        num_dense: number of dense features, of the deep part.
+        dim: columns of each table.
+        top_mlp: widths of the deep part; the last is 1.
+        dtype: of the deep part's arithmetic; parameters are fp32.
+    """
+
+    split_by: ClassVar[SplitBy] = "tables"
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        num_dense: int,
+        dim: int,
+        top_mlp: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(features, dim, dtype)
+        self.deep = mlp.Head(num_dense + len(features) * dim, top_mlp)
+        self._num_dense, self._dim = num_dense, dim
+
+    def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
+        """fp32 logits `[B]`, of dense features `[B, num_dense]` too."""
+        (vector,) = dense
+        embeddings = self.in_order(sparse).flatten(1)
+        deep: Tensor = self.deep(torch.cat([vector.to(self.dtype), embeddings], dim=1))
+        return pairs_of(sums_of(embeddings, self._dim)).squeeze(1) + deep
+
+    def co_locate(self, placement: Placement) -> None:
+        """The first layer keeps the columns of the dense features alone."""
+        first = self.deep.first
+        self.first = OperatorTables("first_", first.weight[:, self._num_dense :].t(), placement)
+        first.narrow(self._num_dense)
+
+    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+        """As `forward`, once `co_locate` has been called."""
+        (vector,) = dense
+        dtype = self.deep.first_dtype(self.dtype)
+        product = mlp.product(owned.values.to(dtype), self.first.weight().t())
+        # in fp32, or squares would lose too much
+        partial = torch.cat([sums_of(owned.values, self._dim), product], dim=1)
+        summed = exchange.sum_to_owners(partial, owned.batch_sizes)
+        deep: Tensor = self.deep(vector.to(self.dtype), summed[:, self._dim + 1 :].to(dtype))
+        return pairs_of(summed[:, : self._dim + 1]).squeeze(1) + deep
+
+    def traffic(self) -> SplitTraffic:
+        """The sums and the first layer's outputs, in fp32."""
+        width = self.deep.first.out_features
+        in_tables = len(self.names) * self._dim * width
+        return SplitTraffic(
+            crossings=(Crossing(way="sum_to_owners", width=self._dim + 1 + width),),
+            replicated=sum(parameter.numel() for parameter in self.deep.parameters()) - in_tables,
+        )
+
+
+class DeepFM(LogisticRegression):
+    """Linear part, factorization machine and deep network, the latter two on the same embeddings.
 
     Args:
         features: sparse features in canonical order; one table each, and one of the linear part.
@@ -31,24 +99,10 @@ class DeepFM(nn.Module):
         top_mlp: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self.sparse = PooledFeatures(features, embedding_dim, dtype)
-        self.wide = LinearHead(features, prefix="wide_")
-        self.wide_dense = Linear(num_dense, 1, relu=False)
-        self.deep = Head(num_dense + len(features) * embedding_dim, top_mlp)
-        self.dtype = dtype
+        super().__init__(features, num_dense)
+        self.sparse = DeepFMHead(features, num_dense, embedding_dim, top_mlp, dtype)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
-        embeddings = self.sparse.in_order(sparse)
-        linear = (self.wide(sparse) + self.wide_dense(dense)).squeeze(1)
-        deep = self.deep(torch.cat([dense.to(self.dtype), embeddings.flatten(1)], dim=1))
-        out: Tensor = linear + factorization_machine(embeddings) + deep
+        out: Tensor = super().forward(dense, sparse) + self.sparse(sparse, dense)
         return out
-
-
-def factorization_machine(embeddings: Tensor) -> Tensor:
-    """Sum of the dot products of all pairs, `[B, F, dim]` to fp32 `[B]`, by the sum-of-squares identity."""
-    embeddings = embeddings.to(torch.float32)
-    total = embeddings.sum(1)
-    return 0.5 * (total.square() - embeddings.square().sum(1)).sum(1)

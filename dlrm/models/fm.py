@@ -48,7 +48,7 @@ def sums_of(pooled: Tensor, dim: int) -> Tensor:
     In fp32, or in the dtype of the input where that is wider. Sums over some of the fields may be added.
     """
     wide = torch.promote_types(pooled.dtype, torch.float32)
-    vectors = pooled.to(wide).view(pooled.shape[0], -1, dim)
+    vectors = pooled.to(wide).view(pooled.shape[0], pooled.shape[1] // dim, dim)  # maybe none
     return torch.cat([vectors.sum(1), vectors.square().sum((1, 2)).unsqueeze(1)], dim=1)
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dlrm.config import ModelConfig
 from dlrm.models import DLRM, DCNv2, DeepFM, FactorizationMachine, LogisticRegression, build_model
 from dlrm.models.dcn import LowRankCross
-from dlrm.models.deepfm import factorization_machine
+from dlrm.models.fm import pairs_of, sums_of
 
 DIM = 8
 KINDS = {
@@ -83,7 +83,7 @@ def fm_by_definition(model, batch):
 
 def deepfm_by_definition(model, batch):
     embeddings = bags_of(model, batch)
-    deep = head(model.deep, torch.cat([batch.dense, embeddings.flatten(1)], 1))
+    deep = head(model.sparse.deep, torch.cat([batch.dense, embeddings.flatten(1)], 1))
     return fm_by_definition(model, batch) + deep
 
 
@@ -137,9 +137,9 @@ def test_cross_layers_in_a_hand_made_case():
 
 
 def test_factorization_machine_in_a_hand_made_case():
-    embeddings = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
-    assert factorization_machine(embeddings).tolist() == [11 + 17 + 39]
-    assert factorization_machine(embeddings.to(torch.bfloat16)).dtype == torch.float32
+    embeddings = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    assert pairs_of(sums_of(embeddings, 2)).tolist() == [[11 + 17 + 39]]
+    assert sums_of(embeddings.to(torch.bfloat16), 2).dtype == torch.float32
 
 
 def test_features_come_in_canonical_order_whatever_the_input(make_model, make_batch):
