@@ -12,21 +12,24 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
+    row_wise,
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from cpr.shards import find_shards
+from cpr.shards import find_shards, table_groups
 from data.dataset import Feature
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
 from dlrm.optim import dense_parameters
 from dlrm.replicas import Replicas
+from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
+from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder
 
-FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11)))
+FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))
 DIM = 16
 NUM_DENSE = 3
 STEPS = 20
@@ -44,6 +47,10 @@ class Case:
     multi_hot: bool = False
     batch_sizes: tuple[int, ...] = ()
     """Samples of each rank; empty: 8 each."""
+    layout: str = ""
+    """`rows`: all tables row-wise; `fewer`: the last rank owns nothing; empty: as the head is split."""
+    host_lookups: bool = False
+    """Whether PyTorch's kernels look rows up in place of FBGEMM's."""
 
 
 class Model(nn.Module):
@@ -85,23 +92,30 @@ def alone(head: str) -> Model:
     return model
 
 
-def plan_of(model: Model, sharder: EmbeddingBagCollectionSharder, world_size: int) -> ShardingPlan:
-    """Tables in turn, or uneven columns."""
-    if model.head.split_by == "columns":
-        sizes = [4] * (world_size - 1)
-        sizes.append(DIM - sum(sizes))
-        per = {
-            f.name: column_wise(ranks=list(range(world_size)), size_per_rank=sizes, compute_kernel="fused")
-            for f in FEATURES
-        }
-    else:
-        per = {
-            f.name: table_wise(rank=i % world_size, compute_kernel="fused") for i, f in enumerate(FEATURES)
-        }
+def plan_of(model: Model, layout: str, sharder: EmbeddingBagCollectionSharder) -> ShardingPlan:
+    """Tables in turn, uneven columns, or rows; of the head if it can be split so, or else of its tables."""
+    world_size = dist.get_world_size()
+    owners = max(world_size - (layout == "fewer"), 1)
+    columns = [4] * (owners - 1)
+    columns.append(DIM - sum(columns))
+    kind = "rows" if layout == "rows" else model.head.split_by
+    kinds: dict[str, Any] = {
+        "tables": lambda place: table_wise(rank=place % owners, compute_kernel="fused"),
+        "columns": lambda _: column_wise(
+            ranks=list(range(owners)), size_per_rank=columns, compute_kernel="fused"
+        ),
+        "rows": lambda _: row_wise(compute_kernel="fused"),
+    }
     plan = construct_module_sharding_plan(
-        model.head.tables, per, sharder, local_size=world_size, world_size=world_size, device_type="cpu"
+        model.head.tables,
+        {feature.name: kinds[kind](place) for place, feature in enumerate(FEATURES)},
+        sharder,
+        local_size=world_size,
+        world_size=world_size,
+        device_type="cpu",
     )
-    return ShardingPlan({"head": plan})
+    is_split = kind in (model.head.split_by, *model.head.also_by)
+    return ShardingPlan({"head" if is_split else "head.tables": plan})
 
 
 def make_batch(step: int, size: int, multi_hot: bool) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
@@ -140,16 +154,19 @@ def check(case: Case) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     sizes = case.batch_sizes or (8,) * world_size
     model, weights = make_model(case.head)
-    tables = EmbeddingBagCollectionSharder(
+    tables = RowSplitSharder(
         fused_params={"optimizer": FUSED_OPTIMIZERS[case.optimizer], "learning_rate": RATE, "eps": EPS}
     )
     sharded = DistributedModelParallel(
         model,
         device=torch.device("cpu"),
-        plan=plan_of(model, tables, world_size),
-        sharders=[HeadSharder(type(model.head), tables)],
+        plan=plan_of(model, case.layout, tables),
+        sharders=[HeadSharder(type(model.head), tables), tables],
         init_data_parallel=False,
     )
+    if case.host_lookups:
+        groups = list(table_groups(sharded))
+        assert use_host_lookups([group.emb_module for group in groups], torch.float32) == len(groups)
     for shard in find_shards(sharded):
         shard.weights.copy_(part(weights[shard.table_fqn.rpartition(".")[2]], shard))
     reference = alone(case.head)
@@ -165,9 +182,9 @@ def check(case: Case) -> None:
         binary_cross_entropy_with_logits(logits, labels).backward()
         own = sharded(dense[first:last], slice_of(bags, first, last))
         torch.testing.assert_close(own, logits[first:last], rtol=1e-5, atol=1e-6)
-        # of uneven batches every sample counts the same
-        share = (last - first) * world_size / sum(sizes)
-        (binary_cross_entropy_with_logits(own, labels[first:last]) * share).backward()
+        # every sample counts the same, however many a rank has
+        loss = binary_cross_entropy_with_logits(own, labels[first:last], reduction="sum")
+        (loss * world_size / sum(sizes)).backward()
         replicas.average(torch.zeros(1))
         for optimizer in (reference_optimizer, dense_optimizer):
             optimizer.step()
