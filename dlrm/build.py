@@ -26,6 +26,7 @@ from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
+from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables
 from dlrm.stop import StopSignal
 from dlrm.telemetry import make_run_folder, open_telemetry
@@ -67,7 +68,7 @@ def shard(inputs: Inputs, initialize: bool = True) -> DistributedModelParallel:
     if initialize:
         initialize_tables(sharded, config.train.seed)
     for features in sharded.modules():
-        if isinstance(features, PooledFeatures):  # each with a dtype of its own
+        if isinstance(features, PooledFeatures | ShardedHead):  # each with a dtype of its own
             use_host_lookups([group.emb_module for group in table_groups(features)], features.dtype)
     return sharded
 
