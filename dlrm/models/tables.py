@@ -50,7 +50,7 @@ class PooledFeatures(nn.Module):
     def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
         """Pooled embeddings `[B, F, dim]` in canonical order; sharding has an order of its own."""
         values, names = self.pooled(sparse)
-        pooled: Tensor = values.view(values.shape[0], len(names), -1)
+        pooled: Tensor = values.view(values.shape[0], len(names), values.shape[1] // len(names))
         if names == self.names:
             return pooled
         places = torch.tensor([names.index(name) for name in self.names], device=pooled.device)

@@ -1,12 +1,13 @@
 """What the ranks of `test_splitting` do: train a split head, and the same head in one process beside it."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -20,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
 from data.dataset import Feature
+from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
 from dlrm.optim import dense_parameters
@@ -27,10 +29,12 @@ from dlrm.replicas import Replicas
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.rows import RowSplitSharder
-from dlrm.sharding.splitting.sharded import HeadSharder
+from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead
+from dlrm.sharding.tables import initialize_tables
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))
 DIM = 16
+DEEP = (10, 6, 1)
 NUM_DENSE = 3
 STEPS = 20
 RATE = 0.1
@@ -62,13 +66,17 @@ class Model(nn.Module):
         if head == "linear":
             self.head: Any = LinearHead(FEATURES)
             width = 1
+        elif head == "deepfm":
+            self.head = DeepFMHead(FEATURES, DIM, DIM, DEEP, torch.float32)
+            width = 1
         else:
             self.head = DotHead(FEATURES, DIM, torch.float32)
             width = self.head.out_features
         self.top = nn.Linear(width, 1)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        out: Tensor = self.top(self.head(sparse, self.bottom(dense)))
+        interacted = self.head(sparse, self.bottom(dense))
+        out: Tensor = self.top(interacted if interacted.dim() == 2 else interacted.unsqueeze(1))
         return out.squeeze(1)
 
 
@@ -90,6 +98,19 @@ def alone(head: str) -> Model:
     for name, table in model.head.tables.embedding_bags.items():
         table.weight.data.copy_(weights[name])
     return model
+
+
+def as_split(head: nn.Module, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters, or a state of each, of the whole model as they are called and shaped in the sharded one."""
+    if not isinstance(head, ShardedHead) or head.unsharded_module_type is not DeepFMHead:
+        return named
+    first = "head.deep.hidden.0.weight"
+    of_fields = pad(named[first][:, DIM:].t(), (0, -DEEP[0] % 4)).split(DIM)
+    prefix = "head.first.tables.embedding_bags.first_"
+    tables = {
+        f"{prefix}{feature.name}.weight": rows for feature, rows in zip(FEATURES, of_fields, strict=True)
+    }
+    return {**named, **tables, first: named[first][:, :DIM]}
 
 
 def plan_of(model: Model, layout: str, sharder: EmbeddingBagCollectionSharder) -> ShardingPlan:
@@ -161,19 +182,20 @@ def check(case: Case) -> None:
         model,
         device=torch.device("cpu"),
         plan=plan_of(model, case.layout, tables),
-        sharders=[HeadSharder(type(model.head), tables), tables],
+        sharders=[HeadSharder(type(model.head), tables, operators=tables), tables],
         init_data_parallel=False,
     )
     if case.host_lookups:
-        groups = list(table_groups(sharded))
+        groups = list(table_groups(sharded.module.head.tables))
         assert use_host_lookups([group.emb_module for group in groups], torch.float32) == len(groups)
-    for shard in find_shards(sharded):
+    initialize_tables(sharded, seed=0)  # weights of operators among them; the rest is ours
+    for shard in find_shards(sharded.module.head.tables):
         shard.weights.copy_(part(weights[shard.table_fqn.rpartition(".")[2]], shard))
     reference = alone(case.head)
-    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[case.optimizer]
+    make_optimizer = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[case.optimizer]
     options = {} if case.optimizer == "sgd" else {"eps": EPS}
-    reference_optimizer = kind(reference.parameters(), lr=RATE, **options)
-    dense_optimizer = kind(dense_parameters(sharded), lr=RATE, **options)
+    reference_optimizer = make_optimizer(reference.parameters(), lr=RATE, **options)
+    dense_optimizer = make_optimizer(dense_parameters(sharded), lr=RATE, **options)
     replicas = Replicas(dense_parameters(sharded), 1)
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
     for step in range(STEPS):
@@ -189,16 +211,18 @@ def check(case: Case) -> None:
         for optimizer in (reference_optimizer, dense_optimizer):
             optimizer.step()
             optimizer.zero_grad()
-    expected = dict(reference.named_parameters())
+    whole = dict(reference.named_parameters())
+    convert = partial(as_split, sharded.module.head)
+    expected = convert(whole)
     for name, parameter in sharded.named_parameters():
         if ".tables." not in name:
             torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-6)
     for shard in find_shards(sharded):
-        parameter = expected[f"{shard.table_fqn}.weight"]
-        torch.testing.assert_close(shard.weights, part(parameter.detach(), shard), rtol=1e-5, atol=1e-6)
-        for name, state in shard.optimizer_state.items():
-            whole = reference_optimizer.state[parameter][name]
-            torch.testing.assert_close(state, part(whole, shard), rtol=1e-5, atol=1e-6)
+        name = f"{shard.table_fqn}.weight"
+        torch.testing.assert_close(shard.weights, part(expected[name].detach(), shard), rtol=1e-5, atol=1e-6)
+        for kind, state in shard.optimizer_state.items():
+            states = {each: reference_optimizer.state[parameter][kind] for each, parameter in whole.items()}
+            torch.testing.assert_close(state, part(convert(states)[name], shard), rtol=1e-5, atol=1e-6)
 
 
 def part(whole: Tensor, shard: Any) -> Tensor:

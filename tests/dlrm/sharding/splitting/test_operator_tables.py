@@ -1,4 +1,4 @@
-"""Weights as tables: their values, updates as by the dense optimizer, and that those who seek tables find them."""
+"""Weights as tables: values, updates as by the dense optimizer, and that who looks for tables finds them."""
 
 import pytest
 import torch
