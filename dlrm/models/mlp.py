@@ -125,8 +125,13 @@ class Linear(nn.Linear):
         return _run(x, [self], self.relu)
 
     def narrow(self, in_features: int) -> None:
-        """Keep the weights of the first inputs alone."""
-        self.weight = nn.Parameter(self.weight.detach()[:, :in_features].clone())
+        """Keep the weights of the first inputs alone; of none at all, they are no parameter any more."""
+        weight = self.weight.detach()[:, :in_features].clone()
+        if in_features:
+            self.weight = nn.Parameter(weight)
+        else:
+            del self.weight
+            self.register_buffer("weight", weight, persistent=False)
         self.in_features = in_features
 
 

@@ -9,7 +9,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm.config import ModelConfig
 from dlrm.models import DLRM, DCNv2, DeepFM, FactorizationMachine, LogisticRegression, build_model
-from dlrm.models.dcn import LowRankCross
 from dlrm.models.fm import pairs_of, sums_of
 
 DIM = 8
@@ -66,9 +65,9 @@ def dlrm_by_definition(model, batch):
 
 def dcn_by_definition(model, batch):
     x0 = x = torch.cat([mlp(model.bottom, batch.dense), bags_of(model, batch).flatten(1)], 1)
-    for down, up in zip(model.cross.down, model.cross.up, strict=True):
+    for down, up in zip(model.sparse.cross.down, model.sparse.cross.up, strict=True):
         x = x0 * (x @ down.weight.t() @ up.weight.t() + up.bias) + x
-    return head(model.top, x)
+    return head(model.sparse.top, x)
 
 
 def lr_by_definition(model, batch):
@@ -125,15 +124,6 @@ def test_mixed_precision_keeps_parameters_and_gradients_in_fp32(kind, make_model
     binary_cross_entropy_with_logits(logits, batch.labels).backward()
     for name, parameter in mixed.named_parameters():
         assert parameter.dtype == parameter.grad.dtype == torch.float32, name
-
-
-def test_cross_layers_in_a_hand_made_case():
-    cross = LowRankCross(width=2, rank=1, num_layers=1)
-    cross.down[0].weight.data = torch.tensor([[1.0, 2.0]])
-    cross.up[0].weight.data = torch.tensor([[3.0], [-1.0]])
-    cross.up[0].bias.data = torch.tensor([0.5, 1.0])
-    # V x = 1 + 8 = 9; W V x + b = (27.5, -8); x0 * that + x
-    assert cross(torch.tensor([[1.0, 4.0]])).tolist() == [[28.5, -28.0]]
 
 
 def test_factorization_machine_in_a_hand_made_case():
