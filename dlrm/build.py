@@ -26,6 +26,7 @@ from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
+from dlrm.sharding.splitting.planner import plan_heads
 from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables
 from dlrm.stop import StopSignal
@@ -47,23 +48,29 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
-def shard(inputs: Inputs, initialize: bool = True) -> DistributedModelParallel:
+def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -> DistributedModelParallel:
     """The model of this run, its tables laid over the ranks.
 
     Args:
         inputs: say which model.
         initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
+        folder: of the run, which remembers what `sharding.strategy` auto chose; None: nothing does.
     """
     config, device = inputs.config, inputs.device
     dtype = arithmetic_dtype(config.train.precision)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, inputs.manifest.features, len(inputs.manifest.dense), dtype)
     sharder = make_sharder(config.tables, device, dtype)
-    plan = make_plan(model, sharder, config.sharding, device, inputs.loader.config.batch_size)
+    batch_size = inputs.loader.config.batch_size
+    plan = make_plan(model, sharder, config.sharding, device, batch_size)
+    sharders: list[Any] = [sharder]
+    if config.sharding.strategy != "torchrec":
+        planned = plan_heads(model, plan, sharder, config, device, batch_size, inputs.ids, folder)
+        plan, sharders = planned.plan, planned.sharders
     if inputs.ranks.rank == 0:
         logger.info("tables:\n%s", format_plan(placements(plan, model)))
     sharded = DistributedModelParallel(
-        model, device=device, plan=plan, sharders=[sharder], init_data_parallel=False
+        model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
     )
     if initialize:
         initialize_tables(sharded, config.train.seed)
@@ -84,10 +91,10 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
     config, ranks = inputs.config, inputs.ranks
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)
     if recovery is None:
-        model = shard(inputs)
+        model = shard(inputs, folder=folder)
     else:
         recovery.save_in(folder)
-        model = recovery.build(partial(shard, inputs))
+        model = recovery.build(partial(shard, inputs, folder=folder))
     telemetry = open_telemetry(
         ranks.rank,
         folder,

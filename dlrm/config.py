@@ -12,13 +12,15 @@ SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 PRECISIONS: Final = ("fp32", "bf16")
+STRATEGIES: Final = ("torchrec", "des", "auto")
+WIRE_DTYPES: Final = ("fp32", "bf16", "fp16")
 PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never")
 MOMENTS: Final = ("consistent", "rolling")
 SHARDING_KINDS: Final = {
-    "cpu": ("table_wise", "column_wise"),
+    "cpu": ("table_wise", "column_wise", "row_wise"),
     "cuda": ("table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"),
 }
-"""Sharding kinds that TorchRec and FBGEMM offer on each device; data_parallel is always there."""
+"""Sharding kinds of each device; data_parallel is always there. Row-wise on the CPU is our own."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -191,8 +193,26 @@ class ShardingConfig:
     """Tables with at most this many rows are replicated on every rank (with more than one rank)."""
     min_column_dim: int = 16
     """column_wise: columns a piece has at least."""
+    strategy: str = "torchrec"
+    """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
+    partial results instead; `auto`: for each operator, what is estimated to take less time on these links."""
+    wire_dtype: str = "fp32"
+    """Partial results of split operators travel in `bf16` or `fp16`; or as they are computed, with `fp32`."""
 
     def __post_init__(self) -> None:
+        _check(
+            self.strategy in STRATEGIES,
+            f"sharding.strategy is {self.strategy!r}; choose one of {', '.join(STRATEGIES)}",
+        )
+        _check(
+            self.wire_dtype in WIRE_DTYPES,
+            f"sharding.wire_dtype is {self.wire_dtype!r}; choose one of {', '.join(WIRE_DTYPES)}",
+        )
+        _check(
+            self.wire_dtype == "fp32" or self.strategy != "torchrec",
+            "sharding.wire_dtype is about split operators; set sharding.strategy to des or auto as well "
+            "(train.precision=bf16 halves what TorchRec exchanges)",
+        )
         known = sorted(set(SHARDING_KINDS["cpu"]) | set(SHARDING_KINDS["cuda"]))
         for kind in self.kinds:
             _check(kind in known, f"sharding.kinds holds {kind!r}; known kinds are {', '.join(known)}")
@@ -215,7 +235,7 @@ class ShardingConfig:
         missing = [kind for kind in self.kinds if kind not in SHARDING_KINDS[device]]
         _check(
             not missing,
-            f"on {device}, TorchRec does not offer {', '.join(missing)} sharding; "
+            f"there is no {', '.join(missing)} sharding on {device}; "
             f"set sharding.kinds to some of {', '.join(SHARDING_KINDS[device])}",
         )
 

@@ -4,7 +4,7 @@ What a user can get wrong is found here, while no process group exists that coul
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ class Inputs:
     loader: DataLoader
     test_loader: DataLoader
     source: CachedSource | None
+    ids: Mapping[str, float]
+    """Ids that a sample has on average, by feature, as the first rows have it."""
     resume: Path | None = None
     """Folder of the run to go on with."""
 
@@ -130,7 +132,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:
-        _check_first_rows(data.uri, manifest.on_days(train_days), source)
+        ids = _check_first_rows(data.uri, manifest.on_days(train_days), source)
         loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days))
     except BaseException:
         if source is not None:
@@ -145,6 +147,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
         loader=loader,
         test_loader=test_loader,
         source=source,
+        ids=ids,
         resume=resume,
     )
 
@@ -202,14 +205,22 @@ def _cached_source(config: Config, manifest: DatasetManifest) -> CachedSource | 
     )
 
 
-def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSource | None) -> None:
-    """Read the first row group, so that a wrong schema is found now and not in the middle of a step."""
+def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSource | None) -> dict[str, float]:
+    """Read the first row group, so that a wrong schema is found now and not in the middle of a step.
+
+    Returns:
+        Ids a sample, on average, by feature.
+    """
     part = manifest.parts[0]
     if source is not None:
-        decode(source.read(part, 0), manifest, part.path)
-        return
-    files = ParquetSource(uri, manifest)
-    try:
-        decode(files.read(part, 0), manifest, part.path)
-    finally:
-        files.close()
+        rows = decode(source.read(part, 0), manifest, part.path)
+    else:
+        files = ParquetSource(uri, manifest)
+        try:
+            rows = decode(files.read(part, 0), manifest, part.path)
+        finally:
+            files.close()
+    return {
+        feature.name: float(column.lengths().mean())
+        for feature, column in zip(manifest.features, rows.ids, strict=True)
+    }

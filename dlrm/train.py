@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from cpr import standby
 from dlrm.compatibility import IncompatiblePackagesError, check_versions
-from dlrm.config import Config
+from dlrm.config import STRATEGIES, Config
 from dlrm.process import exit_code_of, leave, quiet_libraries
 from dlrm.recipe import load_config, load_resumed, recipe_names
 from dlrm.stop import StopSignal
@@ -46,7 +46,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         help="change single values of the recipe or run, e.g. --set train.epochs=2 model.top_mlp=[64,1]",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--sharding", choices=STRATEGIES, help="short for --set sharding.strategy=..., which wins over it"
+    )
+    parsed = parser.parse_args(arguments)
+    if parsed.sharding:
+        parsed.overrides.insert(0, f"sharding.strategy={parsed.sharding}")
+    return parsed
 
 
 def read(arguments: argparse.Namespace) -> tuple[str, Config]:

@@ -23,6 +23,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm.config import ShardingConfig, TablesConfig
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.rows import RowSplitSharder
 
 FUSED_OPTIMIZERS: Final = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -45,9 +47,7 @@ class TablePlacement:
     """fp32 weights on all ranks together, without optimizer state."""
 
 
-def make_sharder(
-    tables: TablesConfig, device: torch.device, dtype: torch.dtype
-) -> EmbeddingBagCollectionSharder:
+def make_sharder(tables: TablesConfig, device: torch.device, dtype: torch.dtype) -> RowSplitSharder:
     """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`."""
     fused_params = {
         "optimizer": FUSED_OPTIMIZERS[tables.optimizer],
@@ -56,7 +56,7 @@ def make_sharder(
     }
     if device.type == "cuda" and dtype == torch.bfloat16:
         fused_params["output_dtype"] = SparseType.BF16
-    return EmbeddingBagCollectionSharder(fused_params=fused_params)
+    return RowSplitSharder(fused_params)
 
 
 def make_plan(
@@ -148,14 +148,20 @@ def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
     """Where each table of `model` (unsharded) lies under `plan`, largest first."""
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in _tables(model)}
     found = []
-    for module_plan in plan.plan.values():
+    for path, module_plan in plan.plan.items():
+        split = ", split" if isinstance(model.get_submodule(path), Head) else ""
         for name, sharding in module_plan.items():
             rows, dim = shapes[name]
             ranks = tuple(sorted(set(sharding.ranks or ())))  # a rank may hold several column pieces
             copies = len(ranks) if sharding.sharding_type == ShardingType.DATA_PARALLEL.value else 1
             found.append(
                 TablePlacement(
-                    name, rows, dim, sharding.sharding_type, ranks, copies * rows * dim * FP32_BYTES
+                    name,
+                    rows,
+                    dim,
+                    f"{sharding.sharding_type}{split}",
+                    ranks,
+                    copies * rows * dim * FP32_BYTES,
                 )
             )
     return sorted(found, key=lambda table: (-table.num_bytes, table.table))

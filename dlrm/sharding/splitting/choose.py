@@ -16,6 +16,7 @@ Strategy = Literal["exchange", "split", "rows", "two_level"]
 by rows; as `split`, with sums inside each node first."""
 TIE: Final = 0.02
 """Times that differ by less than this share are as good as equal, being estimates from measured speeds."""
+NO_SPLIT: Final = "its operator has no split"
 PASSES: Final = 8
 """How often a split goes through its partial results: made, packed, summed, and used, and their gradients."""
 
@@ -103,7 +104,7 @@ def options(
     exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, shape.value_bytes), *numbers]
     ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
     if shape.traffic is None or shape.refusal:
-        refusal = shape.refusal or "its operator has no split"
+        refusal = shape.refusal or NO_SPLIT
         names: tuple[Strategy, ...] = ("split", "rows", "two_level")
         return (ordinary, *(Option(strategy=name, illegal=refusal) for name in names))
     return (
@@ -154,8 +155,10 @@ def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_b
     assert shape.traffic is not None
     num_ranks = cluster.num_ranks
     pooled = Crossing(way="sum_to_owners", width=shape.num_tables * shape.dim, value_bytes=shape.value_bytes)
-    crossings = shape.traffic.crossings if shape.partial_rows else (pooled,)
-    averaged = shape.traffic.replicated if shape.partial_rows else shape.replicated
+    if shape.partial_rows:
+        crossings, averaged = shape.traffic.crossings, shape.traffic.replicated
+    else:  # TorchRec's tables, of which no wire dtype is known
+        crossings, averaged, wire_bytes = (pooled,), shape.replicated, None
     values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
     values += all_reduced(averaged, num_ranks)
     inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)

@@ -115,6 +115,10 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         owned = Owned(values=output, names=self._names, batch_sizes=sizes, columns=self._columns)
         return LazyNoWait(self._head.split(owned, *ctx.dense, exchange=self._exchange))
 
+    def compute_and_output_dist(self, ctx: HeadContext, input: KJTList) -> Any:
+        """A tensor right away: an awaitable would not pass as one where the model's own functions take it."""
+        return self.output_dist(ctx, self.compute(ctx, input)).wait()
+
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
         """Tables; whatever else a head has is replicated."""
         for name, _ in self.named_parameters(prefix):

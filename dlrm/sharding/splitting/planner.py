@@ -1,0 +1,173 @@
+"""From TorchRec's plan to the one that a run trains with: which heads are split, agreed by all ranks.
+
+`torchrec` leaves the plan alone, `des` splits what can be split, `auto` measures the cluster, compares all
+strategies of every head, and remembers its choice in the run folder: a run that goes on, or whose workers
+were started again, must not find its tables elsewhere because a link was busy.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingPlan
+
+from dlrm.config import Config
+from dlrm.sharding.splitting import choose
+from dlrm.sharding.splitting.choose import Choice, HeadShape, Strategy
+from dlrm.sharding.splitting.cluster import Cluster, measure, ranks_per_node
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.operator_tables import make_operator_sharder
+from dlrm.sharding.splitting.placing import split_plan
+from dlrm.sharding.splitting.shapes import Setting, heads_of, ids_of, shapes_of
+from dlrm.sharding.splitting.sharded import HeadSharder
+
+logger = logging.getLogger(__name__)
+
+CHOICE_NAME: Final = "sharding.json"
+"""File in a run folder: what `auto` chose."""
+WIRE_DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What `DistributedModelParallel` wants."""
+
+    plan: ShardingPlan
+    sharders: list[Any]
+
+
+def plan_heads(
+    model: nn.Module,
+    ordinary: ShardingPlan,
+    sharder: EmbeddingBagCollectionSharder,
+    config: Config,
+    device: torch.device,
+    batch_size: int,
+    ids: Mapping[str, float],
+    folder: Path | None = None,
+) -> Planned:
+    """Split the heads that are to be split; all ranks call it together.
+
+    Args:
+        model: unsharded.
+        ordinary: TorchRec's plan of it.
+        sharder: of its tables.
+        config: of the run.
+        device: of this rank.
+        batch_size: samples of one rank in one step.
+        ids: that a sample has, on average, by feature.
+        folder: of the run; None: nothing is remembered.
+    """
+    num_ranks, per_node = dist.get_world_size(), ranks_per_node()
+    setting = Setting(num_ranks=num_ranks, ids=ids, dense=config.dense, device=device)
+    shapes = shapes_of(model, ordinary, sharder, setting)
+    if config.sharding.strategy == "auto":
+        strategies = _automatic(shapes, config, device, batch_size, folder)
+    else:
+        strategies = {shape.path: "split" for shape in shapes}
+    strategies = {shape.path: _possible(shape, strategies, num_ranks // per_node) for shape in shapes}
+    return _planned(model, ordinary, sharder, strategies, setting, config, per_node)
+
+
+def _possible(shape: HeadShape, strategies: Mapping[str, Strategy], num_nodes: int) -> Strategy:
+    """What was wanted, or the next best that can be done."""
+    wanted = strategies.get(shape.path, "exchange")
+    if wanted == "exchange":
+        return wanted
+    if shape.traffic is None or shape.refusal:
+        if dist.get_rank() == 0:
+            reason = shape.refusal or choose.NO_SPLIT
+            logger.warning(
+                "%s keeps TorchRec's plan, its embeddings exchanged: it cannot be split, because %s",
+                shape.path,
+                reason,
+            )
+        return "exchange"
+    return "split" if wanted == "two_level" and num_nodes == 1 else wanted
+
+
+def _automatic(
+    shapes: Sequence[HeadShape], config: Config, device: torch.device, batch_size: int, folder: Path | None
+) -> dict[str, Strategy]:
+    """What was chosen when the run began, or is now."""
+    known = _from_rank_0(_remembered(folder) if dist.get_rank() == 0 else None)
+    if known is not None:
+        return cast("dict[str, Strategy]", known)
+    cluster = measure(device)
+    wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
+    wire_bytes = None if wire_dtype is None else wire_dtype.itemsize
+    batch_sizes = [batch_size] * cluster.num_ranks
+    choices = [
+        choose.choose(shape, choose.options(shape, cluster, batch_sizes, wire_bytes)) for shape in shapes
+    ]
+    if dist.get_rank() == 0:
+        logger.info("%s", choose.format_choices(choices, cluster))
+        if folder is not None:
+            _remember(folder, choices, cluster)
+    # the same on all ranks, whose measurements agree, but for what their C libraries round
+    chosen = _from_rank_0({choice.path: choice.strategy for choice in choices})
+    return cast("dict[str, Strategy]", chosen)
+
+
+def _from_rank_0(value: Any) -> Any:
+    held = [value]
+    dist.broadcast_object_list(held)
+    return held[0]
+
+
+def _remembered(folder: Path | None) -> dict[str, Strategy] | None:
+    if folder is None or not (folder / CHOICE_NAME).exists():
+        return None
+    found = json.loads((folder / CHOICE_NAME).read_text())
+    return {path: choice["strategy"] for path, choice in found["heads"].items()}
+
+
+def _remember(folder: Path, choices: Sequence[Choice], cluster: Cluster) -> None:
+    content = {
+        "cluster": cluster.describe(),
+        "heads": {choice.path: {"strategy": choice.strategy, "reason": choice.reason} for choice in choices},
+    }
+    (folder / CHOICE_NAME).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _planned(
+    model: nn.Module,
+    ordinary: ShardingPlan,
+    sharder: EmbeddingBagCollectionSharder,
+    strategies: Mapping[str, Strategy],
+    setting: Setting,
+    config: Config,
+    per_node: int,
+) -> Planned:
+    plan, sharders = dict(ordinary.plan), [sharder]
+    wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
+    kinds: dict[type[Head], HeadSharder] = {}
+    for path, head in heads_of(model).items():
+        if strategies[path] == "exchange":
+            continue
+        assert isinstance(head, Head)
+        by_rows = strategies[path] == "rows"
+        stays = by_rows and "rows" not in (head.split_by, *head.also_by)  # its operator is not split
+        pieces = split_plan(
+            head,
+            "rows" if by_rows else head.split_by,
+            ids_of(head, setting.ids),
+            sharder,
+            (setting.num_ranks, per_node),
+            setting.device.type,
+        )
+        del plan[f"{path}.tables"]
+        plan[f"{path}.tables" if stays else path] = pieces
+        if not stays:
+            operators = None
+            if type(head).co_locate is not Head.co_locate:
+                operators = make_operator_sharder(config.dense, setting.device)
+            kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators)
+    return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()])

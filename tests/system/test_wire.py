@@ -1,0 +1,21 @@
+"""A step sends as many bytes as the planner's formulas say."""
+
+import pytest
+
+from tests.system import wire_worker
+from tests.system.wire_worker import Case
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+KINDS = ("lr", "fm", "deepfm", "dlrm", "dcnv2")
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (8, 1, 5), (4, 4, 4, 4)], ids=["2", "3_uneven", "4"])
+def test_bytes_of_a_step(sizes, start_ranks):
+    cases = [Case(kind, strategy, sizes) for kind in KINDS for strategy in ("torchrec", "des")]
+    cases += [
+        Case("dlrm", "des", sizes, wire_dtype="bf16"),
+        Case("dlrm", "torchrec", sizes, precision="bf16"),
+        Case("deepfm", "des", sizes, precision="bf16"),
+    ]
+    start_ranks(wire_worker.count, cases, world_size=len(sizes)).wait(timeout_s=150)

@@ -1,0 +1,128 @@
+"""What the ranks of `test_wire` do: count the bytes of a step, and compare them with what the planner says."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.dataset import Feature
+from dlrm import build
+from dlrm.config import Config, ModelConfig, ShardingConfig, TrainConfig
+from dlrm.inputs import Ranks
+from dlrm.optim import dense_parameters
+from dlrm.replicas import Replicas
+from dlrm.sharding.splitting import choose, costs
+from dlrm.sharding.splitting.cluster import Cluster, Link
+from dlrm.sharding.splitting.planner import WIRE_DTYPES
+from dlrm.sharding.splitting.shapes import Setting, shapes_of
+from dlrm.sharding.splitting.wire import counted
+
+FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11)))
+CPU = torch.device("cpu")
+DIM = 16
+NUM_DENSE = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how it is laid out."""
+
+    kind: str
+    strategy: str
+    batch_sizes: tuple[int, ...]
+    wire_dtype: str = "fp32"
+    precision: str = "fp32"
+
+
+def count(cases: list[Case]) -> None:
+    """Each case in turn, in one process group."""
+    dist.init_process_group("gloo")
+    for case in cases:
+        check(case)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def check(case: Case) -> None:
+    """One step sends what the planner says, to the byte."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    config = Config(
+        model=ModelConfig(
+            kind=case.kind, embedding_dim=DIM, bottom_mlp=(8, DIM), top_mlp=(12, 1), cross_rank=8
+        ),
+        sharding=ShardingConfig(data_parallel_rows=0, strategy=case.strategy, wire_dtype=case.wire_dtype),
+        train=TrainConfig(precision=case.precision),
+    )
+    seen = []
+    make_plan = build.make_plan
+
+    def spying(model, sharder, *arguments):
+        plan = make_plan(model, sharder, *arguments)
+        setting = Setting(num_ranks=num_ranks, ids={}, dense=config.dense, device=CPU)
+        inside = sum(each.numel() for name, each in model.named_parameters() if ".tables." not in name)
+        seen.append((shapes_of(model, plan, sharder, setting), inside))
+        return plan
+
+    build.make_plan = spying
+    try:
+        model = build.shard(
+            SimpleNamespace(
+                config=config,
+                ranks=Ranks(rank=rank, local_rank=rank, world_size=num_ranks),
+                device=CPU,
+                manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * NUM_DENSE),
+                loader=SimpleNamespace(config=SimpleNamespace(batch_size=max(case.batch_sizes))),
+                ids={},
+            )
+        )
+    finally:
+        build.make_plan = make_plan
+    ((shapes, dense_numbers),) = seen
+    for sizes in (case.batch_sizes, case.batch_sizes):  # the second step has nothing left to set up
+        dense, labels, sparse = batch_of(sizes[rank])
+        with counted() as wire:
+            loss = binary_cross_entropy_with_logits(model(dense, sparse), labels)
+            loss.backward()
+            Replicas(dense_parameters(model), 0).average(torch.zeros(0))
+    values, ids = expected(case, shapes, dense_numbers, rank)
+    assert values > 0
+    assert wire.value_bytes == pytest.approx(values, abs=1), (case, wire.sent)
+    # TorchRec sends ahead how many lengths and ids will come, and some releases a tag besides
+    ahead = len(shapes) * (num_ranks - 1) * costs.ID_BYTES
+    assert wire.id_bytes - ids in {2 * ahead, 3 * ahead}, (case, wire.id_bytes, ids)
+
+
+def batch_of(size):
+    """Samples of one rank, an id a bag."""
+    ids = [torch.randint(0, feature.rows, (size,)) for feature in FEATURES]
+    bags = KeyedJaggedTensor(
+        keys=[feature.name for feature in FEATURES],
+        values=torch.cat(ids),
+        lengths=torch.ones(size * len(FEATURES), dtype=torch.int64),
+    )
+    return torch.randn(size, NUM_DENSE), torch.zeros(size), bags
+
+
+def expected(case, shapes, dense_numbers, rank):
+    """Bytes of values and of ids that leave a rank in a step."""
+    num_ranks = len(case.batch_sizes)
+    link = Link(latency_s=0.0, bytes_per_s=1.0)
+    cluster = Cluster(num_ranks=num_ranks, ranks_per_node=num_ranks, inside=link, between=link)
+    wire_dtype = WIRE_DTYPES[case.wire_dtype]
+    values = ids = 0.0
+    for shape in shapes:
+        dense_numbers -= shape.replicated  # its own, which the option counts
+        wanted = "exchange" if case.strategy == "torchrec" else "split"
+        options = choose.options(
+            shape, cluster, case.batch_sizes, None if wire_dtype is None else wire_dtype.itemsize
+        )
+        (option,) = [each for each in options if each.strategy == wanted]
+        assert not option.illegal
+        values += sum(each.sent_by(rank) for each in option.values)
+        ids += sum(each.sent_by(rank) for each in option.inputs)
+    values += sum(each.sent_by(rank) for each in costs.all_reduce(dense_numbers, num_ranks))
+    return values, ids
