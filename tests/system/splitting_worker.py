@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, pad
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -20,10 +20,6 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
-from data.dataset import Feature
-from dlrm.models.deepfm import DeepFMHead
-from dlrm.models.interaction import DotHead
-from dlrm.models.linear import LinearHead
 from dlrm.optim import dense_parameters
 from dlrm.replicas import Replicas
 from dlrm.sharding.host_lookup import use_host_lookups
@@ -31,10 +27,8 @@ from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead
 from dlrm.sharding.tables import initialize_tables
+from tests.system.splitting_heads import DIM, FEATURES, as_split, make_head
 
-FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))
-DIM = 16
-DEEP = (10, 6, 1)
 NUM_DENSE = 3
 STEPS = 20
 RATE = 0.1
@@ -63,15 +57,8 @@ class Model(nn.Module):
     def __init__(self, head: str) -> None:
         super().__init__()
         self.bottom = nn.Linear(NUM_DENSE, DIM)
-        if head == "linear":
-            self.head: Any = LinearHead(FEATURES)
-            width = 1
-        elif head == "deepfm":
-            self.head = DeepFMHead(FEATURES, DIM, DIM, DEEP, torch.float32)
-            width = 1
-        else:
-            self.head = DotHead(FEATURES, DIM, torch.float32)
-            width = self.head.out_features
+        self.head: Any = make_head(head)
+        width = self.head.out_features if head == "dot" else 1
         self.top = nn.Linear(width, 1)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
@@ -85,7 +72,7 @@ def make_model(head: str) -> tuple[Model, dict[str, Tensor]]:
     torch.manual_seed(5)
     model = Model(head)
     weights = {
-        table.name: torch.randn(table.num_embeddings, table.embedding_dim) * 0.3
+        table.name: torch.randn(table.num_embeddings, table.embedding_dim) * SCALE
         for table in model.head.tables.embedding_bag_configs()
     }
     return model, weights
@@ -98,19 +85,6 @@ def alone(head: str) -> Model:
     for name, table in model.head.tables.embedding_bags.items():
         table.weight.data.copy_(weights[name])
     return model
-
-
-def as_split(head: nn.Module, named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters, or a state of each, of the whole model as they are called and shaped in the sharded one."""
-    if not isinstance(head, ShardedHead) or head.unsharded_module_type is not DeepFMHead:
-        return named
-    first = "head.deep.hidden.0.weight"
-    of_fields = pad(named[first][:, DIM:].t(), (0, -DEEP[0] % 4)).split(DIM)
-    prefix = "head.first.tables.embedding_bags.first_"
-    tables = {
-        f"{prefix}{feature.name}.weight": rows for feature, rows in zip(FEATURES, of_fields, strict=True)
-    }
-    return {**named, **tables, first: named[first][:, :DIM]}
 
 
 def plan_of(model: Model, layout: str, sharder: EmbeddingBagCollectionSharder) -> ShardingPlan:
@@ -212,7 +186,10 @@ def check(case: Case) -> None:
             optimizer.step()
             optimizer.zero_grad()
     whole = dict(reference.named_parameters())
-    convert = partial(as_split, sharded.module.head)
+    split = sharded.module.head
+    convert = partial(
+        as_split, split.unsharded_module_type if isinstance(split, ShardedHead) else type(split)
+    )
     expected = convert(whole)
     for name, parameter in sharded.named_parameters():
         if ".tables." not in name:
