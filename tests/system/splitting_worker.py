@@ -32,6 +32,8 @@ from tests.system.splitting_heads import DIM, FEATURES, as_split, make_head
 NUM_DENSE = 3
 STEPS = 20
 RATE = 0.1
+SCALE = 0.1
+"""Of the rows at first: sums of bags and products of them stay in the scale of 1, of which fp32 has 1e-7."""
 EPS = 0.1
 """Of Adagrad. It multiplies rounding errors by RATE / EPS in each step where gradients are about as small."""
 
