@@ -1,4 +1,4 @@
-"""What the ranks of `test_wire` do: count the bytes of a step, and compare them with what the planner says."""
+"""What the ranks of `test_wire` do: count the bytes of a step, for the planner's formulas."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ def check(case: Case) -> None:
             Replicas(dense_parameters(model), 0).average(torch.zeros(0))
     values, ids = expected(case, shapes, dense_numbers, rank)
     assert values > 0
-    assert wire.value_bytes == pytest.approx(values, abs=1), (case, wire.sent)
+    assert wire.value_bytes == pytest.approx(values), (case, wire.sent)
     # TorchRec sends ahead how many lengths and ids will come, and some releases a tag besides
     ahead = len(shapes) * (num_ranks - 1) * costs.ID_BYTES
     assert wire.id_bytes - ids in {2 * ahead, 3 * ahead}, (case, wire.id_bytes, ids)

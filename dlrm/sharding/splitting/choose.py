@@ -49,7 +49,7 @@ class HeadShape:
     split_ids: tuple[float, ...] = ()
     """As `looked_up`, when split."""
     columns: tuple[int, ...] = ()
-    """Of each table on each rank, when split."""
+    """Of a dense vector that takes part, those that each rank gets when split."""
     partial_rows: bool = False
     """Whether its operator can be split with its tables by rows; if not, pooled embeddings are summed."""
     refusal: str = ""

@@ -9,6 +9,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 
 from dlrm.config import DenseConfig
+from dlrm.models.cross import neighbour_of_dense
 from dlrm.models.tables import PooledFeatures
 from dlrm.sharding.splitting.choose import HeadShape
 from dlrm.sharding.splitting.head import Head
@@ -98,8 +99,10 @@ def _with_split(shape: HeadShape, head: PooledFeatures, setting: Setting) -> Hea
         bags = [float(shape.num_tables)] * num_ranks
         looked_up = [sum(ids)] * num_ranks
     else:
-        columns, bags, looked_up = [shape.dim] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
-        for rank, of_sample in zip(ranks_of_tables(head, ids, num_ranks), ids, strict=True):
+        owners = ranks_of_tables(head, ids, num_ranks)
+        columns, bags, looked_up = [0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
+        columns[owners[neighbour_of_dense(owners)]] = shape.dim
+        for rank, of_sample in zip(owners, ids, strict=True):
             bags[rank] += 1
             looked_up[rank] += of_sample
     return replace(

@@ -6,7 +6,7 @@ trainer's average of dense gradients, but not the gradients of replicated tables
 DistributedDataParallel sums inside C++.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,16 +22,16 @@ class Wire:
     """What this rank has sent to others."""
 
     def __init__(self) -> None:
-        self.sent: Counter[tuple[str, torch.dtype]] = Counter()
+        self.sent: defaultdict[tuple[str, torch.dtype], float] = defaultdict(float)
         """Bytes by collective and dtype."""
 
     @property
-    def value_bytes(self) -> int:
+    def value_bytes(self) -> float:
         """Of embeddings, partial results and gradients."""
         return sum(sent for (_, dtype), sent in self.sent.items() if dtype.is_floating_point)
 
     @property
-    def id_bytes(self) -> int:
+    def id_bytes(self) -> float:
         """Of ids, and of how many there are."""
         return sum(sent for (_, dtype), sent in self.sent.items() if not dtype.is_floating_point)
 
@@ -60,33 +60,33 @@ def _call(wire: Wire, name: str, original: Callable[..., Any], *arguments: Any, 
     return original(*arguments, **named)
 
 
-def _all_to_all(arguments: dict[str, Any], rank: int, num_ranks: int) -> tuple[Tensor, int]:
+def _all_to_all(arguments: dict[str, Any], rank: int, num_ranks: int) -> tuple[Tensor, float]:
     tensor, splits = arguments["input"], arguments["input_split_sizes"]
     rows = splits or [tensor.shape[0] // num_ranks] * num_ranks
     return tensor, (sum(rows) - rows[rank]) * tensor[:1].numel() * tensor.itemsize
 
 
-def _all_gather(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+def _all_gather(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, float]:
     tensor = arguments["input_tensor"] if "input_tensor" in arguments else arguments["tensor"]
     return tensor, tensor.nbytes * (num_ranks - 1)
 
 
-def _all_reduce(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+def _all_reduce(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, float]:
     tensor = arguments["tensor"]
-    return tensor, 2 * tensor.nbytes * (num_ranks - 1) // num_ranks
+    return tensor, 2 * tensor.nbytes * (num_ranks - 1) / num_ranks
 
 
-def _reduce_scatter_tensor(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, int]:
+def _reduce_scatter_tensor(arguments: dict[str, Any], _: int, num_ranks: int) -> tuple[Tensor, float]:
     tensor = arguments["input"]
     return tensor, tensor.nbytes // num_ranks * (num_ranks - 1)
 
 
-def _reduce_scatter(arguments: dict[str, Any], rank: int, _: int) -> tuple[Tensor, int]:
+def _reduce_scatter(arguments: dict[str, Any], rank: int, _: int) -> tuple[Tensor, float]:
     pieces: Sequence[Tensor] = arguments["input_list"]
     return pieces[0], sum(piece.nbytes for target, piece in enumerate(pieces) if target != rank)
 
 
-COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, int]]]] = {
+COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float]]]] = {
     "all_to_all_single": _all_to_all,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather,
