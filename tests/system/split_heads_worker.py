@@ -1,0 +1,217 @@
+"""Two ranks with split heads of every kind, on which all that works on tables must work.
+
+`main(FOLDER)` is run by workers under torchrun. The first generation looks at the tables in every way, trains
+and kills itself; the second writes down what it has found in memory, and trains on.
+"""
+
+import copy
+import os
+import signal
+from itertools import chain
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import cpr
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.priority import Prioritizer, PriorityConfig
+from cpr.shards import dense_tensors, find_shards
+from data.dataset import Feature
+from dlrm.models.interaction import DotHead
+from dlrm.models.linear import LinearHead
+from dlrm.optim import dense_parameters
+from dlrm.sharding.plan import FUSED_OPTIMIZERS
+from dlrm.sharding.splitting.placing import split_plan
+from dlrm.sharding.splitting.rows import RowSplitSharder
+from dlrm.sharding.splitting.sharded import HeadSharder
+from tests.system.recovery_worker import values
+
+FEATURES = [Feature(name=name, rows=rows) for name, rows in (("a", 40), ("b", 9), ("c", 30), ("d", 1))]
+DIM = 8
+BATCH = 8
+WAYS = {"dot": "columns", "wide": "tables", "far": "rows"}
+RANKS = 2
+ALL = PriorityConfig(scheme="touched", covering=1.0)
+
+
+class Model(nn.Module):
+    """A head for each way to split one, between dense layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dot = DotHead(FEATURES, DIM, torch.float32)
+        self.wide = LinearHead(FEATURES, prefix="wide_")
+        self.far = LinearHead(FEATURES, prefix="far_")
+        self.bottom = nn.Linear(3, DIM)
+        self.dense = nn.Linear(self.dot.out_features, 1)
+
+    def forward(self, dense, sparse):
+        return self.dense(self.dot(sparse, self.bottom(dense))) + self.wide(sparse) + self.far(sparse)
+
+
+def build(split):
+    """The model, its heads split, or only its tables sharded."""
+    torch.manual_seed(5)
+    model = Model()
+    tables = RowSplitSharder({"optimizer": FUSED_OPTIMIZERS["rowwise_adagrad"], "learning_rate": 0.1})
+    plan = {}
+    for name, way in WAYS.items():
+        head = model.get_submodule(name)
+        if split:
+            plan[name] = split_plan(head, way, [1] * len(FEATURES), tables, (RANKS, RANKS), "cpu")
+        else:
+            first = {
+                table.name: table_wise(rank=0, compute_kernel="fused")
+                for table in head.tables.embedding_bag_configs()
+            }
+            plan[f"{name}.tables"] = construct_module_sharding_plan(
+                head.tables, first, tables, RANKS, RANKS, "cpu"
+            )
+    sharders = [HeadSharder(DotHead, tables), HeadSharder(LinearHead, tables), tables]
+    return DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=ShardingPlan(plan), sharders=sharders
+    )
+
+
+def batch(number):
+    """Of this rank."""
+    generator = torch.Generator().manual_seed(RANKS * number + dist.get_rank())
+    ids = [torch.randint(0, feature.rows, (2 * BATCH,), generator=generator) for feature in FEATURES]
+    sparse = KeyedJaggedTensor(
+        keys=[feature.name for feature in FEATURES],
+        values=torch.cat(ids),
+        lengths=torch.full((BATCH * len(FEATURES),), 2),
+    )
+    return torch.randn(BATCH, 3, generator=generator), sparse
+
+
+def train(model, numbers):
+    for number in numbers:
+        model(*batch(number)).square().mean().backward()
+
+
+def columns(model):
+    """Copies of all that is in this rank's tables."""
+    return {
+        (shard.name, name): column.clone()
+        for shard in find_shards(model)
+        for name, column in shard.columns.items()
+    }
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, column in found.items():
+        assert torch.equal(column, expected[key]), key
+
+
+def tables_are_where_they_belong(model):
+    """Each row and column on one rank, and each head split as it was told to be."""
+    of_all = [None] * RANKS
+    own = [
+        (s.table_fqn, s.table_shape, s.row_offset, s.col_offset, s.num_rows, s.num_cols)
+        for s in find_shards(model)
+    ]
+    dist.all_gather_object(of_all, own)
+    covered = {}
+    for fqn, shape, row, column, num_rows, num_cols in chain.from_iterable(of_all):
+        cells = covered.setdefault(fqn, torch.zeros(shape))
+        cells[row : row + num_rows, column : column + num_cols] += 1
+        way = WAYS[fqn.partition(".")[0]]
+        assert num_rows == shape[0] or (way == "rows" and num_rows <= -(-shape[0] // RANKS)), fqn
+        assert num_cols == (shape[1] // RANKS if way == "columns" else shape[1]), fqn
+    assert len(covered) == len(WAYS) * len(FEATURES)
+    assert all(bool((cells == 1).all()) for cells in covered.values())
+
+
+def state_dicts_come_back(model, plain):
+    """By TorchRec's own means: weights, dense parameters, fused optimizers; named as without splitting."""
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    train(model, range(2))
+    before, dense = columns(model), copy.deepcopy(dense_tensors(model))
+    state, optimizer = copy.deepcopy((model.state_dict(), model.fused_optimizer.state_dict()))
+    train(model, range(2, 4))
+    with torch.no_grad():
+        for tensor in dense_tensors(model).values():
+            tensor.add_(1.0)
+    assert not any(torch.equal(column, before[key]) for key, column in columns(model).items())
+    model.load_state_dict(state)
+    model.fused_optimizer.load_state_dict(optimizer)
+    assert_same(columns(model), before)
+    assert_same(dense_tensors(model), dense)
+
+
+def checkpoints_load_into_any_layout(model, plain, folder):
+    with Checkpointer(model, CheckpointConfig(uri=str(folder / "split"))) as checkpointer:
+        checkpointer.save("consistent")
+        checkpointer.wait()
+        before = columns(model)
+        expected = model(*batch(9)).detach()
+        train(model, range(3))
+        checkpointer.load()
+    assert_same(columns(model), before)
+    with Checkpointer(plain, CheckpointConfig(uri=str(folder / "split"))) as checkpointer:
+        checkpointer.load()
+    torch.testing.assert_close(plain(*batch(9)), expected, rtol=1e-5, atol=1e-6)
+
+
+def lookups_are_counted(model):
+    """Rows to be saved are those that any rank has looked up."""
+    with Prioritizer(model, ALL) as prioritizer:
+        prioritizer.begin_full_save()
+        prioritizer.confirm()
+        train(model, range(1))
+        _, sparse = batch(0)
+        looked_up = {}
+        for feature in FEATURES:
+            counts = torch.bincount(sparse[feature.name].values(), minlength=feature.rows)
+            dist.all_reduce(counts)
+            looked_up[feature.name] = counts
+        chosen = prioritizer.rows_to_save()
+        for shard in find_shards(model):
+            counts = looked_up[shard.table_fqn[-1]][shard.row_offset : shard.row_offset + shard.num_rows]
+            expected = counts.nonzero().view(-1) + shard.row_offset
+            assert torch.equal(chosen[shard.name], expected), shard.name
+
+
+def main(folder):
+    folder = Path(folder)
+    torch.set_num_threads(1)
+    recovery = cpr.PartialRecovery(
+        str(folder / "checkpoint"),
+        save_every_steps=4,
+        priority=ALL,
+        moment="consistent",
+        total_samples=1000 * BATCH,
+    )
+    with recovery:
+        recovery.init_process_group("gloo")
+        rank, generation = dist.get_rank(), recovery._meeting.generation
+        with recovery.building():
+            model = build(split=True)
+        if not generation:
+            plain = build(split=False)
+            tables_are_where_they_belong(model)
+            state_dicts_come_back(model, plain)
+            checkpoints_load_into_any_layout(model, plain, folder)
+            lookups_are_counted(model)
+        optimizer = torch.optim.Adagrad(dense_parameters(model), lr=0.1)
+        recovery.restore(model, optimizers=[optimizer])
+        torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")
+        for number in range(recovery.batches_done, recovery.batches_done + 6):
+            optimizer.zero_grad()
+            train(model, [number])
+            optimizer.step()
+            recovery.step(samples=BATCH * RANKS)
+        if not generation:
+            torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+    (folder / f"end-{rank}").touch()
+    dist.destroy_process_group()
