@@ -18,7 +18,7 @@ from data.dataset import DatasetManifest
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks, total_samples
-from dlrm.models import build_model
+from dlrm.models.build import build_model
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
 from dlrm.recovery import Recovery, save_config

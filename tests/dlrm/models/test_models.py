@@ -8,8 +8,11 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dlrm.config import ModelConfig
-from dlrm.models import DLRM, DCNv2, DeepFM, FactorizationMachine, LogisticRegression, build_model
-from dlrm.models.fm import pairs_of, sums_of
+from dlrm.models.build import build_model
+from dlrm.models.dcn import DCNv2
+from dlrm.models.deepfm import DeepFM
+from dlrm.models.dlrm import DLRM
+from dlrm.models.fm import FactorizationMachine, LogisticRegression, pairs_of, sums_of
 
 DIM = 8
 KINDS = {

@@ -1,0 +1,45 @@
+"""How a configuration names a model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from data.dataset import Feature
+from dlrm.config import ModelConfig
+from dlrm.models.dcn import DCNv2
+from dlrm.models.deepfm import DeepFM
+from dlrm.models.dlrm import DLRM
+from dlrm.models.fm import FactorizationMachine, LogisticRegression
+
+
+def build_model(
+    config: ModelConfig, features: Sequence[Feature], num_dense: int, dtype: torch.dtype
+) -> nn.Module:
+    """The model that `config` names, its tables on the meta device, its dense part on the CPU.
+
+    Args:
+        config: shape of the network.
+        features: sparse features of the data, in canonical order.
+        num_dense: dense features of the data.
+        dtype: of the arithmetic: float32, or bfloat16 for mixed precision.
+    """
+    dim = config.embedding_dim
+    if config.kind == "lr":
+        return LogisticRegression(features, num_dense)
+    if config.kind == "fm":
+        return FactorizationMachine(features, num_dense, dim, dtype)
+    if config.kind == "deepfm":
+        return DeepFM(features, num_dense, dim, config.top_mlp, dtype)
+    if config.kind == "dcnv2":
+        return DCNv2(
+            features,
+            num_dense,
+            dim,
+            config.bottom_mlp,
+            config.top_mlp,
+            config.cross_layers,
+            config.cross_rank,
+            dtype,
+        )
+    return DLRM(features, num_dense, dim, config.bottom_mlp, config.top_mlp, dtype)
