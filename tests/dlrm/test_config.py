@@ -74,7 +74,9 @@ def test_deepfm_needs_no_bottom_mlp():
 
 
 def test_kinds_that_the_device_lacks():
-    config = ShardingConfig(kinds=("table_wise", "row_wise"))
+    config = ShardingConfig(kinds=("row_wise", "table_row_wise"))
     config.check_device("cuda")
-    with pytest.raises(ValueError, match=r"on cpu, .*row_wise.*set sharding\.kinds to some of table_wise"):
+    with pytest.raises(
+        ValueError, match=r"no table_row_wise sharding on cpu; set sharding\.kinds to some of table_wise"
+    ):
         config.check_device("cpu")

@@ -66,7 +66,7 @@ def test_ranks_share_the_global_batch(dataset):
         (["data.test_days=[0,1,2]"], "set data.train_days and data.test_days"),
         (["data.global_batch_size=100000"], "fewer than one step"),
         (["tables.max_rows=100"], r"rows, more than tables\.max_rows 100; prepare the data with --cap 100"),
-        (["train.device=cpu", "sharding.kinds=['row_wise']"], "on cpu, TorchRec does not offer row_wise"),
+        (["train.device=cpu", "sharding.kinds=['table_row_wise']"], "no table_row_wise sharding on cpu"),
     ],
 )
 def test_mistakes_are_found_before_ranks_meet(dataset, overrides, message):

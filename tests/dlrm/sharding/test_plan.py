@@ -5,7 +5,7 @@ import torch
 
 from data.dataset import Feature
 from dlrm.config import ModelConfig, ShardingConfig, TablesConfig
-from dlrm.models import build_model
+from dlrm.models.build import build_model
 from dlrm.sharding.plan import (
     TablePlacement,
     _constraints,
@@ -85,8 +85,14 @@ def test_a_rank_with_two_pieces_of_a_table_is_named_once(world_of_one, features)
 
 
 def test_kinds_that_the_device_lacks_are_refused(world_of_one, features):
-    with pytest.raises(ValueError, match="does not offer row_wise"):
-        plan_of(model_of(features), ShardingConfig(kinds=("row_wise",)))
+    with pytest.raises(ValueError, match="no table_row_wise sharding on cpu"):
+        plan_of(model_of(features), ShardingConfig(kinds=("table_row_wise",)))
+
+
+def test_torchrecs_planner_lays_rows_on_the_cpu(world_of_one, features):
+    model = model_of(features)
+    tables = placements(plan_of(model, ShardingConfig(kinds=("row_wise",))), model)
+    assert {(table.kind, table.ranks) for table in tables} == {("row_wise", (0,))}
 
 
 def test_tables_that_do_not_fit_are_a_clear_mistake(world_of_one):
