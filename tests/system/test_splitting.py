@@ -3,11 +3,11 @@
 import pytest
 
 from tests.system import exchange_worker, splitting_worker
+from tests.system.splitting_heads import HEADS
 from tests.system.splitting_worker import Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-HEADS = ("linear", "dot", "deepfm")
 UNEVEN = {1: (5,), 2: (8, 3), 3: (8, 0, 6), 4: (8, 8, 8, 2)}
 
 
