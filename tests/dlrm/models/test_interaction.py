@@ -5,7 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.models.interaction import DotInteraction
+from data.dataset import Feature
+from dlrm.models.interaction import DotHead, DotInteraction
+from dlrm.sharding.splitting.head import Owned
+from tests.dlrm.sharding.splitting.simulated import on_ranks
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -72,3 +75,44 @@ def test_bfloat16_stays_bfloat16():
         torch.randn(2, 4, dtype=torch.bfloat16), torch.randn(2, 16, dtype=torch.bfloat16), NAMES
     )
     assert out.dtype == torch.bfloat16
+
+
+SHUFFLED = ["c", "a", "d", "b"]
+SIZES = (3, 0, 2)
+
+
+def split_over_ranks(head, dense, pooled, columns):
+    """Result, gradient of the dense vector, and gradient of the embeddings, of all ranks together."""
+
+    def work(exchange):
+        rank, names = exchange.rank, SHUFFLED if columns[exchange.rank] else []
+        own = dense.detach().split(SIZES)[rank].requires_grad_()
+        values = pooled.detach().unflatten(1, (4, -1)).split(columns, dim=2)[rank].flatten(1).requires_grad_()
+        owned = Owned(values=values, names=names, batch_sizes=SIZES, columns=columns)
+        result = head.split(owned, own, exchange=exchange)
+        result.to(torch.float64).square().sum().backward()
+        return result.detach(), own.grad, values.grad.unflatten(1, (4, columns[rank]))
+
+    results, of_dense, of_values = zip(*on_ranks(len(SIZES), work), strict=True)
+    return torch.cat(results), torch.cat(of_dense), torch.cat(of_values, dim=2).flatten(1)
+
+
+@pytest.mark.parametrize("columns", [(4, 4, 8), (16, 0, 0), (4, 0, 12)])
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 0.5)], ids=["float64", "bfloat16"]
+)
+def test_split_by_columns_equals_the_whole(columns, dtype, atol):
+    """In bfloat16 as well as can be: gradients of about 30 are of products that were rounded."""
+    generator = torch.Generator().manual_seed(1)
+    dense, pooled = (
+        torch.randn(sum(SIZES), width, generator=generator).to(dtype).requires_grad_() for width in (16, 64)
+    )
+    head = DotHead([Feature(name=name, rows=1) for name in NAMES], 16, dtype)
+    expected = head.interaction(dense, pooled, SHUFFLED)
+    expected.to(torch.float64).square().sum().backward()
+    result, of_dense, of_values = split_over_ranks(head, dense, pooled, columns)
+    assert result.dtype == of_values.dtype == dtype
+    # inside, gradients are of the mean over ranks
+    wanted = (expected.detach(), dense.grad, pooled.grad / len(SIZES))
+    for found, each in zip((result, of_dense, of_values), wanted, strict=True):
+        torch.testing.assert_close(found, each, rtol=1e-12, atol=atol)
