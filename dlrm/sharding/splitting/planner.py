@@ -169,5 +169,6 @@ def _planned(
             operators = None
             if type(head).co_locate is not Head.co_locate:
                 operators = make_operator_sharder(config.dense, setting.device)
-            kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators)
+            together = per_node if strategies[path] == "two_level" else 1
+            kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators, together)
     return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()])

@@ -27,6 +27,7 @@ from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned
 from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
 from dlrm.sharding.splitting.operator_tables import Placement
+from dlrm.sharding.splitting.two_level import TwoLevelExchange
 
 
 @dataclass
@@ -57,6 +58,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         sharder: of the tables.
         wire_dtype: as for `Exchange`.
         operators: shards weights that lie beside tables (`make_operator_sharder`), if the head has any.
+        ranks_per_node: more than one: sums are made inside nodes first (`TwoLevelExchange`).
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         sharder: EmbeddingBagCollectionSharder,
         wire_dtype: torch.dtype | None = None,
         operators: EmbeddingBagCollectionSharder | None = None,
+        ranks_per_node: int = 1,
     ) -> None:
         super().__init__()
         self._columns = columns_by_rank(head, plan, env.world_size)
@@ -86,7 +89,11 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         self.dtype = head.dtype
         # its modules are this one's, under the same names
         object.__setattr__(self, "_head", head)
-        self._exchange = Exchange(env.process_group, wire_dtype)
+        self._exchange = (
+            TwoLevelExchange(env.process_group, ranks_per_node, wire_dtype)
+            if ranks_per_node > 1
+            else Exchange(env.process_group, wire_dtype)
+        )
 
     def create_context(self) -> HeadContext:
         """Of a forward pass."""
@@ -139,6 +146,7 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
         tables: shards their tables.
         wire_dtype: as for `Exchange`.
         operators: as for `ShardedHead`.
+        ranks_per_node: as for `ShardedHead`.
     """
 
     def __init__(
@@ -147,9 +155,11 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
         tables: EmbeddingBagCollectionSharder,
         wire_dtype: torch.dtype | None = None,
         operators: EmbeddingBagCollectionSharder | None = None,
+        ranks_per_node: int = 1,
     ) -> None:
         super().__init__()
-        self._kind, self._tables, self._wire_dtype, self._operators = kind, tables, wire_dtype, operators
+        self._kind, self._tables = kind, tables
+        self._options = (wire_dtype, operators, ranks_per_node)
 
     def shard(
         self,
@@ -161,7 +171,7 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
     ) -> ShardedHead:
         """This rank's part of a head."""
         assert device is not None
-        return ShardedHead(module, params, env, device, self._tables, self._wire_dtype, self._operators)
+        return ShardedHead(module, params, env, device, self._tables, *self._options)
 
     def shardable_parameters(self, module: Head) -> dict[str, nn.Parameter]:
         """Its tables, by name."""

@@ -1,0 +1,88 @@
+"""Sums in two: inside each node first, so that between nodes each number travels once and not once a rank.
+
+Ranks of one node meet in one all-to-all, then those with the same place in their nodes in another. Both are
+collectives of the whole group in which most ranks send each other nothing, so that no groups are made.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.sharding.splitting.exchange import Exchange
+
+
+class TwoLevelExchange(Exchange):
+    """An `Exchange` between ranks that share nodes.
+
+    Args:
+        group: as there; the ranks of a node lie one after the other.
+        ranks_per_node: a divisor of the number of ranks.
+        wire_dtype: as there; what is summed inside a node is rounded once more before it leaves it.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks_per_node: int, wire_dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(group, wire_dtype)
+        self.ranks_per_node: Final = ranks_per_node
+
+    def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+        """As `Exchange.reduce_scatter`."""
+        pieces = torch.split(partial, list(batch_sizes))
+        by_place = torch.cat([pieces[rank] for rank in self._by_place()])
+        peers = sum(self._of_place(batch_sizes, self.rank))
+        received = self.all_to_all(
+            by_place,
+            [sum(self._of_place(batch_sizes, rank)) if self._is_near(rank) else 0 for rank in self._ranks()],
+            [peers if self._is_near(rank) else 0 for rank in self._ranks()],
+        )
+        summed = _sum(received, self.ranks_per_node, partial.dtype)
+        own = batch_sizes[self.rank]
+        received = self.all_to_all(
+            summed,
+            [batch_sizes[rank] if self._is_peer(rank) else 0 for rank in self._ranks()],
+            [own if self._is_peer(rank) else 0 for rank in self._ranks()],
+        )
+        return _sum(received, self.world_size // self.ranks_per_node, partial.dtype)
+
+    def gather(self, own: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+        """As `Exchange.gather`."""
+        ones = [1] * (own.dim() - 1)
+        of_peers = self.all_to_all(
+            own.repeat(self.world_size // self.ranks_per_node, *ones),
+            [own.shape[0] if self._is_peer(rank) else 0 for rank in self._ranks()],
+            [batch_sizes[rank] if self._is_peer(rank) else 0 for rank in self._ranks()],
+        )
+        by_place = self.all_to_all(
+            of_peers.repeat(self.ranks_per_node, *ones),
+            [of_peers.shape[0] if self._is_near(rank) else 0 for rank in self._ranks()],
+            [sum(self._of_place(batch_sizes, rank)) if self._is_near(rank) else 0 for rank in self._ranks()],
+        )
+        pieces = torch.split(by_place, [batch_sizes[rank] for rank in self._by_place()])
+        in_order = sorted(zip(self._by_place(), range(self.world_size), strict=True))
+        return torch.cat([pieces[place] for _, place in in_order])
+
+    def _ranks(self) -> range:
+        return range(self.world_size)
+
+    def _by_place(self) -> list[int]:
+        """All ranks: the first ones of all nodes, then the second ones, and so on."""
+        return sorted(self._ranks(), key=lambda rank: (rank % self.ranks_per_node, rank))
+
+    def _of_place(self, batch_sizes: Sequence[int], rank: int) -> Sequence[int]:
+        """Batch sizes of those with the same place in their nodes as `rank`."""
+        return batch_sizes[rank % self.ranks_per_node :: self.ranks_per_node]
+
+    def _is_near(self, rank: int) -> bool:
+        return rank // self.ranks_per_node == self.rank // self.ranks_per_node
+
+    def _is_peer(self, rank: int) -> bool:
+        return (rank - self.rank) % self.ranks_per_node == 0
+
+
+def _sum(received: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    pieces = received.view(count, received.shape[0] // count, *received.shape[1:])
+    return pieces.sum(0, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
