@@ -148,6 +148,45 @@ def test_split_heads_equal_the_whole(owners, sizes, dense_owner, top, features, 
         torch.testing.assert_close(total, replicated[name].grad, rtol=1e-12, atol=1e-12)
 
 
+def test_bfloat16_loses_about_as_much_split_as_whole(features, monkeypatch):
+    """Against fp32. Partial results are rounded before they are summed, and there are few of them."""
+    monkeypatch.setattr(cross, "OperatorTables", Rows)
+    num_ranks, each, owners = 3, 200, (0, 1, 2, 1)
+
+    def head_of(dtype):
+        torch.manual_seed(4)
+        return CrossHead(features, 4, (32, 16, 1), num_layers=3, rank=8, dtype=dtype)
+
+    vector, pooled = (torch.randn(num_ranks * each, width) for width in (4, 16))
+    x0 = torch.cat([vector, pooled], dim=1)
+    exact, whole = (
+        head.top(head.cross(x0.to(head.dtype))) for head in (head_of(torch.float32), head_of(torch.bfloat16))
+    )
+
+    unsplit = head_of(torch.bfloat16)
+
+    def work(exchange):
+        rank = exchange.rank
+        split = copy.deepcopy(unsplit)
+        split.co_locate(place(features, owners, rank, num_ranks))
+        values = pooled[:, columns_of(owners, rank, dense_owner=-1) - 4].bfloat16().requires_grad_()
+        owned = Owned(values=values, names=[], batch_sizes=[each] * num_ranks, columns=[4] * num_ranks)
+        own = vector[rank * each : (rank + 1) * each].bfloat16()
+        logits = split.split(owned, own, exchange=exchange)
+        logits.sum().backward()
+        return logits, {
+            each.grad.dtype for name, each in split.named_parameters() if not name.startswith("tables")
+        }
+
+    logits, dtypes = zip(*on_ranks(num_ranks, work), strict=True)
+    assert set.union(*dtypes) == {torch.float32}
+    error_whole, error_split = (
+        (found - exact).square().mean().sqrt() for found in (whole, torch.cat(logits))
+    )
+    assert 0 < error_split < 2 * error_whole
+    assert error_split < 0.02 * exact.square().mean().sqrt()
+
+
 def test_the_dense_vector_is_a_field_beside_another_one(features):
     placement, dealt = with_dense_vector(place(features, (1, 1, 0, 1), 0, 3), dim=4)
     assert dealt == [4, 0, 0]  # a rank with the fewest fields, but some
