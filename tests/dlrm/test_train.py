@@ -17,12 +17,17 @@ def test_flags_are_pinned(monkeypatch):
 
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", spy)
     parse(["--recipe", "tiny"])
-    assert flags == ["-h", "--help", "--recipe", "--resume", "--set"]
+    assert flags == ["-h", "--help", "--recipe", "--resume", "--set", "--sharding"]
 
 
 def test_set_collects():
     arguments = parse(["--recipe", "tiny", "--set", "a.b=1", "c.d=2", "--set", "e.f=3"])
     assert arguments.overrides == ["a.b=1", "c.d=2", "e.f=3"]
+
+
+def test_sharding_is_short_for_an_override_which_wins_over_it():
+    arguments = parse(["--recipe", "tiny", "--set", "a.b=1", "--sharding", "des"])
+    assert arguments.overrides == ["sharding.strategy=des", "a.b=1"]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,7 @@ def test_set_collects():
         (["--recipe"], "expected one argument"),
         (["--recipe", "tiny", "--epochs", "3"], "unrecognized arguments: --epochs 3; see --help"),
         (["--rec", "tiny"], "--recipe"),
+        (["--recipe", "tiny", "--sharding", "best"], "choose from '?torchrec'?, '?des'?, '?auto"),
     ],
 )
 def test_wrong_flags_are_a_mistake_like_any_other(arguments, message):

@@ -18,4 +18,6 @@ def test_bytes_of_a_step(sizes, start_ranks):
         Case("dlrm", "torchrec", sizes, precision="bf16"),
         Case("deepfm", "des", sizes, precision="bf16"),
     ]
+    if len(sizes) == 4:
+        cases += [Case(kind, "auto", sizes, ranks_per_node=2) for kind in KINDS]
     start_ranks(wire_worker.count, cases, world_size=len(sizes)).wait(timeout_s=150)

@@ -1,5 +1,6 @@
 """What the ranks of `test_wire` do: count the bytes of a step, for the planner's formulas."""
 
+import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -15,9 +16,8 @@ from dlrm.config import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.inputs import Ranks
 from dlrm.optim import dense_parameters
 from dlrm.replicas import Replicas
-from dlrm.sharding.splitting import choose, costs
+from dlrm.sharding.splitting import choose, costs, planner
 from dlrm.sharding.splitting.cluster import Cluster, Link
-from dlrm.sharding.splitting.planner import WIRE_DTYPES
 from dlrm.sharding.splitting.shapes import Setting, shapes_of
 from dlrm.sharding.splitting.wire import counted
 
@@ -36,6 +36,8 @@ class Case:
     batch_sizes: tuple[int, ...]
     wire_dtype: str = "fp32"
     precision: str = "fp32"
+    ranks_per_node: int = 0
+    """More than one: sums are made in two levels, as if `auto` had chosen that; 0: all on one node."""
 
 
 def count(cases: list[Case]) -> None:
@@ -50,6 +52,7 @@ def count(cases: list[Case]) -> None:
 def check(case: Case) -> None:
     """One step sends what the planner says, to the byte."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_WORLD_SIZE"] = str(case.ranks_per_node or num_ranks)
     config = Config(
         model=ModelConfig(
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(8, DIM), top_mlp=(12, 1), cross_rank=8
@@ -67,7 +70,8 @@ def check(case: Case) -> None:
         seen.append((shapes_of(model, plan, sharder, setting), inside))
         return plan
 
-    build.make_plan = spying
+    remembered = planner._remembered
+    build.make_plan, planner._remembered = spying, lambda folder: {"sparse": "two_level", "wide": "two_level"}
     try:
         model = build.shard(
             SimpleNamespace(
@@ -80,7 +84,7 @@ def check(case: Case) -> None:
             )
         )
     finally:
-        build.make_plan = make_plan
+        build.make_plan, planner._remembered = make_plan, remembered
     ((shapes, dense_numbers),) = seen
     for sizes in (case.batch_sizes, case.batch_sizes):  # the second step has nothing left to set up
         dense, labels, sparse = batch_of(sizes[rank])
@@ -111,12 +115,13 @@ def expected(case, shapes, dense_numbers, rank):
     """Bytes of values and of ids that leave a rank in a step."""
     num_ranks = len(case.batch_sizes)
     link = Link(latency_s=0.0, bytes_per_s=1.0)
-    cluster = Cluster(num_ranks=num_ranks, ranks_per_node=num_ranks, inside=link, between=link)
-    wire_dtype = WIRE_DTYPES[case.wire_dtype]
+    per_node = case.ranks_per_node or num_ranks
+    cluster = Cluster(num_ranks=num_ranks, ranks_per_node=per_node, inside=link, between=link)
+    wire_dtype = planner.WIRE_DTYPES[case.wire_dtype]
+    wanted = {"torchrec": "exchange", "des": "split", "auto": "two_level"}[case.strategy]
     values = ids = 0.0
     for shape in shapes:
         dense_numbers -= shape.replicated  # its own, which the option counts
-        wanted = "exchange" if case.strategy == "torchrec" else "split"
         options = choose.options(
             shape, cluster, case.batch_sizes, None if wire_dtype is None else wire_dtype.itemsize
         )
