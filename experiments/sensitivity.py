@@ -9,8 +9,8 @@ fewer, or adds more. Figures, mean over seeds, with half the 95 % interval under
 - `auc_delta_SCHEME_CHANGE`: AUC minus that of the same run without failures. Changes: `usual` (2 failures, 1
   node, r = 1/8, period 2, row-wise Adagrad, 75 % of the accesses to the top percent of ids), `failures_1`,
   `failures_8`, `failures_20`, `nodes_2`, `nodes_4`, `ratio_1_32`, `ratio_1_2`, `period_1`, `period_8`,
-  `skew_50`, `skew_90`, `sgd`, `adagrad`. Changes of the data need the default data set; with other data they
-  are left out.
+  `skew_50`, `skew_90`, `sgd`, `adagrad`, and some of them once more for DCN-v2, `..._dcnv2`. Changes of the
+  data need the default data set; with other data they are left out.
 - `pls_CHANGE`: mean PLS measured.
 """
 
@@ -44,6 +44,12 @@ CHANGES: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
     "failures_8": ({"failures": 8}, PAPER),
     "failures_1": ({"failures": 1}, PAPER),
     "nodes_2": ({"nodes_lost": 2}, PAPER),
+    "usual_dcnv2": ({"network": "dcnv2"}, PAPER),
+    "failures_20_dcnv2": ({"network": "dcnv2", "failures": 20}, PAPER),
+    "nodes_4_dcnv2": ({"network": "dcnv2", "nodes_lost": 4}, PAPER),
+    "ratio_1_32_dcnv2": ({"network": "dcnv2", "ratio": 1 / 32}, ("mfu", "ssu")),
+    "skew_90_dcnv2": ({"network": "dcnv2", "top_coverage": 0.9}, PAPER),
+    "sgd_dcnv2": ({"network": "dcnv2", "optimizer": "sgd"}, PAPER),
 }
 """What is changed, and for which schemes, by the ending of the figures; those that matter most come first."""
 
@@ -100,7 +106,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Every difference with its interval, change by change."""
     found = measured(rows)
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = Figure(figsize=(9, 7.2), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="black", linewidth=0.8)
     for number, scheme in enumerate((*PAPER, *OTHERS)):
@@ -123,6 +129,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _label(name: str) -> str:
+    if name.endswith("_dcnv2"):
+        return f"DCN-v2: {_label(name.removesuffix('_dcnv2'))}"
     texts = [
         text.format(name.removeprefix(start)) for start, text in LABELS.items() if name.startswith(start)
     ]

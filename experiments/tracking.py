@@ -7,10 +7,12 @@ looked for is a hundredth of a step, and steps vary by more than that: it takes 
 is a row of the result; interrupted, the command goes on with the next. Figures:
 
 - `mfu_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`: by how much a step takes
-  longer, as a share of a step that nobody tracks: the median over all rounds of the ratio within a round,
-  less 1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over rounds). SCAR does nothing
-  in a step.
-- `mfu_bytes_per_row` and so on: memory that a tracker keeps, by row of the tables.
+  longer, as a share of a step that nobody tracks: the geometric mean over all rounds of the ratio within a
+  round, less 1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over rounds). A mean,
+  because MFU and SSU put most of their work off to one step in twenty or more, which a median would not see;
+  ratios beyond 1.5, stalls of the machine, count as that. SCAR does nothing in a step.
+- `mfu_bytes_per_row` and so on: memory that a tracker keeps, by row of the tables; MFU and SSU also have
+  `backlog_bytes` for each FBGEMM module, whatever the size of its tables.
 - `mfu_choose_s` and so on: how long training waits for the rows to be chosen, once for each save.
 - `step_s`: a step that nobody tracks.
 """
@@ -27,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
+from cpr.priority.backlog import CAPACITY
 from experiments.checkpointing_job import Job
 from experiments.launch import torchrun
 from experiments.record import Record, Row
@@ -43,6 +46,8 @@ LAUNCHES: Final = 3
 CHOOSES: Final = 5
 """How often choosing is timed."""
 RESAMPLES: Final = 2000
+STALLED: Final = 1.5
+"""Ratio of two steps that says more about the machine than about what they did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,7 @@ def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
         ratios = [each[name] / each[NONE] for each in rounds if name in each]
         low, high = _confidence(ratios, seed)
         figures |= {
-            f"{name}_step_share": median(ratios) - 1,
+            f"{name}_step_share": _mean_ratio(np.array([ratios])).item() - 1,
             f"{name}_step_share_low": low - 1,
             f"{name}_step_share_high": high - 1,
         }
@@ -114,15 +119,22 @@ def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
         choosing = [row["choosing"][scheme] for row in rows]
         figures[f"{scheme}_bytes_per_row"] = choosing[0]["bytes_per_row"]
         figures[f"{scheme}_choose_s"] = median(each["choose_s"] for each in choosing)
-    return figures | {"step_s": median(each[NONE] for each in rounds)}
+    backlog = 4 * (1 + CAPACITY)
+    return figures | {"step_s": median(each[NONE] for each in rounds), "backlog_bytes": backlog}
 
 
 def _confidence(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % interval of the median, by the percentiles of a bootstrap."""
+    """95 % interval of the mean ratio, by the percentiles of a bootstrap."""
     rng = np.random.default_rng(seed)
-    medians = np.median(rng.choice(np.asarray(values), (RESAMPLES, len(values))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
+    means = _mean_ratio(rng.choice(np.asarray(values), (RESAMPLES, len(values))))
+    low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _mean_ratio(ratios: Any) -> Any:
+    """Geometric mean of each row, of which stalls are cut off."""
+    stalled = np.log(STALLED)
+    return np.exp(np.clip(np.log(ratios), -stalled, stalled).mean(axis=1))
 
 
 def _shares(figures: Mapping[str, float]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import mean
 from time import perf_counter
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ class Bench:
                 prioritizer.forget_all()
 
     def round(self, order: Sequence[str], pace: Pace) -> dict[str, float]:
-        """Median seconds of a step, by contender."""
+        """Mean seconds of a step, by contender."""
         return {name: self._step_s(name, pace) for name in order}
 
     def choose(self, scheme: str, pace: Pace) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Bench:
                 after_step()
                 if step:  # the first prepares what is kept from batch to batch
                     took_s.append(perf_counter() - began)
-        return median(took_s)
+        return mean(took_s)
 
     @contextmanager
     def _tracked(self, name: str) -> Iterator[Callable[[], None]]:

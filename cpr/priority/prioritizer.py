@@ -92,7 +92,7 @@ class Prioritizer:
 
     @property
     def tracker_bytes(self) -> int:
-        """Memory that the trackers keep on this rank."""
+        """Memory that the trackers keep for the rows of this rank (`Tracker.num_bytes`)."""
         return sum(tracker.num_bytes for tracker in self._trackers.values())
 
     def rows_to_save(self) -> dict[str, Tensor]:

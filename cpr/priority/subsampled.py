@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
+from cpr.priority.backlog import Backlog
 from cpr.priority.tracker import TrackedGroup
 from cpr.shards.lookups import Lookups
 
@@ -51,6 +52,7 @@ class SubsampledTracker:
         self._first = group.layout.by_feature([first for first, _ in ranges])
         self._size = group.layout.by_feature([size for _, size in ranges])
         self._phase = 0
+        self._backlog: Final = Backlog(group, self._offer, self._period)
 
     @property
     def num_bytes(self) -> int:
@@ -58,30 +60,27 @@ class SubsampledTracker:
         return self._slots.nbytes
 
     def see(self, lookups: Lookups) -> None:
-        """Offer every so manieth lookup to its list."""
-        sample = lookups.every(self._period, self._phase)
+        """Offer every so manieth lookup to its list, now or before anybody asks for it."""
+        self._backlog.see(lookups, self._phase)
         self._phase = (self._phase - lookups.ids.numel()) % self._period
-        ids = sample.ids.to(torch.int32)
-        places = (_hash(ids).mul_(sample.expand(self._size)) >> HASH_BITS).add_(sample.expand(self._first))
-        self._slots.scatter_(0, places, ids.add_(1))
 
     def choose(self, table: int) -> Tensor:
         """All rows in the list."""
-        slots = self._lists[table]
+        slots = self._list(table)
         slots.abs_().neg_()
         return slots[slots != 0].neg_().sub_(1).to(torch.int64).sort().values
 
     def confirm(self, table: int, rows: Tensor) -> None:
         """Ids that were not offered since go."""
-        self._lists[table].clamp_(min=0)
+        self._list(table).clamp_(min=0)
 
     def take_back(self, table: int, rows: Tensor) -> None:
         """Ids that were not displaced stay."""
-        self._lists[table].abs_()
+        self._list(table).abs_()
 
     def forget(self, table: int, rows: Tensor | None) -> None:
         """These ids go."""
-        slots = self._lists[table]
+        slots = self._list(table)
         if rows is None:
             slots.zero_()
         else:
@@ -94,6 +93,15 @@ class SubsampledTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._phase = int(state["phase"])
+
+    def _list(self, table: int) -> Tensor:
+        self._backlog.sweep()
+        return self._lists[table]
+
+    def _offer(self, sample: Lookups) -> None:
+        ids = sample.ids.to(torch.int32)
+        places = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
+        self._slots.scatter_(0, places.add_(sample.expand(self._first)), ids + 1)
 
 
 def _hash(ids: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class Tracker(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it keeps."""
+        """Memory that it keeps for the tables' rows, without a `Backlog`, which is of one size for all."""
         ...
 
     def see(self, lookups: Lookups) -> None:

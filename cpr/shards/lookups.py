@@ -5,7 +5,7 @@ sharding kind. They pass here on their way: each forward pass of an FBGEMM modul
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Self
@@ -60,7 +60,7 @@ class Spread:
     """
 
     def __init__(self, ends: Tensor, num_lookups: int) -> None:
-        self._ends = ends
+        self.ends = ends
         self._num_lookups = num_lookups
         self._expanded: dict[Tensor, Tensor] = {}  # by the tensor itself, not by what is in it
         self._samples: dict[tuple[int, int], Spread] = {}
@@ -74,21 +74,37 @@ class Spread:
     def every(self, period: int, first: int) -> "Spread":
         """Of the lookups `first`, `first + period`, ... alone."""
         if (period, first) not in self._samples:
-            ends = (self._ends + (period - 1 - first)).div(period, rounding_mode="floor").clamp_(min=0)
+            ends = (self.ends + (period - 1 - first)).div(period, rounding_mode="floor").clamp_(min=0)
             num = len(range(first, self._num_lookups, period))
             self._samples[period, first] = Spread(ends, num)
         return self._samples[period, first]
 
+    def lookups(self, layout: LookupLayout, ids: Tensor) -> "Lookups":
+        """Lookups of these ids that are spread like this."""
+        found = Lookups(layout=layout, ids=ids, ends=self.ends)
+        found.__dict__["spread"] = self  # instead of making it
+        return found
+
     def _expand(self, of_features: Tensor) -> Tensor:
-        nums = self._ends.diff()
+        nums = self.ends.diff()
         if of_features.device.type == "cpu":  # where repeat_interleave wakes all threads for however little
             return torch.cat([one.expand(num) for one, num in zip(of_features, nums.tolist(), strict=True)])
         # the size is given, or the GPU would be waited for
         return of_features.repeat_interleave(nums, output_size=self._num_lookups)
 
-    def is_of(self, ends: Tensor) -> bool:
-        """Whether it is of these ends; always False on a GPU, which would have to be waited for."""
-        return ends.device.type == "cpu" and torch.equal(self._ends, ends)
+
+class Spreads:
+    """Spreads of passes. Batches of one id a feature are all spread alike: the last one is kept."""
+
+    def __init__(self) -> None:
+        self._last: Spread | None = None
+
+    def of(self, ends: Tensor, num_lookups: int) -> Spread:
+        """The spread of these ends; made anew on a GPU, which would have to be waited for to compare."""
+        last = self._last
+        if last is None or ends.device.type != "cpu" or not torch.equal(last.ends, ends):
+            last = self._last = Spread(ends.clone(), num_lookups)
+        return last
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,8 +115,15 @@ class Lookups:
     ids: Tensor
     """Rows within their tables (this rank's pieces of them), int64 `[N]`, one for each lookup: an id that
     comes several times is there several times."""
-    spread: Spread
-    """Over features."""
+    ends: Tensor
+    """Feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`, not to be kept."""
+    spreads: Spreads = field(default_factory=Spreads)
+    """Keep what was made of the ends of the pass before."""
+
+    @cached_property
+    def spread(self) -> Spread:
+        """Over features."""
+        return self.spreads.of(self.ends, self.ids.numel())
 
     @property
     def rows(self) -> Tensor:
@@ -113,9 +136,7 @@ class Lookups:
 
     def every(self, period: int, first: int) -> "Lookups":
         """Only lookups `first`, `first + period`, ... of these."""
-        return Lookups(
-            layout=self.layout, ids=self.ids[first::period], spread=self.spread.every(period, first)
-        )
+        return self.spread.every(period, first).lookups(self.layout, self.ids[first::period])
 
 
 class LookupHooks:
@@ -139,18 +160,14 @@ class LookupHooks:
     def hook_module(self, group: TableGroup, callback: Callable[[Lookups], object]) -> None:
         """Hook into an FBGEMM module."""
         layout = LookupLayout.of(group)
-        spread: Spread | None = None
+        spreads = Spreads()
 
         def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            nonlocal spread
             if not (tbe.training and torch.is_grad_enabled()):
                 return
             given = dict(zip(("indices", "offsets"), args, strict=False)) | named
-            ids, ends = given["indices"].to(torch.int64), _ends(layout, given)
-            # batches of one id a feature are all spread alike
-            if spread is None or not spread.is_of(ends):
-                spread = Spread(ends.clone(), ids.numel())
-            callback(Lookups(layout=layout, ids=ids, spread=spread))
+            ids = given["indices"].to(torch.int64)
+            callback(Lookups(layout=layout, ids=ids, ends=_ends(layout, given), spreads=spreads))
 
         self._handles.append(group.emb_module.register_forward_hook(after_forward, with_kwargs=True))
 

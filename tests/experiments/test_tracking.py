@@ -37,13 +37,20 @@ def test_shares_are_compared_within_a_round():
     assert figures["step_s"] == pytest.approx(0.06)
 
 
-def test_the_interval_holds_the_median_and_narrows_with_more_rounds():
-    few = [{"none": 1.0, **dict.fromkeys(tracking.CONTENDERS[1:], 1 + 0.001 * k)} for k in range(9)]
+def test_stalls_count_as_little_as_possible_and_rare_long_steps_in_full():
+    ratios = [1.0] * 18 + [1.1, 30.0]
+    rows = [{"none": 0.04, **dict.fromkeys(tracking.CONTENDERS[1:], 0.04 * ratio)} for ratio in ratios]
+    figures = tracking.figures_of([{"rounds": rows, "choosing": choosing(1, 1)}], seed=1)
+    assert figures["mfu_step_share"] == pytest.approx((1.1 * 1.5) ** (1 / 20) - 1)
+
+
+def test_the_interval_holds_the_mean_and_narrows_with_more_rounds():
+    few = [{"none": 1.0, **dict.fromkeys(tracking.CONTENDERS[1:], 1.001**k)} for k in range(9)]
     one = [{"rounds": few, "choosing": choosing(1, 1)}]
     wide, narrow = (tracking.figures_of(rows, seed=1) for rows in (one, one * 20))
     for figures in (wide, narrow):
-        assert figures["mfu_step_share"] == pytest.approx(0.004)
-        assert figures["mfu_step_share_low"] <= 0.004 <= figures["mfu_step_share_high"] + 1e-9
+        assert figures["mfu_step_share"] == pytest.approx(1.001**4 - 1)
+        assert figures["mfu_step_share_low"] <= 1.001**4 - 1 <= figures["mfu_step_share_high"] + 1e-9
     width = {id(f): f["mfu_step_share_high"] - f["mfu_step_share_low"] for f in (wide, narrow)}
     assert width[id(narrow)] < width[id(wide)]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cpr.priority.config import PriorityConfig
 from cpr.priority.schemes import TRACKERS
 from cpr.priority.tracker import TrackedGroup, TrackedTable
-from cpr.shards.lookups import LookupLayout, Lookups, Spread
+from cpr.shards.lookups import LookupLayout, Lookups
 from cpr.shards.shard import TableShard
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def make_lookups(ids_of_features, layout=None):
     layout = layout or make_layout()
     ends = torch.tensor([0, *(len(ids) for ids in ids_of_features)]).cumsum(0)
     ids = torch.tensor([each for ids in ids_of_features for each in ids], dtype=torch.int64)
-    return Lookups(layout=layout, ids=ids, spread=Spread(ends, ids.numel()))
+    return Lookups(layout=layout, ids=ids, ends=ends)
 
 
 def rows_of_table(ids_of_features, table, layout=None):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import table_groups
-from cpr.shards.lookups import LookupLayout, Lookups, Spread, watch_lookups
+from cpr.shards.lookups import LookupLayout, Lookups, watch_lookups
 from dlrm.sharding.host_lookup import use_host_lookups
 from tests.cpr.shards.models import bags, batch, sequences, shard
 from tests.cpr.shards.test_updates import Batch, loss_of, pipelined
@@ -217,7 +217,7 @@ def test_every_so_manieth_lookup(lookups_of_features, period, data):
     layout = LookupLayout(table_rows=(8, 8), feature_tables=(0, 1, 0), device=torch.device("cpu"))
     ends = torch.tensor([0, *lookups_of_features]).cumsum(0)
     num = int(ends[-1])
-    lookups = Lookups(layout=layout, ids=torch.arange(num) % 8, spread=Spread(ends, num))
+    lookups = Lookups(layout=layout, ids=torch.arange(num) % 8, ends=ends)
     first = data.draw(st.integers(0, period - 1))
     assert torch.equal(lookups.every(period, first).rows, lookups.rows[first::period])
 

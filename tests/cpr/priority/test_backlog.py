@@ -1,0 +1,78 @@
+"""Lookups that wait: nothing is lost, reordered or counted twice, whatever asks and whoever dies."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpr.priority import backlog
+from cpr.priority.backlog import Backlog
+from tests.cpr.priority.groups import batches, make_group, make_lookups, make_tracker
+
+
+class Outliving:
+    """Memory that a worker leaves to the next."""
+
+    def __init__(self):
+        self.tensors = {}
+
+    def __call__(self, name, dtype, numel):
+        return self.tensors.setdefault(name, torch.zeros(numel, dtype=dtype))
+
+
+def kept(period, passes):
+    """Joint rows that are kept of passes in a row."""
+    rows = torch.cat([make_lookups(each).rows for each in passes]) if passes else torch.zeros(0)
+    return rows[::period].tolist()
+
+
+@given(passes=st.lists(st.one_of(batches, st.just("sweep")), max_size=12), period=st.integers(1, 3))
+def test_every_kept_lookup_is_swept_once_and_in_order(passes, period):
+    capacity, backlog.CAPACITY = backlog.CAPACITY, 40  # a few passes, and less than the longest
+    try:
+        swept, position = [], 0
+        waiting = Backlog(make_group(scheme="mfu"), lambda found: swept.extend(found.rows.tolist()), period)
+        for each in passes:
+            if each == "sweep":
+                waiting.sweep()
+                continue
+            lookups = make_lookups(each)
+            waiting.see(lookups, first=-position % period)
+            position += lookups.ids.numel()
+        waiting.sweep()
+        assert swept == kept(period, [each for each in passes if each != "sweep"])
+    finally:
+        backlog.CAPACITY = capacity
+
+
+def test_what_waits_is_not_touched_by_whoever_owns_the_ids():
+    tracker = make_tracker(scheme="mfu")
+    lookups = make_lookups([[1, 1], [], [], []])
+    tracker.see(lookups)
+    lookups.ids.fill_(3)
+    assert tracker.values(0).tolist() == [0, 2, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("scheme", ["mfu", "ssu"])
+def test_what_waits_outlives_its_worker(scheme):
+    memory, together = Outliving(), make_tracker(scheme=scheme, ratio=1.0, sampling_period=1)
+    for ids in ([1, 1, 4], [2], [4]):
+        lookups = [ids, [0], [5], [3]]
+        together.see(make_lookups(lookups))
+        worker = make_tracker(scheme=scheme, ratio=1.0, sampling_period=1, allocate=memory)
+        worker.see(make_lookups(lookups))  # and dies
+    successor = make_tracker(scheme=scheme, ratio=1.0, sampling_period=1, allocate=memory)
+    for table in (0, 2):
+        assert torch.equal(successor.choose(table), together.choose(table))
+
+
+def test_an_entry_counts_only_when_it_is_whole():
+    memory = Outliving()
+    worker = make_tracker(scheme="mfu", allocate=memory)
+    worker.see(make_lookups([[1], [], [], []]))
+    log = memory.tensors["group-backlog"]
+    used = int(log[0])
+    worker.see(make_lookups([[2], [], [], []]))
+    log[0] = used  # as if it had died before the last number of the second
+    successor = make_tracker(scheme="mfu", allocate=memory)
+    assert successor.values(0).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]
