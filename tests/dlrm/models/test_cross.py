@@ -142,10 +142,25 @@ def test_split_heads_equal_the_whole(owners, sizes, dense_owner, top, features, 
     replicated = dict(whole.top.named_parameters())
     names = [name for name, _ in results[0][0].top.named_parameters()]
     assert len(names) == 2 * len(top) - 1  # but for the first layer's weight
+    assert head.traffic().replicated == sum(each.numel() for each in results[0][0].top.parameters())
     for name in names:
         of_ranks = [dict(split.top.named_parameters())[name].grad for split, *_ in results]
         total = torch.stack(of_ranks).sum(0) / num_ranks
         torch.testing.assert_close(total, replicated[name].grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_planner_is_told_what_crosses(features):
+    of_dtype = {
+        dtype: CrossHead(features, 4, top, num_layers=2, rank=3, dtype=dtype).traffic().crossings
+        for dtype, top in ((torch.float32, (6, 3, 1)), (torch.bfloat16, (1,)))
+    }
+    found = {dtype: [(c.way, c.width, c.value_bytes) for c in each] for dtype, each in of_dtype.items()}
+    sums = [("sum_to_all", 3)] * 2
+    assert found == {
+        torch.float32: [(*each, 4) for each in (("deal_columns", 4), *sums, ("sum_to_owners", 6))],
+        # logits are fp32
+        torch.bfloat16: [("deal_columns", 4, 2), *((*each, 2) for each in sums), ("sum_to_owners", 1, 4)],
+    }
 
 
 def test_bfloat16_loses_about_as_much_split_as_whole(features, monkeypatch):
