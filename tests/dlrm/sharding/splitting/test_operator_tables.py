@@ -4,16 +4,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.optim import SGD, Adagrad
-from torchrec.distributed.sharding_plan import table_wise
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from cpr.shards import before_updates, find_shards, table_groups
 from cpr.shards.lookups import watch_lookups
 from data.dataset import Feature
-from dlrm.config import DenseConfig
+from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.linear import LinearHead
+from dlrm.optim import Optimizers, dense_parameters
 from dlrm.sharding.host_lookup import use_host_lookups
+from dlrm.sharding.plan import make_sharder
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement, make_operator_sharder
+from dlrm.sharding.splitting.sharded import HeadSharder
 from dlrm.sharding.tables import initialize_tables
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300)))
@@ -23,21 +28,27 @@ CPU = torch.device("cpu")
 OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad}
 
 
+def on_rank_0(collection, sharder):
+    """A plan of its tables."""
+    places = {
+        table.name: table_wise(rank=0, compute_kernel="fused") for table in collection.embedding_bag_configs()
+    }
+    return construct_module_sharding_plan(
+        collection, places, sharder, local_size=1, world_size=1, device_type="cpu"
+    )
+
+
 @pytest.fixture
 def place(world_of_one):
     """Operator tables of a weight, all fields being on this rank."""
 
-    def work(weight, optimizer="sgd", names=NAMES):
+    def work(weight, optimizer="sgd"):
         dense = DenseConfig(optimizer=optimizer, learning_rate=0.1)
         sharder = make_operator_sharder(dense, CPU)
-        tables = dict(LinearHead(FEATURES).tables.embedding_bags.items())
-        fields = {
-            name: table_wise(rank=0, compute_kernel="fused")(tables[name].weight, 1, 1, "cpu", sharder)
-            for name in names
-        }
+        tables = LinearHead(FEATURES).tables
         placement = Placement(
-            fields=fields,
-            names=names,
+            fields=dict(on_rank_0(tables, sharder)),
+            names=NAMES,
             sharder=sharder,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
             device=CPU,
@@ -139,6 +150,72 @@ def test_a_rank_without_fields_takes_part(place):
     assert partial.shape == (3, 6)
     assert not partial.any()
     partial.sum().backward()
+
+
+@pytest.fixture
+def model(world_of_one):
+    """DeepFM, whose head is split although there is one rank."""
+    model = DeepFM(FEATURES, 3, 4, (6, 1), torch.float32)
+    tables = make_sharder(TablesConfig(learning_rate=0.5), CPU, torch.float32)
+    operators = make_operator_sharder(DenseConfig(optimizer="sgd", learning_rate=0.25), CPU)
+    return DistributedModelParallel(
+        model,
+        device=CPU,
+        plan=ShardingPlan(
+            {
+                "sparse": on_rank_0(model.sparse.tables, tables),
+                "wide.tables": on_rank_0(model.wide.tables, tables),
+            }
+        ),
+        sharders=[HeadSharder(DeepFMHead, tables, operators=operators), tables],
+        init_data_parallel=False,
+    )
+
+
+def test_follow_the_dense_learning_rate(model):
+    schedule = ScheduleConfig(warmup_steps=4)
+    optimizers = Optimizers(
+        model, DenseConfig(optimizer="sgd", learning_rate=0.25), TablesConfig(learning_rate=0.5), schedule
+    )
+    for step, factor in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
+        optimizers.begin_step(step)
+        rates = {
+            group.tables[0].fqn.rsplit(".", 2)[0]: group.emb_module.get_learning_rate()
+            for group in table_groups(model)
+        }
+        assert rates == {
+            "sparse.tables": 0.5 * factor,
+            "sparse.first.tables": 0.25 * factor,
+            "wide.tables": 0.5 * factor,
+        }
+
+
+def test_are_tables_of_the_model_and_no_dense_parameters(model):
+    names = {f"sparse.first.tables.embedding_bags.first_{name}.weight" for name in NAMES}
+    assert names <= {f"{shard.table_fqn}.weight" for shard in find_shards(model)}
+    assert names <= model.state_dict().keys()
+    assert names <= {
+        f"sparse.first.tables.{name}" for name in model.module.sparse.first.tables.fused_optimizer.params
+    }
+    dense = {id(parameter) for parameter in dense_parameters(model)}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters() if id(parameter) in dense}
+    assert shapes == {
+        "wide_dense.weight": (1, 3),
+        "wide_dense.bias": (1,),
+        "sparse.deep.hidden.0.weight": (6, 3),
+        "sparse.deep.hidden.0.bias": (6,),
+        "sparse.deep.logit.weight": (1, 6),
+        "sparse.deep.logit.bias": (1,),
+    }
+
+
+def test_what_lives_on_is_not_initialized(model):
+    """Rows that a worker has left in memory are used as they are; those of the seed are forgotten."""
+    (group,) = table_groups(model.module.sparse.first)
+    for table in group.tables:
+        table.weights.fill_(7.0)
+    assert torch.equal(model.module.sparse.first.weight(), torch.full((len(FEATURES) * 4, 6), 7.0))
+    assert model.module.sparse.first._initial is None
 
 
 def test_adam_is_refused_where_fbgemm_lacks_it():
