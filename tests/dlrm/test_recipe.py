@@ -14,7 +14,7 @@ KEYS = {
     "tables": "optimizer learning_rate eps max_rows",
     "dense": "optimizer learning_rate",
     "schedule": "warmup_steps decay_start_step decay_steps power",
-    "sharding": "kinds data_parallel_rows min_column_dim",
+    "sharding": "kinds data_parallel_rows min_column_dim strategy wire_dtype",
     "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
     "keep_last stop_within_s",
     "recovery": "enabled max_lost_share max_pls timeout_s",

@@ -132,10 +132,12 @@ def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
     best = min(legal, key=lambda each: each.time_s)
     gain = 1 - best.time_s / ordinary.time_s
     if gain < TIE:
-        reason = f"{best.strategy} would take {-gain:+.0%} of its time"
+        more = "as good as no less" if gain >= -TIE else f"{-gain:.0%} more"
+        reason = f"{best.strategy} would take {more} time"
         return Choice(path=shape.path, strategy="exchange", reason=reason, options=tuple(compared))
     fewer = 1 - (best.value_bytes + best.id_bytes) / (ordinary.value_bytes + ordinary.id_bytes)
-    reason = f"{gain:.0%} less time and {fewer:.0%} fewer bytes than the exchange"
+    sends = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} bytes"
+    reason = f"{gain:.0%} less time and {sends} than the exchange"
     return Choice(path=shape.path, strategy=best.strategy, reason=reason, options=tuple(compared))
 
 
@@ -210,7 +212,7 @@ def _option(
 def format_choices(choices: Sequence[Choice], cluster: Cluster) -> str:
     """The table for people: what was compared, what was chosen, and why."""
     lines = [
-        f"strategies on {cluster.describe()}; what a rank sends in a step, and the time of that:",
+        f"strategies on {cluster.describe()}; bytes that the busiest rank sends in a step, estimated time:",
         f"{'head':<10} {'strategy':<10} {'values':>10} {'ids':>10} {'time':>10}",
     ]
     for choice in choices:

@@ -65,7 +65,7 @@ def plan_heads(
         ids: that a sample has, on average, by feature.
         folder: of the run; None: nothing is remembered.
     """
-    num_ranks, per_node = dist.get_world_size(), ranks_per_node()
+    num_ranks, per_node = dist.get_world_size(), ranks_per_node(device)
     setting = Setting(num_ranks=num_ranks, ids=ids, dense=config.dense, device=device)
     shapes = shapes_of(model, ordinary, sharder, setting)
     if config.sharding.strategy == "auto":
