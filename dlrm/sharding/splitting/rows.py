@@ -5,10 +5,15 @@ not offer them on the CPU, and gloo's reduce-scatter, which it would end in, is 
 model with an `EmbeddingBagCollection`; what comes out is a `ShardedEmbeddingBagCollection` as ever.
 """
 
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
+from torchrec.distributed.embedding_lookup import BaseEmbeddingLookup
 from torchrec.distributed.embedding_sharding import (
     BaseEmbeddingDist,
     EmbeddingShardingContext,
@@ -28,6 +33,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.sharding.splitting.exchange import Exchange
 
@@ -107,8 +113,43 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
         super().__init__(*args)
         self._wire_dtype = wire_dtype
 
+    def create_lookup(self, *args: Any, **options: Any) -> BaseEmbeddingLookup[KeyedJaggedTensor, Tensor]:
+        lookup = super().create_lookup(*args, **options)
+        for kernel in lookup._emb_modules:
+            tbe = kernel.emb_module
+            if isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen):
+                _tell_empty_pieces_apart(tbe)
+                if not tbe.weights_host.numel():
+                    tbe.forward = partial(_look_nothing_up, tbe)
+        return lookup
+
     def create_output_dist(self, device: torch.device | None = None) -> "_RowSums":
         return _RowSums(Exchange(self._pg, self._wire_dtype))
+
+
+def _tell_empty_pieces_apart(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
+    """Let pieces without rows count as one row in the offsets from which FBGEMM's CPU backward tells tables.
+
+    Where two features begin at the same offset it takes them for one table's, and looks for that table's end
+    beyond the last: with a last piece that is empty, past the end of the offsets. It reads no rows from them.
+    """
+    rows = [max(spec[0], 1) for spec in tbe.embedding_specs]
+    starts = [0, *accumulate(rows)]
+    offsets = [*(starts[table] for table in tbe.feature_table_map), starts[-1]]
+    tbe.hash_size_cumsum.copy_(torch.tensor(offsets))
+
+
+def _look_nothing_up(
+    tbe: SplitTableBatchedEmbeddingBagsCodegen, indices: Tensor, offsets: Tensor, **_: Any
+) -> Tensor:
+    """In place of FBGEMM's lookup, which takes a module for one of a GPU if it has no rows on the host.
+
+    The result has a gradient, so that the backward pass of this rank meets that of the others.
+    """
+    num_bags = offsets.numel() - 1
+    dtype = SparseType.from_int(tbe.output_dtype).as_dtype()
+    batch = num_bags // len(tbe.feature_table_map)
+    return torch.zeros(batch, tbe.total_D, dtype=dtype, requires_grad=True)
 
 
 class _RowSums(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):  # type: ignore[misc]

@@ -37,6 +37,12 @@ class HeadContext(Multistreamable):  # type: ignore[misc]
     tables: EmbeddingBagCollectionContext
     dense: tuple[Tensor, ...] = field(default_factory=tuple)
 
+    @property
+    def sharding_contexts(self) -> list[Any]:
+        """Where TorchRec's input exchange notes batch sizes, which its pipelines send ahead."""
+        contexts: list[Any] = self.tables.sharding_contexts
+        return contexts
+
     def record_stream(self, stream: torch.Stream) -> None:
         """As TorchRec's pipelines ask for."""
         self.tables.record_stream(stream)

@@ -1,0 +1,57 @@
+"""Row-wise tables on the CPU: what only a look inside shows; tests.system.test_splitting has what they do."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from dlrm.sharding.splitting.rows import RowSplitSharder, _look_nothing_up, _RowSums, _tell_empty_pieces_apart
+
+
+def make_tables(*shapes):
+    """Tables `(rows, columns)`, all weights 1."""
+    tables = SplitTableBatchedEmbeddingBagsCodegen(
+        [(*shape, EmbeddingLocation.HOST, ComputeDevice.CPU) for shape in shapes],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.1,
+    )
+    tables.init_embedding_weights_uniform(1, 1)
+    return tables
+
+
+def test_the_sharder_offers_rows_everywhere_once():
+    for device in ("cpu", "cuda"):
+        assert RowSplitSharder().sharding_types(device).count("row_wise") == 1
+
+
+def test_empty_pieces_leave_other_tables_as_they_are():
+    """Before a table of another width, and last, where FBGEMM would look beyond its offsets."""
+    some, all_of_them = make_tables((5, 4)), make_tables((0, 8), (5, 4), (0, 4))
+    _tell_empty_pieces_apart(all_of_them)
+    assert all_of_them.hash_size_cumsum.tolist() == [0, 1, 6, 7]
+    ids = torch.tensor([0, 4, 4])
+    some(ids, torch.tensor([0, 1, 3])).sum().backward()
+    offsets = torch.tensor([0, 0, 0, 1, 3, 3, 3])
+    pooled = all_of_them(ids, offsets)
+    assert pooled.tolist() == [[0] * 8 + [1] * 4 + [0] * 4, [0] * 8 + [2] * 4 + [0] * 4]
+    pooled.sum().backward()
+    assert torch.equal(all_of_them.weights_host, some.weights_host)
+    assert torch.equal(all_of_them.momentum1_host, some.momentum1_host)
+
+
+def test_nothing_is_looked_up_where_there_is_nothing():
+    pooled = _look_nothing_up(make_tables((0, 8), (0, 4)), torch.zeros(0), torch.zeros(2 * 3 + 1))
+    assert pooled.shape == (3, 12)
+    assert not pooled.any()
+    assert pooled.requires_grad
+
+
+def test_features_with_batch_sizes_of_their_own_are_refused():
+    with pytest.raises(ValueError, match="as many bags, or shard their tables table_wise"):
+        _RowSums(None)(torch.zeros(2, 4), SimpleNamespace(variable_batch_per_feature=True))
