@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+GATHER: Final = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+"""The former is the latter's new name, as of torch 2.13."""
+
 
 class Exchange:
     """Moves partial results between the ranks of a group, each call made by all of them.
@@ -101,7 +104,7 @@ class Exchange:
             sent = wire.repeat(self.world_size, *[1] * (wire.dim() - 1))
             return self.all_to_all(sent, [wire.shape[0]] * self.world_size, batch_sizes)
         gathered = wire.new_empty((sum(batch_sizes), *wire.shape[1:]))
-        dist.all_gather_into_tensor(gathered, wire, group=self._group)
+        getattr(dist, GATHER)(gathered, wire, group=self._group)
         return gathered
 
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlrm.sharding.splitting.exchange import GATHER
+
 
 class Wire:
     """What this rank has sent to others."""
@@ -90,6 +92,7 @@ COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float
     "all_to_all_single": _all_to_all,
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather,
+    GATHER: _all_gather,
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "reduce_scatter_tensor": _reduce_scatter_tensor,
