@@ -49,6 +49,11 @@ class Head(PooledFeatures):
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
         """The operator's result for this rank's samples, `[B, ...]`."""
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether weights become tables when it is split: it has other parameters then."""
+        return type(self).co_locate is not Head.co_locate
+
     def co_locate(self, placement: Placement) -> None:
         """Before it is split: replace weights by `OperatorTables`, for those operators that have any."""
         return

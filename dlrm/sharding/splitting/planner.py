@@ -8,7 +8,7 @@ were started again, must not find its tables elsewhere because a link was busy.
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,7 +25,7 @@ from dlrm.sharding.splitting.cluster import Cluster, measure, ranks_per_node
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import split_plan
-from dlrm.sharding.splitting.shapes import Setting, heads_of, ids_of, shapes_of
+from dlrm.sharding.splitting.shapes import ONE_RANK, Setting, heads_of, ids_of, shapes_of
 from dlrm.sharding.splitting.sharded import HeadSharder
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,21 @@ def plan_heads(
         strategies = _automatic(shapes, config, device, batch_size, folder)
     else:
         strategies = {shape.path: "split" for shape in shapes}
-    strategies = {shape.path: _possible(shape, strategies, num_ranks // per_node) for shape in shapes}
+    heads = heads_of(model)
+    strategies = {
+        shape.path: _possible(_though_alone(shape, heads[shape.path]), strategies, num_ranks // per_node)
+        for shape in shapes
+    }
     return _planned(model, ordinary, sharder, strategies, setting, config, per_node)
+
+
+def _though_alone(shape: HeadShape, head: nn.Module) -> HeadShape:
+    """One rank splits too what it is told to split, if the head has other parameters then.
+
+    What several ranks have saved can be loaded by one, and the other way round.
+    """
+    alone = shape.refusal == ONE_RANK and isinstance(head, Head) and head.has_weights
+    return replace(shape, refusal="") if alone else shape
 
 
 def _possible(shape: HeadShape, strategies: Mapping[str, Strategy], num_nodes: int) -> Strategy:
@@ -167,7 +180,7 @@ def _planned(
         plan[f"{path}.tables" if stays else path] = pieces
         if not stays:
             operators = None
-            if type(head).co_locate is not Head.co_locate:
+            if head.has_weights:
                 operators = make_operator_sharder(config.dense, setting.device)
             together = per_node if strategies[path] == "two_level" else 1
             kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators, together)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.layout import COLUMN_STEP
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
+
+ONE_RANK: Final = "there is one rank"
+"""Why nothing is split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +122,14 @@ def _with_split(shape: HeadShape, head: PooledFeatures, setting: Setting) -> Hea
 
 def _refusal(head: Head, dim: int, setting: Setting) -> str:
     """Why a head cannot be split here; empty if it can."""
-    if setting.num_ranks == 1:
-        return "there is one rank"
     if head.split_by == "columns" and dim // COLUMN_STEP < setting.num_ranks:
         return (
             f"{dim} columns make {dim // COLUMN_STEP} pieces of {COLUMN_STEP} (an FBGEMM limit), too few for "
             f"{setting.num_ranks} ranks"
         )
-    if type(head).co_locate is not Head.co_locate:
+    if head.has_weights:
         try:
             make_operator_sharder(setting.dense, setting.device)
         except ValueError as error:
             return str(error)
-    return ""
+    return ONE_RANK if setting.num_ranks == 1 else ""

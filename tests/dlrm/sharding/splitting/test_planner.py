@@ -111,6 +111,15 @@ def test_what_is_wanted_but_not_possible_is_the_ordinary_plan_and_a_warning(shar
     assert "there is one rank" in caplog.text
 
 
+def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
+    """So that it goes on with what several ranks have saved; but by itself `auto` does not choose so."""
+    assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
+    choice = tmp_path / planner.CHOICE_NAME
+    choice.write_text(choice.read_text().replace("exchange", "split"))
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+
+
 def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypatch):
     sharded("auto")
     text = (tmp_path / planner.CHOICE_NAME).read_text()
