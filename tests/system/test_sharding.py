@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from cpr.faults import AtStep, KillWorker, Plan
 from data.synthetic import SyntheticConfig, generate
-from tests.system.test_resume import only_folder, settings
+from tests.system.test_resume import curve, only_folder, report_of, settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -25,7 +26,7 @@ def dataset(tmp_path_factory):
 def train(start, dataset, tmp_path):
     """Trains on two ranks or more; what was said, and the run folder."""
 
-    def work(name, *arguments, ranks=2, more=()):
+    def work(name, *arguments, ranks=2, more=(), **options):
         runs = tmp_path / name
         command = arguments
         if "--resume" not in arguments:
@@ -33,7 +34,7 @@ def train(start, dataset, tmp_path):
                 *settings(dataset, runs, f"train.max_steps={STEPS}", "train.precision=fp32", *more),
                 *arguments,
             )
-        process = start("-m", "dlrm.train", *command, ranks=ranks)
+        process = start("-m", "dlrm.train", *command, ranks=ranks, **options)
         _, said = process.communicate(timeout=150)
         assert process.returncode == 0, said
         return said, only_folder(runs)
@@ -54,6 +55,25 @@ def test_split_and_exchanged_are_the_same_run(train):
     assert "split" not in said
     assert len(losses(split)) >= 4
     assert losses(split) == pytest.approx(losses(exchanged), rel=1e-4)
+
+
+def test_a_worker_that_dies_changes_nothing_of_a_run_with_split_operators(train, memory, tmp_path):
+    model = ["model.kind=dcnv2", "model.cross_rank=8", "checkpoint.every_steps=10"]
+    _, whole = train("whole", "--sharding", "des", more=model)
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))
+    said, folder = train(
+        "disturbed",
+        "--sharding",
+        "des",
+        more=model,
+        restarts=1,
+        environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
+    )
+    assert "the memory of all workers outlived them" in said
+    assert report_of(folder)["failures"]["pls"] == 0
+    assert len(curve(whole)) >= 4
+    assert curve(folder) == curve(whole)
 
 
 def test_what_auto_chose_stays_on_resume_and_on_other_ranks(train):
