@@ -15,9 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
@@ -186,6 +189,46 @@ def lookups_are_counted(model):
             assert torch.equal(chosen[shard.name], expected), shard.name
 
 
+def any_model_may_have_rows():
+    """Planned by TorchRec: mean pooling, a table of two features, and one of another width."""
+    features = ("f", "g", "h")
+    configs = [
+        EmbeddingBagConfig(
+            name="few", num_embeddings=5, embedding_dim=8, feature_names=["f"], pooling=PoolingType.MEAN
+        ),
+        EmbeddingBagConfig(name="many", num_embeddings=21, embedding_dim=4, feature_names=["g", "h"]),
+    ]
+    torch.manual_seed(3)
+    whole = EmbeddingBagCollection(tables=configs)
+    sharder = RowSplitSharder({"optimizer": FUSED_OPTIMIZERS["sgd"], "learning_rate": 1.0})
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=RANKS, compute_device="cpu"),
+        constraints={config.name: ParameterConstraints(sharding_types=["row_wise"]) for config in configs},
+    )
+    model = nn.Sequential(EmbeddingBagCollection(tables=configs, device=torch.device("meta")))
+    plan = planner.collective_plan(model, [sharder], dist.group.WORLD)
+    sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+    weights = {config.name: whole.embedding_bags[config.name].weight for config in configs}
+    for shard in find_shards(sharded):
+        rows = slice(shard.row_offset, shard.row_offset + shard.num_rows)
+        shard.weights.copy_(weights[shard.table_fqn.rpartition(".")[2]].detach()[rows])
+    generator = torch.Generator().manual_seed(4)
+    batches = []
+    for _ in range(RANKS):
+        lengths = torch.randint(0, 4, (3 * BATCH,), generator=generator)
+        ids = torch.randint(0, 5, (int(lengths.sum()),), generator=generator)
+        batches.append(KeyedJaggedTensor(keys=list(features), values=ids, lengths=lengths))
+    expected = [whole(batch).values() for batch in batches]
+    found = sharded(batches[dist.get_rank()]).values()
+    torch.testing.assert_close(found, expected[dist.get_rank()])
+    torch.cat(expected).square().mean().backward()
+    found.square().mean().backward()
+    for shard in find_shards(sharded):
+        rows = slice(shard.row_offset, shard.row_offset + shard.num_rows)
+        weight = weights[shard.table_fqn.rpartition(".")[2]]
+        torch.testing.assert_close(shard.weights, (weight - weight.grad).detach()[rows])
+
+
 @dataclass
 class Batch(Pipelineable):
     """What a rank gets in a step."""
@@ -250,6 +293,7 @@ def main(folder):
             checkpoints_load_into_any_layout(model, plain, folder)
             lookups_are_counted(model)
             pipelines_change_nothing(model)
+            any_model_may_have_rows()
         optimizer = torch.optim.Adagrad(dense_parameters(model), lr=0.1)
         recovery.restore(model, optimizers=[optimizer])
         torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")

@@ -35,6 +35,11 @@ def columns_by_rank(head: Head, plan: Mapping[str, ParameterSharding], world_siz
     kinds = {each.sharding_type for each in plan.values()}
     allowed = sharding_types(head)
     name = type(head).__name__
+    missing = {table.name for table in head.tables.embedding_bag_configs()} - plan.keys()
+    if missing:
+        raise ValueError(
+            f"the plan of a {name} lacks its tables {', '.join(sorted(missing))}; name all of them"
+        )
     if len(kinds) > 1:
         raise ValueError(
             f"the tables of a {name} that is split lie all alike, not {' and '.join(sorted(kinds))}: "

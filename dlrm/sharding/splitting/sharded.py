@@ -108,7 +108,16 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
     def input_dist(
         self, ctx: HeadContext, sparse: KeyedJaggedTensor, *dense: Tensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Every rank gets all ids of all samples that it looks up."""
+        """Every rank gets all ids of all samples that it looks up.
+
+        Raises:
+            ValueError: features have different numbers of bags.
+        """
+        if sparse.variable_stride_per_key():
+            raise ValueError(
+                "split heads have as many bags of every feature; expand the KeyedJaggedTensor, or plan the "
+                "`tables` of the head instead of the head itself"
+            )
         ctx.dense = dense
         return self.tables.input_dist(ctx.tables, sparse)
 

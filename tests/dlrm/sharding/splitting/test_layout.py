@@ -67,6 +67,7 @@ def test_columns_of_each_rank(head, plan, expected):
 @pytest.mark.parametrize(
     ("head", "plan", "message"),
     [
+        (LINEAR, {"a": table(0)}, "plan of a LinearHead lacks its tables b; name all"),
         (LINEAR, {"a": table(0), "b": rows(5, 5)}, "all alike, not row_wise and table_wise: shard all table"),
         (
             LINEAR,
