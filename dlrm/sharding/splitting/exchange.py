@@ -110,7 +110,7 @@ class Exchange:
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
         """This rank's rows of the sum over ranks; in the dtype of `partial`."""
         own = batch_sizes[self.rank]
-        # gloo's own reduce-scatter takes three times as long
+        # faster than gloo's own reduce-scatter; and sums can be in fp32, whatever travels
         received = self.all_to_all(partial, batch_sizes, [own] * self.world_size)
         pieces = received.view(self.world_size, own, *partial.shape[1:])
         return pieces.sum(0, dtype=torch.promote_types(partial.dtype, torch.float32)).to(partial.dtype)
