@@ -2,10 +2,10 @@
 
 Two baselines: the all-to-all of pooled embeddings, which is TorchRec's, and pulling and pushing unique rows,
 which is a parameter server's and the one that the DES paper compares with (72.26 % to 99.77 % less by its
-theory [paper, first version]). Tables lie evenly over the ranks, numbers are fp32, and weights of an operator
-that are replicated are averaged once a step in both baselines. Ids are left out: a parameter server's keys
-are counted, because they come with its rows; DES reads features where their keys live, TorchRec sends ids
-with either plan.
+theory [paper, first version]). Tables lie evenly over the ranks, and numbers are fp32. Gradients of an
+operator's own weights, which a split keeps in place, are averaged once a step in both baselines; dense
+weights that are replicated either way are left out. So are ids, except for a parameter server's keys, which
+come with its rows: DES reads features where their keys live, and TorchRec sends ids with either plan.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[
     tables = head.tables.embedding_bag_configs()
     dim = tables[0].embedding_dim
     own = sum(each.numel() for name, each in head.named_parameters() if not name.startswith("tables."))
-    averaged = costs.most_sent(costs.all_reduce(own, num_ranks))
+    averaged = costs.most_sent(costs.all_reduce(own - traffic.replicated, num_ranks))
     exchanged = costs.pooled_exchange([len(tables) * dim / num_ranks] * num_ranks, sizes)
     # a dense vector that takes part goes to some rank whole, or in even columns: most leaves a rank without
     columns = [dim / num_ranks] * num_ranks if head.split_by == "columns" else [0.0] * (num_ranks - 1) + [dim]
@@ -70,7 +70,6 @@ def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[
         for crossing in traffic.crossings
         for collective in costs.crossing(crossing, sizes, columns, costs.FP32_BYTES)
     ]
-    moved += costs.all_reduce(traffic.replicated, num_ranks)
     # TorchRec's tables have more columns than a linear part has weights, a parameter server's do not
     weight_dim = 1 if isinstance(head, LinearHead) else dim
     rows = costs.pull_and_push(unique_rows, [weight_dim] * len(tables), num_ranks)

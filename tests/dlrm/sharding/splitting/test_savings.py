@@ -40,12 +40,12 @@ def rows(dim):
     return KEYS * (8 + 2 * 4 * dim) * OTHERS / RANKS
 
 
-DEEP = (NUM_DENSE + 6 * DIM) * 8 + 8 + 8 + 1
-"""Weights and biases of DeepFM's deep part, 8 hidden units."""
+FIRST = 6 * DIM * 8
+"""Weights of the first layer over embeddings, 8 hidden units; the rest stays replicated."""
 CROSSED = 7 * DIM
 """Columns of what DCN-v2's cross layers work on."""
-CROSS = 2 * (CROSSED * 3 + 3 * CROSSED + CROSSED) + CROSSED * 8 + 8 + 8 + 1
-"""Weights and biases of two cross layers of rank 3, and of an MLP of 8 hidden units."""
+CROSS = 2 * (CROSSED * 3 + 3 * CROSSED + CROSSED) + CROSSED * 8
+"""Weights and biases of two cross layers of rank 3, and weights of the layer after them."""
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ CROSS = 2 * (CROSSED * 3 + 3 * CROSSED + CROSSED) + CROSSED * 8 + 8 + 8 + 1
         ("fm", summed(1 + DIM + 1), exchanged(4 + DIM), rows(1) + rows(DIM)),
         (
             "deepfm",
-            summed(1 + DIM + 1 + 8) + averaged(DEEP - 6 * DIM * 8),
-            exchanged(4 + DIM) + averaged(DEEP),
-            rows(1) + rows(DIM) + averaged(DEEP),
+            summed(1 + DIM + 1 + 8),
+            exchanged(4 + DIM) + averaged(FIRST),
+            rows(1) + rows(DIM) + averaged(FIRST),
         ),
         # the dense vector goes out in columns, and its gradient comes back
         ("dlrm", summed(21) + 2 * OTHERS / RANKS * BATCH * DIM * 4, exchanged(DIM), rows(DIM)),
         # two cross layers are summed on all ranks, both ways; the dense vector's rank sends its gradient
         (
             "dcnv2",
-            summed(8) + 2 * 2 * averaged(RANKS * BATCH * 3) + OTHERS * BATCH * DIM * 4 + averaged(8 + 8 + 1),
+            summed(8) + 2 * 2 * averaged(RANKS * BATCH * 3) + OTHERS * BATCH * DIM * 4,
             exchanged(DIM) + averaged(CROSS),
             rows(DIM) + averaged(CROSS),
         ),
