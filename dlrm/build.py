@@ -26,7 +26,7 @@ from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
-from dlrm.sharding.splitting.planner import plan_heads
+from dlrm.sharding.splitting.planner import WIRE_DTYPES, plan_heads
 from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables
 from dlrm.stop import StopSignal
@@ -60,7 +60,7 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     dtype = arithmetic_dtype(config.train.precision)
     torch.manual_seed(config.train.seed)
     model = build_model(config.model, inputs.manifest.features, len(inputs.manifest.dense), dtype)
-    sharder = make_sharder(config.tables, device, dtype)
+    sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype])
     batch_size = inputs.loader.config.batch_size
     plan = make_plan(model, sharder, config.sharding, device, batch_size)
     sharders: list[Any] = [sharder]

@@ -47,8 +47,17 @@ class TablePlacement:
     """fp32 weights on all ranks together, without optimizer state."""
 
 
-def make_sharder(tables: TablesConfig, device: torch.device, dtype: torch.dtype) -> RowSplitSharder:
-    """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`."""
+def make_sharder(
+    tables: TablesConfig, device: torch.device, dtype: torch.dtype, wire_dtype: torch.dtype | None = None
+) -> RowSplitSharder:
+    """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`.
+
+    Args:
+        tables: say which optimizer.
+        device: where they live.
+        dtype: of the arithmetic.
+        wire_dtype: of the partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
+    """
     fused_params = {
         "optimizer": FUSED_OPTIMIZERS[tables.optimizer],
         "learning_rate": tables.learning_rate,
@@ -56,7 +65,7 @@ def make_sharder(tables: TablesConfig, device: torch.device, dtype: torch.dtype)
     }
     if device.type == "cuda" and dtype == torch.bfloat16:
         fused_params["output_dtype"] = SparseType.BF16
-    return RowSplitSharder(fused_params)
+    return RowSplitSharder(fused_params, wire_dtype=wire_dtype)
 
 
 def make_plan(
