@@ -53,9 +53,8 @@ def make_operator_sharder(dense: DenseConfig, device: torch.device) -> Embedding
     known = FUSED_OPTIMIZERS[device.type]
     if dense.optimizer not in known:
         raise ValueError(
-            f"weights of an operator cannot be split with dense.optimizer {dense.optimizer!r}: "
-            f"on {device.type}, FBGEMM updates tables by {', '.join(sorted(known))} alone; choose one of "
-            "those, or sharding.strategy torchrec"
+            f"FBGEMM on {device.type} does not update the weights of an operator by {dense.optimizer}; set "
+            f"dense.optimizer to one of {', '.join(sorted(known))}, or sharding.strategy to torchrec"
         )
     fused_params = {"optimizer": known[dense.optimizer], "learning_rate": dense.learning_rate}
     if dense.optimizer in EPS:
