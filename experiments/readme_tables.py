@@ -143,7 +143,7 @@ FAILURES: Final[Sequence[Row]] = [
             "run undisturbed"
         ),
         result=(
-            "AUC **{soak_auc_delta:+.5f}** at a PLS of **{soak_pls:.4f}**; processes, files and memory left "
+            "AUC **{soak_auc_delta:+.1e}** at a PLS of **{soak_pls:.4f}**; processes, files and memory left "
             "behind: {soak_leftovers:.0f}"
         ),
     ),
