@@ -57,8 +57,8 @@ def test_every_model_has_heads_that_can_be_split(kind, heads, shapes):
     ("options", "reason"),
     [
         ({"kind": "dlrm", "num_ranks": 5}, "16 columns make 4 pieces of 4 .*, too few for 5 ranks"),
-        ({"kind": "deepfm", "num_ranks": 2, "dense": "adam"}, "dense.optimizer 'adam'.*on cpu"),
-        ({"kind": "dcnv2", "num_ranks": 2, "dense": "adam"}, "dense.optimizer 'adam'.*on cpu"),
+        ({"kind": "deepfm", "num_ranks": 2, "dense": "adam"}, "on cpu .* by adam; set dense.optimizer"),
+        ({"kind": "dcnv2", "num_ranks": 2, "dense": "adam"}, "on cpu .* by adam; set dense.optimizer"),
         ({"kind": "dlrm", "num_ranks": 1}, "there is one rank"),
     ],
 )
