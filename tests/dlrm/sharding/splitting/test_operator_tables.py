@@ -220,8 +220,6 @@ def test_what_lives_on_is_not_initialized(model):
 
 def test_adam_is_refused_where_fbgemm_lacks_it():
     adam = DenseConfig(optimizer="adam")
-    with pytest.raises(
-        ValueError, match=r"by adam; set dense.optimizer to one of adagrad, sgd, or"
-    ):
+    with pytest.raises(ValueError, match=r"by adam; set dense.optimizer to one of adagrad, sgd, or"):
         make_operator_sharder(adam, CPU)
     assert make_operator_sharder(adam, torch.device("cuda")).fused_params["eps"] == 1e-8
