@@ -197,7 +197,8 @@ class ShardingConfig:
     """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
     partial results instead; `auto`: for each operator, what is estimated to take less time on these links."""
     wire_dtype: str = "fp32"
-    """Partial results of split operators travel in `bf16` or `fp16`; or as they are computed, with `fp32`."""
+    """Partial results, of split operators and of row_wise tables on the CPU, travel in `bf16` or `fp16`; with
+    `fp32`, as they are computed."""
 
     def __post_init__(self) -> None:
         _check(
@@ -209,9 +210,9 @@ class ShardingConfig:
             f"sharding.wire_dtype is {self.wire_dtype!r}; choose one of {', '.join(WIRE_DTYPES)}",
         )
         _check(
-            self.wire_dtype == "fp32" or self.strategy != "torchrec",
-            "sharding.wire_dtype is about split operators; set sharding.strategy to des or auto as well "
-            "(train.precision=bf16 halves what TorchRec exchanges)",
+            self.wire_dtype == "fp32" or self.strategy != "torchrec" or "row_wise" in self.kinds,
+            "sharding.wire_dtype is about partial results, of split operators or row_wise tables; "
+            "set sharding.strategy to des or auto (train.precision=bf16 halves what TorchRec exchanges)",
         )
         known = sorted(set(SHARDING_KINDS["cpu"]) | set(SHARDING_KINDS["cuda"]))
         for kind in self.kinds:

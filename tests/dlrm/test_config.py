@@ -80,3 +80,10 @@ def test_kinds_that_the_device_lacks():
         ValueError, match=r"no table_row_wise sharding on cpu; set sharding\.kinds to some of table_wise"
     ):
         config.check_device("cpu")
+
+
+def test_a_wire_dtype_is_for_those_who_send_partial_results():
+    for options in ({"strategy": "des"}, {"strategy": "auto"}, {"kinds": ("table_wise", "row_wise")}):
+        assert ShardingConfig(wire_dtype="bf16", **options).wire_dtype == "bf16"
+    with pytest.raises(ValueError, match=r"set sharding\.strategy to des or auto"):
+        ShardingConfig(wire_dtype="bf16")

@@ -17,7 +17,9 @@ def test_bytes_of_a_step(sizes, start_ranks):
         Case("dlrm", "des", sizes, wire_dtype="bf16"),
         Case("dlrm", "torchrec", sizes, precision="bf16"),
         Case("deepfm", "des", sizes, precision="bf16"),
+        Case("lr", "auto", sizes, chosen="rows"),
+        Case("dlrm", "auto", sizes, chosen="rows", wire_dtype="bf16"),
     ]
     if len(sizes) == 4:
-        cases += [Case(kind, "auto", sizes, ranks_per_node=2) for kind in KINDS]
+        cases += [Case(kind, "auto", sizes, chosen="two_level", ranks_per_node=2) for kind in KINDS]
     start_ranks(wire_worker.count, cases, world_size=len(sizes)).wait(timeout_s=150)

@@ -159,8 +159,8 @@ def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_b
     pooled = Crossing(way="sum_to_owners", width=shape.num_tables * shape.dim, value_bytes=shape.value_bytes)
     if shape.partial_rows:
         crossings, averaged = shape.traffic.crossings, shape.traffic.replicated
-    else:  # TorchRec's tables, of which no wire dtype is known
-        crossings, averaged, wire_bytes = (pooled,), shape.replicated, None
+    else:
+        crossings, averaged = (pooled,), shape.replicated
     values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
     values += all_reduced(averaged, num_ranks)
     inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)
