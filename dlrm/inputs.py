@@ -5,7 +5,7 @@ What a user can get wrong is found here, while no process group exists that coul
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -48,10 +48,10 @@ class Inputs:
     loader: DataLoader
     test_loader: DataLoader
     source: CachedSource | None
-    ids: Mapping[str, float]
-    """Ids that a sample has on average, by feature, as the first rows have it."""
     resume: Path | None = None
     """Folder of the run to go on with."""
+    ids: Mapping[str, float] = field(default_factory=dict)
+    """Ids that a sample has on average, by feature, in the first rows; one where a feature is not named."""
 
     def close(self) -> None:
         """Stop background threads and let go of files."""

@@ -51,6 +51,21 @@ def test_days_and_batches(dataset):
     assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
 
 
+@pytest.mark.parametrize("multi_hot", [False, True])
+def test_ids_of_a_sample_are_counted(multi_hot, tmp_path):
+    shape = SyntheticConfig(
+        scale=1e-4, days=2, rows_per_day=256, rows_per_block=256, rows_per_file=256, multi_hot=multi_hot
+    )
+    generate(shape, tmp_path / "dataset")
+    ids = prepare_with(tmp_path / "dataset").ids
+    part = pq.read_table(next((tmp_path / "dataset").glob("day=0/*.parquet")), partitioning=None)
+    assert len(ids) == 26
+    for name, of_sample in ids.items():
+        column = part.column(name).combine_chunks()
+        assert of_sample == pytest.approx(len(column.flatten()) / 256 if multi_hot else 1)
+    assert (max(ids.values()) > 1) == multi_hot
+
+
 def test_ranks_share_the_global_batch(dataset):
     inputs = prepare_with(dataset, ranks=Ranks(rank=1, local_rank=1, world_size=4))
     assert inputs.loader.config.batch_size == 8
