@@ -194,8 +194,9 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
         return parameters
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Those that the heads' operator can be split by; the best first."""
-        return sharding_types(self._kind)
+        """Those that the heads' operator can be split by and their tables can have; the best first."""
+        of_tables = self._tables.sharding_types(compute_device_type)
+        return [each for each in sharding_types(self._kind) if each in of_tables]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """Those of the tables."""
