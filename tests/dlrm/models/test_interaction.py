@@ -81,7 +81,11 @@ SHUFFLED = ["c", "a", "d", "b"]
 SIZES = (3, 0, 2)
 
 
-def split_over_ranks(head, dense, pooled, columns):
+def make_head(dtype):
+    return DotHead([Feature(name=name, rows=1) for name in NAMES], 16, dtype)
+
+
+def split_over_ranks(dense, pooled, columns):
     """Result, gradient of the dense vector, and gradient of the embeddings, of all ranks together."""
 
     def work(exchange):
@@ -89,7 +93,7 @@ def split_over_ranks(head, dense, pooled, columns):
         own = dense.detach().split(SIZES)[rank].requires_grad_()
         values = pooled.detach().unflatten(1, (4, -1)).split(columns, dim=2)[rank].flatten(1).requires_grad_()
         owned = Owned(values=values, names=names, batch_sizes=SIZES, columns=columns)
-        result = head.split(owned, own, exchange=exchange)
+        result = make_head(dense.dtype).split(owned, own, exchange=exchange)
         result.to(torch.float64).square().sum().backward()
         return result.detach(), own.grad, values.grad.unflatten(1, (4, columns[rank]))
 
@@ -107,10 +111,9 @@ def test_split_by_columns_equals_the_whole(columns, dtype, atol):
     dense, pooled = (
         torch.randn(sum(SIZES), width, generator=generator).to(dtype).requires_grad_() for width in (16, 64)
     )
-    head = DotHead([Feature(name=name, rows=1) for name in NAMES], 16, dtype)
-    expected = head.interaction(dense, pooled, SHUFFLED)
+    expected = make_head(dtype).interaction(dense, pooled, SHUFFLED)
     expected.to(torch.float64).square().sum().backward()
-    result, of_dense, of_values = split_over_ranks(head, dense, pooled, columns)
+    result, of_dense, of_values = split_over_ranks(dense, pooled, columns)
     assert result.dtype == of_values.dtype == dtype
     # inside, gradients are of the mean over ranks
     wanted = (expected.detach(), dense.grad, pooled.grad / len(SIZES))
