@@ -54,5 +54,6 @@ def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
         loader=loader,
         test_loader=loader,
         source=None,
+        ids={},
     )
     return Training(inputs, cycle(list(batches)), initialize)

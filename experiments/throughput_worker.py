@@ -99,6 +99,7 @@ def _train_ours(config: Config, workload: Workload, ranks: Ranks, batches: Timed
         loader=cast("DataLoader", batches),
         test_loader=cast("DataLoader", last),
         source=None,
+        ids={},
     )
     with StopSignal() as stop:
         trainer = build(inputs, stop)

@@ -1,6 +1,7 @@
 """The trainer's model and optimizers, a step at a time: for experiments that do things between steps."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import Final
 
@@ -23,11 +24,18 @@ class Training:
         inputs: say what is trained.
         batches: what the next steps train on; may be replaced between steps.
         initialize: whether tables get initial values of our own, as in `dlrm.build.shard`.
+        folder: where `sharding.strategy` auto writes down what it chose, as there.
     """
 
-    def __init__(self, inputs: Inputs, batches: Iterator[Batch], initialize: bool = True) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        batches: Iterator[Batch],
+        initialize: bool = True,
+        folder: Path | None = None,
+    ) -> None:
         config = inputs.config
-        self.model = shard(inputs, initialize)
+        self.model = shard(inputs, initialize, folder)
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0

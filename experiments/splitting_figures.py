@@ -1,0 +1,153 @@
+"""Figures of `experiments.splitting` from its rows; what each means is said there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from experiments.record import Row
+from experiments.splitting_traffic import rows_of, saved
+
+MAIN_WORKERS: Final = 4
+"""Of the figures without a number of workers: the most whose bytes are counted."""
+RESAMPLES: Final = 2000
+PLANS: Final = ("torchrec", "des")
+WORDS: Final = {frozenset({"exchange"}): "torchrec", frozenset({"split"}): "des"}
+"""Strategies of all heads, and the contender that has the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Of two throughputs: the median over rounds of the ratio within a round, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the difference is smaller than its interval."""
+        return self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A model on so many workers behind links of one speed."""
+
+    model: str
+    workers: int
+    gbit_per_s: float | None
+    """Of a link; None: not limited."""
+    rounds: Sequence[Mapping[str, float]]
+    """Seconds a step of each contender."""
+    chosen: Mapping[str, Any]
+    """By `auto`: the strategy of each head."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.model}, {self.workers} workers, {link_name(self.gbit_per_s)}"
+
+    @property
+    def plan(self) -> str | None:
+        """The contender with the strategies that `auto` chose; None: neither has them all."""
+        return WORDS.get(frozenset(self.chosen.values()))
+
+    def ratio(self, one: str, other: str) -> Ratio:
+        """Throughput of `one` contender over that of the `other`."""
+        ratios = np.array([each[other] / each[one] for each in self.rounds])
+        drawn = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
+        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+        return Ratio(value=float(np.median(ratios)), low=float(low), high=float(high))
+
+    @property
+    def better(self) -> str:
+        """Of the two plans."""
+        return "des" if self.ratio("des", "torchrec").value >= 1 else "torchrec"
+
+    @property
+    def auto_ratio(self) -> Ratio:
+        """`auto` over the better plan."""
+        return self.ratio("auto", self.better)
+
+    @property
+    def choice_ratio(self) -> Ratio:
+        """What `auto` chose over what it could have chosen; a mixture of both over the better plan."""
+        if self.plan is None:
+            return self.auto_ratio
+        (other,) = {*PLANS} - {self.plan}
+        return self.ratio(self.plan, other)
+
+
+def link_name(gbit_per_s: float | None) -> str:
+    """For people."""
+    return "unthrottled" if gbit_per_s is None else f"{gbit_per_s:g} Gb/s"
+
+
+def cells_of(rows: Sequence[Row]) -> list[Cell]:
+    """All that were timed."""
+    return [
+        Cell(
+            model=row["model"],
+            workers=row["workers"],
+            gbit_per_s=row["gbit_per_s"],
+            rounds=row["rounds"],
+            chosen={path: head["strategy"] for path, head in row["chosen"]["heads"].items()},
+        )
+        for row in rows
+        if "rounds" in row
+    ]
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """All figures."""
+    return byte_figures(rows) | time_figures(cells_of(rows))
+
+
+def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """Shares of bytes saved, by model and number of workers."""
+    figures = {}
+    for (model, workers), row in rows_of(rows).items():
+        ending = "" if workers == MAIN_WORKERS else f"_{workers}_workers"
+        figures[f"bytes_saved_{model}{ending}"] = saved(row, row["pull_and_push"]["multi_hot"])
+        figures[f"bytes_saved_{model}_one_hot{ending}"] = saved(row, row["pull_and_push"]["one_hot"])
+        figures[f"bytes_saved_{model}_a2a{ending}"] = saved(row, row["all_to_all"])
+    return figures
+
+
+def time_figures(cells: Sequence[Cell]) -> dict[str, float]:
+    """How good the planner's choices are, and what they are worth."""
+    choices = [cell.choice_ratio for cell in cells]
+    worst, best = worst_cell(cells).auto_ratio, best_cell(cells).ratio("des", "torchrec")
+    return {
+        "planner_hits_share": sum(each.value >= 1 or each.is_tie for each in choices) / len(cells),
+        "planner_firm_hits_share": sum(each.low > 1 for each in choices) / len(cells),
+        "ties_share": sum(each.is_tie for each in choices) / len(cells),
+        "auto_worst_ratio": worst.value,
+        "auto_worst_ratio_low": worst.low,
+        "auto_worst_ratio_high": worst.high,
+        "best_throughput_ratio": best.value,
+        "best_throughput_ratio_low": best.low,
+        "best_throughput_ratio_high": best.high,
+    }
+
+
+def worst_cell(cells: Sequence[Cell]) -> Cell:
+    """Where `auto` falls behind the better plan most."""
+    return min(cells, key=lambda cell: cell.auto_ratio.value)
+
+
+def best_cell(cells: Sequence[Cell]) -> Cell:
+    """Where splitting gains most."""
+    return max(cells, key=lambda cell: cell.ratio("des", "torchrec").value)
+
+
+def notes_of(cells: Sequence[Cell]) -> dict[str, str]:
+    """Which cells the extremes are, and where the planner was wrong."""
+    missed = [cell.name for cell in cells if cell.choice_ratio.high < 1]
+    return {
+        "auto_worst_ratio": worst_cell(cells).name,
+        "best_throughput_ratio": best_cell(cells).name,
+        "planner_hits_share": f"wrong: {'; '.join(missed) or 'nowhere'}",
+    }

@@ -1,0 +1,152 @@
+"""Links of a chosen speed on one machine: a network namespace for each worker, and a bridge between them.
+
+Every worker sees one network card, whose other end is a port of a bridge in a namespace of its own.
+Linux's token bucket filter (`tc tbf`) limits the speed of both ends, so that what leaves a worker and what
+reaches it take their time. Interfaces live inside the namespaces alone and vanish with them; the namespaces
+are named by the process that made them, and those of a process that is no more are removed by the next.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final, Self
+
+PREFIX: Final = "cpr-des"
+LINK: Final = "card"
+"""A worker's network card, in its namespace."""
+MOST_QUEUED_BYTES: Final = 64_000_000
+"""That wait before a link: more than senders have on their way, so that nothing is dropped."""
+LEAST_BURST_BYTES: Final = 72_000
+"""That pass a link at once, the largest packet that Linux hands to a card among them."""
+BURST_S: Final = 100e-6
+"""On fast links what passes at once is this long, since a timer has to let it through."""
+
+
+class NoNetworkError(RuntimeError):
+    """This machine or user cannot have links of their own; the message says what is missing."""
+
+
+def check_possible() -> None:
+    """Refuse to begin where it cannot work.
+
+    Raises:
+        NoNetworkError: not root, a command is missing, or the system does not allow it.
+    """
+    missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
+    if missing:
+        raise NoNetworkError(f"links with a limited speed need {' and '.join(missing)}: install iproute2")
+    if os.geteuid() != 0:
+        raise NoNetworkError("links with a limited speed take network namespaces, and those take root")
+    with Network(1) as network:
+        network.limit(1.0)
+
+
+class Network:
+    """Workers that each have a link to all others, of any speed until it is limited.
+
+    Args:
+        num_workers: how many.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers: Final = num_workers
+        self._hub = f"{PREFIX}-{os.getpid()}-hub"
+        self._names = [f"{PREFIX}-{os.getpid()}-{worker}" for worker in range(num_workers)]
+
+    def __enter__(self) -> Self:
+        remove_leftovers()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove all of it."""
+        for name in sorted({self._hub, *self._names} & set(_namespaces())):
+            _run("ip", "netns", "del", name)
+
+    def command(self, worker: int) -> list[str]:
+        """What comes before a command line that is to run as that worker."""
+        return ["ip", "netns", "exec", self._names[worker]]
+
+    def environment(self, worker: int, port: int = 29500) -> dict[str, str]:
+        """What PyTorch wants to know there: each worker is a node of its own."""
+        return {
+            "MASTER_ADDR": _address(0),
+            "MASTER_PORT": str(port),
+            "RANK": str(worker),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(self.num_workers),
+            "LOCAL_WORLD_SIZE": "1",
+            "GLOO_SOCKET_IFNAME": LINK,
+        }
+
+    def limit(self, gbit_per_s: float | None) -> None:
+        """All links have this speed from now on, each way; None: as fast as this machine can."""
+        ends = [(name, LINK) for name in self._names]
+        ends += [(self._hub, _port(worker)) for worker in range(self.num_workers)]
+        for namespace, device in ends:
+            self._limit_end(namespace, device, gbit_per_s)
+
+    def _limit_end(self, namespace: str, device: str, gbit_per_s: float | None) -> None:
+        on_device = ["dev", device, "root"]
+        if gbit_per_s is None:
+            if "tbf" in _run("tc", "-n", namespace, "qdisc", "show", "dev", device):
+                _run("tc", "-n", namespace, "qdisc", "del", *on_device)
+            return
+        bytes_per_s = gbit_per_s * 1e9 / 8
+        burst = max(LEAST_BURST_BYTES, int(bytes_per_s * BURST_S))
+        speed = ["rate", f"{int(gbit_per_s * 1e9)}bit", "burst", str(burst), "limit", str(MOST_QUEUED_BYTES)]
+        _run("tc", "-n", namespace, "qdisc", "replace", *on_device, "tbf", *speed)
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._hub)
+        _run("ip", "-n", self._hub, "link", "add", "hub", "type", "bridge")
+        _run("ip", "-n", self._hub, "link", "set", "hub", "up")
+        for worker, name in enumerate(self._names):
+            port = _port(worker)
+            _run("ip", "netns", "add", name)
+            peer = ["peer", "name", port, "netns", self._hub]
+            _run("ip", "-n", name, "link", "add", LINK, "type", "veth", *peer)
+            _run("ip", "-n", self._hub, "link", "set", port, "master", "hub", "up")
+            _run("ip", "-n", name, "address", "add", f"{_address(worker)}/24", "dev", LINK)
+            for device in ("lo", LINK):
+                _run("ip", "-n", name, "link", "set", device, "up")
+
+
+def remove_leftovers() -> None:
+    """End what still runs in namespaces of processes that are no more, and remove them."""
+    for name in _namespaces():
+        owner = re.fullmatch(rf"{PREFIX}-(\d+)-\w+", name)
+        if owner is None or Path(f"/proc/{owner[1]}").exists():
+            continue
+        for pid in _run("ip", "netns", "pids", name).split():
+            os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "del", name)
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line]
+
+
+def _port(worker: int) -> str:
+    return f"port{worker}"
+
+
+def _address(worker: int) -> str:
+    return f"10.77.0.{worker + 1}"
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NoNetworkError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
