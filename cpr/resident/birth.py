@@ -8,7 +8,7 @@ Tables on a GPU, and those that an ordinary optimizer updates, are left alone.
 
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -26,6 +26,7 @@ from cpr.checkpoint.state import dtype_name
 from cpr.errors import ResidentMemoryError
 from cpr.resident.layout import KernelMemory
 from cpr.resident.segment import Segment
+from cpr.shards.groups import PlacedTable
 
 KERNELS: Final = "torchrec.distributed.batched_embedding_kernel"
 COLLECTIONS: Final = "torchrec.distributed.embedding"
@@ -41,6 +42,8 @@ RESETS: Final = {
     "embedding_bag": (f"{COLLECTIONS}bag", "ShardedEmbeddingBagCollection", "reset_parameters"),
 }
 """Methods that fill tables a second time, by how their collection's attributes begin."""
+COLUMNS: Final = ("cpr.shards.columns", "RowColumns", "allocate")
+"""Makes the memory of what is added to the rows of a table."""
 
 
 @dataclass(eq=False)
@@ -120,6 +123,7 @@ class _Births:
         """Methods to replace while a model is built, and by what."""
         yield ALLOCATOR, _allocating
         yield OPTIMIZER, self._moving
+        yield COLUMNS, self._adding
         for method in INITIALISERS:
             yield method, self._initialising
         for prefix, method in RESETS.items():
@@ -174,22 +178,44 @@ class _Births:
             for name, tensor in [*emb_module._parameters.items(), *emb_module._buffers.items()]
             if name.endswith("_host") and tensor.numel() and tensor.device.type == "cpu"
         }
-        signature = _signature(config, emb_module, tensors)
-        if self.result.adopted and (not self._before or self._before[0].signature != signature):
-            self._refuse(
-                f"the segment holds other tables than {_names(config)}, or lays them out differently"
-            )
-        if self.result.adopted:
-            files = self._before.pop(0).files
-        else:
-            files = {name: f"{self._build}-{len(self.segment.kernels)}-{name}" for name in tensors}
-        self.segment.kernels.append(KernelMemory(signature=signature, files=files))
+        files = self._files(_signature(config, emb_module, tensors), list(tensors), _names(config))
         for name, tensor in tensors.items():
             region = self.segment.region(files[name], tensor.dtype, tensor.numel()).view(tensor.shape)
             _replace(name, tensor, region)
             self.result.num_bytes += region.nbytes
             if self.result.adopted:
                 self._storages.add(region.untyped_storage().data_ptr())
+
+    def _adding(self, original: Any) -> Any:
+        @wraps(original)
+        def allocate(
+            columns: Any, table: PlacedTable, dtypes: Mapping[str, torch.dtype]
+        ) -> dict[str, Tensor]:
+            num_rows = table.weights.shape[0]
+            if table.weights.device.type != "cpu" or num_rows == 0:
+                made: dict[str, Tensor] = original(columns, table, dtypes)
+                return made
+            names = {name: str(dtype) for name, dtype in dtypes.items()}
+            signature = json.dumps([table.fqn, table.row_offset, table.col_offset, num_rows, names])
+            files = self._files(signature, list(names), f"the columns of {table.fqn}")
+            regions = {
+                name: self.segment.region(files[name], dtype, num_rows) for name, dtype in dtypes.items()
+            }
+            self.result.num_bytes += sum(region.nbytes for region in regions.values())
+            return regions
+
+        return allocate
+
+    def _files(self, signature: str, names: Sequence[str], what: str) -> dict[str, str]:
+        """Of memory that is next: that of the worker before, or new ones."""
+        if self.result.adopted and (not self._before or self._before[0].signature != signature):
+            self._refuse(f"the segment holds other tables than {what}, or lays them out differently")
+        if self.result.adopted:
+            files = self._before.pop(0).files
+        else:
+            files = {name: f"{self._build}-{len(self.segment.kernels)}-{name}" for name in names}
+        self.segment.kernels.append(KernelMemory(signature=signature, files=files))
+        return files
 
     def _refuse(self, reason: str) -> None:
         """What was adopted so far becomes new memory; the old content stays under its old name."""

@@ -1,5 +1,6 @@
 """Which table shards live on this worker: live views of their weights and optimizer rows, by row."""
 
+from cpr.shards.columns import add_row_columns
 from cpr.shards.dense import dense_tensors
 from cpr.shards.discovery import find_shards
 from cpr.shards.groups import TableGroup, table_groups
@@ -10,6 +11,7 @@ from cpr.shards.updates import before_updates
 __all__ = [
     "TableGroup",
     "TableShard",
+    "add_row_columns",
     "before_updates",
     "create_state",
     "dense_tensors",

@@ -8,6 +8,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cpr.shards.columns import RowColumns, row_columns
 from cpr.shards.groups import PlacedTable, TableGroup, table_groups
 from cpr.shards.matching import match_state
 from cpr.shards.shard import TableShard
@@ -58,15 +59,17 @@ def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
         counters["max_counter"] = tbe.max_counter[0]
     # empty for stateless optimizers; some optimizers list `iter` among the states of rows
     states = tbe.get_optimizer_state() or [{}] * len(group.tables)
-    for table, by_name in zip(group.tables, states, strict=True):
+    added = row_columns(tbe)
+    for place, (table, by_name) in enumerate(zip(group.tables, states, strict=True)):
         state = {name: tensor.detach() for name, tensor in by_name.items() if name != "iter"}
+        more = added.get(place)
         yield _shard(
             table,
-            state,
+            state if more is None else {**state, **more.tensors},
             counters,
-            updated_in_backward=tbe.optimizer not in UPDATED_IN_FORWARD,
+            updated_in_backward=tbe.optimizer not in UPDATED_IN_FORWARD and more is None,
             flush=tbe.flush,
-            invalidate=partial(_invalidate, tbe),
+            invalidate=partial(_invalidate, tbe, more),
         )
 
 
@@ -89,7 +92,9 @@ def _shard(
     )
 
 
-def _invalidate(tbe: Any) -> None:
+def _invalidate(tbe: Any, more: RowColumns | None) -> None:
     tbe.reset_cache_states()
     # FBGEMM computes with a copy of `iter` on the host, which it brings up to date once only
     tbe.iter_cpu.fill_(tbe.iter[0].item())
+    if more is not None:
+        more.written()

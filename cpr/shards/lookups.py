@@ -167,7 +167,7 @@ class LookupHooks:
                 return
             given = dict(zip(("indices", "offsets"), args, strict=False)) | named
             ids = given["indices"].to(torch.int64)
-            callback(Lookups(layout=layout, ids=ids, ends=_ends(layout, given), spreads=spreads))
+            callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
 
         self._handles.append(group.emb_module.register_forward_hook(after_forward, with_kwargs=True))
 
@@ -200,7 +200,7 @@ def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
     return tuple(table_at[first] for first in starts)
 
 
-def _ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
+def feature_ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
     """Where the lookups of each feature end, from the arguments of an FBGEMM module: int64 `[F + 1]`."""
     offsets: Tensor = given["offsets"].to(torch.int64)
     sizes = given.get("batch_size_per_feature_per_rank")

@@ -33,7 +33,8 @@ class TableShard:
     """`[num_rows, num_cols]`, the table's dtype."""
     optimizer_state: Mapping[str, Tensor]
     """State of the rows by PyTorch's name ("sum", "exp_avg", ...): `[num_rows]` where the optimizer keeps one
-    number a row, `[num_rows, num_cols]` where it keeps one an element. Empty for stateless optimizers."""
+    number a row, `[num_rows, num_cols]` where it keeps one an element. Empty for stateless optimizers. What
+    else belongs to rows (`add_row_columns`) is here, too."""
     counters: Mapping[str, Tensor] = field(default_factory=dict)
     """Live scalars of the table's optimizer that are not per row, such as "iter"; shared by its shards."""
     updated_in_backward: bool = False
@@ -41,8 +42,9 @@ class TableShard:
     flush: Callable[[], None] = _nothing
     """Call before reading: brings rows that a device cache holds back into `weights`."""
     invalidate: Callable[[], None] = _nothing
-    """Call after writing: makes a device cache forget rows that it holds, and the optimizer heed
-    its counters. Who writes only some rows calls `flush` first, or newer rows in the cache are lost."""
+    """Call after writing: makes a device cache forget rows that it holds, the optimizer heed its counters,
+    and whoever added columns to the rows look at them anew. Who writes only some rows calls `flush` first, or
+    newer rows in the cache are lost."""
 
     @property
     def num_rows(self) -> int:

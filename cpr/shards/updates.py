@@ -1,8 +1,9 @@
 """Being told that table rows are about to change: what copies rows beside training has to know in time.
 
 Fused optimizers update rows in the backward pass, each FBGEMM module its own when the gradient of its output
-is there. So every forward pass leaves a hook at that gradient, which PyTorch runs before the update. Other
-tables change when their ordinary optimizer steps.
+is there. So every forward pass leaves a hook at that gradient, which PyTorch runs before the update. Some
+optimizers, and those who add columns to rows (`cpr.shards.columns`), change rows in the forward pass already.
+Other tables change when their ordinary optimizer steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
+from cpr.shards.columns import row_columns
 from cpr.shards.groups import table_groups
 from cpr.shards.matching import is_updated_by
 
@@ -49,8 +51,9 @@ class UpdateHooks:
     def hook_module(self, tbe: Any) -> None:
         """Hook into an FBGEMM module with a fused optimizer."""
         self._handles.append(tbe.register_forward_hook(self._after_forward))
-        if tbe.optimizer in UPDATED_IN_FORWARD:
-            self._handles.append(tbe.register_forward_pre_hook(self._before_forward))
+        if tbe.optimizer in UPDATED_IN_FORWARD or row_columns(tbe):
+            # first, before the hooks of those who change columns of rows
+            self._handles.append(tbe.register_forward_pre_hook(self._before_forward, prepend=True))
 
     def hook_optimizer(self, optimizer: Optimizer) -> None:
         """Hook into an ordinary optimizer."""

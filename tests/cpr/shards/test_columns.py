@@ -1,0 +1,75 @@
+"""What is added to the rows of a table is treated as a part of them."""
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from cpr.checkpoint.snapshot import can_wait
+from cpr.shards import add_row_columns, before_updates, find_shards, table_groups
+from tests.cpr.shards.models import bags, batch, shard
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+ROWS = {"a": 10, "b": 7}
+
+
+def build(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD):
+    return shard({"a": "tw", "b": "tw"}, optimizer, bags=bags(**ROWS))
+
+
+def add_to_b(model, dtypes, written=lambda: None):
+    (group,) = table_groups(model)
+    place = [table.name for table in group.tables].index("b")
+    return add_row_columns(group, place, dtypes, written)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [(EmbOptimType.EXACT_SGD, set()), (EmbOptimType.EXACT_ROWWISE_ADAGRAD, {"sum"})],
+)
+def test_columns_are_those_of_the_one_table_and_live(optimizer, states):
+    model = build(optimizer)
+    added = add_to_b(model, {"id": torch.int64, "age": torch.int32})
+    a, b = find_shards(model)
+    assert set(a.optimizer_state) == states
+    assert set(b.optimizer_state) == {"id", "age", *states}
+    b.columns["id"][3] = -(2**63)
+    assert added["id"].tolist() == [0, 0, 0, -(2**63), 0, 0, 0]
+    assert added["age"].dtype == torch.int32
+    assert b.narrow(3, 5).columns["id"].tolist() == [-(2**63), 0]
+    assert b.bytes_per_row == a.bytes_per_row + 12
+
+
+def test_whoever_writes_rows_tells_the_columns_owner():
+    model, told = build(), []
+    add_to_b(model, {"id": torch.int64}, lambda: told.append("b"))
+    a, b = find_shards(model)
+    a.invalidate()
+    assert told == []
+    b.invalidate()
+    assert told == ["b"]
+
+
+def test_rows_with_columns_change_in_the_forward_pass_which_is_announced():
+    model, order = build(), []
+    add_to_b(model, {"id": torch.int64})
+    (group,) = table_groups(model)
+    group.emb_module.register_forward_pre_hook(lambda *_: order.append("changes"))
+    a, b = find_shards(model)
+    assert (can_wait(a), can_wait(b)) == (True, False)
+    with before_updates(model, (), lambda: order.append("announced")):
+        loss = model({"bags": batch(0, 4, **ROWS)}).square().sum()
+        assert order == ["announced", "changes"]
+        loss.backward()
+        assert order == ["announced", "changes", "announced"]
+        model.eval()
+        model({"bags": batch(0, 4, **ROWS)})
+    assert order == ["announced", "changes", "announced", "changes"]
+
+
+@pytest.mark.parametrize("name", ["weights", "sum", "row", "id"])
+def test_a_name_that_is_taken_is_refused(name):
+    model = build()
+    add_to_b(model, {"id": torch.int64})
+    with pytest.raises(ValueError, match=f"called \\['{name}'\\]"):
+        add_to_b(model, {name: torch.int64})
