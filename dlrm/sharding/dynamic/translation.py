@@ -1,0 +1,169 @@
+"""Ids become rows between TorchRec's exchange of inputs and FBGEMM's lookup.
+
+That is on the rank that has the table, which sees all its ids of a step, in an order that does not depend on
+anything but the batch. Whatever hooks into the FBGEMM module (`cpr.shards.lookups`) or stands in for its
+`forward` gets rows. Ids without a row are left out of their bags, as if they were not in the batch: they add
+nothing to the sum, and nothing learns from them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    PoolingMode,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.distributed.types import ShardingType
+
+from cpr.shards import TableGroup, add_row_columns, table_groups
+from cpr.shards.groups import tables_prefix, walk
+from cpr.shards.lookups import LookupLayout, feature_ends
+from dlrm.sharding.dynamic.table import DynamicTable, columns_of_rows
+
+ARGUMENTS: Final = ("indices", "offsets", "per_sample_weights")
+"""Of an FBGEMM module's `forward`, in this order; the others are given by name."""
+OPTIMIZERS: Final = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+"""Those whose state of a row that was never updated is 0, and that do nothing to rows that are not read."""
+
+
+def make_dynamic(model: nn.Module, admit_after: Mapping[str, int], seed: int) -> list[DynamicTable]:
+    """Make tables of a sharded model dynamic: from now on their ids are any 64-bit integers.
+
+    To be called on all ranks, once, before anything looks for the tables' shards, and where tables outlive
+    their worker, while the model is built (`PartialRecovery.building`). Weights are not touched: rows get
+    their values when they get an id.
+
+    The backward pass of a batch must come before the forward pass of the next: a row that both do not need
+    may belong to another id by then.
+
+    Args:
+        model: a `DistributedModelParallel`, or any module with sharded collections in it.
+        admit_after: the tables by name; after how many sightings in training their ids get a row.
+        seed: of the rows' initial values.
+
+    Returns:
+        Those on this rank.
+
+    Raises:
+        ValueError: there is no such table, or it cannot be dynamic; says what to change.
+    """
+    _check_tables(model, admit_after)
+    made: list[DynamicTable] = []
+    for group in table_groups(model):
+        chosen = {place: table.name for place, table in enumerate(group.tables) if table.name in admit_after}
+        if chosen:
+            _check_module(group, next(iter(chosen.values())))
+            tables = {
+                place: _make_table(group, place, admit_after[name], seed) for place, name in chosen.items()
+            }
+            group.emb_module.register_forward_pre_hook(_Translation(group, tables), with_kwargs=True)
+            made += tables.values()
+    return made
+
+
+def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> DynamicTable:
+    def written() -> None:
+        table.forget_derived()
+
+    columns = add_row_columns(group, place, columns_of_rows(admit_after), written)
+    states = group.emb_module.get_optimizer_state()
+    table = DynamicTable(
+        group.tables[place].name,
+        group.tables[place].weights,
+        [state.detach() for state in states[place].values()] if states else [],
+        columns,
+        admit_after=admit_after,
+        seed=seed,
+    )
+    return table
+
+
+class _Translation:
+    """A pre-hook of an FBGEMM module: its ids become rows.
+
+    Args:
+        group: the module.
+        tables: those that are dynamic, by their place in it; the ids of others are rows already.
+    """
+
+    def __init__(self, group: TableGroup, tables: Mapping[int, DynamicTable]) -> None:
+        self._layout = LookupLayout.of(group)
+        self._tables = [
+            (table, [feature for feature, of in enumerate(self._layout.feature_tables) if of == place])
+            for place, table in tables.items()
+        ]
+
+    def __call__(
+        self, tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[()], dict[str, Any]]:
+        given = dict(zip(ARGUMENTS, args, strict=False)) | named
+        trains = tbe.training and torch.is_grad_enabled()
+        with torch.no_grad():
+            return (), given | self._translated(given, trains)
+
+    def _translated(self, given: Mapping[str, Any], trains: bool) -> dict[str, Tensor]:
+        """The arguments that change."""
+        rows = given["indices"].to(torch.int64, copy=True)
+        ends = feature_ends(self._layout, given).tolist()
+        has_row = torch.ones_like(rows, dtype=torch.bool)
+        for table, features in self._tables:
+            spans = [slice(ends[feature], ends[feature + 1]) for feature in features]
+            ids = torch.cat([rows[span] for span in spans])
+            found = table.train_on(ids) if trains else table.find(ids)
+            for span in spans:
+                num = span.stop - span.start
+                rows[span], found = found[:num], found[num:]
+                has_row[span] = rows[span] >= 0
+        if bool(has_row.all()):
+            return {"indices": rows}
+        offsets: Tensor = given["offsets"]
+        before = torch.zeros(rows.numel() + 1, dtype=offsets.dtype, device=offsets.device)
+        torch.cumsum(has_row, 0, out=before[1:])
+        changed = {"indices": rows[has_row], "offsets": before[offsets.to(torch.int64)]}
+        if given.get("per_sample_weights") is not None:
+            changed["per_sample_weights"] = given["per_sample_weights"][has_row]
+        return changed
+
+
+def _check_tables(model: nn.Module, admit_after: Mapping[str, int]) -> None:
+    """All ranks see the same plan, and so refuse alike."""
+    known: set[str] = set()
+    for _, module in walk(model):
+        if tables_prefix(module) is None:
+            continue
+        plan: Any = module.module_sharding_plan
+        for name, sharding in plan.items():
+            if name in admit_after and sharding.sharding_type != ShardingType.TABLE_WISE.value:
+                raise ValueError(
+                    f"the dynamic table {name} is planned {sharding.sharding_type}: rows get their ids where "
+                    "the whole table is. Plan it table_wise"
+                )
+        known |= plan.keys()
+    if unknown := sorted(admit_after.keys() - known):
+        raise ValueError(
+            f"there is no table {unknown[0]} to be dynamic; there are {', '.join(sorted(known))}"
+        )
+    if wrong := [name for name, times in admit_after.items() if times < 1]:
+        raise ValueError(
+            f"ids of {wrong[0]} are to get a row after {admit_after[wrong[0]]} sightings; 1: at once"
+        )
+
+
+def _check_module(group: TableGroup, name: str) -> None:
+    """What the plan does not tell: the same on all ranks, as their tables have the same optimizer."""
+    tbe = group.emb_module
+    if not isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen) or tbe.optimizer not in OPTIMIZERS:
+        known = ", ".join(optimizer.name for optimizer in OPTIMIZERS)
+        raise ValueError(f"the dynamic table {name} needs the compute kernel fused and one of {known}")
+    if tbe.pooling_mode != PoolingMode.SUM:
+        raise ValueError(
+            f"the dynamic table {name} has pooling {tbe.pooling_mode.name}; only sums are supported"
+        )
+    if any(spec[2] not in (EmbeddingLocation.HOST, EmbeddingLocation.DEVICE) for spec in tbe.embedding_specs):
+        raise ValueError(
+            f"the dynamic table {name} lies behind a cache of FBGEMM; use the compute kernel fused"
+        )
