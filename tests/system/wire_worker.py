@@ -128,7 +128,7 @@ def expected(case, shapes, dense_numbers, rank):
     wanted = {"torchrec": "exchange", "des": "split", "auto": case.chosen}[case.strategy]
     values = ids = 0.0
     for shape in shapes:
-        dense_numbers -= shape.replicated  # its own, which the option counts
+        dense_numbers -= shape.weights  # its own, which the option counts
         options = choose.options(
             shape, cluster, case.batch_sizes, None if wire_dtype is None else wire_dtype.itemsize
         )

@@ -41,7 +41,9 @@ class HeadShape:
     looked_up: tuple[float, ...]
     """Under the ordinary plan: ids in those bags."""
     replicated: int
-    """Under the ordinary plan: weights of the operator and of small tables, whose gradients are averaged."""
+    """Under the ordinary plan: numbers of small tables, whose gradients are averaged."""
+    weights: int = 0
+    """Of the operator, whose gradients are averaged unless it is split."""
     traffic: SplitTraffic | None = None
     """When split; None: it cannot be."""
     split_bags: tuple[float, ...] = ()
@@ -100,7 +102,7 @@ def options(
         batch_sizes: samples of each rank.
         wire_bytes: of a number of a split's partial results; None: as the head has it.
     """
-    numbers = all_reduced(shape.replicated, cluster.num_ranks)
+    numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
     exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, shape.value_bytes), *numbers]
     ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
     if shape.traffic is None or shape.refusal:
@@ -160,7 +162,7 @@ def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_b
     if shape.partial_rows:
         crossings, averaged = shape.traffic.crossings, shape.traffic.replicated
     else:
-        crossings, averaged = (pooled,), shape.replicated
+        crossings, averaged = (pooled,), shape.weights
     values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
     values += all_reduced(averaged, num_ranks)
     inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)
@@ -174,12 +176,11 @@ def _two_level(
     if cluster.num_nodes == 1 or cluster.ranks_per_node == 1:
         why = "one node" if cluster.num_nodes == 1 else "one rank a node"
         return Option(strategy="two_level", illegal=f"there is {why}")
-    values = []
-    for each in shape.traffic.crossings:
-        if each.way == "sum_to_owners":
-            values += costs.two_level(each, batch_sizes, cluster.ranks_per_node, wire_bytes)
-        else:
-            values += costs.crossing(each, batch_sizes, shape.columns, wire_bytes)
+    values = [
+        each
+        for one in shape.traffic.crossings
+        for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes, cluster.ranks_per_node)
+    ]
     values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
     inputs = (shape.split_bags, shape.split_ids)
     handled = _handled(shape.traffic.crossings)

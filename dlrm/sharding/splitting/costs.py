@@ -18,7 +18,7 @@ connected layer [paper], and `(T+1) T / 2` for the dot interaction, the rank for
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Way = Literal["sum_to_owners", "sum_to_replicas", "sum_to_all", "deal_columns"]
@@ -99,7 +99,11 @@ def pooled_exchange(
 
 
 def crossing(
-    each: Crossing, batch_sizes: Sequence[int], columns: Sequence[float], wire_bytes: int | None = None
+    each: Crossing,
+    batch_sizes: Sequence[float],
+    columns: Sequence[float],
+    wire_bytes: int | None = None,
+    ranks_per_node: int = 1,
 ) -> list[Collective]:
     """Forward and backward of one crossing.
 
@@ -108,21 +112,28 @@ def crossing(
         batch_sizes: samples of each rank.
         columns: of the dealt columns, the share of each rank; used by `deal_columns` alone.
         wire_bytes: of a number on its way; None: as it is.
+        ranks_per_node: more than one: `two_level`.
     """
     size = each.value_bytes if wire_bytes is None else wire_bytes
     num_ranks = len(batch_sizes)
-    if each.way in {"sum_to_all", "sum_to_replicas"}:
-        ring = all_reduce(each.width * sum(batch_sizes), num_ranks, size)
-        return ring if each.way == "sum_to_replicas" else 2 * ring
     if each.way == "deal_columns":
         dealt = [[batch * width * size for width in columns] for batch in batch_sizes]
         return _forward_and_back("dense columns", dealt)
-    summed = [[each.width * batch * size for batch in batch_sizes]] * num_ranks
-    return _forward_and_back("partial sums", summed)
+    if each.way == "sum_to_owners":
+        if ranks_per_node > 1:
+            return two_level(each, batch_sizes, ranks_per_node, wire_bytes)
+        summed = [[each.width * batch * size for batch in batch_sizes]] * num_ranks
+        return _forward_and_back("partial sums", summed)
+    times = 2 if each.way == "sum_to_all" else 1  # gradients are summed as well
+    if size >= FP32_BYTES:
+        return times * all_reduce(each.width * sum(batch_sizes), num_ranks, size)
+    # what is rounded is not added up on its way: each rank sums a share, and sends it to all
+    shares = [sum(batch_sizes) / num_ranks] * num_ranks
+    return times * crossing(replace(each, way="sum_to_owners"), shares, (), wire_bytes, ranks_per_node)
 
 
 def two_level(
-    each: Crossing, batch_sizes: Sequence[int], ranks_per_node: int, wire_bytes: int | None = None
+    each: Crossing, batch_sizes: Sequence[float], ranks_per_node: int, wire_bytes: int | None = None
 ) -> list[Collective]:
     """A `sum_to_owners` in two: sums inside each node first, so that a node sends each number on only once.
 

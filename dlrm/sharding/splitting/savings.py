@@ -16,7 +16,7 @@ from torch import nn
 from dlrm.models.linear import LinearHead
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.shapes import heads_of
+from dlrm.sharding.splitting.shapes import heads_of, numbers_outside_tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[
     sizes, traffic = [batch_size] * num_ranks, head.traffic()
     tables = head.tables.embedding_bag_configs()
     dim = tables[0].embedding_dim
-    own = sum(each.numel() for name, each in head.named_parameters() if not name.startswith("tables."))
-    averaged = costs.most_sent(costs.all_reduce(own - traffic.replicated, num_ranks))
+    in_place = numbers_outside_tables(head) - traffic.replicated
+    averaged = costs.most_sent(costs.all_reduce(in_place, num_ranks))
     exchanged = costs.pooled_exchange([len(tables) * dim / num_ranks] * num_ranks, sizes)
     # a dense vector that takes part goes to some rank whole, or in even columns: most leaves a rank without
     columns = [dim / num_ranks] * num_ranks if head.split_by == "columns" else [0.0] * (num_ranks - 1) + [dim]

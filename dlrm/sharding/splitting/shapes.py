@@ -43,6 +43,11 @@ def ids_of(head: PooledFeatures, ids: Mapping[str, float]) -> list[float]:
     return [ids.get(name, 1.0) for name in head.names]
 
 
+def numbers_outside_tables(head: PooledFeatures) -> int:
+    """Of the weights of its operator."""
+    return sum(each.numel() for name, each in head.named_parameters() if not name.startswith("tables."))
+
+
 def shapes_of(
     model: nn.Module, ordinary: ShardingPlan, sharder: EmbeddingBagCollectionSharder, setting: Setting
 ) -> list[HeadShape]:
@@ -69,7 +74,7 @@ def _ordinary(
     path: str, head: PooledFeatures, plan: Mapping[str, ParameterSharding], setting: Setting
 ) -> HeadShape:
     widths, bags, looked_up = ([0.0] * setting.num_ranks for _ in range(3))
-    replicated = sum(each.numel() for name, each in head.named_parameters() if not name.startswith("tables."))
+    replicated = 0
     ids = ids_of(head, setting.ids)
     configs = head.tables.embedding_bag_configs()
     for table, of_sample in zip(configs, ids, strict=True):
@@ -91,6 +96,7 @@ def _ordinary(
         bags=tuple(bags),
         looked_up=tuple(looked_up),
         replicated=replicated,
+        weights=numbers_outside_tables(head),
     )
 
 

@@ -79,7 +79,22 @@ def test_on_fast_links_going_through_partial_results_is_too_much():
 def test_gradients_of_replicated_weights_count_for_the_exchange():
     shape = shape_of(2, 24 * 16)
     assert chosen(shape, cluster_of(2)).strategy == "exchange"
-    assert chosen(replace(shape, replicated=10**6), cluster_of(2)).strategy == "split"
+    for weights in ({"replicated": 10**6}, {"weights": 10**6}):
+        assert chosen(replace(shape, **weights), cluster_of(2)).strategy == "split"
+
+
+def test_by_rows_small_tables_are_not_replicated_but_weights_are():
+    shape = shape_of(2, 24 * 16)
+
+    def value_bytes(**changes):
+        found = options(replace(shape, **changes), cluster_of(2), [64, 64])
+        return {each.strategy: each.value_bytes for each in found}
+
+    plain, small, weights = value_bytes(), value_bytes(replicated=1000), value_bytes(weights=1000)
+    assert small["exchange"] == weights["exchange"] == plain["exchange"] + 4000
+    assert small["rows"] == plain["rows"]
+    assert weights["rows"] == plain["rows"] + 4000
+    assert small["split"] == weights["split"] == plain["split"]
 
 
 def test_nodes_of_several_ranks_sum_inside_first():

@@ -45,6 +45,17 @@ def test_a_sum_on_all_ranks_is_a_ring_both_ways_and_on_replicas_one():
     assert sent(to_all) == [2 * 6 * 5 * 4] * 2
 
 
+def test_what_is_rounded_is_summed_by_shares_and_not_in_a_ring():
+    """As `Exchange.all_reduce` does it: the same bytes, but to all ranks at once."""
+    crossing = Crossing(way="sum_to_replicas", width=5)
+    (ring,) = costs.crossing(crossing, [3, 1, 2], ())
+    summed, spread = costs.crossing(crossing, [3, 1, 2], (), 2)
+    assert sent([summed, spread]) == pytest.approx([each / 2 for each in sent([ring])])
+    assert ring.hops == 4
+    assert (summed.hops, spread.hops) == (1, 1)
+    assert summed.sent == spread.sent == ((0, 20, 20), (20, 0, 20), (20, 20, 0))
+
+
 def test_what_travels_rounded_is_half_as_much():
     crossing = Crossing(way="sum_to_owners", width=5)
     assert sent(costs.crossing(crossing, [3, 1], (), 2)) == [

@@ -7,6 +7,7 @@ import torch
 
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.costs import Crossing
+from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.two_level import TwoLevelExchange
 from tests.dlrm.sharding.splitting.simulated import SimulatedExchange, on_ranks
 
@@ -21,7 +22,7 @@ class TwoLevelSimulated(TwoLevelExchange, SimulatedExchange):
 
     def all_to_all(self, sent, to_each, from_each):
         for rank, rows in enumerate(to_each):
-            self.sent[rank] += rows * sent.shape[1] * sent.itemsize
+            self.sent[rank] += rows * sent[:1].numel() * sent.itemsize
         return super().all_to_all(sent, to_each, from_each)
 
 
@@ -52,3 +53,18 @@ def test_results_gradients_and_bytes(sizes, ranks_per_node):
         for target in range(len(sizes)):
             if target != rank:
                 assert sent[target] == sum(each.sent[rank][target] for each in collectives)
+
+
+def test_rounded_sums_on_all_ranks_are_made_inside_nodes_first_as_well():
+    partials = [torch.full((8, 3), 2.0**rank, dtype=torch.bfloat16) for rank in range(4)]
+
+    def work(simulated):
+        exchange = TwoLevelSimulated(simulated, 2)
+        return Exchange.all_reduce(exchange, partials[exchange.rank]), exchange.sent
+
+    crossing = Crossing(way="sum_to_replicas", width=3, value_bytes=2)
+    collectives = costs.crossing(crossing, [2] * 4, (), ranks_per_node=2)
+    for rank, (total, sent) in enumerate(on_ranks(4, work)):
+        assert torch.equal(total, torch.full((8, 3), 15.0, dtype=torch.bfloat16))
+        for target in set(range(4)) - {rank}:
+            assert sent[target] == sum(each.sent[rank][target] for each in collectives)
