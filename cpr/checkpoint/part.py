@@ -1,6 +1,7 @@
 """One rank's part of a save: its row files and its state file, on their way to the storage."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from cpr.checkpoint.manifest import (
     TableEntry,
     save_folder,
 )
+from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.row_file import RowFileWriter
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
@@ -32,7 +34,10 @@ class Part:
 
 
 class PartWriter:
-    """Writes pieces as they come, one open file at a time.
+    """Writes pieces as they come, one file after the other.
+
+    While a file is written, the one before is made durable by a thread: to wait for that takes as long as to
+    write some more megabytes, for each table.
 
     Args:
         storage: of the checkpoint.
@@ -50,6 +55,8 @@ class PartWriter:
         self._shard: TableShard | None = None
         self._file = ExitStack()
         self._steps: list[int] = []
+        self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=give_way)
+        self._closing: Future[None] | None = None
 
     def write(self, piece: Piece) -> None:
         """Append a piece; pieces of one shard come one after the other."""
@@ -75,15 +82,17 @@ class PartWriter:
         )
 
     def finish(self, tables: dict[str, TableEntry]) -> Part:
-        """Close the last file; what was written, and the tables of this rank's shards."""
-        self._finish_file()
+        """Close the last file; what was written, all of it durable, and the tables of this rank's shards."""
+        with self._closer:
+            self._finish_file()
+            self._wait_for_closed()
         self._part.tables = tables
         return self._part
 
     def abandon(self) -> None:
         """Leave the open file without finishing it, so that it does not appear."""
         error = SaveFailedError(f"{self._folder} was abandoned")
-        with suppress(Exception):  # what went wrong first is what people hear of
+        with self._closer, suppress(Exception):  # what went wrong first is what people hear of
             self._file.__exit__(type(error), error, None)
 
     def _open(self, shard: TableShard) -> None:
@@ -101,9 +110,14 @@ class PartWriter:
         if self._shard is None:
             return
         entry = self._writer.finish(self._path, min(self._steps), max(self._steps))
-        self._file.close()
+        self._wait_for_closed()
+        self._closing = self._closer.submit(self._file.pop_all().close)
         self._part.rows.append(entry)
         self._shard = None
+
+    def _wait_for_closed(self) -> None:
+        if self._closing is not None:
+            self._closing.result()
 
 
 def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:

@@ -5,18 +5,17 @@ went, and rank 0 commits the manifest if it went well everywhere: a failure on a
 """
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from cpr.checkpoint.history import History
 from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry, digest
+from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.part import Part, PartWriter, merge_tables
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.snapshot import Piece
@@ -25,9 +24,6 @@ from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, SaveFailedError
 
 logger = logging.getLogger(__name__)
-
-NICENESS: Final = 10
-"""Of the background thread."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +241,6 @@ class Saver:
             writer.write_state(states.common, None)
         if states.own is not None:
             writer.write_state(states.own, self._group.rank)
-
-
-def give_way() -> None:
-    """Let training's threads go first wherever this thread competes with them for a processor."""
-    with suppress(OSError, AttributeError):  # Linux alone has priorities of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def describe(error: BaseException) -> str:
