@@ -24,6 +24,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from dlrm.sharding.splitting.operator_tables import WholeTables
+
 RowUpdate = Callable[[SplitTableBatchedEmbeddingBagsCodegen, Tensor, Tensor], None]
 
 
@@ -265,11 +267,12 @@ class ReplicatedLookup:
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:
     """Put a host lookup into every FBGEMM host module of `tables` that suits; returns how many.
 
-    Those whose `forward` something stands in for already are left alone.
+    Operator tables are left alone: they have something faster. Pieces without rows are not, since what they
+    put out has the dtype of what other ranks do.
     """
     replaced = 0
     for tbe in tables:
-        if "forward" in vars(tbe):
+        if isinstance(tbe.forward, WholeTables):
             continue
         for lookup in (HostLookup, ReplicatedLookup):
             if lookup.suits(tbe):

@@ -117,7 +117,7 @@ class OperatorTables(nn.Module):
         self._tbe: list[Any] = [group.emb_module for group in groups]  # a list hides it from modules()
         for tbe in self._tbe:
             if placement.device.type == "cpu":
-                tbe.forward = _WholeTables(tbe)
+                tbe.forward = WholeTables(tbe)
         self._shape = (len(here), rows, width)
         # every row once
         self._ids = torch.arange(rows, device=placement.device).repeat(len(here))
@@ -142,7 +142,7 @@ class OperatorTables(nn.Module):
         if not self._tbe:
             return torch.zeros(0, self.columns, device=self._device, requires_grad=True)
         whole: Tensor = self._tbe[0](self._ids, self._offsets)
-        if not isinstance(self._tbe[0].forward, _WholeTables):  # [rows, fields * width]
+        if not isinstance(self._tbe[0].forward, WholeTables):  # [rows, fields * width]
             whole = whole.view(rows, num_fields, width).transpose(0, 1).reshape(-1, width)
         return whole if width == self.columns else whole[:, : self.columns]
 
@@ -178,7 +178,7 @@ def _beside(field: ParameterSharding, rows: int, width: int) -> ParameterShardin
     return replace(field, compute_kernel=EmbeddingComputeKernel.FUSED.value, sharding_spec=spec)
 
 
-class _WholeTables:
+class WholeTables:
     """Stands in for the `forward` of an FBGEMM host module of which all rows are read: without a copy.
 
     FBGEMM's own way, or that of the host lookup, gathers all rows and scatters all gradients.
@@ -215,7 +215,7 @@ class _WholeTables:
 
 class _ReadWhole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: _WholeTables) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, tables: WholeTables) -> Tensor:
         ctx.tables = tables
         return tables.rows
 

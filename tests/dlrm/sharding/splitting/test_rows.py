@@ -1,5 +1,6 @@
 """Row-wise tables on the CPU: what only a look inside shows; tests.system.test_splitting has what they do."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.splitting.rows import RowSplitSharder, _look_nothing_up, _RowSums, _tell_empty_pieces_apart
 
 
@@ -50,6 +52,19 @@ def test_nothing_is_looked_up_where_there_is_nothing():
     assert pooled.shape == (3, 12)
     assert not pooled.any()
     assert pooled.requires_grad
+
+
+def test_host_lookups_put_out_one_dtype_with_rows_or_without():
+    """Or ranks without rows would send other numbers than the rest expects."""
+    empty, some = make_tables((0, 4)), make_tables((5, 4))
+    empty.forward = partial(_look_nothing_up, empty)
+    assert use_host_lookups([empty, some], torch.bfloat16) == 2
+    nothing = empty(torch.zeros(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
+    something = some(torch.zeros(3, dtype=torch.int64), torch.arange(4))
+    assert nothing.dtype == something.dtype == torch.bfloat16
+    assert nothing.shape == something.shape
+    assert not nothing.any()
+    nothing.sum().backward()
 
 
 def test_features_with_batch_sizes_of_their_own_are_refused():
