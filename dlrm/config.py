@@ -228,16 +228,21 @@ class ShardingConfig:
         )
 
     def check_device(self, device: str) -> None:
-        """Refuse sharding kinds that `device` ("cpu" or "cuda") does not have.
+        """Refuse what `device` ("cpu" or "cuda") does not have.
 
         Raises:
-            ValueError: names the kinds to leave out.
+            ValueError: names the kinds to leave out, or a wire dtype that nothing would read.
         """
         missing = [kind for kind in self.kinds if kind not in SHARDING_KINDS[device]]
         _check(
             not missing,
             f"there is no {', '.join(missing)} sharding on {device}; "
             f"set sharding.kinds to some of {', '.join(SHARDING_KINDS[device])}",
+        )
+        _check(
+            device == "cpu" or self.wire_dtype == "fp32" or self.strategy != "torchrec",
+            f"on {device}, TorchRec itself sums row_wise tables, in no sharding.wire_dtype of ours; leave it "
+            "out, or set sharding.strategy to des or auto",
         )
 
 

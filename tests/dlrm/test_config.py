@@ -87,3 +87,11 @@ def test_a_wire_dtype_is_for_those_who_send_partial_results():
         assert ShardingConfig(wire_dtype="bf16", **options).wire_dtype == "bf16"
     with pytest.raises(ValueError, match=r"set sharding\.strategy to des or auto"):
         ShardingConfig(wire_dtype="bf16")
+
+
+def test_on_a_gpu_a_wire_dtype_is_for_split_operators_alone():
+    ShardingConfig(wire_dtype="bf16", strategy="auto").check_device("cuda")
+    by_rows = ShardingConfig(wire_dtype="bf16", kinds=("row_wise",))
+    by_rows.check_device("cpu")
+    with pytest.raises(ValueError, match="on cuda, TorchRec itself sums row_wise tables"):
+        by_rows.check_device("cuda")
