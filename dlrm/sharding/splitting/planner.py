@@ -62,11 +62,13 @@ def plan_heads(
         config: of the run.
         device: of this rank.
         batch_size: samples of one rank in one step.
-        ids: that a sample has, on average, by feature.
+        ids: that a sample has, on average, by feature; those of rank 0 count.
         folder: of the run; None: nothing is remembered.
     """
     num_ranks, per_node = dist.get_world_size(), ranks_per_node(device)
-    setting = Setting(num_ranks=num_ranks, ids=ids, dense=config.dense, device=device)
+    # tables are placed by them, so that all ranks must mean the same ones
+    agreed = cast("dict[str, float]", _from_rank_0(dict(ids)))
+    setting = Setting(num_ranks=num_ranks, ids=agreed, dense=config.dense, device=device)
     shapes = shapes_of(model, ordinary, sharder, setting)
     if config.sharding.strategy == "auto":
         strategies = _automatic(shapes, config, device, batch_size, folder)
@@ -147,7 +149,9 @@ def _remember(folder: Path, choices: Sequence[Choice], cluster: Cluster) -> None
         "cluster": cluster.describe(),
         "heads": {choice.path: {"strategy": choice.strategy, "reason": choice.reason} for choice in choices},
     }
-    (folder / CHOICE_NAME).write_text(json.dumps(content, indent=1) + "\n")
+    temporary = folder / f"{CHOICE_NAME}.tmp"
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(folder / CHOICE_NAME)  # a worker may die at any time, and the next one reads it
 
 
 def _planned(
