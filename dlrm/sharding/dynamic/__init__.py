@@ -6,8 +6,8 @@ it along and need not know (`cpr.shards.add_row_columns`). Ids are translated in
 after TorchRec's exchange of inputs (`translation`). An id gets a row when it was seen often enough, and that
 of the id which was not seen for longest if none is free (`table`).
 
-What is open is the space of ids: any int64, none is reserved. The number of rows is fixed in a run, and a table
-is whole on one rank.
+What is open is the space of ids: any int64, none is reserved. The number of rows is fixed in a run, and a
+table is whole on one rank.
 
 Source: DES, arXiv 1909.04823, and its sibling, TensorFlow's RFC "Sparse Domain Isolation".
 """
