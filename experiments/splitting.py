@@ -5,11 +5,12 @@ Five models in shapes of the `terabyte` recipe (64 columns, SGD, fp32, global ba
 layers of rank 64 and layers of 512 and 256) on 2 and 4 workers. Takes root, because each worker runs in a
 network namespace with a link of its own, whose speed is limited. Interrupted, it goes on with the next cell.
 
-Bytes: what a rank sends in a step, embeddings, partial results and gradients, without what is the same under
-every plan, and without the ids that both of our plans send. Split and exchanged bytes are counted on the wire
-on 2 and 4 workers and must equal the formulas; so must those of a parameter server, whose steps are played
-through with the different rows of the same batches and 8-byte keys, but for the 2 % by which hashed rows lie
-unevenly. On 8 workers formulas alone. Figures for 4 workers, with `..._2_workers` and `..._8_workers`:
+Bytes: what a rank sends in a step: embeddings, partial results and gradients, those of an operator's weights
+among them, without what is the same under every plan, and without the ids that both of our plans send. Split
+and exchanged bytes are counted on the wire on 2 and 4 workers and must equal the formulas; so must those of a
+parameter server, whose steps are played through with the different rows of the same batches and 8-byte keys,
+but for the 2 % by which hashed rows lie unevenly. On 8 workers formulas alone. Figures for 4 workers, with
+`..._2_workers` and `..._8_workers`:
 
 - `bytes_saved_lr`, `bytes_saved_fm`, `bytes_saved_deepfm`, `bytes_saved_dlrm`, `bytes_saved_dcn`: share of
   the parameter server's bytes that the better of splitting and exchanging saves, on multi-hot batches as in
@@ -21,9 +22,10 @@ The DES paper gives 72.26 % to 99.77 % less by theory, and up to 83 % measured (
 shapes and batches are not known here.
 
 Time: on one-hot batches and tables of at most 50,000 rows, links of 1, 5 and 25 Gb/s and unthrottled (which
-is about as fast as two cores can send), TorchRec's plan (`torchrec`), ours (`des`), and `auto`, which is
-built anew for each speed, take turns of a few steps in the same processes, in a random order each round.
-Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap over rounds):
+is about as fast as two cores can send), TorchRec's plan (`torchrec`, which replicates tables of at most 200
+rows, as by default), ours (`des`), and `auto`, which is built anew for each speed, take turns of a few steps
+in the same processes, in a random order each round. Ratios are medians over rounds of the ratio within a
+round, with a 95 % interval (bootstrap over rounds):
 
 - `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one. A tie, where the
   interval of the ratio of the two plans holds 1, counts as a hit; `ties_share` says how many those are, and

@@ -17,6 +17,9 @@ from typing import Final, Self
 PREFIX: Final = "cpr-des"
 LINK: Final = "card"
 """A worker's network card, in its namespace."""
+TCP: Final = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
+"""Of a worker, the same on every machine: systems differ in their defaults, and namespaces may not have all
+that there is. After the pause between two collectives a link is used as it was before."""
 MOST_QUEUED_BYTES: Final = 64_000_000
 """That wait before a link: more than senders have on their way, so that nothing is dropped."""
 LEAST_BURST_BYTES: Final = 72_000
@@ -107,6 +110,11 @@ class Network:
         speed = ["rate", f"{int(gbit_per_s * 1e9)}bit", "burst", str(burst), "limit", str(MOST_QUEUED_BYTES)]
         _run("tc", "-n", namespace, "qdisc", "replace", *on_device, "tbf", *speed)
 
+    def _use_plain_tcp(self, name: str) -> None:
+        for setting, value in TCP.items():
+            path = f"/proc/sys/net/ipv4/{setting}"
+            _run("ip", "netns", "exec", name, "sh", "-c", f"echo {value} > {path}")
+
     def _make(self) -> None:
         _run("ip", "netns", "add", self._hub)
         _run("ip", "-n", self._hub, "link", "add", "hub", "type", "bridge")
@@ -118,6 +126,7 @@ class Network:
             _run("ip", "-n", name, "link", "add", LINK, "type", "veth", *peer)
             _run("ip", "-n", self._hub, "link", "set", port, "master", "hub", "up")
             _run("ip", "-n", name, "address", "add", f"{_address(worker)}/24", "dev", LINK)
+            self._use_plain_tcp(name)
             for device in ("lo", LINK):
                 _run("ip", "-n", name, "link", "set", device, "up")
 

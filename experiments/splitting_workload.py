@@ -51,11 +51,11 @@ class Workload:
     """Samples in a step, over all ranks."""
     num_batches: int = 4
     """Different batches, used in turn."""
-    cell_s: float = 16.0
+    cell_s: float = 20.0
     """Roughly how long the contenders take turns in a cell."""
-    rounds: tuple[int, int] = (12, 60)
+    rounds: tuple[int, int] = (12, 100)
     """At least and at most so many turns of each."""
-    steps: int = 3
+    steps: int = 2
     """Of a turn."""
     seed: int = 1
     """Decides batches and the order of turns."""

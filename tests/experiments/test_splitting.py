@@ -1,0 +1,235 @@
+"""The experiment of what operator splitting is worth: its figures, its links, and that the command runs."""
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from dlrm.inputs import Ranks
+from dlrm.sharding.splitting import costs
+from experiments import splitting, splitting_network
+from experiments.splitting_figures import Cell, byte_figures, notes_of, time_figures
+from experiments.splitting_network import LINK, PREFIX, Network, NoNetworkError, remove_leftovers
+from experiments.splitting_traffic import check, formulas, replicated_bytes, unique_rows
+from experiments.splitting_workers import Workers
+from experiments.splitting_workload import BAGS, MODELS, Workload
+
+SMALL = Workload(max_rows=500, global_batch_size=64, num_batches=2)
+ALL_STEADY = (1.0,) * 20
+"""Speeds of a machine in 20 rounds."""
+
+
+@pytest.fixture
+def links():
+    """Skips where this machine or user cannot have any."""
+    try:
+        splitting_network.check_possible()
+    except NoNetworkError as error:
+        pytest.skip(str(error))
+
+
+def cell(torchrec, des, auto, strategies=("split",), speeds=ALL_STEADY, model="lr"):
+    """Whose contenders take so long, in rounds on a machine whose speed changes from one to the next."""
+    rounds = [
+        {"torchrec": torchrec * speed, "des": des_s * speed, "auto": auto * speed}
+        for des_s, speed in zip(des, speeds, strict=True)
+    ]
+    chosen = {f"head {place}": strategy for place, strategy in enumerate(strategies)}
+    return Cell(model=model, workers=2, gbit_per_s=1.0, rounds=rounds, chosen=chosen)
+
+
+def steady(seconds):
+    return [seconds] * len(ALL_STEADY)
+
+
+NOISY = [0.9, 1.1] * 10
+WINS = cell(1.0, steady(0.5), 0.5)
+LOSES = cell(1.0, steady(2.0), 2.0)
+TIES = cell(1.0, NOISY, 1.0)
+
+
+def test_ratios_are_those_of_rounds():
+    uneven = cell(1.0, steady(0.5), 0.625, speeds=tuple(np.linspace(1, 30, 20)))
+    ratio = uneven.ratio("des", "torchrec")
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
+    assert uneven.better == "des"
+    assert uneven.auto_ratio.value == pytest.approx(0.8)
+
+
+def test_hits_misses_and_ties():
+    figures = time_figures([WINS, LOSES, TIES, replace(LOSES, chosen={"head": "exchange"})])
+    assert figures["planner_hits_share"] == 3 / 4
+    assert figures["planner_firm_hits_share"] == 2 / 4
+    assert figures["ties_share"] == 1 / 4
+    assert figures["best_throughput_ratio"] == pytest.approx(2)
+    assert figures["auto_worst_ratio"] == pytest.approx(0.5)
+
+
+def test_a_clear_difference_is_no_tie_however_small():
+    slightly = cell(1.0, steady(1.001), 1.0)
+    assert time_figures([slightly])["planner_hits_share"] == 0
+
+
+def test_a_mixture_is_compared_itself():
+    mixed = cell(1.0, steady(2.0), 0.9, strategies=("split", "exchange"))
+    assert mixed.plan is None
+    assert time_figures([mixed])["planner_firm_hits_share"] == 1
+    assert time_figures([replace(mixed, chosen={"head": "rows"})])["planner_firm_hits_share"] == 1
+
+
+def test_notes_name_the_cells():
+    notes = notes_of([WINS, replace(LOSES, model="fm")])
+    assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
+    assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
+    assert notes["planner_hits_share"] == "wrong: fm, 2 workers, 1 Gb/s"
+
+
+def test_shares_of_bytes_are_of_the_better_plan():
+    row = {
+        "model": "lr",
+        "split": 2.0,
+        "all_to_all": 4.0,
+        "pull_and_push": {"multi_hot": 20.0, "one_hot": 8.0},
+    }
+    figures = byte_figures([{**row, "workers": 4}, {**row, "workers": 8, "all_to_all": 1.0}])
+    assert figures == pytest.approx(
+        {
+            "bytes_saved_lr": 0.9,
+            "bytes_saved_lr_one_hot": 0.75,
+            "bytes_saved_lr_a2a": 0.5,
+            "bytes_saved_lr_8_workers": 0.95,
+            "bytes_saved_lr_one_hot_8_workers": 0.875,
+            "bytes_saved_lr_a2a_8_workers": 0.0,
+        }
+    )
+
+
+def test_different_rows_are_those_of_a_rank_of_its_own_samples():
+    parts = [SMALL.keys(0, "multi_hot", Ranks(rank, rank, 2)) for rank in range(2)]
+    whole = SMALL.keys(0, "multi_hot", Ranks(0, 0, 1))
+    for first, second, both in zip(*parts, whole, strict=True):
+        assert np.array_equal(np.union1d(first, second), both)
+    counted = unique_rows(replace(SMALL, num_batches=1), "multi_hot", 2)
+    assert counted == [mean([len(first), len(second)]) for first, second in zip(*parts, strict=True)]
+    assert all(rows <= 32 * bag for rows, bag in zip(counted, BAGS["multi_hot"], strict=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_other_bytes_than_the_formulas_are_refused(model):
+    expected = formulas(model, 2, SMALL)
+    outside = replicated_bytes(SMALL.unsharded(model), 2)
+    dims = {"lr": [1], "fm": [1, 64], "deepfm": [1, 64]}.get(model, [64])
+    pulled = {
+        bags: [sum(costs.pull_and_push(unique_rows(SMALL, bags, 2), [dim] * 26, 2) for dim in dims)] * 2
+        for bags in BAGS
+    }
+    counted = {
+        "des": [expected["split"] + outside] * 2,
+        # the second has one table less
+        "torchrec": [expected["all_to_all"] + outside + more for more in (1000, -1000)],
+        "pull_and_push": pulled,
+    }
+    check(expected, counted, SMALL)
+    for wrong in (
+        counted | {"des": [expected["split"] + outside, expected["split"] + outside + 4]},
+        counted | {"torchrec": [expected["all_to_all"] + outside + 4] * 2},
+        counted | {"pull_and_push": pulled | {"one_hot": [1.05 * pulled["one_hot"][0]] * 2}},
+    ):
+        with pytest.raises(RuntimeError, match=r"bytes were counted, the formula says"):
+            check(expected, wrong, SMALL)
+
+
+def test_without_root_the_command_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(splitting_network.shutil, "which", lambda command: command)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert splitting.main(["--quick"]) == 1
+    assert "take root" in capsys.readouterr().err
+    monkeypatch.setattr(splitting_network.shutil, "which", lambda command: None)
+    assert splitting.main(["--quick"]) == 1
+    assert "install iproute2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def namespaces():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
+
+
+def own_namespaces():
+    return [name for name in namespaces() if name.startswith(f"{PREFIX}-{os.getpid()}-")]
+
+
+@pytest.mark.usefixtures("links")
+def test_links_have_their_speed_and_leave_nothing_behind():
+    with Network(2) as network:
+        assert len(own_namespaces()) == 3
+        show = [*network.command(1), "tc", "qdisc", "show", "dev", LINK]
+        for gbit_per_s, expected in ((5.0, "rate 5Gbit"), (1.0, "rate 1Gbit")):
+            network.limit(gbit_per_s)
+            assert expected in subprocess.run(show, capture_output=True, text=True, check=True).stdout
+        network.limit(None)
+        network.limit(None)
+        assert "tbf" not in subprocess.run(show, capture_output=True, text=True, check=True).stdout
+    assert not own_namespaces()
+    with pytest.raises(KeyboardInterrupt), Network(1):
+        raise KeyboardInterrupt
+    assert not own_namespaces()
+
+
+@pytest.mark.usefixtures("links")
+def test_what_a_dead_process_left_is_removed_and_nothing_else():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left, own = f"{PREFIX}-{gone.pid}-0", f"{PREFIX}-{os.getpid()}-mine"
+    for name in (left, own):
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    stray = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
+    try:
+        while Path(f"/proc/{stray.pid}/comm").read_text().strip() != "sleep":
+            pass
+        remove_leftovers()
+        assert stray.wait(10) < 0
+        assert left not in namespaces()
+        assert own in namespaces()
+    finally:
+        stray.kill()
+        subprocess.run(["ip", "netns", "del", own], check=True)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("links")
+def test_a_worker_that_fails_is_told_of():
+    wrong = replace(SMALL, global_batch_size=-2)
+    with (
+        Network(2) as network,
+        Workers(network, "lr", wrong, threads=1) as workers,
+        pytest.raises(RuntimeError, match="a worker has ended:\nrank 0:\n"),
+    ):
+        workers.ask(do="time")
+    assert not own_namespaces()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("links")
+def test_the_command_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert splitting.main(["--quick"]) == 0
+    result = json.loads((tmp_path / "runs" / "quick" / "splitting.json").read_text())
+    figures = result["figures"]
+    assert {f"bytes_saved_{model}{ending}" for model in MODELS for ending in ("", "_a2a", "_one_hot")} <= {
+        *figures
+    }
+    assert 0 <= figures["planner_hits_share"] <= 1
+    assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= figures["auto_worst_ratio_high"]
+    # two models, two speeds
+    assert sum("rounds" in row for row in result["rows"]) == 4
+    assert (tmp_path / "runs" / "quick" / "splitting.png").stat().st_size
+    assert not own_namespaces()
