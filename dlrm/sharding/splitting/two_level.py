@@ -21,12 +21,20 @@ class TwoLevelExchange(Exchange):
         group: as there; the ranks of a node lie one after the other.
         ranks_per_node: a divisor of the number of ranks.
         wire_dtype: as there; what is summed inside a node is rounded once more before it leaves it.
+
+    Raises:
+        ValueError: nodes would have different numbers of ranks.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, ranks_per_node: int, wire_dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(group, wire_dtype)
+        if self.world_size % ranks_per_node:
+            raise ValueError(
+                f"{self.world_size} ranks do not make nodes of {ranks_per_node} each; choose a ranks_per_node "
+                "that divides their number, or 1 for sums in one"
+            )
         self.ranks_per_node: Final = ranks_per_node
 
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.costs import Crossing
@@ -68,3 +69,8 @@ def test_rounded_sums_on_all_ranks_are_made_inside_nodes_first_as_well():
         assert torch.equal(total, torch.full((8, 3), 15.0, dtype=torch.bfloat16))
         for target in set(range(4)) - {rank}:
             assert sent[target] == sum(each.sent[rank][target] for each in collectives)
+
+
+def test_nodes_must_be_of_one_size(world_of_one):
+    with pytest.raises(ValueError, match="1 ranks do not make nodes of 2 each; choose"):
+        TwoLevelExchange(dist.group.WORLD, 2)
