@@ -110,6 +110,15 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals("recovery_soak", Sense.AT_MOST, soak_leftovers=0),
     *_goals("tracking", Sense.AT_MOST, mfu_step_share=0.01, ssu_step_share=0.005),
     *_goals("overhead", Sense.AT_MOST, overhead_cpr_background=0.003),
+    *_goals(
+        "splitting",
+        Sense.AT_LEAST,
+        bytes_saved_lr=0.7226,
+        bytes_saved_fm=0.7226,
+        bytes_saved_deepfm=0.7226,
+        planner_hits_share=0.9,
+        auto_worst_ratio=0.97,
+    ),
 ]
 
 

@@ -62,6 +62,43 @@ SPEED: Final[Sequence[Row]] = [
     ),
 ]
 
+SPLIT_MODELS: Final[Mapping[str, str]] = {
+    "lr": "LR",
+    "fm": "FM",
+    "deepfm": "DeepFM",
+    "dlrm": "DLRM",
+    "dcn": "DCN-v2",
+}
+"""By their names in figures."""
+
+SPLITTING: Final[Sequence[Row]] = [
+    *(
+        Row(
+            experiment="splitting",
+            what=f"bytes of a step that splitting saves on 4 workers, of {baseline}",
+            result=", ".join(
+                f"{name} **{{bytes_saved_{model}{ending}:.1%}}**" for model, name in SPLIT_MODELS.items()
+            ),
+        )
+        for ending, baseline in (
+            ("", "a parameter server's, multi-hot samples"),
+            ("_one_hot", "a parameter server's, one id a feature"),
+            ("_a2a", "an all-to-all of embeddings"),
+        )
+    ),
+    Row(
+        experiment="splitting",
+        what="training step, operators split, over TorchRec's plan, best of all links and models",
+        result=_range("best_throughput_ratio"),
+    ),
+    Row(
+        experiment="splitting",
+        what="choices of the planner that were the faster ones (ties: {ties_share:.0%})",
+        result="**{planner_hits_share:.0%}**; throughput of `auto` over the better plan, worst cell: "
+        + _range("auto_worst_ratio"),
+    ),
+]
+
 SAVING: Final[Sequence[Row]] = [
     Row(
         experiment="checkpointing",
@@ -218,6 +255,7 @@ BRAIN: Final[Sequence[Row]] = [
 
 TABLES: Final[Mapping[str, Sequence[Row]]] = {
     "speed": SPEED,
+    "splitting": SPLITTING,
     "saving": SAVING,
     "failures": FAILURES,
     "brain": BRAIN,

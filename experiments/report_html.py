@@ -118,6 +118,9 @@ def _figures(result: Result) -> str:
 
 def _comparisons(result: Result) -> str:
     """The paper's figures beside ours."""
+    compared = [each for each in COMPARISONS if each.experiment == result.name]
+    if not compared:
+        return ""
     rows = [
         [
             inline(each.subject),
@@ -125,13 +128,10 @@ def _comparisons(result: Result) -> str:
             _ours(each, result),
             inline(each.differs),
         ]
-        for each in COMPARISONS
-        if each.experiment == result.name
+        for each in compared
     ]
-    if not rows:
-        return ""
     return "<h3>Beside the paper</h3>\n" + _table(
-        ("", "CPR (MLSys 2021)", "here", "what differs, and why"), rows
+        ("", compared[0].paper, "here", "what differs, and why"), rows
     )
 
 

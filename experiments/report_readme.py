@@ -38,7 +38,7 @@ def readme_tables(results: Mapping[str, Result]) -> dict[str, str]:
     """Every table in markdown by name; empty where none of its rows is measured.
 
     Besides the tables above: `evidence`, all of their rows; `missed`, the goals that were not met; `paper`,
-    the paper's figures beside ours.
+    the papers' figures beside ours.
 
     Raises:
         ValueError: a row names a figure that its finished result does not have.
@@ -89,12 +89,12 @@ def _missed(results: Mapping[str, Result]) -> str:
 
 def _paper(results: Mapping[str, Result]) -> str:
     rows = [
-        (each.subject, f"{each.claim} ({each.known.value})", _ours(each, result), each.differs)
+        (each.subject, f"{each.paper}: {each.claim} ({each.known.value})", _ours(each, result), each.differs)
         for each in COMPARISONS
         if each.experiment in results
         for result in [results[each.experiment]]
     ]
-    return table(("", "CPR (MLSys 2021)", "here", "what differs, and why"), rows) if rows else ""
+    return table(("", "the papers", "here", "what differs, and why"), rows) if rows else ""
 
 
 def _ours(comparison: Comparison, result: Result) -> str:

@@ -37,6 +37,7 @@ round, with a 95 % interval (bootstrap over rounds):
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -142,4 +143,5 @@ def _timed(model: str, workers: int, link: float | None) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # rather than leave namespaces behind
     raise SystemExit(main())
