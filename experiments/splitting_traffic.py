@@ -5,6 +5,7 @@ the batches themselves, in tables of Criteo Terabyte's size.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import isclose
 from statistics import mean
 from typing import Any, Final
@@ -42,14 +43,15 @@ def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
     }
 
 
-def unique_rows(workload: Workload, bags: str, num_ranks: int) -> list[float]:
+@cache
+def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, ...]:
     """Different rows of each table among a rank's samples, on average over ranks and batches."""
     counts = [
         [len(keys) for keys in workload.keys(number, bags, Ranks(rank, rank, num_ranks))]
         for number in range(workload.num_batches)
         for rank in range(num_ranks)
     ]
-    return [float(each) for each in np.mean(counts, axis=0)]
+    return tuple(map(float, np.mean(counts, axis=0)))
 
 
 def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
+from time import monotonic
 from typing import IO, Any, Final, Self
 
 from experiments.launch import worker_environment
@@ -19,6 +20,7 @@ ANSWER: Final = "answer: "
 MOST_S: Final = 600.0
 """That an answer may take."""
 LEAVES_WITHIN_S: Final = 20.0
+"""Each worker, or it is killed."""
 
 
 class Workers:
@@ -59,9 +61,10 @@ class Workers:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()  # which is how they know that they are done
+        until_s = monotonic() + LEAVES_WITHIN_S
         for process in self._processes:
             try:
-                process.wait(LEAVES_WITHIN_S)
+                process.wait(max(0.1, until_s - monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

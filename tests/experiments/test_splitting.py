@@ -115,7 +115,7 @@ def test_different_rows_are_those_of_a_rank_of_its_own_samples():
     for first, second, both in zip(*parts, whole, strict=True):
         assert np.array_equal(np.union1d(first, second), both)
     counted = unique_rows(replace(SMALL, num_batches=1), "multi_hot", 2)
-    assert counted == [mean([len(first), len(second)]) for first, second in zip(*parts, strict=True)]
+    assert counted == tuple(mean([len(first), len(second)]) for first, second in zip(*parts, strict=True))
     assert all(rows <= 32 * bag for rows, bag in zip(counted, BAGS["multi_hot"], strict=True))
 
 
