@@ -124,7 +124,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.set_yticks(range(len(found)), [_label(name) for name in found])
     axes.invert_yaxis()
     axes.set_xlabel("AUC - AUC without failures, in 1e-4: mean over seeds and 95 % interval")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="center left")
     figure.savefig(path, dpi=150)
 
 
