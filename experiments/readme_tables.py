@@ -232,6 +232,15 @@ BRAIN: Final[Sequence[Row]] = [
         ),
     ),
     Row(
+        experiment="sensitivity",
+        what="the same where each failure takes 4 of the 8 nodes, {num_seeds} seeds",
+        result=", ".join(
+            f"{SCHEMES[scheme]} **{{{figure}:+.1f/1e-4}} ± {{{figure}_ci:.1f/1e-4}}**"
+            for scheme in ("mfu", "ssu", "vanilla")
+            for figure in [f"auc_delta_{scheme}_nodes_4"]
+        ),
+    ),
+    Row(
         experiment="pls_auc",
         what="AUC lost for each 0.1 of PLS, 8 failures, {num_seeds} seeds, in 1e-4",
         result=", ".join(
