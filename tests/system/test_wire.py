@@ -18,7 +18,8 @@ def test_bytes_of_a_step(sizes, start_ranks):
         Case("dlrm", "torchrec", sizes, precision="bf16"),
         Case("deepfm", "des", sizes, precision="bf16"),
         Case("lr", "auto", sizes, chosen="rows"),
-        Case("dlrm", "auto", sizes, chosen="rows", wire_dtype="bf16"),
+        Case("dlrm", "auto", sizes, chosen="rows", wire_dtype="bf16", small_rows=20),
+        Case("dcnv2", "des", sizes, wire_dtype="bf16", small_rows=20),
     ]
     if len(sizes) == 4:
         cases += [Case(kind, "auto", sizes, chosen="two_level", ranks_per_node=2) for kind in KINDS]

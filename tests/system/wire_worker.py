@@ -40,6 +40,8 @@ class Case:
     """What `auto` is said to have chosen."""
     ranks_per_node: int = 0
     """0: all are on one."""
+    small_rows: int = 0
+    """Tables with at most so many are replicated where TorchRec's plan is kept."""
 
 
 def count(cases: list[Case]) -> None:
@@ -59,7 +61,9 @@ def check(case: Case) -> None:
         model=ModelConfig(
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(8, DIM), top_mlp=(12, 1), cross_rank=8
         ),
-        sharding=ShardingConfig(data_parallel_rows=0, strategy=case.strategy, wire_dtype=case.wire_dtype),
+        sharding=ShardingConfig(
+            data_parallel_rows=case.small_rows, strategy=case.strategy, wire_dtype=case.wire_dtype
+        ),
         train=TrainConfig(precision=case.precision),
     )
     seen = []

@@ -100,7 +100,7 @@ def pooled_exchange(
 
 def crossing(
     each: Crossing,
-    batch_sizes: Sequence[float],
+    batch_sizes: Sequence[int],
     columns: Sequence[float],
     wire_bytes: int | None = None,
     ranks_per_node: int = 1,
@@ -128,12 +128,14 @@ def crossing(
     if size >= FP32_BYTES:
         return times * all_reduce(each.width * sum(batch_sizes), num_ranks, size)
     # what is rounded is not added up on its way: each rank sums a share, and sends it to all
-    shares = [sum(batch_sizes) / num_ranks] * num_ranks
-    return times * crossing(replace(each, way="sum_to_owners"), shares, (), wire_bytes, ranks_per_node)
+    share, more = divmod(each.width * sum(batch_sizes), num_ranks)
+    shares = [share + (rank < more) for rank in range(num_ranks)]
+    numbers = replace(each, way="sum_to_owners", width=1)
+    return times * crossing(numbers, shares, (), wire_bytes, ranks_per_node)
 
 
 def two_level(
-    each: Crossing, batch_sizes: Sequence[float], ranks_per_node: int, wire_bytes: int | None = None
+    each: Crossing, batch_sizes: Sequence[int], ranks_per_node: int, wire_bytes: int | None = None
 ) -> list[Collective]:
     """A `sum_to_owners` in two: sums inside each node first, so that a node sends each number on only once.
 

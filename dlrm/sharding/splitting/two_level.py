@@ -32,8 +32,8 @@ class TwoLevelExchange(Exchange):
         super().__init__(group, wire_dtype)
         if self.world_size % ranks_per_node:
             raise ValueError(
-                f"{self.world_size} ranks do not make nodes of {ranks_per_node} each; choose ranks_per_node so"
-                " that it divides their number, or 1 for sums in one"
+                f"{self.world_size} ranks do not make nodes of {ranks_per_node} each; choose a ranks_per_node"
+                " that divides their number, or 1 for sums in one"
             )
         self.ranks_per_node: Final = ranks_per_node
 
