@@ -23,9 +23,10 @@ class Feature:
     """One categorical feature and the table that its ids index."""
 
     name: str
-    """Column name in the Parquet files; the column is int32 (one id a sample) or list<int32> (multi-hot)."""
+    """Column name in the Parquet files; the column is int32 (one id a sample) or list<int32> (multi-hot), or
+    of int64 where ids are raw."""
     rows: int
-    """Number of rows a table for this feature needs: every id is in [0, rows)."""
+    """Number of rows a table for this feature needs: every id is in [0, rows). 0: ids are raw, any int64."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ def decode(table: pa.Table, manifest: DatasetManifest, file: str) -> Rows:
         file: the file's name, for messages.
 
     Raises:
-        ValueError: a wrong type, a null, an id outside its table, a label that is not 0 or 1, a
-            dense value that is not finite.
+        ValueError: a wrong type, a null, an id outside its table (raw ids have none), a label that is not
+            0 or 1, a dense value that is not finite.
     """
     label = _label(table, file)
     dense = tuple(_dense(table, name, file) for name in manifest.dense)
@@ -56,16 +56,17 @@ def _dense(table: pa.Table, name: str, file: str) -> Column:
 def _ids(table: pa.Table, feature: Feature, file: str) -> Column:
     found = table.schema.field(feature.name).type
     array = _array(table, feature.name, file)
-    if found == pa.int32():
+    expected = pa.int32() if feature.rows else pa.int64()
+    if found == expected:
         column = Column(array.to_numpy())
-    elif pa.types.is_list(found) and found.value_type == pa.int32():
+    elif pa.types.is_list(found) and found.value_type == expected:
         if array.values.null_count:
             raise _nulls(file, feature.name)
         column = Column(array.values.to_numpy(), array.offsets.to_numpy())
     else:
-        raise _wrong_type(file, feature.name, "int32 or list<int32>", found)
+        raise _wrong_type(file, feature.name, f"{expected} or list<{expected}>", found)
     ids = column.values
-    if len(ids) and (ids.min() < 0 or ids.max() >= feature.rows):
+    if feature.rows and len(ids) and (ids.min() < 0 or ids.max() >= feature.rows):
         worst = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(
             f"{file}: column {feature.name} holds id {worst}, but its table has {feature.rows} rows: ids "

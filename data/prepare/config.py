@@ -14,7 +14,7 @@ from data.criteo import (
     capped,
 )
 
-ID_RULES: Final = ("modulo", "hash", "vocabulary")
+ID_RULES: Final = ("modulo", "hash", "vocabulary", "raw")
 TABLE_PRESETS: Final[dict[str, tuple[int, ...]]] = {
     "terabyte": TERABYTE_CARDINALITIES,
     "kaggle": KAGGLE_CARDINALITIES,
@@ -27,6 +27,8 @@ WORKER_FIXED_BYTES: Final = 352 << 20
 """What a worker holds besides a block: its code, and the samples of a piece."""
 BYTES_PER_BLOCK_BYTE: Final = 17
 """Memory a worker needs for each byte of a block: text, columns, ids, copies."""
+RAW_BYTES_PER_BLOCK_BYTE: Final = 25
+"""The same with raw ids: 104 bytes more a sample, in up to three copies, from lines of 40 bytes at least."""
 _COMFORTABLE_BLOCK_BYTES: Final = 2 << 20
 _MIN_BLOCK_BYTES: Final = 256 << 10
 _MAX_BLOCK_BYTES: Final = 8 << 20
@@ -101,17 +103,17 @@ class PrepareConfig:
         """Worker processes."""
         if self.num_processes is not None:
             return self.num_processes
-        worker_bytes = WORKER_FIXED_BYTES + _COMFORTABLE_BLOCK_BYTES * BYTES_PER_BLOCK_BYTE
+        worker_bytes = WORKER_FIXED_BYTES + _COMFORTABLE_BLOCK_BYTES * self._bytes_per_block_byte
         return max(1, min(os.cpu_count() or 1, (self.memory_bytes - PARENT_FIXED_BYTES) // worker_bytes))
 
     @property
     def block_bytes(self) -> int:
         """Raw text that a worker parses at once, so that all processes stay within `memory_bytes`."""
         share = (self.memory_bytes - PARENT_FIXED_BYTES) // self.processes - WORKER_FIXED_BYTES
-        block_bytes = share // BYTES_PER_BLOCK_BYTE
+        block_bytes = share // self._bytes_per_block_byte
         if block_bytes < _MIN_BLOCK_BYTES:
             needed = PARENT_FIXED_BYTES + self.processes * (
-                WORKER_FIXED_BYTES + _MIN_BLOCK_BYTES * BYTES_PER_BLOCK_BYTE
+                WORKER_FIXED_BYTES + _MIN_BLOCK_BYTES * self._bytes_per_block_byte
             )
             raise ValueError(
                 f"{self.processes} processes need at least --memory {-(-needed >> 20)}M, "
@@ -120,10 +122,16 @@ class PrepareConfig:
         return min(block_bytes, _MAX_BLOCK_BYTES)
 
     @property
+    def _bytes_per_block_byte(self) -> int:
+        return RAW_BYTES_PER_BLOCK_BYTE if self.ids == "raw" else BYTES_PER_BLOCK_BYTE
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What decides the output besides the inputs; processes, memory and the ratio do not."""
         if self.ids == "vocabulary":
             return {"ids": self.ids, "min_count": self.min_count, "cap": self.cap}
+        if self.ids == "raw":
+            return {"ids": self.ids}
         return {"ids": self.ids, "table_rows": list(self.static_table_rows)}
 
 

@@ -3,8 +3,8 @@
 Dense: float32(log(x + 1)) in float32, a missing integer counts as 0 and a negative one as 0. That
 is facebookresearch/dlrm's rule (data_utils.py: `X_int[X_int < 0] = 0`, `np.log(X_int + 1)`);
 TorchRec's scripts take log(x + 3) instead, so that Kaggle's int_1, which goes down to -3, stays
-apart from 0. Ids: the two classes below, or `lookup.VocabularyIds`. A missing category gets id 0 in
-all of them; only the vocabulary keeps that id for it alone.
+apart from 0. Ids: the classes below, or `lookup.VocabularyIds`. A missing category gets id 0, which only
+the vocabulary keeps for it alone; among raw ids it is -1, which no value is.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL
 MISSING_ID: Final = 0
 RARE_ID: Final = 1
 FIRST_VOCABULARY_ID: Final = 2
+RAW_MISSING_ID: Final = -1
 
 _DENSE: Final = (pl.col(DENSE_NAMES).cast(pl.Float32).fill_null(0).clip(0) + 1).log()
 
@@ -25,7 +26,7 @@ class IdRule(Protocol):
     """How raw category values become rows of tables. Picklable: worker processes get one."""
 
     def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame with its category columns (UInt32, null if missing) turned into ids (Int32)."""
+        """The frame with its category columns (UInt32, null if missing) turned into ids (Int32, or Int64)."""
 
 
 class ModuloIds:
@@ -63,6 +64,14 @@ class HashIds:
         return frame.with_columns(self._ids)
 
 
+class RawIds:
+    """The raw value as it is, for dynamic tables."""
+
+    def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """See `IdRule`."""
+        return frame.with_columns(pl.col(CATEGORY_NAMES).cast(pl.Int64).fill_null(RAW_MISSING_ID))
+
+
 def mix32(values: pl.Expr) -> pl.Expr:
     """MurmurHash3's 32-bit finalizer of UInt32 values; polars' products wrap around as it wants."""
     mixed = (values ^ (values // 2**16)) * pl.lit(0x85EBCA6B, pl.UInt32)
@@ -71,5 +80,5 @@ def mix32(values: pl.Expr) -> pl.Expr:
 
 
 def to_samples(frame: pl.DataFrame, rule: IdRule) -> pl.DataFrame:
-    """What the model reads: label UInt8, int_* Float32, cat_* Int32, from what `read_block` gives."""
+    """What the model reads: label UInt8, int_* Float32, cat_* Int32 (raw: Int64), from `read_block`'s."""
     return rule.encode(frame.with_columns(_DENSE)).select(LABEL, *DENSE_NAMES, *CATEGORY_NAMES)

@@ -6,11 +6,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from data.criteo import CATEGORY_NAMES
+from data.criteo import CATEGORY_NAMES, NUM_CATEGORIES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
 from data.prepare.config import PrepareConfig
 from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan
-from data.prepare.ids import HashIds, IdRule, ModuloIds
+from data.prepare.ids import HashIds, IdRule, ModuloIds, RawIds
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span, find_inputs
 from data.prepare.lookup import VocabularyIds
 from data.prepare.passes import PassResult, run_pass
@@ -99,6 +99,8 @@ class _Job:
             return ModuloIds(config.static_table_rows), config.static_table_rows, []
         if config.ids == "hash":
             return HashIds(config.static_table_rows), config.static_table_rows, []
+        if config.ids == "raw":
+            return RawIds(), (0,) * NUM_CATEGORIES, []
         paths = self._make_vocabulary()
         rows = tuple(vocabulary_size(path) for path in paths)
         return VocabularyIds(paths), rows, [_describe(config.out, path) for path in paths]

@@ -56,6 +56,27 @@ def ids(*first):
     return pa.array([*first, *([0] * (40 - len(first)))], pa.int32())
 
 
+def test_raw_ids_are_any_64_bit_integers(dataset):
+    folder, manifest = dataset
+    raw = tuple(replace(feature, rows=0) for feature in manifest.features)
+    extremes = [0, -1, -(2**63), 2**63 - 1]
+
+    def change(table):
+        for feature in raw:
+            kind = table.schema.field(feature.name).type
+            wide = pa.list_(pa.int64()) if pa.types.is_list(kind) else pa.int64()
+            table = with_column(feature.name, table.column(feature.name).cast(wide))(table)
+        return with_column("cat_0", pa.array(extremes * 10, pa.int64()))(table)
+
+    rewrite(folder, replace(manifest, features=raw), change)
+    seen = [each for batch in read_all(folder) for each in batch.sparse["cat_0"].values().tolist()]
+    assert sorted(seen) == sorted(extremes * 10)
+
+    rewrite(folder, replace(manifest, features=raw), with_column("cat_0", ids(1)))
+    with pytest.raises(ValueError, match="column cat_0 should be int64 or list<int64> but is int32"):
+        read_all(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [

@@ -39,7 +39,7 @@ def test_tables_are_a_preset_one_number_or_26_and_capped():
     ("changes", "match"),
     [
         ({"raw": ()}, "at least one raw file"),
-        ({"ids": "md5"}, "--ids is one of modulo, hash, vocabulary"),
+        ({"ids": "md5"}, "--ids is one of modulo, hash, vocabulary, raw"),
         ({"table_rows": "1,2"}, "26 numbers"),
         ({"table_rows": "0"}, "between 1 and"),
         ({"table_rows": "terrabyte"}, "terabyte, kaggle"),
@@ -74,3 +74,4 @@ def test_processes_by_default_fit_the_memory(monkeypatch):
 def test_processes_memory_and_ratio_do_not_decide_the_output():
     assert config(num_processes=1, memory_bytes=3 << 30, max_bad_ratio=1).identity == config().identity
     assert config(ids="hash").identity != config().identity
+    assert config(ids="raw", table_rows="1000").identity == config(ids="raw").identity == {"ids": "raw"}

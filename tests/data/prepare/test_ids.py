@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from data.prepare.columns import read_block
-from data.prepare.ids import HashIds, ModuloIds, mix32, to_samples
+from data.prepare.ids import HashIds, ModuloIds, RawIds, mix32, to_samples
 from data.prepare.lookup import VocabularyIds
 from tests.data.prepare.conftest import make_lines
 
@@ -43,6 +43,15 @@ def test_modulo_and_hash():
         raw = [int(fields[14 + column] or b"0", 16) for fields in FIELDS]
         assert modulo[f"cat_{column}"].to_list() == [value % rows for value in raw]
         assert hashed[f"cat_{column}"].to_list() == [murmur3_finalizer(value) % rows for value in raw]
+
+
+def test_raw_ids_are_the_values_and_a_missing_one_is_none_of_them():
+    samples = to_samples(FRAME, RawIds())
+    assert {samples.schema[f"cat_{i}"] for i in range(26)} == {pl.Int64}
+    for column in range(26):
+        raw = [int(fields[14 + column], 16) if fields[14 + column] else -1 for fields in FIELDS]
+        assert samples[f"cat_{column}"].to_list() == raw
+    assert samples["cat_0"].min() == -1
 
 
 def test_mixing_is_murmur3s_and_keeps_zero():
