@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,9 @@ from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
 from dlrm.recovery import Recovery, save_config
 from dlrm.replicas import Replicas
 from dlrm.session import Checkpoints, NoRecovery
+from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements
+from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements, tables_of
 from dlrm.sharding.splitting.planner import WIRE_DTYPES, plan_heads
 from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables
@@ -59,10 +61,16 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     config, device = inputs.config, inputs.device
     dtype = arithmetic_dtype(config.train.precision)
     torch.manual_seed(config.train.seed)
-    model = build_model(config.model, inputs.manifest.features, len(inputs.manifest.dense), dtype)
+    is_dynamic = config.tables.is_dynamic
+    features = [
+        replace(feature, rows=config.tables.dynamic_rows) if is_dynamic(feature.name) else feature
+        for feature in inputs.manifest.features
+    ]
+    model = build_model(config.model, features, len(inputs.manifest.dense), dtype)
+    dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
     sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype])
     batch_size = inputs.loader.config.batch_size
-    plan = make_plan(model, sharder, config.sharding, device, batch_size)
+    plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
     sharders: list[Any] = [sharder]
     if config.sharding.strategy != "torchrec":
         planned = plan_heads(model, plan, sharder, config, device, batch_size, inputs.ids, folder)
@@ -72,11 +80,12 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     sharded = DistributedModelParallel(
         model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
     )
+    make_dynamic(sharded, dict.fromkeys(dynamic, config.tables.admit_after), config.train.seed)
     if initialize:
         initialize_tables(sharded, config.train.seed)
-    for features in sharded.modules():
-        if isinstance(features, PooledFeatures | ShardedHead):  # each with a dtype of its own
-            use_host_lookups([group.emb_module for group in table_groups(features)], features.dtype)
+    for module in sharded.modules():
+        if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
+            use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
     return sharded
 
 

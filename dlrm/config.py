@@ -123,6 +123,14 @@ class TablesConfig:
     """Added to the root of Adagrad's accumulator."""
     max_rows: int = 0
     """Refuse data whose tables have more rows than this; 0: no limit."""
+    dynamic: tuple[str, ...] = ()
+    """Features whose tables are dynamic: rows are given to the ids that come, any 64-bit integers, and taken
+    back from those that were not seen for longest when none is free. `*`: all features."""
+    dynamic_rows: int = 1_000_000
+    """Rows of each dynamic table."""
+    admit_after: int = 1
+    """Dynamic tables: an id gets its row when training sees it for the so-manieth time; before, it is as if
+    it were not in the sample."""
 
     def __post_init__(self) -> None:
         _check(
@@ -135,6 +143,15 @@ class TablesConfig:
             "tables.eps must be positive: without it, a row whose gradients were all 0 becomes 0 / 0",
         )
         _check(self.max_rows >= 0, "tables.max_rows must not be negative")
+        _check(
+            0 < self.dynamic_rows < 2**31,
+            f"tables.dynamic_rows is {self.dynamic_rows}; choose 1 to 2**31 - 1",
+        )
+        _check(self.admit_after > 0, "tables.admit_after must be positive (1: at once)")
+
+    def is_dynamic(self, feature: str) -> bool:
+        """Whether the tables of this feature are dynamic."""
+        return "*" in self.dynamic or feature in self.dynamic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,8 +182,19 @@ def _open_loaders(
 
 
 def _check_tables(config: Config, manifest: DatasetManifest) -> None:
-    limit = config.tables.max_rows
-    large = [feature for feature in manifest.features if limit and feature.rows > limit]
+    tables, names = config.tables, [feature.name for feature in manifest.features]
+    if unknown := set(tables.dynamic) - {"*", *names}:
+        raise ValueError(
+            f"tables.dynamic names {min(unknown)}, which the data lacks; its features are {', '.join(names)}"
+        )
+    static = [feature for feature in manifest.features if not tables.is_dynamic(feature.name)]
+    if unbounded := [feature.name for feature in static if not feature.rows]:
+        raise ValueError(
+            f"{unbounded[0]} has raw ids, any 64-bit integers, and so needs a dynamic table: name it in "
+            "tables.dynamic, or prepare the data with another rule of --ids"
+        )
+    limit = tables.max_rows
+    large = [feature for feature in static if limit and feature.rows > limit]
     if large:
         raise ValueError(
             f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; prepare "

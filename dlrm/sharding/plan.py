@@ -5,7 +5,7 @@ them equal; the rest is sharded by the kinds that the configuration allows and t
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,9 @@ FUSED_OPTIMIZERS: Final = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 FP32_BYTES: Final = 4
+WHOLE: Final = ParameterConstraints(
+    sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def make_plan(
     config: ShardingConfig,
     device: torch.device,
     batch_size: int,
+    whole: Collection[str] = (),
 ) -> ShardingPlan:
     """Plan on rank 0, agreed by all ranks.
 
@@ -83,6 +87,7 @@ def make_plan(
         config: which kinds, and which tables are small.
         device: where the tables live.
         batch_size: samples of one rank in one step.
+        whole: tables, by name, of which each is to be on one rank, neither cut nor replicated.
 
     Raises:
         ValueError: the device lacks a kind, or the tables do not fit.
@@ -102,7 +107,7 @@ def make_plan(
             **memory,
         ),
         batch_size=batch_size,
-        constraints=_constraints(model, config, world_size),
+        constraints=_constraints(model, config, world_size) | dict.fromkeys(whole, WHOLE),
     )
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
@@ -120,7 +125,7 @@ def _constraints(
     model: nn.Module, config: ShardingConfig, world_size: int
 ) -> dict[str, ParameterConstraints]:
     constraints = {}
-    for table in _tables(model):
+    for table in tables_of(model):
         replicated = world_size > 1 and table.num_embeddings <= config.data_parallel_rows
         kinds = [ShardingType.DATA_PARALLEL.value] if replicated else list(config.kinds)
         if table.embedding_dim < 2 * config.min_column_dim and "table_wise" in kinds:
@@ -134,7 +139,7 @@ def _constraints(
     return constraints
 
 
-def _tables(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
+def tables_of(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
     """All tables of an unsharded model."""
     for collection in model.modules():
         if isinstance(collection, EmbeddingBagCollection):
@@ -142,7 +147,7 @@ def _tables(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
 
 
 def _table_bytes(model: nn.Module) -> int:
-    return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in _tables(model))
+    return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in tables_of(model))
 
 
 def _host_memory_bytes() -> int:
@@ -155,7 +160,7 @@ def _host_memory_bytes() -> int:
 
 def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
     """Where each table of `model` (unsharded) lies under `plan`, largest first."""
-    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in _tables(model)}
+    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in tables_of(model)}
     found = []
     for path, module_plan in plan.plan.items():
         split = ", split" if isinstance(model.get_submodule(path), Head) else ""

@@ -30,6 +30,8 @@ from dlrm.recipe import load_config
         (["dense.learning_rate=nan"], "dense.learning_rate must be positive and finite"),
         (["tables.eps=0"], "tables.eps must be positive"),
         (["tables.max_rows=-1"], "tables.max_rows"),
+        (["tables.dynamic_rows=0"], r"tables.dynamic_rows is 0; choose 1 to 2\*\*31 - 1"),
+        (["tables.admit_after=0"], "tables.admit_after must be positive"),
         (["dense.optimizer=rowwise_adagrad"], "dense.optimizer is 'rowwise_adagrad'; choose"),
         (["schedule.warmup_steps=-1"], "schedule steps"),
         (["schedule.decay_start_step=5"], "needs schedule.decay_steps"),

@@ -11,7 +11,7 @@ KEYS = {
     "data": "uri train_days test_days global_batch_size shuffle window_batches prefetch_batches cache_folder "
     "cache_disk_gb cache_memory_gb",
     "model": "kind embedding_dim bottom_mlp top_mlp cross_layers cross_rank",
-    "tables": "optimizer learning_rate eps max_rows",
+    "tables": "optimizer learning_rate eps max_rows dynamic dynamic_rows admit_after",
     "dense": "optimizer learning_rate",
     "schedule": "warmup_steps decay_start_step decay_steps power",
     "sharding": "kinds data_parallel_rows min_column_dim strategy wire_dtype",

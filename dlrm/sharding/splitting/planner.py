@@ -19,6 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingPlan
 
 from dlrm.config import Config
+from dlrm.models.tables import PooledFeatures
 from dlrm.sharding.splitting import choose
 from dlrm.sharding.splitting.choose import Choice, HeadShape, Strategy
 from dlrm.sharding.splitting.cluster import Cluster, measure, ranks_per_node
@@ -69,17 +70,28 @@ def plan_heads(
     # tables are placed by them, so that all ranks must mean the same ones
     agreed = cast("dict[str, float]", _from_rank_0(dict(ids)))
     setting = Setting(num_ranks=num_ranks, ids=agreed, dense=config.dense, device=device)
-    shapes = shapes_of(model, ordinary, sharder, setting)
+    heads = heads_of(model)
+    shapes = [
+        _kept_whole(shape, heads[shape.path], config)
+        for shape in shapes_of(model, ordinary, sharder, setting)
+    ]
     if config.sharding.strategy == "auto":
         strategies = _automatic(shapes, config, device, batch_size, folder)
     else:
         strategies = {shape.path: "split" for shape in shapes}
-    heads = heads_of(model)
     strategies = {
         shape.path: _possible(_though_alone(shape, heads[shape.path]), strategies, num_ranks // per_node)
         for shape in shapes
     }
     return _planned(model, ordinary, sharder, strategies, setting, config, per_node)
+
+
+def _kept_whole(shape: HeadShape, head: PooledFeatures, config: Config) -> HeadShape:
+    """Dynamic tables are whole on one rank: no other split is possible than one by tables, when told to."""
+    by_tables = config.sharding.strategy == "des" and isinstance(head, Head) and head.split_by == "tables"
+    if by_tables or not any(map(config.tables.is_dynamic, head.names)):
+        return shape
+    return replace(shape, refusal="its dynamic tables must each be whole on one rank")
 
 
 def _though_alone(shape: HeadShape, head: nn.Module) -> HeadShape:
