@@ -93,7 +93,10 @@ SPLITTING: Final[Sequence[Row]] = [
     ),
     Row(
         experiment="splitting",
-        what="choices of the planner that were the faster ones (ties: {ties_share:.0%})",
+        what=(
+            "choices of the planner that were the faster ones (ties: {ties_share:.0%}, left open by noise: "
+            "{open_share:.0%})"
+        ),
         result="**{planner_hits_share:.0%}**; throughput of `auto` over the better plan, worst cell: "
         + _range("auto_worst_ratio"),
     ),

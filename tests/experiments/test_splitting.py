@@ -47,10 +47,15 @@ def steady(seconds):
     return [seconds] * len(ALL_STEADY)
 
 
-NOISY = [0.9, 1.1] * 10
+def shaky(share):
+    """Seconds that are as often shorter as longer than 1."""
+    return [1 - share, 1 + share] * (len(ALL_STEADY) // 2)
+
+
 WINS = cell(1.0, steady(0.5), 0.5)
 LOSES = cell(1.0, steady(2.0), 2.0)
-TIES = cell(1.0, NOISY, 1.0)
+TIES = cell(1.0, shaky(0.02), 1.0)
+OPEN = cell(1.0, shaky(0.2), 1.0)
 
 
 def test_ratios_are_those_of_rounds():
@@ -62,10 +67,10 @@ def test_ratios_are_those_of_rounds():
 
 
 def test_hits_misses_and_ties():
-    figures = time_figures([WINS, LOSES, TIES, replace(LOSES, chosen={"head": "exchange"})])
-    assert figures["planner_hits_share"] == 3 / 4
-    assert figures["planner_firm_hits_share"] == 2 / 4
-    assert figures["ties_share"] == 1 / 4
+    figures = time_figures([WINS, LOSES, TIES, OPEN, replace(LOSES, chosen={"head": "exchange"})])
+    assert figures["planner_hits_share"] == 3 / 5
+    assert figures["planner_firm_hits_share"] == 2 / 5
+    assert figures["ties_share"] == figures["open_share"] == 1 / 5
     assert figures["best_throughput_ratio"] == pytest.approx(2)
     assert figures["auto_worst_ratio"] == pytest.approx(0.5)
 
@@ -83,10 +88,10 @@ def test_a_mixture_is_compared_itself():
 
 
 def test_notes_name_the_cells():
-    notes = notes_of([WINS, replace(LOSES, model="fm")])
+    notes = notes_of([WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES])
     assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
     assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
-    assert notes["planner_hits_share"] == "wrong: fm, 2 workers, 1 Gb/s"
+    assert notes["planner_hits_share"] == ("wrong: fm, 2 workers, 1 Gb/s. Left open: dcn, 2 workers, 1 Gb/s")
 
 
 def test_shares_of_bytes_are_of_the_better_plan():
