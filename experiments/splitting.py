@@ -28,10 +28,10 @@ in the same processes, in a random order each round. Ratios are medians over rou
 round, with a 95 % interval (bootstrap over rounds):
 
 - `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one: the whole
-  interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and reaches
-  no further than 5 % from it. Where it holds 1 and is wider, the cell is left open, and is no hit. `ties_share`
-  and `open_share` say how many those are, `planner_firm_hits_share` leaves the ties out. Where `auto` splits
-  some heads and not others, it is compared itself, with the better plan.
+  interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and
+  reaches no further than 5 % from it. Where it holds 1 and is wider, the cell is left open, and is no hit.
+  `ties_share` and `open_share` say how many those are, `planner_firm_hits_share` leaves the ties out. Where
+  `auto` splits some heads and not others, it is compared itself, with the better plan.
 - `auto_worst_ratio`: throughput of `auto` over the better plan, in the cell where it is lowest, with
   `..._low` and `..._high`.
 - `best_throughput_ratio`: of `des` over `torchrec`, in the cell where it is highest, with its interval.
