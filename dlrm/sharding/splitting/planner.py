@@ -16,14 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm.config import Config
 from dlrm.models.tables import PooledFeatures
+from dlrm.sharding.plan import memory_for_tables
 from dlrm.sharding.splitting import choose
 from dlrm.sharding.splitting.choose import Choice, HeadShape, Strategy
 from dlrm.sharding.splitting.cluster import Cluster, measure, ranks_per_node
 from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.memory import operator_bytes, table_bytes, too_large
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import split_plan
 from dlrm.sharding.splitting.shapes import ONE_RANK, Setting, heads_of, ids_of, shapes_of
@@ -83,7 +85,8 @@ def plan_heads(
         shape.path: _possible(_though_alone(shape, heads[shape.path]), strategies, num_ranks // per_node)
         for shape in shapes
     }
-    return _planned(model, ordinary, sharder, strategies, setting, config, per_node)
+    layout = _Layout(ordinary, sharder, setting, config, per_node)
+    return _planned(model, _that_fit(model, strategies, layout), layout)
 
 
 def _kept_whole(shape: HeadShape, head: PooledFeatures, config: Config) -> HeadShape:
@@ -109,15 +112,16 @@ def _possible(shape: HeadShape, strategies: Mapping[str, Strategy], num_nodes: i
     if wanted == "exchange":
         return wanted
     if shape.traffic is None or shape.refusal:
-        if dist.get_rank() == 0:
-            reason = shape.refusal or choose.NO_SPLIT
-            logger.warning(
-                "%s keeps TorchRec's plan, its embeddings exchanged: it cannot be split, because %s",
-                shape.path,
-                reason,
-            )
+        _warn(shape.path, shape.refusal or choose.NO_SPLIT)
         return "exchange"
     return "split" if wanted == "two_level" and num_nodes == 1 else wanted
+
+
+def _warn(path: str, reason: str) -> None:
+    if dist.get_rank() == 0:
+        logger.warning(
+            "%s keeps TorchRec's plan, its embeddings exchanged: it cannot be split, because %s", path, reason
+        )
 
 
 def _automatic(
@@ -166,38 +170,67 @@ def _remember(folder: Path, choices: Sequence[Choice], cluster: Cluster) -> None
     temporary.replace(folder / CHOICE_NAME)  # a worker may die at any time, and the next one reads it
 
 
-def _planned(
-    model: nn.Module,
-    ordinary: ShardingPlan,
-    sharder: EmbeddingBagCollectionSharder,
-    strategies: Mapping[str, Strategy],
-    setting: Setting,
-    config: Config,
-    per_node: int,
-) -> Planned:
-    plan, sharders = dict(ordinary.plan), [sharder]
+@dataclass(frozen=True)
+class _Layout:
+    """What plans of heads are made from, besides their strategies."""
+
+    ordinary: ShardingPlan
+    sharder: EmbeddingBagCollectionSharder
+    setting: Setting
+    config: Config
+    per_node: int
+
+    def pieces(self, head: Head, strategy: Strategy) -> EmbeddingModuleShardingPlan:
+        """Of a head's tables, under any strategy but `exchange`."""
+        return split_plan(
+            head,
+            "rows" if strategy == "rows" else head.split_by,
+            ids_of(head, self.setting.ids),
+            self.sharder,
+            (self.setting.num_ranks, self.per_node),
+            self.setting.device.type,
+        )
+
+
+def _that_fit(model: nn.Module, strategies: Mapping[str, Strategy], layout: _Layout) -> dict[str, Strategy]:
+    """The same, but for heads that would need more memory than a rank has."""
+    num_ranks, config = layout.setting.num_ranks, layout.config
+    ordinary, split = {}, {}
+    for path, head in heads_of(model).items():
+        plan, optimizer = layout.ordinary.plan[f"{path}.tables"], config.tables.optimizer
+        ordinary[path] = table_bytes(head, plan, num_ranks, optimizer)
+        strategy = strategies[path]
+        if strategy != "exchange":
+            assert isinstance(head, Head)
+            pieces = layout.pieces(head, strategy)
+            split[path] = table_bytes(head, pieces, num_ranks, optimizer)
+            if strategy != "rows":
+                beside = operator_bytes(head, pieces, num_ranks, config.dense.optimizer)
+                split[path] = [sum(each) for each in zip(split[path], beside, strict=True)]
+    refused = too_large(split, ordinary, memory_for_tables(layout.setting.device))
+    for path, reason in refused.items():
+        _warn(path, reason)
+    return {path: "exchange" if path in refused else strategy for path, strategy in strategies.items()}
+
+
+def _planned(model: nn.Module, strategies: Mapping[str, Strategy], layout: _Layout) -> Planned:
+    sharder, config = layout.sharder, layout.config
+    plan, sharders = dict(layout.ordinary.plan), [sharder]
     wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
     kinds: dict[type[Head], HeadSharder] = {}
     for path, head in heads_of(model).items():
-        if strategies[path] == "exchange":
+        strategy = strategies[path]
+        if strategy == "exchange":
             continue
         assert isinstance(head, Head)
-        by_rows = strategies[path] == "rows"
-        stays = by_rows and "rows" not in (head.split_by, *head.also_by)  # its operator is not split
-        pieces = split_plan(
-            head,
-            "rows" if by_rows else head.split_by,
-            ids_of(head, setting.ids),
-            sharder,
-            (setting.num_ranks, per_node),
-            setting.device.type,
-        )
+        # by rows, the operator may not be split
+        stays = strategy == "rows" and "rows" not in (head.split_by, *head.also_by)
         del plan[f"{path}.tables"]
-        plan[f"{path}.tables" if stays else path] = pieces
+        plan[f"{path}.tables" if stays else path] = layout.pieces(head, strategy)
         if not stays:
             operators = None
             if head.has_weights:
-                operators = make_operator_sharder(config.dense, setting.device)
-            together = per_node if strategies[path] == "two_level" else 1
+                operators = make_operator_sharder(config.dense, layout.setting.device)
+            together = layout.per_node if strategy == "two_level" else 1
             kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators, together)
     return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()])
