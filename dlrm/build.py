@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -28,7 +29,7 @@ from dlrm.session import Checkpoints, NoRecovery
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements, tables_of
-from dlrm.sharding.splitting.planner import WIRE_DTYPES, plan_heads
+from dlrm.sharding.splitting.planner import WIRE_DTYPES, keep_ordinary, plan_heads
 from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables
 from dlrm.stop import StopSignal
@@ -56,7 +57,7 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     Args:
         inputs: say which model.
         initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
-        folder: of the run, which remembers what `sharding.strategy` auto chose; None: nothing does.
+        folder: of the run, which remembers the strategies of its heads; None: nothing does.
     """
     config, device = inputs.config, inputs.device
     dtype = arithmetic_dtype(config.train.precision)
@@ -72,11 +73,14 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     batch_size = inputs.loader.config.batch_size
     plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
     sharders: list[Any] = [sharder]
-    if config.sharding.strategy != "torchrec":
+    strategies: Mapping[str, str] = {}
+    if config.sharding.strategy == "torchrec":
+        keep_ordinary(model, folder)
+    else:
         planned = plan_heads(model, plan, sharder, config, device, batch_size, inputs.ids, folder)
-        plan, sharders = planned.plan, planned.sharders
+        plan, sharders, strategies = planned.plan, planned.sharders, planned.strategies
     if inputs.ranks.rank == 0:
-        logger.info("tables:\n%s", format_plan(placements(plan, model)))
+        logger.info("tables:\n%s", format_plan(placements(plan, model, strategies)))
     sharded = DistributedModelParallel(
         model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
     )

@@ -23,7 +23,7 @@ from data.batch import Batch
 from dlrm.build import start_process_group
 from dlrm.inputs import Ranks
 from dlrm.memory import keep_freed_memory
-from dlrm.sharding.splitting.planner import CHOICE_NAME
+from dlrm.sharding.splitting.choice_file import CHOICE_NAME
 from experiments.splitting_counting import count
 from experiments.splitting_workers import ANSWER
 from experiments.splitting_workload import Workload

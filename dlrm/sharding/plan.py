@@ -5,7 +5,7 @@ them equal; the rest is sharded by the kinds that the configuration allows and t
 """
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -180,12 +180,21 @@ def _host_memory_bytes() -> int:
     return total
 
 
-def placements(plan: ShardingPlan, model: nn.Module) -> list[TablePlacement]:
-    """Where each table of `model` (unsharded) lies under `plan`, largest first."""
+def placements(
+    plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, str] | None = None
+) -> list[TablePlacement]:
+    """Where each table lies, largest first.
+
+    Args:
+        plan: of the tables.
+        model: unsharded.
+        strategies: by path, of the heads that are split.
+    """
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in tables_of(model)}
     found = []
     for path, module_plan in plan.plan.items():
-        split = ", split" if isinstance(model.get_submodule(path), Head) else ""
+        is_split = isinstance(model.get_submodule(path), Head)
+        split = f", {(strategies or {}).get(path, 'split')}" if is_split else ""
         for name, sharding in module_plan.items():
             rows, dim = shapes[name]
             ranks = tuple(sorted(set(sharding.ranks or ())))  # a rank may hold several column pieces

@@ -76,8 +76,8 @@ def check(case: Case) -> None:
         seen.append((shapes_of(model, plan, sharder, setting), inside))
         return plan
 
-    remembered = planner._remembered
-    build.make_plan, planner._remembered = (
+    remembered = planner.remembered
+    build.make_plan, planner.remembered = (
         spying,
         lambda folder: dict.fromkeys(("sparse", "wide"), case.chosen),
     )
@@ -93,7 +93,7 @@ def check(case: Case) -> None:
             )
         )
     finally:
-        build.make_plan, planner._remembered = make_plan, remembered
+        build.make_plan, planner.remembered = make_plan, remembered
     ((shapes, dense_numbers),) = seen
     for sizes in (case.batch_sizes, case.batch_sizes):  # the second step has nothing left to set up
         dense, labels, sparse = batch_of(sizes[rank])

@@ -1,11 +1,9 @@
 """From TorchRec's plan to the one that a run trains with: which heads are split, agreed by all ranks.
 
 `torchrec` leaves the plan alone, `des` splits what can be split, `auto` measures the cluster, compares all
-strategies of every head, and remembers its choice in the run folder: a run that goes on, or whose workers
-were started again, must not find its tables elsewhere because a link was busy.
+strategies of every head, unless the run folder remembers how the run began (`choice_file`).
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from dlrm.config import Config
 from dlrm.models.tables import PooledFeatures
 from dlrm.sharding.plan import memory_for_tables
 from dlrm.sharding.splitting import choose
+from dlrm.sharding.splitting.choice_file import check_kept, remember, remembered
 from dlrm.sharding.splitting.choose import Choice, HeadShape, Strategy
 from dlrm.sharding.splitting.cluster import Cluster, measure, ranks_per_node
 from dlrm.sharding.splitting.head import Head
@@ -33,8 +32,6 @@ from dlrm.sharding.splitting.sharded import HeadSharder
 
 logger = logging.getLogger(__name__)
 
-CHOICE_NAME: Final = "sharding.json"
-"""File in a run folder: what `auto` chose."""
 WIRE_DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -44,6 +41,8 @@ class Planned:
 
     plan: ShardingPlan
     sharders: list[Any]
+    strategies: Mapping[str, Strategy]
+    """By path of the head."""
 
 
 def plan_heads(
@@ -67,6 +66,9 @@ def plan_heads(
         batch_size: samples of one rank in one step.
         ids: that a sample has, on average, by feature; those of rank 0 count.
         folder: of the run; None: nothing is remembered.
+
+    Raises:
+        ValueError: what the run has saved does not fit the strategies, or its choice cannot be read.
     """
     num_ranks, per_node = dist.get_world_size(), ranks_per_node(device)
     # tables are placed by them, so that all ranks must mean the same ones
@@ -77,8 +79,14 @@ def plan_heads(
         _kept_whole(shape, heads[shape.path], config)
         for shape in shapes_of(model, ordinary, sharder, setting)
     ]
-    if config.sharding.strategy == "auto":
-        strategies = _automatic(shapes, config, device, batch_size, folder)
+    strategy, known = config.sharding.strategy, remembered(folder)
+    choices: Sequence[Choice] = ()
+    if strategy == "auto" and known is not None:
+        strategies = known
+    elif strategy == "auto":
+        choices, cluster = _compared(shapes, config, device, batch_size)
+        strategies = cast("dict[str, Strategy]", _from_rank_0({each.path: each.strategy for each in choices}))
+        strategy = f"auto on {cluster.describe()}"
     else:
         strategies = {shape.path: "split" for shape in shapes}
     strategies = {
@@ -86,7 +94,24 @@ def plan_heads(
         for shape in shapes
     }
     layout = _Layout(ordinary, sharder, setting, config, per_node)
-    return _planned(model, _that_fit(model, strategies, layout), layout)
+    strategies = _that_fit(model, strategies, layout)
+    _keep(heads, strategies, known, folder, strategy, choices)
+    return _planned(model, strategies, layout)
+
+
+def keep_ordinary(model: nn.Module, folder: Path | None) -> None:
+    """Where TorchRec's plan is kept: remember that; all ranks call it together.
+
+    Args:
+        model: unsharded.
+        folder: of the run; None: nothing is remembered.
+
+    Raises:
+        ValueError: the run began with heads that were split, and what it saved does not fit.
+    """
+    heads = heads_of(model)
+    ordinary: dict[str, Strategy] = dict.fromkeys(heads, "exchange")
+    _keep(heads, ordinary, remembered(folder), folder, "torchrec")
 
 
 def _kept_whole(shape: HeadShape, head: PooledFeatures, config: Config) -> HeadShape:
@@ -124,13 +149,10 @@ def _warn(path: str, reason: str) -> None:
         )
 
 
-def _automatic(
-    shapes: Sequence[HeadShape], config: Config, device: torch.device, batch_size: int, folder: Path | None
-) -> dict[str, Strategy]:
-    """What was chosen when the run began, or is now."""
-    known = _from_rank_0(_remembered(folder) if dist.get_rank() == 0 else None)
-    if known is not None:
-        return cast("dict[str, Strategy]", known)
+def _compared(
+    shapes: Sequence[HeadShape], config: Config, device: torch.device, batch_size: int
+) -> tuple[list[Choice], Cluster]:
+    """What takes the least time on the links as they are now; the same on all ranks but for rounding."""
     cluster = measure(device)
     wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
     wire_bytes = None if wire_dtype is None else wire_dtype.itemsize
@@ -140,34 +162,32 @@ def _automatic(
     ]
     if dist.get_rank() == 0:
         logger.info("%s", choose.format_choices(choices, cluster))
-        if folder is not None:
-            _remember(folder, choices, cluster)
-    # the same on all ranks, whose measurements agree, but for what their C libraries round
-    chosen = _from_rank_0({choice.path: choice.strategy for choice in choices})
-    return cast("dict[str, Strategy]", chosen)
+    return choices, cluster
+
+
+def _keep(
+    heads: Mapping[str, nn.Module],
+    strategies: Mapping[str, Strategy],
+    known: Mapping[str, Strategy] | None,
+    folder: Path | None,
+    by: str,
+    choices: Sequence[Choice] = (),
+) -> None:
+    """Remember the strategies of a run that begins; refuse those that do not fit how it began."""
+    if folder is None:
+        return
+    if known is not None:
+        with_weights = [path for path, head in heads.items() if isinstance(head, Head) and head.has_weights]
+        check_kept(known, strategies, with_weights)
+    elif dist.get_rank() == 0:
+        reasons = {each.path: each.reason for each in choices if each.strategy == strategies[each.path]}
+        remember(folder, strategies, reasons, by)
 
 
 def _from_rank_0(value: Any) -> Any:
     held = [value]
     dist.broadcast_object_list(held)
     return held[0]
-
-
-def _remembered(folder: Path | None) -> dict[str, Strategy] | None:
-    if folder is None or not (folder / CHOICE_NAME).exists():
-        return None
-    found = json.loads((folder / CHOICE_NAME).read_text())
-    return {path: choice["strategy"] for path, choice in found["heads"].items()}
-
-
-def _remember(folder: Path, choices: Sequence[Choice], cluster: Cluster) -> None:
-    content = {
-        "cluster": cluster.describe(),
-        "heads": {choice.path: {"strategy": choice.strategy, "reason": choice.reason} for choice in choices},
-    }
-    temporary = folder / f"{CHOICE_NAME}.tmp"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(folder / CHOICE_NAME)  # a worker may die at any time, and the next one reads it
 
 
 @dataclass(frozen=True)
@@ -232,5 +252,8 @@ def _planned(model: nn.Module, strategies: Mapping[str, Strategy], layout: _Layo
             if head.has_weights:
                 operators = make_operator_sharder(config.dense, layout.setting.device)
             together = layout.per_node if strategy == "two_level" else 1
+            same = {strategies[each] for each, other in heads_of(model).items() if type(other) is type(head)}
+            # DistributedModelParallel finds a sharder by the type of the module
+            assert same <= {strategy, "exchange"}, f"heads of one type are split alike, not {sorted(same)}"
             kinds[type(head)] = HeadSharder(type(head), sharder, wire_dtype, operators, together)
-    return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()])
+    return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()], strategies=strategies)

@@ -13,6 +13,7 @@ from dlrm.config import Config, DenseConfig, ModelConfig, ShardingConfig, Tables
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
 from dlrm.sharding.splitting import planner
+from dlrm.sharding.splitting.choice_file import CHOICE_NAME, remembered
 from dlrm.sharding.splitting.shapes import Setting, shapes_of
 
 CPU = torch.device("cpu")
@@ -86,7 +87,7 @@ def test_embeddings_are_exchanged_in_the_dtype_of_the_arithmetic(shapes):
 def sharded(world_of_one, tmp_path):
     """Builds a model on one rank, where nothing can be split."""
 
-    def work(strategy, kind="dlrm"):
+    def work(strategy, kind="dlrm", folder=tmp_path):
         config = Config(
             model=ModelConfig(kind=kind, embedding_dim=8, bottom_mlp=(8, 8), top_mlp=(8, 1)),
             sharding=ShardingConfig(strategy=strategy),
@@ -99,7 +100,7 @@ def sharded(world_of_one, tmp_path):
             loader=SimpleNamespace(config=SimpleNamespace(batch_size=16)),
             ids={},
         )
-        return build.shard(inputs, folder=tmp_path)
+        return build.shard(inputs, folder=folder)
 
     return work
 
@@ -119,20 +120,20 @@ def test_a_split_beyond_the_memory_of_a_rank_is_the_ordinary_plan_and_a_warning(
 
 def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
     """So that it goes on with what several ranks have saved; but by itself `auto` does not choose so."""
-    assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+    assert set(sharded("des", "deepfm", None).plan.plan) == {"wide.tables", "sparse"}
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
-    choice = tmp_path / planner.CHOICE_NAME
+    choice = tmp_path / CHOICE_NAME
     choice.write_text(choice.read_text().replace("exchange", "split"))
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
 
 
 def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypatch):
     sharded("auto")
-    text = (tmp_path / planner.CHOICE_NAME).read_text()
-    assert planner._remembered(tmp_path) == {"sparse": "exchange"}
+    text = (tmp_path / CHOICE_NAME).read_text()
+    assert remembered(tmp_path) == {"sparse": "exchange"}
     monkeypatch.setattr(planner, "measure", lambda device: pytest.fail("measured again"))
     sharded("auto")
-    assert (tmp_path / planner.CHOICE_NAME).read_text() == text
+    assert (tmp_path / CHOICE_NAME).read_text() == text
 
 
 def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shapes, caplog):
@@ -143,3 +144,40 @@ def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shap
     assert "keeps TorchRec's plan" not in caplog.text
     assert planner._possible(replace(shape, refusal="of this"), {"sparse": "split"}, 1) == "exchange"
     assert "because of this" in caplog.text
+
+
+@pytest.mark.parametrize(("before", "now"), [("des", "torchrec"), ("torchrec", "des")])
+def test_what_does_not_fit_how_the_run_began_is_refused(sharded, before, now):
+    sharded(before, "deepfm")
+    sharded(before, "deepfm")
+    with pytest.raises(ValueError, match=r"'exchange'.*'split'|'split'.*'exchange'") as caught:
+        sharded(now, "deepfm")
+    assert "sharding.strategy" in str(caught.value)
+
+
+def test_auto_goes_on_with_whatever_the_run_began_with(sharded):
+    sharded("des", "deepfm")
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+
+
+def test_heads_without_weights_fit_any_strategy(sharded):
+    for strategy in ("des", "torchrec", "auto"):
+        sharded(strategy, "dlrm")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"heads": {"sparse": {"strategy": "spilt"}}}',
+            "gives sparse the strategy 'spilt'; known .* two_level",
+        ),
+        ('{"heads": {"sparse": 1}}', "does not say which strategy"),
+        ("{", "does not say which strategy"),
+    ],
+)
+def test_a_file_that_was_edited_wrongly_is_refused(sharded, tmp_path, content, message):
+    (tmp_path / CHOICE_NAME).write_text(content)
+    for strategy in ("auto", "torchrec"):
+        with pytest.raises(ValueError, match=message):
+            sharded(strategy)
