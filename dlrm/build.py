@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import Checkpointer
@@ -81,6 +82,7 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
         plan, sharders, strategies = planned.plan, planned.sharders, planned.strategies
     if inputs.ranks.rank == 0:
         logger.info("tables:\n%s", format_plan(placements(plan, model, strategies)))
+    move_dense(model, device)
     sharded = DistributedModelParallel(
         model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
     )
@@ -91,6 +93,13 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
         if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
             use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
     return sharded
+
+
+def move_dense(model: nn.Module, device: torch.device) -> None:
+    """Move what is no table to a device, in place; tables are on the meta device until they are sharded."""
+    for each in (*model.parameters(), *model.buffers()):
+        if not each.is_meta:
+            each.data = each.data.to(device)
 
 
 def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) -> Trainer:

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from cpr.shards import table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
-from dlrm.build import build, start_process_group
+from dlrm.build import build, move_dense, start_process_group
 from dlrm.config import ModelConfig
 from dlrm.inputs import Ranks, prepare
+from dlrm.models.build import build_model
 from dlrm.recipe import load_config
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
 from dlrm.stop import StopSignal
@@ -89,3 +90,13 @@ def test_a_run_folder_that_cannot_be_made_is_a_mistake_on_all_ranks(inputs, tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="run"):
         build(inputs(f"train.run_folder={tmp_path / 'file'}"), StopSignal())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
+    model = build_model(ModelConfig(kind="dcnv2"), features, 13, torch.float32)
+    tables = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    move_dense(model, torch.device("cuda", 0))
+    devices = {name: parameter.device.type for name, parameter in model.named_parameters()}
+    assert [name for name, device in devices.items() if device == "meta"] == tables
+    assert {device for name, device in devices.items() if name not in tables} == {"cuda"}
