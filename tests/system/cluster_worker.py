@@ -1,4 +1,4 @@
-"""What the ranks of `test_cluster` do: measure their links together."""
+"""What the ranks of `test_wire` do besides: measure their links together."""
 
 import math
 import os
@@ -13,7 +13,6 @@ CPU = torch.device("cpu")
 
 def measure_together() -> None:
     """All get the same answer, whatever is known of each link."""
-    dist.init_process_group("gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     for here, agreed in ((2, 2), (1, 1), (num_ranks, num_ranks), (1 + rank % 2, num_ranks)):
         os.environ["LOCAL_WORLD_SIZE"] = str(here)
@@ -28,5 +27,3 @@ def measure_together() -> None:
             assert (link.latency_s > 0) == used
         assert 0 < cluster.s_per_id < math.inf
         assert 0 < cluster.memory_bytes_per_s < math.inf
-    dist.barrier()
-    dist.destroy_process_group()

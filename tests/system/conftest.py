@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.system.ranks import Ranks
 
@@ -78,6 +80,17 @@ def memory():
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
     assert not left
+
+
+@pytest.fixture
+def world_of_one():
+    """A process group of this process alone, on one thread, as each of several ranks has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -137,15 +137,6 @@ def slice_of(bags: list[tuple[Tensor, Tensor]], first: int, last: int) -> KeyedJ
     )
 
 
-def train(cases: list[Case]) -> None:
-    """Each case in turn, in one process group."""
-    dist.init_process_group("gloo")
-    for case in cases:
-        check(case)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def check(case: Case) -> None:
     """Split and alone, the same steps: outputs, dense parameters, and all rows and their state are equal."""
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -4,23 +4,12 @@ from itertools import chain
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.system import exactness_worker as worker
 
 ATOL = {"sgd": 2e-6, "rowwise_adagrad": 2e-6, "adagrad": 1e-5}
 """Sums in another order differ in the last bit. Adagrad divides each gradient by its own size, which makes
 the last bit of one that nearly cancelled a larger part of the update."""
-
-
-@pytest.fixture
-def world_of_one():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two other processes are working
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 def put_together(pieces):

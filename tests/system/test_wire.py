@@ -1,8 +1,11 @@
-"""A step sends as many bytes as the planner's formulas say."""
+"""A step sends as many bytes as the planner's formulas say, and links are measured by all ranks together."""
+
+from functools import partial
 
 import pytest
 
-from tests.system import wire_worker
+from tests.system import cluster_worker, wire_worker
+from tests.system.ranks import in_group
 from tests.system.wire_worker import Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -11,7 +14,7 @@ KINDS = ("lr", "fm", "deepfm", "dlrm", "dcnv2")
 
 
 @pytest.mark.parametrize("sizes", [(6, 6), (8, 1, 5), (4, 4, 4, 4)], ids=["2", "3_uneven", "4"])
-def test_bytes_of_a_step(sizes, start_ranks):
+def test_bytes_of_a_step_and_speeds_of_links(sizes, start_ranks):
     cases = [Case(kind, strategy, sizes) for kind in KINDS for strategy in ("torchrec", "des")]
     cases += [
         Case("dlrm", "des", sizes, wire_dtype="bf16"),
@@ -21,6 +24,9 @@ def test_bytes_of_a_step(sizes, start_ranks):
         Case("dlrm", "auto", sizes, chosen="rows", wire_dtype="bf16", small_rows=20),
         Case("dcnv2", "des", sizes, wire_dtype="bf16", small_rows=20),
     ]
+    work = []
     if len(sizes) == 4:
+        work.append(cluster_worker.measure_together)  # here, as starting ranks takes long
         cases += [Case(kind, "auto", sizes, chosen="two_level", ranks_per_node=2) for kind in KINDS]
-    start_ranks(wire_worker.count, cases, world_size=len(sizes)).wait(timeout_s=150)
+    work += [partial(wire_worker.check, case) for case in cases]
+    start_ranks(in_group, *work, world_size=len(sizes)).wait(timeout_s=150)

@@ -44,15 +44,6 @@ class Case:
     """Tables with at most so many are replicated where TorchRec's plan is kept."""
 
 
-def count(cases: list[Case]) -> None:
-    """Each case in turn, in one process group."""
-    dist.init_process_group("gloo")
-    for case in cases:
-        check(case)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def check(case: Case) -> None:
     """One step sends what the planner says, to the byte."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
