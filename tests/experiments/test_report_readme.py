@@ -75,7 +75,7 @@ def test_figures_stand_in_what_was_measured_too(folder):
     store(folder, "recovery_soak", SOAK)
     text = tables_of(folder)["failures"]
     assert "| 29 minutes of training on two nodes with 23 failures" in text
-    assert "AUC **-0.00003** at a PLS of **0.0035**; processes, files and memory left behind: 0 |" in text
+    assert "AUC **-3.0e-05** at a PLS of **0.0035**; processes, files and memory left behind: 0 |" in text
 
 
 def test_the_command_of_neighbouring_rows_is_named_once(folder):

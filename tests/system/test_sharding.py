@@ -6,7 +6,7 @@ import pytest
 
 from cpr.faults import AtStep, KillWorker, Plan
 from data.synthetic import SyntheticConfig, generate
-from tests.system.test_resume import curve, only_folder, report_of, settings
+from tests.system.test_resume import only_folder, report_of, settings
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -47,33 +47,25 @@ def losses(folder):
     return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
 
 
-def test_split_and_exchanged_are_the_same_run(train):
+def test_split_with_a_worker_killed_is_the_same_run_as_exchanged(train, memory, tmp_path):
     model = ["model.kind=deepfm", "model.top_mlp=[16,1]", "sharding.data_parallel_rows=0"]
-    said, split = train("des", "--sharding", "des", more=model)
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))
+    said, split = train(
+        "des",
+        "--sharding",
+        "des",
+        more=[*model, "checkpoint.every_steps=10"],
+        restarts=1,
+        environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
+    )
     assert "table_wise, split" in said
+    assert "the memory of all workers outlived them" in said
+    assert report_of(split)["failures"]["pls"] == 0
     said, exchanged = train("torchrec", more=model)
     assert "split" not in said
     assert len(losses(split)) >= 4
     assert losses(split) == pytest.approx(losses(exchanged), rel=1e-4)
-
-
-def test_a_worker_that_dies_changes_nothing_of_a_run_with_split_operators(train, memory, tmp_path):
-    model = ["model.kind=dcnv2", "model.cross_rank=8", "checkpoint.every_steps=10"]
-    _, whole = train("whole", "--sharding", "des", more=model)
-    plan = tmp_path / "faults.json"
-    plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))
-    said, folder = train(
-        "disturbed",
-        "--sharding",
-        "des",
-        more=model,
-        restarts=1,
-        environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
-    )
-    assert "the memory of all workers outlived them" in said
-    assert report_of(folder)["failures"]["pls"] == 0
-    assert len(curve(whole)) >= 4
-    assert curve(folder) == curve(whole)
 
 
 def test_what_auto_chose_stays_on_resume_and_on_other_ranks(train):
