@@ -43,14 +43,15 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two files of tests at a time: within a file, tests share what is slow to start.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Whole files of tests beside each other: within a file, tests share what is slow to start. System tests spend
+# a part of their time waiting for what they have killed, so that there is room for one more.
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 
 unit: $(INSTALLED)
-	$(PYTEST) -m "not system"
+	$(PYTEST) -n 2 -m "not system"
 
 system: $(INSTALLED)
-	$(PYTEST) -m system
+	$(PYTEST) -n 3 -m system
 
 install: $(INSTALLED)
 

@@ -130,7 +130,7 @@ def _tell(row: Row) -> None:
     print(
         f"{cell.name}: des over torchrec {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), auto "
         f"{dict(cell.chosen)} over the better one {auto.value:.3f} ({auto.low:.3f} to {auto.high:.3f}), "
-        f"{len(cell.rounds)} rounds; {row['chosen']['cluster']}",
+        f"{len(cell.rounds)} rounds; {row['chosen']['by']}",
         flush=True,
     )
 
