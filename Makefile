@@ -43,15 +43,14 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Whole files of tests beside each other: within a file, tests share what is slow to start. System tests spend
-# a part of their time waiting for what they have killed, so that there is room for one more.
-PYTEST := $(BIN)/python -m pytest --dist loadfile
+# Two files of tests at a time: within a file, tests share what is slow to start. Three were slower on 2 cores.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 unit: $(INSTALLED)
-	$(PYTEST) -n 2 -m "not system"
+	$(PYTEST) -m "not system"
 
 system: $(INSTALLED)
-	$(PYTEST) -n 3 -m system
+	$(PYTEST) -m system
 
 install: $(INSTALLED)
 

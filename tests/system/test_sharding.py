@@ -77,6 +77,6 @@ def test_what_auto_chose_stays_on_resume_and_on_other_ranks(train):
     other = "split" if chosen == "exchange" else "exchange"
     content["heads"]["sparse"]["strategy"] = other  # as if the links had been others
     choice.write_text(json.dumps(content))
-    said, _ = train("auto", "--resume", folder, "--set", f"train.max_steps={STEPS + 10}", ranks=3)
+    said, _ = train("auto", "--resume", folder, "--set", f"train.max_steps={STEPS + 10}", ranks=4)
     assert "strategies on" not in said
     assert (", split" in said) == (other == "split")
