@@ -22,6 +22,9 @@ SHARDING_KINDS: Final = {
 }
 """Sharding kinds of each device; data_parallel is always there. Row-wise on the CPU is our own."""
 
+COLUMN_STEP: Final = 4
+"""FBGEMM wants tables, and pieces of tables, as wide as a multiple of this."""
+
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
@@ -92,7 +95,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check(self.kind in MODELS, f"model.kind is {self.kind!r}; choose one of {', '.join(MODELS)}")
         _check(
-            self.embedding_dim > 0 and self.embedding_dim % 4 == 0,
+            self.embedding_dim > 0 and self.embedding_dim % COLUMN_STEP == 0,
             f"model.embedding_dim is {self.embedding_dim}; FBGEMM wants a positive multiple of 4",
         )
         _check(all(width > 0 for width in (*self.bottom_mlp, *self.top_mlp)), "layer widths must be positive")
@@ -240,7 +243,7 @@ class ShardingConfig:
             "sharding.data_parallel_rows must not be negative (0: replicate none)",
         )
         _check(
-            self.min_column_dim > 0 and self.min_column_dim % 4 == 0,
+            self.min_column_dim > 0 and self.min_column_dim % COLUMN_STEP == 0,
             f"sharding.min_column_dim is {self.min_column_dim}; FBGEMM wants a positive multiple of 4",
         )
 

@@ -17,7 +17,7 @@ from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.savings import traffic_of
-from dlrm.sharding.splitting.shapes import heads_of
+from dlrm.sharding.splitting.shapes import heads_of, numbers_outside_tables
 from experiments.record import Row
 from experiments.splitting_counting import table_dims
 from experiments.splitting_workload import BAGS, Workload
@@ -89,15 +89,11 @@ def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None
 
 def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
     """Gradients that are averaged under every plan, which the formulas of savings leave out."""
-    numbers = NUM_SCALARS + _numbers_outside_tables(unsharded)
+    numbers = NUM_SCALARS + numbers_outside_tables(unsharded)
     for head in heads_of(unsharded).values():
         assert isinstance(head, Head)
-        numbers -= _numbers_outside_tables(head) - head.traffic().replicated
+        numbers -= numbers_outside_tables(head) - head.traffic().replicated
     return costs.most_sent(costs.all_reduce(numbers, num_ranks))
-
-
-def _numbers_outside_tables(module: nn.Module) -> int:
-    return sum(each.numel() for name, each in module.named_parameters() if ".embedding_bags." not in name)
 
 
 def saved(row: Row, against: float) -> float:

@@ -5,6 +5,7 @@ from typing import Final
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
+from dlrm.config import COLUMN_STEP
 from dlrm.sharding.splitting.head import Head, SplitBy
 
 SHARDING_TYPES: Final[dict[SplitBy, str]] = {
@@ -12,8 +13,6 @@ SHARDING_TYPES: Final[dict[SplitBy, str]] = {
     "columns": ShardingType.COLUMN_WISE.value,
     "rows": ShardingType.ROW_WISE.value,
 }
-COLUMN_STEP: Final = 4
-"""Pieces have a multiple of this many columns: an FBGEMM limit."""
 
 
 def sharding_types(head: Head | type[Head]) -> list[str]:

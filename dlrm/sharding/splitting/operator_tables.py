@@ -23,7 +23,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_configs import PoolingType
 
 from cpr.shards import table_groups
-from dlrm.config import DenseConfig
+from dlrm.config import COLUMN_STEP, DenseConfig
 
 FUSED_OPTIMIZERS: Final[dict[str, dict[str, EmbOptimType]]] = {
     "cpu": {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD},
@@ -36,8 +36,6 @@ FUSED_OPTIMIZERS: Final[dict[str, dict[str, EmbOptimType]]] = {
 """What FBGEMM has of the dense optimizers on each device."""
 EPS: Final = {"adagrad": 1e-10, "adam": 1e-8}
 """PyTorch's defaults, which the dense parameters have."""
-COLUMN_MULTIPLE: Final = 4
-"""FBGEMM wants tables as wide as a multiple of this; the rest is filled with zeros, which stay zeros."""
 
 
 def make_operator_sharder(dense: DenseConfig, device: torch.device) -> EmbeddingBagCollectionSharder:
@@ -94,7 +92,8 @@ class OperatorTables(nn.Module):
             raise ValueError(f"a head with weights ({prefix}*) needs a sharder for them to be split")
         self.columns = weight.shape[1]
         self._device = placement.device
-        fields, width = placement.fields, -(-self.columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+        # columns beyond the weight's are filled with zeros, which stay zeros
+        fields, width = placement.fields, -(-self.columns // COLUMN_STEP) * COLUMN_STEP
         rows = weight.shape[0] // len(fields)
         # its columns are those of a table, so they are padded
         padded = nn.functional.pad(weight.detach(), (0, width - self.columns)).view(len(fields), rows, width)

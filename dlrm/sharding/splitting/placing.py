@@ -11,8 +11,8 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
+from dlrm.config import COLUMN_STEP
 from dlrm.sharding.splitting.head import Head, SplitBy
-from dlrm.sharding.splitting.layout import COLUMN_STEP
 
 
 def even_columns(dim: int, num_ranks: int) -> list[int]:

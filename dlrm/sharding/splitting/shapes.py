@@ -9,12 +9,12 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 
-from dlrm.config import DenseConfig
+from dlrm.config import COLUMN_STEP, DenseConfig
 from dlrm.models.cross import neighbour_of_dense
 from dlrm.models.tables import PooledFeatures
+from dlrm.optim import dense_parameters
 from dlrm.sharding.splitting.choose import HeadShape
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.layout import COLUMN_STEP
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
 
@@ -43,9 +43,9 @@ def ids_of(head: PooledFeatures, ids: Mapping[str, float]) -> list[float]:
     return [ids.get(name, 1.0) for name in head.names]
 
 
-def numbers_outside_tables(head: PooledFeatures) -> int:
-    """Of the weights of its operator."""
-    return sum(each.numel() for name, each in head.named_parameters() if not name.startswith("tables."))
+def numbers_outside_tables(module: nn.Module) -> int:
+    """Of a head, the weights of its operator."""
+    return sum(each.numel() for each in dense_parameters(module))
 
 
 def shapes_of(
