@@ -81,9 +81,7 @@ class Spread:
 
     def lookups(self, layout: LookupLayout, ids: Tensor) -> "Lookups":
         """Lookups of these ids that are spread like this."""
-        found = Lookups(layout=layout, ids=ids, ends=self.ends)
-        found.__dict__["spread"] = self  # instead of making it
-        return found
+        return Lookups(layout=layout, ids=ids, ends=self.ends, spreads=Spreads(self))
 
     def _expand(self, of_features: Tensor) -> Tensor:
         nums = self.ends.diff()
@@ -94,17 +92,22 @@ class Spread:
 
 
 class Spreads:
-    """Spreads of passes. Batches of one id a feature are all spread alike: the last one is kept."""
+    """Spreads of passes. Batches of one id a feature are all spread alike: the last one is kept.
 
-    def __init__(self) -> None:
-        self._last: Spread | None = None
+    Args:
+        last: of the pass before, if there is one.
+    """
+
+    def __init__(self, last: Spread | None = None) -> None:
+        self._last = last
 
     def of(self, ends: Tensor, num_lookups: int) -> Spread:
-        """The spread of these ends; made anew on a GPU, which would have to be waited for to compare."""
+        """The spread of these ends; other tensors are not compared on a GPU, which would be waited for."""
         last = self._last
-        if last is None or ends.device.type != "cpu" or not torch.equal(last.ends, ends):
-            last = self._last = Spread(ends.clone(), num_lookups)
-        return last
+        if last is not None and (last.ends is ends or (ends.is_cpu and torch.equal(last.ends, ends))):
+            return last
+        self._last = Spread(ends.clone(), num_lookups)
+        return self._last
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
