@@ -1,22 +1,20 @@
 """Two ranks, one of which hangs: the other does not wait for it longer than was agreed."""
 
-import multiprocessing
 import os
 import signal
 from datetime import timedelta
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from tests import forks
 
 SAFETY_NET_S = 60
 
 
 def work(rank, folder, pipe):
-    torch.set_num_threads(1)  # a fork inherits no OpenMP threads
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     config = CheckpointConfig(uri=f"{folder}/checkpoint")
     checkpointer = Checkpointer(nn.Linear(2, 2), config, timeout=timedelta(seconds=0.5))
@@ -32,7 +30,7 @@ def work(rank, folder, pipe):
 
 @pytest.mark.timeout(2 * SAFETY_NET_S)
 def test_a_rank_that_hangs_does_not_hold_those_that_want_to_save(tmp_path):
-    context = multiprocessing.get_context("fork")
+    context = forks.context()
     ours, theirs = context.Pipe()
     ranks = [context.Process(target=work, args=(rank, tmp_path, theirs), daemon=True) for rank in range(2)]
     for each in ranks:

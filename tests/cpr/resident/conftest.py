@@ -1,14 +1,13 @@
 """A run's home on an ordinary folder, children that can be killed, and small memory."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
 
 import pytest
-import torch
 
 from cpr.resident.home import Home
+from tests import forks
 
 
 @pytest.fixture
@@ -30,11 +29,11 @@ def small_root(tmp_path):
 
 @pytest.fixture
 def start():
-    """Starts `work(pipe, ...)` in a forked process; those that live at the end are killed."""
+    """Starts `work(pipe, ...)` in a process of its own; those that live at the end are killed."""
     children = []
+    context = forks.context(["cpr.resident.home", "cpr.resident.copy_out", "cpr.resident.replica"])
 
     def begin(work, *arguments):
-        context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         child = context.Process(target=_run, args=(work, theirs, *arguments), daemon=True)
         child.start()
@@ -50,7 +49,6 @@ def start():
 
 
 def _run(work, pipe, *arguments):
-    torch.set_num_threads(1)  # a fork inherits no OpenMP threads
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     work(pipe, *arguments)
     pipe.close()

@@ -127,28 +127,30 @@ def test_a_worker_that_is_told_to_stop_saves_its_tables_wherever_it_hangs(home, 
     assert_same([make_shard(fill=6.0)], found.held_shards())
 
 
-def test_a_program_that_handles_the_signal_still_does_so_afterwards(start):
-    def work(pipe):
-        signal.signal(signal.SIGTERM, lambda signum, frame: pipe.send("handled"))
-        with LastCall(lambda: pipe.send("saved")):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)
-            pipe.send("goes on")
+def _handle_signals(pipe):
+    signal.signal(signal.SIGTERM, lambda signum, frame: pipe.send("handled"))
+    with LastCall(lambda: pipe.send("saved")):
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        pipe.send("goes on")
+    os.kill(os.getpid(), signal.SIGTERM)
 
-    child, pipe = start(work)
+
+def test_a_program_that_handles_the_signal_still_does_so_afterwards(start):
+    child, pipe = start(_handle_signals)
     assert [pipe.recv() for _ in range(4)] == ["saved", "handled", "goes on", "handled"]
     child.join(30)
     assert child.exitcode == 0
 
 
-def test_a_failing_copy_does_not_keep_the_worker_alive(start):
-    def work(pipe):
-        with LastCall(lambda: 1 / 0):
-            os.kill(os.getpid(), signal.SIGTERM)
-            hang_in_python()
+def _fail_to_copy(pipe):
+    with LastCall(lambda: 1 / 0):
+        os.kill(os.getpid(), signal.SIGTERM)
+        hang_in_python()
 
-    child, _ = start(work)
+
+def test_a_failing_copy_does_not_keep_the_worker_alive(start):
+    child, _ = start(_fail_to_copy)
     child.join(30)
     assert child.exitcode == -signal.SIGTERM
 

@@ -33,16 +33,17 @@ def test_the_next_worker_finds_what_a_dead_one_sealed(home):
     assert_same([shard], found.held_shards())
 
 
-def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
-    def work(pipe):
-        sealed(home)
-        loader = os.fork()
-        if loader == 0:
-            signal.pause()
-        pipe.send(loader)
+def _seal_and_fork(pipe, home):
+    sealed(home)
+    loader = os.fork()
+    if loader == 0:
         signal.pause()
+    pipe.send(loader)
+    signal.pause()
 
-    child, pipe = start(work)
+
+def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
+    child, pipe = start(_seal_and_fork, home)
     loader = pipe.recv()
     try:
         assert home.find()[0] == []
@@ -57,18 +58,18 @@ def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
         os.kill(loader, signal.SIGKILL)
 
 
+def _claim(pipe, folder):
+    mine = Segment(folder)
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(mine.claim())
+    pipe.recv()
+
+
 def test_of_several_that_claim_at_once_one_wins(home, start):
     segment, _ = sealed(home)
     segment.release()
-
-    def work(pipe):
-        mine = Segment(segment.folder)
-        pipe.send("ready")
-        pipe.recv()
-        pipe.send(mine.claim())
-        pipe.recv()
-
-    children = [start(work) for _ in range(4)]
+    children = [start(_claim, segment.folder) for _ in range(4)]
     for _, pipe in children:
         assert pipe.recv() == "ready"
     for _, pipe in children:
@@ -77,21 +78,21 @@ def test_of_several_that_claim_at_once_one_wins(home, start):
     assert not segment.claim()
 
 
+def _look_slowly(pipe, home):
+    def slowly(file):
+        locked = try_lock(file)
+        pipe.send("looking")
+        time.sleep(0.3)
+        return locked
+
+    folders.try_lock = slowly
+    home.find()
+
+
 def test_looking_around_does_not_disturb_those_who_claim(home, start):
     segment, _ = sealed(home)
     segment.release()
-
-    def look(pipe):
-        def slowly(file):
-            locked = try_lock(file)
-            pipe.send("looking")
-            time.sleep(0.3)
-            return locked
-
-        folders.try_lock = slowly
-        home.find()
-
-    _, pipe = start(look)
+    _, pipe = start(_look_slowly, home)
     assert pipe.recv() == "looking"
     assert segment.claim()
 
