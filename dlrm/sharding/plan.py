@@ -23,6 +23,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm.config import ShardingConfig, TablesConfig
+from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
@@ -53,7 +54,11 @@ class TablePlacement:
 
 
 def make_sharder(
-    tables: TablesConfig, device: torch.device, dtype: torch.dtype, wire_dtype: torch.dtype | None = None
+    tables: TablesConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    wire_dtype: torch.dtype | None = None,
+    codecs: ExchangeCodecs | None = None,
 ) -> RowSplitSharder:
     """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`.
 
@@ -62,6 +67,7 @@ def make_sharder(
         device: where they live.
         dtype: of the arithmetic.
         wire_dtype: of the partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
+        codecs: of pooled embeddings and their gradients when TorchRec exchanges them; None: as they are.
     """
     fused_params = {
         "optimizer": FUSED_OPTIMIZERS[tables.optimizer],
@@ -70,7 +76,7 @@ def make_sharder(
     }
     if device.type == "cuda" and dtype == torch.bfloat16:
         fused_params["output_dtype"] = SparseType.BF16
-    return RowSplitSharder(fused_params, wire_dtype=wire_dtype)
+    return RowSplitSharder(fused_params, wire_dtype=wire_dtype, codecs=codecs)
 
 
 def make_plan(

@@ -85,7 +85,7 @@ def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[Col
 
 
 def pooled_exchange(
-    widths: Sequence[float], batch_sizes: Sequence[int], value_bytes: int = FP32_BYTES
+    widths: Sequence[float], batch_sizes: Sequence[int], value_bytes: float = FP32_BYTES
 ) -> list[Collective]:
     """All-to-all of pooled embeddings: the owner of columns sends every rank those of its samples.
 

@@ -7,7 +7,7 @@ model with an `EmbeddingBagCollection`; what comes out is a `ShardedEmbeddingBag
 
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
@@ -35,7 +35,11 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from dlrm.sharding.exchange_codecs import ExchangeCodecs, exchanged_width
 from dlrm.sharding.splitting.exchange import Exchange
+
+PLANNED_WIDTH: Final = 32
+"""Columns, for whoever asks for codecs before there are tables."""
 
 
 class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
@@ -45,6 +49,7 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         fused_params: as there: optimizer, learning rate and the like.
         qcomm_codecs_registry: as there; row-wise tables on the CPU go without.
         wire_dtype: of the partial sums of row-wise tables on the CPU, as for `Exchange`.
+        codecs: of the other tables' exchanges, made for their widths, in place of the registry.
     """
 
     def __init__(
@@ -52,9 +57,13 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         wire_dtype: torch.dtype | None = None,
+        codecs: ExchangeCodecs | None = None,
     ) -> None:
+        if codecs is not None:  # TorchRec's planner asks what a number takes, whatever the width
+            qcomm_codecs_registry = codecs.registry(PLANNED_WIDTH)
         super().__init__(fused_params, qcomm_codecs_registry)
         self._wire_dtype = wire_dtype
+        self.codecs: Final = codecs
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """What a planner may choose from."""
@@ -70,6 +79,9 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         module_fqn: str | None = None,
     ) -> "RowSplitCollection":
         """This rank's tables and pieces of tables."""
+        registry = self.qcomm_codecs_registry
+        if self.codecs is not None:
+            registry = self.codecs.registry(exchanged_width(params))
         return RowSplitCollection(
             self._wire_dtype,
             module=module,
@@ -77,7 +89,7 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
             env=env,
             fused_params=self.fused_params,
             device=device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            qcomm_codecs_registry=registry,
             module_fqn=module_fqn,
         )
 

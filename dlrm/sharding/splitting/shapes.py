@@ -13,10 +13,12 @@ from dlrm.config import COLUMN_STEP, DenseConfig
 from dlrm.models.cross import neighbour_of_dense
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import dense_parameters
+from dlrm.sharding.exchange_codecs import exchanged_width
 from dlrm.sharding.splitting.choose import HeadShape
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
+from dlrm.sharding.splitting.rows import RowSplitSharder
 
 ONE_RANK: Final = "there is one rank"
 """Why nothing is split."""
@@ -66,6 +68,8 @@ def shapes_of(
         shape = _ordinary(path, head, plan, setting)
         if output_dtype is not None:  # FBGEMM itself rounds, whatever the head wants
             shape = replace(shape, value_bytes=output_dtype.as_dtype().itemsize)
+        if isinstance(sharder, RowSplitSharder) and sharder.codecs is not None:
+            shape = replace(shape, exchanged_bytes=sharder.codecs.value_bytes(exchanged_width(plan)))
         shapes.append(_with_split(shape, head, setting))
     return shapes
 

@@ -2,8 +2,8 @@
 
 An all-reduce counts as the ring that all backends make of it for large tensors, `2 (N-1)/N` of its input; of
 everything else, what goes to other ranks. Seen is what Python calls: TorchRec's exchanges, ours, and the
-trainer's average of dense gradients, but not the gradients of replicated tables, which
-DistributedDataParallel sums inside C++.
+trainer's average of dense gradients, but not the gradients of replicated tables where
+DistributedDataParallel sums them inside C++.
 """
 
 from collections import defaultdict
@@ -29,21 +29,26 @@ class Wire:
 
     @property
     def value_bytes(self) -> float:
-        """Of embeddings, partial results and gradients."""
-        return sum(sent for (_, dtype), sent in self.sent.items() if dtype.is_floating_point)
+        """Of embeddings, partial results and gradients; what codecs make of them is uint8."""
+        return sum(sent for (_, dtype), sent in self.sent.items() if _of_values(dtype))
 
     @property
     def id_bytes(self) -> float:
         """Of ids, and of how many there are."""
-        return sum(sent for (_, dtype), sent in self.sent.items() if not dtype.is_floating_point)
+        return sum(sent for (_, dtype), sent in self.sent.items() if not _of_values(dtype))
+
+
+def _of_values(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype == torch.uint8
 
 
 @contextmanager
 def counted() -> Iterator[Wire]:
     """While this lasts, all that this process sends is counted."""
-    wire, originals = Wire(), {name: getattr(dist, name) for name in COUNTS}
+    wire, originals = Wire(), {name: getattr(dist, name) for name in (*COUNTS, MESSAGES)}
     for name, original in originals.items():
-        setattr(dist, name, partial(_call, wire, name, original))
+        counting = partial(_messages, wire) if name == MESSAGES else partial(_call, wire, name)
+        setattr(dist, name, partial(counting, original))
     try:
         yield wire
     finally:
@@ -60,6 +65,13 @@ def _call(wire: Wire, name: str, original: Callable[..., Any], *arguments: Any, 
         tensor, sent = COUNTS[name](bound.arguments, rank, num_ranks)
         wire.sent[name, tensor.dtype] += sent
     return original(*arguments, **named)
+
+
+def _messages(wire: Wire, original: Callable[..., Any], messages: list[dist.P2POp]) -> Any:
+    for each in messages:
+        if each.op is dist.isend:
+            wire.sent["isend", each.tensor.dtype] += each.tensor.nbytes
+    return original(messages)
 
 
 def _all_to_all(arguments: dict[str, Any], rank: int, num_ranks: int) -> tuple[Tensor, float]:
@@ -88,6 +100,7 @@ def _reduce_scatter(arguments: dict[str, Any], rank: int, _: int) -> tuple[Tenso
     return pieces[0], sum(piece.nbytes for target, piece in enumerate(pieces) if target != rank)
 
 
+MESSAGES: Final = "batch_isend_irecv"
 COUNTS: Final[dict[str, Callable[[dict[str, Any], int, int], tuple[Tensor, float]]]] = {
     "all_to_all_single": _all_to_all,
     "all_gather": _all_gather,

@@ -1,0 +1,28 @@
+"""What replicated (data-parallel) tables send: TorchRec leaves it to DistributedDataParallel, a dense sum."""
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cpr.shards.groups import tables_prefix, walk
+from dlrm.comm.rows import send_touched_rows
+
+
+def average_touched_rows(model: nn.Module) -> int:
+    """Let replicated tables send only the rows that samples touched; before the first backward pass.
+
+    Args:
+        model: a `DistributedModelParallel`, or any module with sharded collections in it, with fp32 tables.
+
+    Returns:
+        How many modules of replicated tables it has.
+    """
+    found = 0
+    for _, module in walk(model):
+        if tables_prefix(module) is None:
+            continue
+        for lookup in module._lookups:
+            if isinstance(lookup, DistributedDataParallel):
+                tables = [kernel.emb_module for kernel in lookup.module._emb_modules]
+                send_touched_rows(lookup, {each.weights: each.embedding_specs for each in tables})
+                found += 1
+    return found
