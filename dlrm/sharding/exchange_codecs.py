@@ -22,7 +22,6 @@ from typing import Final
 from fbgemm_gpu.quantize_comm import QuantizationContext, QuantizedCommCodec
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import Tensor
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import CommOp, ParameterSharding, QuantizedCommCodecs, ShardingType
 
 INT8_TAIL_BYTES: Final = 8
@@ -61,55 +60,71 @@ class ExchangeCodecs:
         Args:
             width: see `exchanged_width`.
         """
-        if self.used(width) == "int8":
-            there, back = Int8Codec(width), Int8Codec(width, self.gradient_scale)
-            return {CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name: QuantizedCommCodecs(there, back)}
-        precision = CommType(self.used(width))
-        config = QCommsConfig(
-            forward_precision=precision,
-            backward_precision=precision,
-            backward_loss_scale=None if precision == CommType.BF16 else self.gradient_scale,
-        )
-        operations = (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER)
-        return {operation.name: get_qcomm_codecs(config) for operation in operations}
+        used, scale = self.used(width), self.gradient_scale
+        all_to_all = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name
+        reduce_scatter = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name
+        if used == "int8":
+            return {all_to_all: QuantizedCommCodecs(Int8Codec(width), Int8Codec(width, scale))}
+        kind = SparseType(used)
+        codecs = QuantizedCommCodecs(ScaledCodec(kind), ScaledCodec(kind, scale))
+        return {all_to_all: codecs, reduce_scatter: codecs}
 
 
-class Int8Codec(QuantizedCommCodec):  # type: ignore[misc]
+class ScaledCodec(QuantizedCommCodec):  # type: ignore[misc]
+    """FBGEMM's codec of numbers that travel times a power of two, and are divided by it again in fp32.
+
+    Its own `loss_scale` is divided by in fp16, where small numbers lose again what they were spared.
+
+    Args:
+        kind: of numbers on their way.
+        scale: by which they are multiplied.
+    """
+
+    def __init__(self, kind: SparseType, scale: float = 1.0) -> None:
+        super().__init__(kind)
+        self._scale = scale
+
+    def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
+        """What travels; takes tensors of any floating dtype."""
+        numbers = input_tensor.float()
+        return self._encode(numbers if self._scale == 1 else numbers * self._scale, ctx)
+
+    def decode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
+        """The numbers, fp32."""
+        numbers: Tensor = super().decode(input_tensor, ctx)
+        return numbers if self._scale == 1 else numbers / self._scale
+
+    def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
+        coded: Tensor = super().encode(numbers, ctx)
+        return coded
+
+
+class Int8Codec(ScaledCodec):
     """FBGEMM's int8, with a scale for each embedding instead of every 32 numbers, and NaN.
 
-    Rows of 32 do not divide what an odd number of samples has in 16 columns, and then its exchange fails.
+    Rows of 32 do not divide what an odd number of samples has in 16 columns, and then the exchange fails.
     FBGEMM makes ordinary numbers of a NaN, so that a table that diverged would look well from other ranks.
 
     Args:
         width: numbers of a row, a multiple of 4 that divides the width of every piece of a table.
-        scale: by which numbers are multiplied on their way. FBGEMM adds 1e-8 to the range of a row.
+        scale: as for `ScaledCodec`. FBGEMM adds 1e-8 to the range of a row, which small ones do not bear.
     """
 
     def __init__(self, width: int, scale: float = 1.0) -> None:
-        super().__init__(SparseType.INT8)
-        self._width, self._scale = width, scale
+        super().__init__(SparseType.INT8, scale)
+        self._width = width
 
     def create_context(self) -> QuantizationContext:
         """Of one exchange."""
         return QuantizationContext(row_dim=self._width)
 
-    def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """Rows of `width + 8` uint8, flat.
-
-        Args:
-            input_tensor: numbers in rows of `width`, of any shape and floating dtype.
-            ctx: from `create_context`.
-        """
-        rows = (input_tensor.float() * self._scale).view(-1, self._width)
-        coded: Tensor = super().encode(rows, ctx)
+    def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
+        """Rows of `width + 8` uint8, flat."""
+        coded = super()._encode(numbers, ctx)
         tails = coded.view(-1, self._width + INT8_TAIL_BYTES)[:, self._width :]
-        tails.masked_fill_(~rows.isfinite().all(1, keepdim=True), 0xFF)  # all bits set: NaN
+        finite = numbers.isfinite().view(-1, self._width).all(1, keepdim=True)
+        tails.masked_fill_(~finite, 0xFF)  # all bits set: NaN
         return coded
-
-    def decode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """The numbers, fp32 and flat."""
-        numbers: Tensor = super().decode(input_tensor, ctx)
-        return numbers / self._scale
 
 
 def exchange_codecs(dtype: str, batch_size: int) -> ExchangeCodecs | None:

@@ -157,4 +157,4 @@ def test_the_sharder_tells_torchrecs_planner():
     for dtype, found in (("fp32", None), ("bf16", torch.bfloat16), ("int8", torch.uint8)):
         codecs = exchange_codecs(dtype, BATCH)
         registry = make_sharder(TablesConfig(), cpu, torch.float32, None, codecs).qcomm_codecs_registry
-        assert (registry and registry[ALL_TO_ALL].forward.quantized_dtype) == (found or {})
+        assert (registry and registry[ALL_TO_ALL].forward.quantized_dtype) == found
