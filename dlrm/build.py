@@ -2,8 +2,6 @@
 
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -11,28 +9,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.model_state import Stateful
-from cpr.shards import table_groups
+from cpr.checkpoint.model_state import Heir, Stateful
 from data.dataset import DatasetManifest
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks, total_samples
-from dlrm.models.build import build_model
-from dlrm.models.tables import PooledFeatures
-from dlrm.optim import Optimizers, arithmetic_dtype, dense_parameters
+from dlrm.optim import Optimizers, dense_parameters
 from dlrm.recovery import Recovery, save_config
-from dlrm.replicas import Replicas
+from dlrm.replicas import KeptAlike, Replicas
+from dlrm.replicas.apart import Apart
+from dlrm.replicas.prioritized import Prioritized
 from dlrm.session import Checkpoints, NoRecovery
-from dlrm.sharding.dynamic import make_dynamic
-from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.plan import format_plan, make_plan, make_sharder, placements, tables_of
-from dlrm.sharding.splitting.planner import WIRE_DTYPES, keep_ordinary, plan_heads
-from dlrm.sharding.splitting.sharded import ShardedHead
-from dlrm.sharding.tables import initialize_tables
+from dlrm.sharded import Unsharded, lay_out, unsharded
+from dlrm.sharding.plan import format_plan, placements
+from dlrm.sharding.splitting.choice_file import remembered
+from dlrm.sharding.splitting.laying import Layout, Planned
+from dlrm.sharding.splitting.planner import keep_ordinary, plan_heads
+from dlrm.stand_in import StandIn
 from dlrm.stop import StopSignal
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.trainer import NUM_SCALARS, Trainer
@@ -60,46 +56,34 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
         initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
         folder: of the run, which remembers the strategies of its heads; None: nothing does.
     """
-    config, device = inputs.config, inputs.device
-    dtype = arithmetic_dtype(config.train.precision)
-    torch.manual_seed(config.train.seed)
-    is_dynamic = config.tables.is_dynamic
-    features = [
-        replace(feature, rows=config.tables.dynamic_rows) if is_dynamic(feature.name) else feature
-        for feature in inputs.manifest.features
-    ]
-    model = build_model(config.model, features, len(inputs.manifest.dense), dtype)
-    dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
-    sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype])
-    batch_size = inputs.loader.config.batch_size
-    plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
-    sharders: list[Any] = [sharder]
-    strategies: Mapping[str, str] = {}
-    if config.sharding.strategy == "torchrec":
-        keep_ordinary(model, folder)
-    else:
-        planned = plan_heads(model, plan, sharder, config, device, batch_size, inputs.ids, folder)
-        plan, sharders, strategies = planned.plan, planned.sharders, planned.strategies
+    before = unsharded(inputs)
+    planned = _plan(before, inputs, folder)
     if inputs.ranks.rank == 0:
-        logger.info("tables:\n%s", format_plan(placements(plan, model, strategies)))
-    move_dense(model, device)
-    sharded = DistributedModelParallel(
-        model, device=device, plan=plan, sharders=sharders, init_data_parallel=False
-    )
-    make_dynamic(sharded, dict.fromkeys(dynamic, config.tables.admit_after), config.train.seed)
-    if initialize:
-        initialize_tables(sharded, config.train.seed)
-    for module in sharded.modules():
-        if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
-            use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
-    return sharded
+        laid = placements(planned.plan, before.model, planned.strategies)
+        logger.info("tables:\n%s", format_plan(laid))
+    return lay_out(before, planned, inputs, initialize)
 
 
-def move_dense(model: nn.Module, device: torch.device) -> None:
-    """Move what is no table to a device, in place; tables are on the meta device until they are sharded."""
-    for each in (*model.parameters(), *model.buffers()):
-        if not each.is_meta:
-            each.data = each.data.to(device)
+def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
+    config = inputs.config
+    if config.sharding.strategy == "torchrec":
+        keep_ordinary(before.model, folder)
+        return Planned(plan=before.plan, sharders=[before.sharder], strategies={})
+    layout = Layout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
+    return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, StandIn(inputs))
+
+
+def settle_strategies(inputs: Inputs, folder: Path) -> None:
+    """Let a run's folder know what `auto` chooses; all ranks call it together, before they build the model.
+
+    What it tries out has tables of its own, which are none of the run's and must not outlive this worker.
+
+    Args:
+        inputs: of the run.
+        folder: of the run, which may know already.
+    """
+    if inputs.config.sharding.strategy == "auto" and remembered(folder) is None:
+        _plan(unsharded(inputs), inputs, folder)
 
 
 def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) -> Trainer:
@@ -116,6 +100,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         model = shard(inputs, folder=folder)
     else:
         recovery.save_in(folder)
+        settle_strategies(inputs, folder)
         model = recovery.build(partial(shard, inputs, folder=folder))
     telemetry = open_telemetry(
         ranks.rank,
@@ -127,11 +112,12 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         log_every_steps=config.train.log_every_steps,
         best_auc=_best_auc(inputs.test_loader.manifest),
     )
+    optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
     trainer = Trainer(
         config=config.train,
         model=model,
-        optimizers=Optimizers(model, config.dense, config.tables, config.schedule),
-        replicas=Replicas(dense_parameters(model), NUM_SCALARS),
+        optimizers=optimizers,
+        replicas=_replicas(config, model, optimizers),
         loader=inputs.loader,
         evaluate=partial(evaluate, model, inputs.test_loader, inputs.device),
         telemetry=telemetry,
@@ -140,7 +126,9 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         device=inputs.device,
     )
     if recovery is not None:
-        trainer.session = recovery.session(trainer.model, trainer.optimizers, _states(trainer))
+        trainer.session = recovery.session(
+            trainer.model, trainer.optimizers, _states(trainer), _own_states(trainer)
+        )
     elif config.checkpoint.saves or inputs.resume:
         trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
     return trainer
@@ -156,12 +144,33 @@ def _states(trainer: Trainer) -> dict[str, Stateful]:
     }
 
 
+def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> KeptAlike:
+    """What keeps the dense parameters of all ranks alike."""
+    if config.comm.exchange == "priority":
+        return Prioritized(model, optimizers, reads_each_step=config.checkpoint.saves)
+    if config.comm.exchange == "selsync":
+        return Apart(
+            dense_parameters(model),
+            optimizers.dense,
+            config.comm.sync_change,
+            save_every_steps=config.checkpoint.every_steps,
+        )
+    return Replicas(dense_parameters(model), NUM_SCALARS, config.comm)
+
+
+def _own_states(trainer: Trainer) -> dict[str, Stateful | Heir]:
+    """What belongs to this rank alone."""
+    return {} if trainer.replicas.own is None else {"replica": trainer.replicas.own}
+
+
 def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, resume: bool) -> Checkpoints:
     checkpointer = Checkpointer(
         trainer.model, save_config(config, folder), trainer.optimizers.table_optimizers
     )
     for name, state in _states(trainer).items():
         checkpointer.register(name, state)
+    for name, own in _own_states(trainer).items():
+        checkpointer.register(name, own, per_rank=True)
     return Checkpoints(checkpointer, config, resume)
 
 

@@ -23,9 +23,10 @@ shapes and batches are not known here.
 
 Time: on one-hot batches and tables of at most 50,000 rows, links of 1, 5 and 25 Gb/s and unthrottled (which
 is about as fast as two cores can send), TorchRec's plan (`torchrec`, which replicates tables of at most 200
-rows, as by default), ours (`des`), and `auto`, which is built anew for each speed, take turns of a few steps
-in the same processes, in a random order each round. Ratios are medians over rounds of the ratio within a
-round, with a 95 % interval (bootstrap over rounds):
+rows, as by default) and ours (`des`) take turns of a few steps in the same processes, in a random order each
+round. `auto` chooses anew for each speed. What it chooses is one of these two plans, or else it takes turns
+with them. Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap over
+rounds):
 
 - `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one: the whole
   interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and
@@ -46,16 +47,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
+from experiments.network import Network, NoNetworkError, check_possible
 from experiments.record import Record, Row
 from experiments.splitting_figures import cells_of, figures_of, link_name, notes_of
-from experiments.splitting_network import Network, NoNetworkError, check_possible
 from experiments.splitting_picture import draw
 from experiments.splitting_traffic import check, formulas
-from experiments.splitting_workers import Workers
 from experiments.splitting_workload import MODELS, Workload
+from experiments.workers import Workers
 
 FORMULA_WORKERS: Final = (2, 4, 8)
 CORES: Final = 2
+WORKER: Final = "experiments.splitting_worker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,9 @@ def _measure(record: Record, scope: Scope, workload: Workload, model: str, worke
         return
     with ExitStack() as stack:
         network = stack.enter_context(Network(workers))
-        running = stack.enter_context(Workers(network, model, workload, threads=max(1, CORES // workers)))
+        job = {"model": model, "workload": asdict(workload)}
+        threads = max(1, CORES // workers)
+        running = stack.enter_context(Workers(network, WORKER, job, threads))
         record.measure(_counted(model, workers), lambda: _count(running, workload, model, workers))
         for link in scope.links_gbit_per_s:
             network.limit(link)

@@ -64,7 +64,7 @@ class Cell:
     @property
     def plan(self) -> str | None:
         """The contender with the strategies that `auto` chose; None: neither has them all."""
-        return WORDS.get(frozenset(self.chosen.values()))
+        return plan_with(self.chosen)
 
     def ratio(self, one: str, other: str) -> Ratio:
         """Throughput of `one` contender over that of the `other`."""
@@ -80,8 +80,8 @@ class Cell:
 
     @property
     def auto_ratio(self) -> Ratio:
-        """`auto` over the better plan."""
-        return self.ratio("auto", self.better)
+        """`auto` over the better plan; exactly 1 where it is that plan."""
+        return self.ratio(self.plan or "auto", self.better)
 
     @property
     def choice_ratio(self) -> Ratio:
@@ -90,6 +90,16 @@ class Cell:
             return self.auto_ratio
         (other,) = {*PLANS} - {self.plan}
         return self.ratio(self.plan, other)
+
+
+def plan_with(strategies: Mapping[str, Any]) -> str | None:
+    """The contender in which all heads have these strategies; None: neither."""
+    return WORDS.get(frozenset(strategies.values()))
+
+
+def strategies_in(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """By path of the head, from what a run folder says."""
+    return {path: head["strategy"] for path, head in chosen["heads"].items()}
 
 
 def link_name(gbit_per_s: float | None) -> str:
@@ -105,7 +115,7 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
             workers=row["workers"],
             gbit_per_s=row["gbit_per_s"],
             rounds=row["rounds"],
-            chosen={path: head["strategy"] for path, head in row["chosen"]["heads"].items()},
+            chosen=strategies_in(row["chosen"]),
         )
         for row in rows
         if "rounds" in row

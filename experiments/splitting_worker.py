@@ -20,17 +20,16 @@ import torch
 import torch.distributed as dist
 
 from data.batch import Batch
-from dlrm.build import start_process_group
-from dlrm.inputs import Ranks
+from dlrm.build import settle_strategies, start_process_group
+from dlrm.inputs import Inputs, Ranks
 from dlrm.memory import keep_freed_memory
 from dlrm.sharding.splitting.choice_file import CHOICE_NAME
 from experiments.splitting_counting import count
-from experiments.splitting_workers import ANSWER
+from experiments.splitting_figures import PLANS, plan_with, strategies_in
 from experiments.splitting_workload import Workload
 from experiments.training import Training
+from experiments.workers import ANSWER
 
-LASTING: Final = ("torchrec", "des")
-"""Contenders whose layout does not depend on the links."""
 WARM_UP_STEPS: Final = 3
 
 
@@ -71,21 +70,27 @@ class Contest:
 
     def time(self) -> dict[str, Any]:
         """On the links as they are now: what `auto` chooses there, and the seconds of everybody's steps."""
-        for name in LASTING:
-            if name not in self._trainings:
-                self._trainings[name] = self._build(name)
         with tempfile.TemporaryDirectory() as scratch:
-            self._trainings["auto"] = self._build("auto", Path(scratch))
-            choice = Path(scratch) / CHOICE_NAME
-            chosen = json.loads(choice.read_text()) if choice.exists() else None
-        rounds = self._rounds()
-        del self._trainings["auto"]
-        gc.collect()  # its tables refer to each other
+            folder = Path(scratch)  # that of rank 0 counts
+            settle_strategies(self._inputs("auto"), folder)
+            chosen = self._chosen(folder)
+            if plan_with(strategies_in(chosen)) is None:  # it is neither of the two plans
+                self._trainings["auto"] = Training(self._inputs("auto"), self._batches, folder=folder)
+            for name in PLANS:
+                if name not in self._trainings:
+                    self._trainings[name] = Training(self._inputs(name), self._batches)
+            rounds = self._rounds()
+        if self._trainings.pop("auto", None):
+            gc.collect()  # its tables refer to each other
         return {"chosen": chosen, "rounds": rounds}
 
-    def _build(self, strategy: str, folder: Path | None = None) -> Training:
-        inputs = self._workload.inputs(self._workload.config(self._model, strategy), self._ranks)
-        return Training(inputs, self._batches, folder=folder)
+    def _chosen(self, folder: Path) -> dict[str, Any]:
+        held = [json.loads((folder / CHOICE_NAME).read_text()) if self._ranks.rank == 0 else {}]
+        dist.broadcast_object_list(held)
+        return held[0]
+
+    def _inputs(self, strategy: str) -> Inputs:
+        return self._workload.inputs(self._workload.config(self._model, strategy), self._ranks)
 
     def _rounds(self) -> list[dict[str, float]]:
         """Seconds a step of each contender, for each round; in a new order each time, on all ranks alike."""

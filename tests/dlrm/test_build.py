@@ -9,11 +9,17 @@ import torch.distributed as dist
 from cpr.shards import table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
-from dlrm.build import build, move_dense, start_process_group
+from dlrm.build import build, start_process_group
+from dlrm.comm.controllers import SelSync
+from dlrm.comm.residual import Residual
 from dlrm.config import ModelConfig
 from dlrm.inputs import Ranks, prepare
 from dlrm.models.build import build_model
 from dlrm.recipe import load_config
+from dlrm.replicas import Replicas
+from dlrm.replicas.apart import Apart
+from dlrm.replicas.prioritized import Prioritized
+from dlrm.sharded import move_dense
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
 from dlrm.stop import StopSignal
 
@@ -100,3 +106,26 @@ def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
     devices = {name: parameter.device.type for name, parameter in model.named_parameters()}
     assert [name for name, device in devices.items() if device == "meta"] == tables
     assert {device for name, device in devices.items() if name not in tables} == {"cuda"}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "own"),
+    [
+        ("comm.exchange=dense", Replicas, None),
+        ("comm.exchange=hi_topk", Replicas, Residual),
+        ("comm.exchange=priority", Prioritized, None),
+        ("comm.exchange=selsync", Apart, SelSync),
+    ],
+)
+def test_replicas_are_kept_alike_as_the_configuration_asks(override, kind, own, inputs):
+    """And what that needs is saved: with the trainer what ranks have in common, the rest for each rank."""
+    trainer = build(inputs(override, "checkpoint.every_steps=5"), StopSignal())
+    trainer.telemetry.close()
+    trainer.replicas.close()
+    assert type(trainer.replicas) is kind
+    registered = trainer.session._checkpointer.state
+    assert isinstance(registered._own.get("replica"), own or type(None))
+    assert trainer.state_dict()["replicas"] == trainer.replicas.state_dict()
+    trainer.load_state_dict(trainer.state_dict())
+    trainer.load_state_dict({"steps_done": 1, "samples_done": 2})  # of a run that is older than exchanges
+    trainer.session.close()

@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from statistics import mean
 
 import numpy as np
@@ -12,25 +10,17 @@ import pytest
 
 from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
-from experiments import splitting, splitting_network
+from experiments import network, splitting
+from experiments.network import Network
 from experiments.splitting_figures import Cell, byte_figures, notes_of, time_figures
-from experiments.splitting_network import LINK, PREFIX, Network, NoNetworkError, remove_leftovers
 from experiments.splitting_traffic import check, formulas, replicated_bytes, unique_rows
-from experiments.splitting_workers import Workers
 from experiments.splitting_workload import BAGS, MODELS, Workload
+from experiments.workers import Workers
+from tests.experiments.namespaces import own_namespaces
 
 SMALL = Workload(max_rows=500, global_batch_size=64, num_batches=2)
 ALL_STEADY = (1.0,) * 20
 """Speeds of a machine in 20 rounds."""
-
-
-@pytest.fixture
-def links():
-    """Skips where this machine or user cannot have any."""
-    try:
-        splitting_network.check_possible()
-    except NoNetworkError as error:
-        pytest.skip(str(error))
 
 
 def cell(torchrec, des, auto, strategies=("split",), speeds=ALL_STEADY, model="lr"):
@@ -63,7 +53,11 @@ def test_ratios_are_those_of_rounds():
     ratio = uneven.ratio("des", "torchrec")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
     assert uneven.better == "des"
-    assert uneven.auto_ratio.value == pytest.approx(0.8)
+    assert uneven.auto_ratio.value == 1  # it is that plan
+    mixed = replace(uneven, chosen={"wide": "split", "sparse": "exchange"})
+    assert mixed.auto_ratio.value == pytest.approx(0.8)
+    wrong = replace(uneven, chosen={"wide": "exchange"})
+    assert wrong.auto_ratio.value == pytest.approx(0.5)
 
 
 def test_hits_misses_and_ties():
@@ -151,60 +145,14 @@ def test_other_bytes_than_the_formulas_are_refused(model):
 
 def test_without_root_the_command_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(splitting_network.shutil, "which", lambda command: command)
+    monkeypatch.setattr(network.shutil, "which", lambda command: command)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert splitting.main(["--quick"]) == 1
     assert "take root" in capsys.readouterr().err
-    monkeypatch.setattr(splitting_network.shutil, "which", lambda command: None)
+    monkeypatch.setattr(network.shutil, "which", lambda command: None)
     assert splitting.main(["--quick"]) == 1
     assert "install iproute2" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def namespaces():
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return [line.split()[0] for line in listed.splitlines() if line.startswith(PREFIX)]
-
-
-def own_namespaces():
-    return [name for name in namespaces() if name.startswith(f"{PREFIX}-{os.getpid()}-")]
-
-
-@pytest.mark.usefixtures("links")
-def test_links_have_their_speed_and_leave_nothing_behind():
-    with Network(2) as network:
-        assert len(own_namespaces()) == 3
-        show = [*network.command(1), "tc", "qdisc", "show", "dev", LINK]
-        for gbit_per_s, expected in ((5.0, "rate 5Gbit"), (1.0, "rate 1Gbit")):
-            network.limit(gbit_per_s)
-            assert expected in subprocess.run(show, capture_output=True, text=True, check=True).stdout
-        network.limit(None)
-        network.limit(None)
-        assert "tbf" not in subprocess.run(show, capture_output=True, text=True, check=True).stdout
-    assert not own_namespaces()
-    with pytest.raises(KeyboardInterrupt), Network(1):
-        raise KeyboardInterrupt
-    assert not own_namespaces()
-
-
-@pytest.mark.usefixtures("links")
-def test_what_a_dead_process_left_is_removed_and_nothing_else():
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    left, own = f"{PREFIX}-{gone.pid}-0", f"{PREFIX}-{os.getpid()}-mine"
-    for name in (left, own):
-        subprocess.run(["ip", "netns", "add", name], check=True)
-    stray = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
-    try:
-        while Path(f"/proc/{stray.pid}/comm").read_text().strip() != "sleep":
-            pass
-        remove_leftovers()
-        assert stray.wait(10) < 0
-        assert left not in namespaces()
-        assert own in namespaces()
-    finally:
-        stray.kill()
-        subprocess.run(["ip", "netns", "del", own], check=True)
 
 
 @pytest.mark.system
@@ -212,9 +160,10 @@ def test_what_a_dead_process_left_is_removed_and_nothing_else():
 @pytest.mark.usefixtures("links")
 def test_a_worker_that_fails_is_told_of():
     wrong = replace(SMALL, global_batch_size=-2)
+    job = {"model": "lr", "workload": asdict(wrong)}
     with (
-        Network(2) as network,
-        Workers(network, "lr", wrong, threads=1) as workers,
+        Network(2) as two,
+        Workers(two, splitting.WORKER, job, threads=1) as workers,
         pytest.raises(RuntimeError, match="a worker has ended:\nrank 0:\n"),
     ):
         workers.ask(do="time")

@@ -3,8 +3,8 @@
 Pure functions of shapes and measured speeds. `planner` says what to do with the answer.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from dlrm.sharding.splitting import costs
@@ -16,6 +16,8 @@ Strategy = Literal["exchange", "split", "rows", "two_level"]
 by rows; as `split`, with sums inside each node first."""
 TIE: Final = 0.02
 """Times that differ by less than this share are as good as equal, being estimates from measured speeds."""
+CLEARLY: Final = 0.01
+"""By which share of a step's time a trial must be faster than the ordinary plan."""
 NO_SPLIT: Final = "its operator has no split"
 PASSES: Final = 8
 """How often a split goes through its partial results: made, packed, summed, and used, and their gradients."""
@@ -31,7 +33,7 @@ class HeadShape:
     dim: int
     """Columns of each table."""
     value_bytes: int
-    """Of a number of a pooled embedding when TorchRec exchanges it."""
+    """Of a number of a pooled embedding as it is computed."""
     ids: float
     """That a sample has for all features together."""
     widths: tuple[int, ...]
@@ -42,6 +44,8 @@ class HeadShape:
     """Under the ordinary plan: ids in those bags."""
     replicated: int
     """Under the ordinary plan: numbers of small tables, whose gradients are averaged."""
+    exchanged_bytes: float | None = None
+    """Of a number of a pooled embedding when TorchRec exchanges it; None: as it is computed."""
     weights: int = 0
     """Of the operator, whose gradients are averaged unless it is split."""
     traffic: SplitTraffic | None = None
@@ -103,7 +107,8 @@ def options(
         wire_bytes: of a number of a split's partial results; None: as the head has it.
     """
     numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
-    exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, shape.value_bytes), *numbers]
+    value_bytes = shape.exchanged_bytes or shape.value_bytes
+    exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, value_bytes), *numbers]
     ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
     if shape.traffic is None or shape.refusal:
         refusal = shape.refusal or NO_SPLIT
@@ -141,6 +146,53 @@ def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
     sends = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} bytes"
     reason = f"{gain:.0%} less time and {sends} than the exchange"
     return Choice(path=shape.path, strategy=best.strategy, reason=reason, options=tuple(compared))
+
+
+def candidates(choices: Sequence[Choice]) -> list[dict[str, Strategy]]:
+    """Strategies of all heads that are worth a trial: nothing split, all that can be, and what was chosen.
+
+    Args:
+        choices: of all heads, by estimated times.
+    """
+    nothing: dict[str, Strategy] = {each.path: "exchange" for each in choices}
+    everything: dict[str, Strategy] = {each.path: _best_split(each) for each in choices}
+    chosen = {each.path: each.strategy for each in choices}
+    found: list[dict[str, Strategy]] = []
+    for strategies in (nothing, everything, chosen):
+        if strategies not in found:
+            found.append(strategies)
+    return found
+
+
+def _best_split(choice: Choice) -> Strategy:
+    legal = [each for each in choice.options if not each.illegal and each.strategy != "exchange"]
+    return min(legal, key=lambda each: each.time_s).strategy if legal else "exchange"
+
+
+def fastest(
+    choices: Sequence[Choice], tried: Sequence[Mapping[str, Strategy]], times_s: Sequence[float]
+) -> list[Choice]:
+    """The choices of the trial that took the least time; the ordinary plan where none is clearly faster.
+
+    Args:
+        choices: of all heads, by estimated times.
+        tried: strategies by path of the head, the ordinary ones first.
+        times_s: that a step took with each.
+    """
+    best = min(range(len(tried)), key=lambda each: times_s[each])
+    if times_s[best] > (1 - CLEARLY) * times_s[0]:
+        best = 0
+    others = ", ".join(
+        f"{time_s * 1e3:.1f} ms with {_in_words(strategies)}"
+        for place, (strategies, time_s) in enumerate(zip(tried, times_s, strict=True))
+        if place != best
+    )
+    reason = f"tried: a step took {times_s[best] * 1e3:.1f} ms, and {others}"
+    return [replace(each, strategy=tried[best][each.path], reason=reason) for each in choices]
+
+
+def _in_words(strategies: Mapping[str, Strategy]) -> str:
+    return " and ".join(f"{path} {strategy}" for path, strategy in strategies.items())
 
 
 def _split(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:

@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.sharding.splitting.choose import HeadShape, choose, format_choices, options
-from dlrm.sharding.splitting.cluster import Cluster, Link
+from dlrm.comm.links import Link
+from dlrm.sharding.splitting.choose import (
+    HeadShape,
+    candidates,
+    choose,
+    fastest,
+    format_choices,
+    options,
+)
+from dlrm.sharding.splitting.cluster import Cluster
 from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
 
 SLOW = Link(latency_s=1e-4, bytes_per_s=1e9 / 8)
@@ -148,3 +156,27 @@ def test_links_work_side_by_side_and_a_node_shares_its_own():
     assert cluster.time_s(Collective(name="", sent=sent)) == pytest.approx(0.5 + max(1.0, 0.4))
     quick = replace(cluster, inside=Link(latency_s=0.0, bytes_per_s=1e9))
     assert quick.time_s(Collective(name="", sent=sent, hops=2)) == pytest.approx(1.0 + 0.4)
+
+
+def test_what_may_be_the_fastest_is_tried():
+    faster, slower = shape_of(2, 96), shape_of(2, 768)
+    choices = [
+        chosen(replace(faster, path="wide"), cluster_of(2)),
+        chosen(replace(slower, path="sparse"), cluster_of(2)),
+    ]
+    nothing, everything, estimated = candidates(choices)
+    assert set(nothing.values()) == {"exchange"}
+    assert "exchange" not in everything.values()
+    assert estimated == {"wide": everything["wide"], "sparse": "exchange"}
+    assert candidates([choices[1]]) == [{"sparse": "exchange"}, {"sparse": everything["sparse"]}]
+    refused = chosen(replace(faster, refusal="of this"), cluster_of(2))
+    assert candidates([refused]) == [{"sparse": "exchange"}]
+
+
+@pytest.mark.parametrize(("split_s", "strategy"), [(0.9, "split"), (0.995, "exchange"), (1.1, "exchange")])
+def test_the_fastest_in_the_trial_is_chosen_if_it_is_clearly_so(split_s, strategy):
+    choice = chosen(shape_of(2, 96), cluster_of(2))
+    (found,) = fastest([choice], [{"sparse": "exchange"}, {"sparse": "split"}], [1.0, split_s])
+    assert found.strategy == strategy
+    assert found.options == choice.options
+    assert "1000.0 ms" in found.reason

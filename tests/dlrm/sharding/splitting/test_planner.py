@@ -12,7 +12,7 @@ from dlrm import build
 from dlrm.config import Config, DenseConfig, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
-from dlrm.sharding.splitting import planner
+from dlrm.sharding.splitting import laying, planner
 from dlrm.sharding.splitting.choice_file import CHOICE_NAME, remembered
 from dlrm.sharding.splitting.shapes import Setting, shapes_of
 
@@ -113,7 +113,7 @@ def test_what_is_wanted_but_not_possible_is_the_ordinary_plan_and_a_warning(shar
 
 
 def test_a_split_beyond_the_memory_of_a_rank_is_the_ordinary_plan_and_a_warning(sharded, monkeypatch, caplog):
-    monkeypatch.setattr(planner, "memory_for_tables", lambda device: 50_000)
+    monkeypatch.setattr(laying, "memory_for_tables", lambda device: 50_000)
     assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
     assert re.search("sparse keeps .* because rank 0 would need .* kB of 50.0 kB for tables", caplog.text)
 

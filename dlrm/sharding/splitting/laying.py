@@ -1,0 +1,145 @@
+"""From the strategies of a model's heads to the plan and sharders that `DistributedModelParallel` wants."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+from dlrm.comm.links import ranks_per_node
+from dlrm.config import Config
+from dlrm.sharding.plan import memory_for_tables
+from dlrm.sharding.splitting.choose import Strategy
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.memory import operator_bytes, table_bytes, too_large
+from dlrm.sharding.splitting.operator_tables import make_operator_sharder
+from dlrm.sharding.splitting.placing import split_plan
+from dlrm.sharding.splitting.shapes import Setting, heads_of, ids_of
+from dlrm.sharding.splitting.sharded import HeadSharder
+
+WIRE_DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What `DistributedModelParallel` wants."""
+
+    plan: ShardingPlan
+    sharders: list[Any]
+    strategies: Mapping[str, Strategy]
+    """By path of the head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What plans are made from, besides the strategies of heads."""
+
+    ordinary: ShardingPlan
+    """TorchRec's."""
+    sharder: EmbeddingBagCollectionSharder
+    """Of the tables."""
+    setting: Setting
+    config: Config
+    per_node: int
+    """Ranks of a node."""
+
+    @classmethod
+    def of(
+        cls,
+        ordinary: ShardingPlan,
+        sharder: EmbeddingBagCollectionSharder,
+        config: Config,
+        device: torch.device,
+        ids: Mapping[str, float],
+    ) -> "Layout":
+        """Of a run; all ranks call it together.
+
+        Args:
+            ordinary: TorchRec's plan.
+            sharder: of the tables.
+            config: of the run.
+            device: of this rank.
+            ids: that a sample has, on average, by feature; those of rank 0 count.
+        """
+        agreed = [dict(ids)]  # tables are placed by them, so that all ranks must mean the same ones
+        dist.broadcast_object_list(agreed)
+        setting = Setting(num_ranks=dist.get_world_size(), ids=agreed[0], dense=config.dense, device=device)
+        return cls(
+            ordinary=ordinary,
+            sharder=sharder,
+            setting=setting,
+            config=config,
+            per_node=ranks_per_node(device),
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """How many."""
+        return self.setting.num_ranks // self.per_node
+
+    def without_room(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> dict[str, str]:
+        """Heads, by path, that would need more memory than a rank has, and why."""
+        num_ranks, config = self.setting.num_ranks, self.config
+        ordinary, split = {}, {}
+        for path, head in heads_of(model).items():
+            plan, optimizer = self.ordinary.plan[f"{path}.tables"], config.tables.optimizer
+            ordinary[path] = table_bytes(head, plan, num_ranks, optimizer)
+            strategy = strategies[path]
+            if strategy != "exchange":
+                assert isinstance(head, Head)
+                pieces = self._pieces(head, strategy)
+                split[path] = table_bytes(head, pieces, num_ranks, optimizer)
+                if strategy != "rows":
+                    beside = operator_bytes(head, pieces, num_ranks, config.dense.optimizer)
+                    split[path] = [sum(each) for each in zip(split[path], beside, strict=True)]
+        return too_large(split, ordinary, memory_for_tables(self.setting.device))
+
+    def planned(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> Planned:
+        """The plan under strategies that are possible.
+
+        Args:
+            model: unsharded.
+            strategies: by path of the head.
+        """
+        plan, sharders = dict(self.ordinary.plan), [self.sharder]
+        kinds: dict[type[Head], HeadSharder] = {}
+        for path, head in heads_of(model).items():
+            strategy = strategies[path]
+            if strategy == "exchange":
+                continue
+            assert isinstance(head, Head)
+            # by rows, the operator may not be split
+            stays = strategy == "rows" and "rows" not in (head.split_by, *head.also_by)
+            del plan[f"{path}.tables"]
+            plan[f"{path}.tables" if stays else path] = self._pieces(head, strategy)
+            if not stays:
+                same = {
+                    strategies[each] for each, other in heads_of(model).items() if type(other) is type(head)
+                }
+                # DistributedModelParallel finds a sharder by the type of the module
+                assert same <= {strategy, "exchange"}, f"heads of a type are split alike, not {sorted(same)}"
+                kinds[type(head)] = self._head_sharder(head, strategy)
+        return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()], strategies=strategies)
+
+    def _head_sharder(self, head: Head, strategy: Strategy) -> HeadSharder:
+        operators = None
+        if head.has_weights:
+            operators = make_operator_sharder(self.config.dense, self.setting.device)
+        wire_dtype = WIRE_DTYPES[self.config.sharding.wire_dtype]
+        together = self.per_node if strategy == "two_level" else 1
+        return HeadSharder(type(head), self.sharder, wire_dtype, operators, together)
+
+    def _pieces(self, head: Head, strategy: Strategy) -> EmbeddingModuleShardingPlan:
+        """Of a head's tables, under any strategy but `exchange`."""
+        return split_plan(
+            head,
+            "rows" if strategy == "rows" else head.split_by,
+            ids_of(head, self.setting.ids),
+            self.sharder,
+            (self.setting.num_ranks, self.per_node),
+            self.setting.device.type,
+        )
