@@ -70,7 +70,7 @@ class RowSums:
     def _sum_rows_(self, gradient: Tensor, rows: Tensor, counts: Sequence[int]) -> None:
         columns = gradient.shape[1]
         lengths = [count * (1 + columns) for count in counts]
-        messages = gradient.new_empty(sum(lengths)).split(lengths)
+        messages = torch.split(gradient.new_empty(sum(lengths)), lengths)
         numbers, values = _parts(messages[self._rank], columns)
         numbers.copy_(rows)
         torch.index_select(gradient, 0, rows, out=values)
@@ -86,7 +86,7 @@ class RowSums:
             return
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat, group=self._group)
-        totals = flat.split([gradient.numel() for gradient in gradients])
+        totals = torch.split(flat, [gradient.numel() for gradient in gradients])
         for gradient, total in zip(gradients, totals, strict=True):
             gradient.copy_(total.view_as(gradient))
 
@@ -142,7 +142,10 @@ def send_touched_rows(
             )
     sums = RowSums(module.process_group)
 
-    def average(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def average(
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # public, and DDP wants it there
+    ) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         buffer /= dist.get_world_size(module.process_group)
         in_tables, others = [], []
@@ -164,7 +167,7 @@ def send_touched_rows(
 def _parts(message: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """Numbers of rows, int32 `[n]`, and rows `[n, columns]` of a flat message; views."""
     num_rows = message.numel() // (1 + columns)
-    numbers, values = message.split([num_rows, num_rows * columns])
+    numbers, values = torch.split(message, [num_rows, num_rows * columns])
     return numbers.view(torch.int32), values.view(num_rows, columns)
 
 

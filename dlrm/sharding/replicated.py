@@ -1,5 +1,7 @@
 """What replicated (data-parallel) tables send: TorchRec leaves it to DistributedDataParallel, a dense sum."""
 
+from typing import Any
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +22,8 @@ def average_touched_rows(model: nn.Module) -> int:
     for _, module in walk(model):
         if tables_prefix(module) is None:
             continue
-        for lookup in module._lookups:
+        lookups: Any = module._lookups
+        for lookup in lookups:
             if isinstance(lookup, DistributedDataParallel):
                 tables = [kernel.emb_module for kernel in lookup.module._emb_modules]
                 send_touched_rows(lookup, {each.weights: each.embedding_specs for each in tables})
