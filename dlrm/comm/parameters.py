@@ -1,0 +1,59 @@
+"""The parameters whose gradients are exchanged: found, and compared between the ranks."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Those that an optimizer is to update, by their names in the model and in its order.
+
+    Raises:
+        ValueError: the optimizer has others as well, or has none.
+    """
+    wanted = {id(each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad}
+    found = {name: each for name, each in model.named_parameters() if id(each) in wanted}
+    if len(found) < len(wanted) or not found:
+        raise ValueError(
+            f"of the {len(wanted)} parameters that the optimizer trains, {len(found)} are the model's; make "
+            "the optimizer for parameters of this model"
+        )
+    return found
+
+
+def check_alike(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Refuse to go on unless all ranks have the same parameters; all ranks call it together.
+
+    Args:
+        parameters: of this rank, by name, in order.
+        group: of the ranks; None is all.
+
+    Raises:
+        ValueError: on all ranks; says what differs.
+    """
+    found: list[Any] = [None] * dist.get_world_size(group)
+    own = [f"{name} {list(parameter.shape)}" for name, parameter in parameters.items()]
+    dist.all_gather_object(found, own, group=group)
+    for rank, other in enumerate(found):
+        for here, there in itertools.zip_longest(found[0], other, fillvalue="nothing more"):
+            if here != there:
+                raise ValueError(
+                    f"rank {rank} would exchange the gradient of {there}, and rank 0 that of {here}; build "
+                    "the same model and optimizer on all ranks"
+                )
+
+
+def shaped_like(piece: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A view of flat values in the shape of a parameter, and laid out as a gradient of it would be.
+
+    Args:
+        piece: contiguous `[parameter.numel()]`.
+        parameter: whose gradient it is for; fused optimizers want both laid out alike.
+    """
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return piece.as_strided(parameter.shape, strides)

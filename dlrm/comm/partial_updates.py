@@ -1,0 +1,44 @@
+"""Lets any optimizer of PyTorch update some of its parameters now and others later, as of the same step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class PartialUpdates:
+    """Steps an optimizer for a few parameters at a time.
+
+    Args:
+        optimizer: keeps its state by parameter, as PyTorch's do, and not by group.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.remember()
+
+    def remember(self) -> None:
+        """From now on, update with the learning rates and other options of this moment."""
+        self._options: list[dict[str, Any]] = [
+            {name: _kept(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def update(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Step these alone, by the gradients that they have."""
+        chosen, groups = set(map(id, parameters)), self._optimizer.param_groups
+        self._optimizer.param_groups = [
+            {**options, "params": own}
+            for options, group in zip(self._options, groups, strict=True)
+            if (own := [each for each in group["params"] if id(each) in chosen])
+        ]
+        try:
+            self._optimizer.step()
+        finally:
+            self._optimizer.param_groups = groups
+
+
+def _kept(value: Any) -> Any:
+    """A learning rate may be a tensor, which a scheduler changes in place."""
+    return value.clone() if isinstance(value, Tensor) else value
