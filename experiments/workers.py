@@ -1,19 +1,22 @@
-"""The workers of `experiments.splitting`, each behind a link of its own, and how they are told what to do."""
+"""Workers behind links of a chosen speed that wait for requests, and how they are told what to do.
+
+A worker is a module that reads its job as JSON from the command line, meets the others, and then does what
+lines of JSON on its standard input ask for, until there are none; rank 0 answers each with a line.
+"""
 
 import json
 import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from time import monotonic
 from typing import IO, Any, Final, Self
 
 from experiments.launch import worker_environment
+from experiments.network import Network
 from experiments.record import Row
-from experiments.splitting_network import Network
-from experiments.splitting_workload import Workload
 
 ANSWER: Final = "answer: "
 """Begins a line of rank 0 that is meant for the launcher."""
@@ -24,30 +27,29 @@ LEAVES_WITHIN_S: Final = 20.0
 
 
 class Workers:
-    """A model in processes that wait for requests; gone at the end of the block, however it ends.
+    """Processes that wait for requests; gone at the end of the block, however it ends.
 
     Args:
-        network: that they meet in, one worker for each of its links.
-        model: one of `splitting_workload.MODELS`.
-        workload: see there.
+        network: that they meet in.
+        module: of a worker, by name.
+        job: of all of them, ready for JSON.
         threads: of each.
     """
 
-    def __init__(self, network: Network, model: str, workload: Workload, threads: int) -> None:
+    def __init__(self, network: Network, module: str, job: Mapping[str, Any], threads: int) -> None:
         self._network, self._threads = network, threads
-        self._job = json.dumps({"model": model, "workload": asdict(workload)})
+        self._command = [sys.executable, "-m", module, json.dumps(job)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[str]] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "experiments.splitting_worker", self._job]
         for worker in range(self._network.num_workers):
             errors = self._open.enter_context(tempfile.TemporaryFile("w+"))
             self._errors.append(errors)
             self._processes.append(
                 subprocess.Popen(
-                    [*self._network.command(worker), *command],
+                    [*self._network.command(worker), *self._command],
                     env=worker_environment(self._threads) | self._network.environment(worker),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if worker == 0 else errors,

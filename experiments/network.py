@@ -1,9 +1,11 @@
-"""Links of a chosen speed on one machine: a network namespace for each worker, and a bridge between them.
+"""Links of a chosen speed on one machine: a network namespace for each node, and a bridge between them.
 
-Every worker sees one network card, whose other end is a port of a bridge in a namespace of its own.
-Linux's token bucket filter (`tc tbf`) limits the speed of both ends, so that what leaves a worker and what
-reaches it take their time. Interfaces live inside the namespaces alone and vanish with them; the namespaces
-are named by the process that made them, and those of a process that is no more are removed by the next.
+Every node sees one network card, whose other end is a port of a bridge in a namespace of its own.
+Linux's token bucket filter (`tc tbf`) limits the speed of both ends, so that what leaves a node and what
+reaches it take their time. The workers of a node share its card; what they send each other does not pass it,
+and is as fast as this machine can. Interfaces live inside the namespaces alone and vanish with them; the
+namespaces are named by the process that made them, and those of a process that is no more are removed by
+the next.
 """
 
 import os
@@ -14,11 +16,11 @@ import subprocess
 from pathlib import Path
 from typing import Final, Self
 
-PREFIX: Final = "cpr-des"
+PREFIX: Final = "cpr-net"
 LINK: Final = "card"
-"""A worker's network card, in its namespace."""
+"""A node's network card, in its namespace."""
 TCP: Final = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
-"""Of a worker, the same on every machine: systems differ in their defaults, and namespaces may not have all
+"""Of a node, the same on every machine: systems differ in their defaults, and namespaces may not have all
 that there is. After the pause between two collectives a link is used as it was before."""
 MOST_QUEUED_BYTES: Final = 64_000_000
 """That wait before a link: more than senders have on their way, so that nothing is dropped."""
@@ -48,16 +50,23 @@ def check_possible() -> None:
 
 
 class Network:
-    """Workers that each have a link to all others, of any speed until it is limited.
+    """Workers in nodes that each have a link to all others, of any speed until it is limited.
 
     Args:
         num_workers: how many.
+        per_node: workers of a node, by rank one after the other; it divides `num_workers`.
+
+    Raises:
+        ValueError: it does not.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, per_node: int = 1) -> None:
+        if per_node < 1 or num_workers % per_node:
+            raise ValueError(f"{num_workers} workers cannot be dealt out to nodes of {per_node}")
         self.num_workers: Final = num_workers
+        self._per_node: Final = per_node
         self._hub = f"{PREFIX}-{os.getpid()}-hub"
-        self._names = [f"{PREFIX}-{os.getpid()}-{worker}" for worker in range(num_workers)]
+        self._names = [f"{PREFIX}-{os.getpid()}-{node}" for node in range(num_workers // per_node)]
 
     def __enter__(self) -> Self:
         remove_leftovers()
@@ -78,24 +87,26 @@ class Network:
 
     def command(self, worker: int) -> list[str]:
         """What comes before a command line that is to run as that worker."""
-        return ["ip", "netns", "exec", self._names[worker]]
+        return ["ip", "netns", "exec", self._names[worker // self._per_node]]
 
     def environment(self, worker: int, port: int = 29500) -> dict[str, str]:
-        """What PyTorch wants to know there: each worker is a node of its own."""
+        """What PyTorch wants to know there, as torchrun tells it."""
+        node, place = divmod(worker, self._per_node)
         return {
             "MASTER_ADDR": _address(0),
             "MASTER_PORT": str(port),
             "RANK": str(worker),
-            "LOCAL_RANK": "0",
+            "LOCAL_RANK": str(place),
+            "GROUP_RANK": str(node),
             "WORLD_SIZE": str(self.num_workers),
-            "LOCAL_WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": str(self._per_node),
             "GLOO_SOCKET_IFNAME": LINK,
         }
 
     def limit(self, gbit_per_s: float | None) -> None:
         """All links have this speed from now on, each way; None: as fast as this machine can."""
         ends = [(name, LINK) for name in self._names]
-        ends += [(self._hub, _port(worker)) for worker in range(self.num_workers)]
+        ends += [(self._hub, _port(node)) for node in range(len(self._names))]
         for namespace, device in ends:
             self._limit_end(namespace, device, gbit_per_s)
 
@@ -119,16 +130,25 @@ class Network:
         _run("ip", "netns", "add", self._hub)
         _run("ip", "-n", self._hub, "link", "add", "hub", "type", "bridge")
         _run("ip", "-n", self._hub, "link", "set", "hub", "up")
-        for worker, name in enumerate(self._names):
-            port = _port(worker)
+        for node, name in enumerate(self._names):
+            port = _port(node)
             _run("ip", "netns", "add", name)
             peer = ["peer", "name", port, "netns", self._hub]
             _run("ip", "-n", name, "link", "add", LINK, "type", "veth", *peer)
             _run("ip", "-n", self._hub, "link", "set", port, "master", "hub", "up")
-            _run("ip", "-n", name, "address", "add", f"{_address(worker)}/24", "dev", LINK)
+            _run("ip", "-n", name, "address", "add", f"{_address(node)}/24", "dev", LINK)
             self._use_plain_tcp(name)
             for device in ("lo", LINK):
                 _run("ip", "-n", name, "link", "set", device, "up")
+
+
+def sent_bytes() -> int:
+    """That have left this process's node over its link, what TCP adds included."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == LINK:
+            return int(numbers.split()[8])
+    raise NoNetworkError(f"this process has no {LINK}: it was not started in a Network")
 
 
 def remove_leftovers() -> None:
@@ -146,12 +166,12 @@ def _namespaces() -> list[str]:
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line]
 
 
-def _port(worker: int) -> str:
-    return f"port{worker}"
+def _port(node: int) -> str:
+    return f"port{node}"
 
 
-def _address(worker: int) -> str:
-    return f"10.77.0.{worker + 1}"
+def _address(node: int) -> str:
+    return f"10.77.0.{node + 1}"
 
 
 def _run(*command: str) -> str:
