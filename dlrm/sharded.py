@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,10 +93,23 @@ def lay_out(
     make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)
     if initialize:
         initialize_tables(sharded, config.train.seed)
+    dtype, on_gpu = arithmetic_dtype(config.train.precision), inputs.device.type == "cuda"
     for module in sharded.modules():
         if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
             use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
+            _match_dtype_without_tables(module.tables, dtype if on_gpu else module.dtype)
     return sharded
+
+
+def _match_dtype_without_tables(collection: Any, dtype: torch.dtype) -> None:
+    """Let a rank that has no table of a sharding kind put out nothing in the dtype of what others put out.
+
+    TorchRec's is fp32, whatever theirs is, and by it this rank would judge how many bytes they send it.
+    """
+    for lookup in collection._lookups:
+        if not getattr(lookup, "module", lookup)._emb_modules:
+            device = lookup._dummy_embs_tensor.device
+            lookup._dummy_embs_tensor = torch.empty(0, dtype=dtype, device=device, requires_grad=True)
 
 
 def move_dense(model: nn.Module, device: torch.device) -> None:

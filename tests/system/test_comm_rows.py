@@ -33,8 +33,9 @@ def test_rows_and_codecs_between_ranks(start_ranks):
         Case("dlrm", "auto", UNEVEN, chosen="exchange", exchange_dtype="int8"),
     ]
     work += [partial(wire_worker.check, case) for case in cases]
+    # replicated are tables of up to 200 rows; of up to 2500, and one rank has no table of its own
     roundings = [("fp16", "fp32"), ("bf16", "fp32"), ("int8", "fp32"), ("int8", "bf16"), ("bf16", "bf16")]
     work += [partial(worker.a_step_stays_near, *rounding) for rounding in roundings]
-    work.append(partial(worker.a_step_stays_near, "int8", "fp32", 2500))  # one rank has no table of its own
+    work += [partial(worker.a_step_stays_near, "int8", precision, 2500) for precision in ("fp32", "bf16")]
     work.append(worker.a_table_that_diverged_shows_everywhere)
     start_ranks(in_group, *work, world_size=2).wait(timeout_s=100)
