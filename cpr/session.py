@@ -32,7 +32,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.config import CheckpointConfig
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Moment
-from cpr.checkpoint.model_state import Stateful
+from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, open_storage
@@ -237,7 +237,7 @@ class PartialRecovery:
         model: nn.Module,
         optimizers: Sequence[Optimizer] = (),
         states: Mapping[str, Stateful] | None = None,
-        per_rank_states: Mapping[str, Stateful] | None = None,
+        per_rank_states: Mapping[str, Stateful | Heir] | None = None,
     ) -> Recovery:
         """Bring the model, optimizers and states to where training goes on; once, before the first step.
 
@@ -248,7 +248,8 @@ class PartialRecovery:
                 `load_state_dict`. A loader that is read ahead of the steps, as TorchRec's pipelines do, is
                 not where training is: leave it out, and go on at `batches_done`.
             per_rank_states: the same, but different on each rank; they come back to the same rank if its
-                memory is of the very step from which training goes on, and stay as they are otherwise.
+                memory is of the very step from which training goes on, and stay as they are otherwise. What
+                has `inherit` (see `cpr.checkpoint.model_state.Heir`) takes over those of ranks that are gone.
 
         Returns:
             The story of this beginning.
@@ -270,8 +271,8 @@ class PartialRecovery:
         checkpointer = self._make_checkpointer(meeting, storage, model, optimizers)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
-        for name, state in (per_rank_states or {}).items():
-            checkpointer.register(name, state, per_rank=True)
+        for name, owned in (per_rank_states or {}).items():
+            checkpointer.register(name, owned, per_rank=True)
         checkpointer.claim()
         is_own = meeting.continues and is_of_launches(storage, group, meeting.launches)
         assert self._memory.segment is not None

@@ -8,12 +8,17 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from dlrm.comm.config import CommConfig
+
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
-DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam")
+DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam", "lars", "lamb")
+LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 PRECISIONS: Final = ("fp32", "bf16")
 STRATEGIES: Final = ("torchrec", "des", "auto")
 WIRE_DTYPES: Final = ("fp32", "bf16", "fp16")
+EXCHANGE_DTYPES: Final = ("fp32", "bf16", "fp16", "int8")
+REPLICATED_GRADIENTS: Final = ("dense", "rows")
 PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never")
 MOMENTS: Final = ("consistent", "rolling")
 SHARDING_KINDS: Final = {
@@ -162,9 +167,16 @@ class DenseConfig:
     """The optimizer of everything that is not a table."""
 
     optimizer: str = "adagrad"
-    """`sgd`, `adagrad` or `adam`."""
+    """`sgd`, `adagrad` or `adam`; for large batches, `lars` (SGD with momentum) or `lamb` (Adam), with a rate
+    for each layer."""
     learning_rate: float = 0.02
     """Base learning rate of the dense parameters."""
+    weight_decay: float = 0.0
+    """lars, lamb: share of a weight that is added to its gradient (lars) or step (lamb); not of biases."""
+    trust_coefficient: float = 0.001
+    """lars: share of its norm that a layer changes by in a step of rate 1; multiplies learning_rate."""
+    clip_norm: float = 0.0
+    """Shrink the gradient of all dense parameters together, as one vector, to at most this norm; 0: never."""
 
     def __post_init__(self) -> None:
         _check(
@@ -172,6 +184,14 @@ class DenseConfig:
             f"dense.optimizer is {self.optimizer!r}; choose one of {', '.join(DENSE_OPTIMIZERS)}",
         )
         _check_rate("dense.learning_rate", self.learning_rate)
+        _check(0 <= self.weight_decay < math.inf, "dense.weight_decay must be a number, 0 or more")
+        _check(
+            self.weight_decay == 0 or self.optimizer in LARGE_BATCH_OPTIMIZERS,
+            f"dense.weight_decay is for {' and '.join(LARGE_BATCH_OPTIMIZERS)}; dense.optimizer is "
+            f"{self.optimizer}",
+        )
+        _check_rate("dense.trust_coefficient", self.trust_coefficient)
+        _check(0 <= self.clip_norm < math.inf, "dense.clip_norm must be a number, 0 (never) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +235,20 @@ class ShardingConfig:
     """column_wise: columns a piece has at least."""
     strategy: str = "torchrec"
     """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
-    partial results instead; `auto`: for each operator, what is estimated to take less time on these links."""
+    partial results instead; `auto`: for each operator, what takes less time on these links, found out by
+    trying when a run begins."""
     wire_dtype: str = "fp32"
     """Partial results, of split operators and of row_wise tables on the CPU, travel in `bf16` or `fp16`; with
     `fp32`, as they are computed."""
+    exchange_dtype: str = "fp32"
+    """Pooled embeddings that TorchRec exchanges, and their gradients, travel in `bf16`, `fp16` or `int8`;
+    with `fp32`, as they are computed, which under train.precision=bf16 is bf16 already: only `int8` is less
+    then. In `int8` each embedding has a scale of its own, 8 bytes; those of fewer than 16 columns travel in
+    fp16. Partial results have wire_dtype instead."""
+    data_parallel_gradients: str = "dense"
+    """Of replicated tables, ranks exchange the gradients of all rows (`dense`) or only of those that their
+    samples touched, where that is less (`rows`). The latter pays off with a larger data_parallel_rows: it
+    sends less where a batch touches fewer than about 2 / ranks of all rows."""
 
     def __post_init__(self) -> None:
         _check(
@@ -233,6 +263,19 @@ class ShardingConfig:
             self.wire_dtype == "fp32" or self.strategy != "torchrec" or "row_wise" in self.kinds,
             "sharding.wire_dtype is about partial results, of split operators or row_wise tables; "
             "set sharding.strategy to des or auto (train.precision=bf16 halves what TorchRec exchanges)",
+        )
+        _check(
+            self.exchange_dtype in EXCHANGE_DTYPES,
+            f"sharding.exchange_dtype is {self.exchange_dtype!r}; choose one of {', '.join(EXCHANGE_DTYPES)}",
+        )
+        _check(
+            self.data_parallel_gradients in REPLICATED_GRADIENTS,
+            f"sharding.data_parallel_gradients is {self.data_parallel_gradients!r}; "
+            f"choose one of {', '.join(REPLICATED_GRADIENTS)}",
+        )
+        _check(
+            self.data_parallel_gradients == "dense" or self.data_parallel_rows > 0,
+            "sharding.data_parallel_gradients is about replicated tables; set sharding.data_parallel_rows",
         )
         known = sorted(set(SHARDING_KINDS["cpu"]) | set(SHARDING_KINDS["cuda"]))
         for kind in self.kinds:
@@ -251,7 +294,7 @@ class ShardingConfig:
         """Refuse what `device` ("cpu" or "cuda") does not have.
 
         Raises:
-            ValueError: names the kinds to leave out, or a wire dtype that nothing would read.
+            ValueError: names the kinds to leave out, or a dtype that nothing would read or nobody could sum.
         """
         missing = [kind for kind in self.kinds if kind not in SHARDING_KINDS[device]]
         _check(
@@ -263,6 +306,12 @@ class ShardingConfig:
             device == "cpu" or self.wire_dtype == "fp32" or self.strategy != "torchrec",
             f"on {device}, TorchRec itself sums row_wise tables, in no sharding.wire_dtype of ours; leave it "
             "out, or set sharding.strategy to des or auto",
+        )
+        summed = [kind for kind in self.kinds if kind in {"row_wise", "table_row_wise"}]
+        _check(
+            device == "cpu" or self.exchange_dtype != "int8" or not summed,
+            f"on {device}, embeddings of {' and '.join(summed)} tables are summed on their way, which int8 "
+            "cannot be; set sharding.exchange_dtype to bf16 or fp16, or take other sharding.kinds",
         )
 
 
@@ -420,9 +469,18 @@ class Config:
     dense: DenseConfig = field(default_factory=DenseConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        equal_gradients = self.dense.optimizer not in LARGE_BATCH_OPTIMIZERS and not self.dense.clip_norm
+        _check(
+            equal_gradients or self.comm.exchange not in {"priority", "selsync"},
+            f"comm.exchange={self.comm.exchange} has no whole mean gradient at any time, which "
+            f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as plain JSON-able values."""

@@ -12,7 +12,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr.shards import table_groups
-from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.comm.pto import Norms, choose_norms, clip_gradients, local_norms
+from dlrm.config import LARGE_BATCH_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.optimizers import LAMB, LARS
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
 TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
@@ -85,11 +87,12 @@ def _tall_tables(tbe: DenseTableBatchedEmbeddingBagsCodegen) -> Iterator[tuple[n
 
 
 class Optimizers:
-    """All optimizers of a model under one schedule.
+    """All optimizers of a model under one schedule; all ranks make them, and step, together.
 
     Args:
         model: the sharded model.
-        dense: optimizer of the dense parameters, also of those that are `OperatorTables`.
+        dense: optimizer of the dense parameters, also of those that are `OperatorTables`. Clipping, and the
+            layers' rates of LARS and LAMB, are about the rest of them: tables have no part in it.
         tables: optimizer of the tables, also of the replicated ones.
         schedule: of the learning rates.
     """
@@ -107,9 +110,19 @@ class Optimizers:
         self._operators = [
             module.tables.fused_optimizer for module in model.modules() if isinstance(module, OperatorTables)
         ]
-        self._dense = _dense_optimizer(dense_parameters(model), dense)
+        self._parameters, self._clip_norm = dense_parameters(model), dense.clip_norm
+        asks = dense.clip_norm or dense.optimizer in LARGE_BATCH_OPTIMIZERS
+        self._norms = choose_norms(self._parameters) if asks else local_norms
+        self._dense = _dense_optimizer(self._parameters, dense, self._norms)
+        self.step_dense: Callable[[], Any] = self._dense.step
+        """Updates the dense parameters; whoever exchanges their gradients may do so in its stead."""
         self._replicated = ReplicatedTables(model, tables)
         self._factor = 1.0
+
+    @property
+    def dense(self) -> Optimizer:
+        """Of the dense parameters."""
+        return self._dense
 
     @property
     def table_optimizers(self) -> list[Optimizer]:
@@ -130,8 +143,10 @@ class Optimizers:
         self._replicated.zero_grad()
 
     def step(self) -> None:
-        """Update what the backward pass did not."""
-        self._dense.step()
+        """Update what the backward pass did not; dense gradients are averaged over the ranks by now."""
+        if self._clip_norm:
+            clip_gradients(self._parameters, self._clip_norm, self._norms)
+        self.step_dense()
         self._replicated.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,10 +173,16 @@ class Optimizers:
             group["lr"] = self._base[name] * self._factor
 
 
-def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig) -> Optimizer:
+def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig, norms: Norms) -> Optimizer:
+    rate, decay = dense.learning_rate, dense.weight_decay
+    if dense.optimizer == "lars":
+        trust = dense.trust_coefficient
+        return LARS(parameters, lr=rate, weight_decay=decay, trust_coefficient=trust, norms=norms)
+    if dense.optimizer == "lamb":
+        return LAMB(parameters, lr=rate, weight_decay=decay, norms=norms)
     # not every supported torch has a fused Adagrad for CUDA
     fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
-    return DENSE_CLASSES[dense.optimizer](parameters, lr=dense.learning_rate, fused=fused)
+    return DENSE_CLASSES[dense.optimizer](parameters, lr=rate, fused=fused)
 
 
 def arithmetic_dtype(precision: str) -> torch.dtype:

@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.manifest import Moment
-from cpr.checkpoint.model_state import Stateful
+from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.retention import Retention
 from cpr.estimator.interval import IntervalRule
 from cpr.priority.config import PriorityConfig, Scheme
@@ -137,13 +137,17 @@ class Recovery:
         return model
 
     def session(
-        self, model: DistributedModelParallel, optimizers: Optimizers, states: Mapping[str, Stateful]
+        self,
+        model: DistributedModelParallel,
+        optimizers: Optimizers,
+        states: Mapping[str, Stateful],
+        own_states: Mapping[str, Stateful | Heir],
     ) -> Recovering:
         """What the training loop holds."""
         return Recovering(
             self._partial,
             self._config,
-            restore=lambda: self._partial.restore(model, optimizers.table_optimizers, states),
+            restore=lambda: self._partial.restore(model, optimizers.table_optimizers, states, own_states),
         )
 
     @property

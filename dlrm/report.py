@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpr.recovery.phases import PHASES
+from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint, draw_learning_curve
 from dlrm.metrics import MetricValues
 
@@ -41,6 +43,46 @@ class FailureReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeReport:
+    """What the exchange of dense gradients took, as rank 0 saw it, and what it lost."""
+
+    name: str
+    """How it was done in the end."""
+    seconds: float
+    """That a step has waited for it, on average, slower ranks included."""
+    share: float | None
+    """Of the step; None: not known."""
+    sent_bytes: float
+    """That a rank has sent to others in a step, on average."""
+    kept_share: float
+    """Of the gradient's values that it has sent, on average."""
+    losses: tuple[LostResiduals, ...]
+    """Gradients that workers took along before they were sent."""
+
+
+def exchange_report(
+    figures: Sequence[ExchangeFigures], losses: Sequence[LostResiduals]
+) -> ExchangeReport | None:
+    """From figures of all parts of a run; None if there was nobody to exchange with."""
+    steps = sum(each.steps for each in figures)
+    if not steps:
+        return None
+
+    def mean(name: str) -> float:
+        return float(sum(each.steps * getattr(each, name) for each in figures)) / steps
+
+    step_seconds = mean("step_seconds")
+    return ExchangeReport(
+        name=figures[-1].name,
+        seconds=mean("seconds"),
+        share=mean("seconds") / step_seconds if step_seconds else None,
+        sent_bytes=mean("sent_bytes"),
+        kept_share=mean("kept_share"),
+        losses=tuple(losses),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a finished run has to say."""
 
@@ -62,6 +104,8 @@ class Report:
     """Training samples a second over all ranks, evaluations left out."""
     failures: FailureReport | None = None
     """None where the run had no partial recovery."""
+    exchange: ExchangeReport | None = None
+    """None where one rank trained alone, or too few steps for figures."""
 
 
 def format_report(report: Report) -> str:
@@ -74,6 +118,7 @@ def format_report(report: Report) -> str:
         ("steps", f"{report.steps:,}"),
         ("training samples", f"{report.samples:,}"),
         ("time", _duration(report.seconds)),
+        *_exchange_rows(report.exchange),
         *_failure_rows(report.failures),
         ("run folder", report.run_folder),
     ]
@@ -102,6 +147,16 @@ def _quality_rows(metrics: MetricValues | None) -> list[tuple[str, str]]:
         (name, f"{UNDEFINED}: {metrics.note}" if value is None else f"{value:.4f}")
         for name, value in named.items()
     ]
+
+
+def _exchange_rows(exchange: ExchangeReport | None) -> list[tuple[str, str]]:
+    if exchange is None:
+        return []
+    share = "" if exchange.share is None else f", {exchange.share:.1%} of a step"
+    kept = "" if exchange.kept_share == 1 else f", {exchange.kept_share:.2%} of the values"
+    told = f"{exchange.seconds * 1e3:,.1f} ms{share}; {exchange.sent_bytes / 1e6:,.2f} MB a rank{kept}"
+    rows = [("exchange of dense gradients", f"{exchange.name}: {told}")]
+    return [*rows, *(("  lost", str(loss)) for loss in exchange.losses)]
 
 
 def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:

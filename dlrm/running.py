@@ -53,7 +53,8 @@ def _train(inputs: Inputs, stop: StopSignal, recovery: Recovery | None) -> Repor
     trainer = build(inputs, stop, recovery)
     try:
         trainer.train()
-        return trainer.telemetry.finish(trainer.session.failures)
+        return trainer.telemetry.finish(trainer.session.failures, trainer.replicas.losses)
     finally:
+        trainer.replicas.close()
         trainer.session.close()
         trainer.telemetry.close()

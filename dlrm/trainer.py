@@ -1,7 +1,9 @@
 """The training loop: batch, forward, backward, average, update, tell."""
 
+import logging
 import math
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +19,12 @@ from data.loader import DataLoader
 from dlrm.config import TrainConfig
 from dlrm.metrics import MetricValues
 from dlrm.optim import Optimizers, dense_parameters
-from dlrm.replicas import Replicas
+from dlrm.replicas import KeptAlike
 from dlrm.session import Session
 from dlrm.stop import StopSignal
 from dlrm.telemetry.recorder import Recorder
+
+logger = logging.getLogger(__name__)
 
 NUM_SCALARS = 3  # that travel with the gradients: loss, wish to stop, wish to stop at once
 
@@ -43,7 +47,7 @@ class Trainer:
     model: nn.Module
     """Gives fp32 logits `[B]`; updates its tables in the backward pass."""
     optimizers: Optimizers
-    replicas: Replicas
+    replicas: KeptAlike
     loader: DataLoader
     evaluate: Callable[[Callable[[], None]], MetricValues]
     """Measures the model; calls what it is given before each batch, on all ranks alike."""
@@ -63,6 +67,8 @@ class Trainer:
                 that was asked for and there was time.
         """
         self.session.restore()
+        if lost := self.replicas.settle():
+            logger.warning("lost %s", lost)
         with self.stop.deferred():
             self._run()
         with self.stop.extended(self.session.leaving_takes):  # to finish is as good as to save and leave
@@ -70,11 +76,16 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """How far training is."""
-        return {"steps_done": self.steps_done, "samples_done": self.samples_done}
+        return {
+            "steps_done": self.steps_done,
+            "samples_done": self.samples_done,
+            "replicas": self.replicas.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.steps_done, self.samples_done = state["steps_done"], state["samples_done"]
+        self.replicas.load_state_dict(state.get("replicas", {}))  # older runs have none
 
     def should_continue(self) -> bool:
         """Whether epochs and steps are left."""
@@ -107,11 +118,13 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._leave_if_any_was_asked()
+        self.replicas.join()
         self._check_parameters()
         values = self.evaluate(self._leave_if_any_was_asked)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
     def _train_on(self, batch: Batch) -> None:
+        began_s = time.perf_counter()
         batch = batch.to(self.device, non_blocking=True)
         self.optimizers.begin_step(self.steps_done)
         logits = self.model(batch.dense, batch.sparse)
@@ -122,9 +135,11 @@ class Trainer:
         if not math.isfinite(mean_loss):
             self._raise_diverged(loss.detach())
         self.optimizers.step()
+        self.replicas.updated(time.perf_counter() - began_s)
         self.steps_done += 1
         if self.steps_done % self.config.log_every_steps == 0:
             self._check_parameters()
+            self.telemetry.exchange(self.replicas.take_figures())
         self.samples_done += batch.labels.numel() * dist.get_world_size()
         self.telemetry.step(
             step=self.steps_done,
@@ -156,6 +171,7 @@ class Trainer:
 
     def _leave(self, at_once: bool) -> None:
         if not at_once:
+            self.replicas.join()
             with self.stop.extended(self.session.leaving_takes):
                 self.session.leave(timedelta(seconds=self.stop.seconds_since))
         self.stop.leave()

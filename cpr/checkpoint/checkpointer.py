@@ -22,7 +22,7 @@ from cpr.checkpoint.history import History
 from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
-from cpr.checkpoint.model_state import ModelState, Stateful
+from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
@@ -150,14 +150,17 @@ class Checkpointer:
             return False
         return True
 
-    def register(self, name: str, state: Stateful, *, per_rank: bool = False, optional: bool = False) -> None:
+    def register(
+        self, name: str, state: Stateful | Heir, *, per_rank: bool = False, optional: bool = False
+    ) -> None:
         """Save and load `state` with the model; before the first save or load.
 
         Args:
             name: of it in the checkpoint.
             state: has `state_dict` and `load_state_dict`.
-            per_rank: it differs by rank (each rank saves its own, and gets it back at the same world size);
-                otherwise it is the same on all and rank 0 saves it.
+            per_rank: it differs by rank (each rank saves its own, and gets it back at the same world size; at
+                another one, what can `inherit` goes on from those of several); otherwise it is the same on
+                all and rank 0 saves it.
             optional: it stays as it is when what is loaded was saved without it.
 
         Raises:
@@ -555,11 +558,14 @@ class Checkpointer:
         common = read_state_file(self._storage, state, None)
         if common is None:
             raise CorruptFileError(f"save {state.sequence} of {self._storage.uri} has no state of the run")
-        own = None
+        own, gone = None, []
         if self._is_from_as_many(state):
             own = read_state_file(self._storage, state, self._group.rank)
+        elif self._state.has_heirs:  # everybody's part falls to somebody, evenly
+            ranks = range(self._group.rank, state.newest.world_size, self._group.world_size)
+            gone = [read_state_file(self._storage, state, rank) or {} for rank in ranks]
         self._state.check(common)
-        steps_done = self._state.apply(common, own)
+        steps_done = self._state.apply(common, own, gone)
         self.make_room(_columns_in(state))
         # after the registered state: that may hold optimizers of tables too, whose rows must be of one moment
         with torch.no_grad(), self._progress(bytes_to_read(state, self.shards)) as bar:

@@ -5,7 +5,7 @@ belongs to one rank (random generators, for example) each rank writes for itself
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +28,24 @@ class Stateful(Protocol):
         """Go on from a state."""
 
 
+@runtime_checkable
+class Heir(Protocol):
+    """State of one rank that can also go on from what belonged to several: a sum of which each has a part.
+
+    Ranks that are gone leave nothing to anybody otherwise.
+    """
+
+    def state_dict(self) -> Any:
+        """Its state, see `Stateful`."""
+
+    def inherit(self, states: Sequence[Any]) -> None:
+        """Go on from states of before, instead of the present one; from nothing if there are none.
+
+        Args:
+            states: of this rank, if there is one, and of ranks that are gone and whose part falls to it.
+        """
+
+
 class ModelState:
     """The state of a run that is not table rows.
 
@@ -38,18 +56,24 @@ class ModelState:
     def __init__(self, model: nn.Module) -> None:
         self._dense = dense_tensors(model)
         self._common: dict[str, Stateful] = {}
-        self._own: dict[str, Stateful] = {}
+        self._own: dict[str, Stateful | Heir] = {}
         self._optional: set[str] = set()
 
-    def register(self, name: str, state: Stateful, per_rank: bool, optional: bool = False) -> None:
+    def register(self, name: str, state: Stateful | Heir, per_rank: bool, optional: bool = False) -> None:
         """Save and load `state` under `name`; if it is optional, it stays as it is where it was not saved.
+
+        An `Heir` is a state of single ranks.
 
         Raises:
             ValueError: the name is taken.
         """
         if name in self._common or name in self._own:
             raise ValueError(f"{name!r} is registered already; choose another name")
-        (self._own if per_rank else self._common)[name] = state
+        if per_rank:
+            self._own[name] = state
+        else:
+            assert not isinstance(state, Heir), "what ranks have in common has no heirs"
+            self._common[name] = state
         if optional:
             self._optional.add(name)
 
@@ -69,6 +93,11 @@ class ModelState:
     def own(self) -> dict[str, Any]:
         """What belongs to this rank; live, not copied."""
         return {name: state.state_dict() for name, state in self._own.items()}
+
+    @property
+    def has_heirs(self) -> bool:
+        """Whether something here can go on from what belonged to ranks that are gone."""
+        return any(isinstance(state, Heir) for state in self._own.values())
 
     def check(self, common: Mapping[str, Any]) -> None:
         """Whether saved state fits this model.
@@ -91,12 +120,18 @@ class ModelState:
         if missing := sorted(set(self._common) - set(common["registered"]) - self._optional):
             raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
 
-    def apply(self, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> int:
+    def apply(
+        self,
+        common: Mapping[str, Any],
+        own: Mapping[str, Any] | None,
+        gone: Sequence[Mapping[str, Any]] = (),
+    ) -> int:
         """Put checked state into place; returns the training steps done.
 
         Args:
             common: of all ranks.
             own: of this rank; None if it was saved by another number of ranks, so that it belongs to nobody.
+            gone: of ranks that are no more, as far as it falls to this one; heirs alone take it.
         """
         with torch.no_grad():
             for name, tensor in self._dense.items():
@@ -104,9 +139,11 @@ class ModelState:
         for name, state in self._common.items():
             if name in common["registered"]:
                 state.load_state_dict(common["registered"][name])
-        for name, state in self._own.items():
-            if own is not None and name in own:
-                state.load_state_dict(own[name])
+        for name, owned in self._own.items():
+            if isinstance(owned, Heir):
+                owned.inherit([each[name] for each in (own or {}, *gone) if name in each])
+            elif own is not None and name in own:
+                owned.load_state_dict(own[name])
         return int(common["steps_done"])
 
 

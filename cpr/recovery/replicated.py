@@ -103,19 +103,25 @@ class _Buffer:
 
 
 @torch.no_grad()
-def put_back(checkpointer: Checkpointer, tree: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+def put_back(
+    checkpointer: Checkpointer,
+    tree: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    gone: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Put a tree in place: everything but the rows of sharded tables and counters.
 
     Args:
         checkpointer: knows the model and what is registered.
         tree: of any worker.
         own: what belonged to this very rank; None: nobody knows.
+        gone: what belonged to ranks that are no more, and whose memory this worker holds.
 
     Raises:
         MismatchError: it is of another model.
     """
     checkpointer.state.check(tree["common"])
-    checkpointer.state.apply(tree["common"], own)
+    checkpointer.state.apply(tree["common"], own, gone)
     replicated = [shard for shard in checkpointer.shards if shard.replicated]
     checkpointer.make_room({each.table_fqn: tree["replicated"].get(each.name, ()) for each in replicated})
     for shard in replicated:

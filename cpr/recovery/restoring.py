@@ -170,7 +170,7 @@ class Restorer:
         """Keep live values; what is lost comes from the checkpoint, or else everybody goes back."""
         if any(each.lost_rows and each.needed.rank == self._group.rank for each in plan):
             self._unseal_if_overwritten(own)
-        if full := self._agree_on(self._put_back(tree, self._own_state(found, own))):
+        if full := self._agree_on(self._put_back(tree, *self._own_states(found, own))):
             return full
         mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
         read.bytes_moved = mover.move(plan)
@@ -201,10 +201,12 @@ class Restorer:
         self._tell_all_go_back(full)
         return full
 
-    def _put_back(self, tree: dict[str, Any], own: dict[str, Any] | None) -> str | None:
+    def _put_back(
+        self, tree: dict[str, Any], own: dict[str, Any] | None, gone: list[dict[str, Any]]
+    ) -> str | None:
         """Replicated state into place; why it does not fit."""
         try:
-            put_back(self._checkpointer, tree, own)
+            put_back(self._checkpointer, tree, own, gone)
         except MismatchError as error:
             return f"live memory does not fit the model: {error}"
         return None
@@ -214,14 +216,24 @@ class Restorer:
         if own.report.adopted:
             self._segment.unseal()
 
-    def _own_state(self, found: Assessment, own: Survey) -> dict[str, Any] | None:
-        """What belonged to this very rank after the step from which it goes on."""
+    def _own_states(
+        self, found: Assessment, own: Survey
+    ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        """What belonged to this very rank after the step from which it goes on, and to ranks that are gone.
+
+        Of the latter, none counts that a recovery has taken over before it died: it is told by who wrote it.
+        """
+        mine: dict[str, Any] | None = None
+        gone: dict[tuple[int, int], dict[str, Any]] = {}
         for report, tree in zip(own.report.segments, own.trees, strict=True):
-            is_mine = (report.old_rank, report.old_world_size) == (self._group.rank, self._group.world_size)
-            if is_mine and report.slot and found.slot and report.slot.is_of_moment(found.slot):
-                own_state: dict[str, Any] = tree["own"]
-                return own_state
-        return None
+            if report.slot is None or found.slot is None or not report.slot.is_of_moment(found.slot):
+                continue
+            place = (report.old_world_size, report.old_rank)
+            if place == (self._group.world_size, self._group.rank):
+                mine = mine or tree["own"]
+            elif report.slot.generation == found.slot.generation:
+                gone.setdefault(place, tree["own"])
+        return mine, list(gone.values())
 
     def _load_lost(self, plan: list[ShardSources], read: _Read) -> str | None:
         """Rows of this rank that nobody holds; why they cannot be loaded."""

@@ -6,7 +6,7 @@ waits for the device, takes the running AUC, writes a line and moves the bar.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -14,9 +14,11 @@ from typing import Any, Protocol, TextIO
 
 import torch
 
+from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
-from dlrm.report import FailureReport, Report, write_report
+from dlrm.report import FailureReport, Report, exchange_report, write_report
 from dlrm.telemetry.folder import write_circumstances
 from dlrm.telemetry.progress import open_progress
 from dlrm.telemetry.sinks import Figures, open_sinks
@@ -39,11 +41,16 @@ class Recorder(Protocol):
     ) -> None:
         """Tell that a training step is done."""
 
+    def exchange(self, figures: ExchangeFigures | None) -> None:
+        """Tell what exchanging dense gradients took since this was last told; before the `step` that logs."""
+
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Tell the result of an evaluation, right after it."""
 
-    def finish(self, failures: FailureReport | None = None) -> Report | None:
-        """Write the report of a run that reached its end, and of what it went through."""
+    def finish(
+        self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()
+    ) -> Report | None:
+        """Write the report of a run that reached its end, of what it went through, and gradients it lost."""
 
     def close(self) -> None:
         """Release everything; call it however the run ended."""
@@ -101,6 +108,8 @@ class Telemetry:
         self._first_sample = self._samples = self._logged_samples = 0
         self._curve: list[CurvePoint] = []
         self._values: MetricValues | None = None
+        self._exchange: ExchangeFigures | None = None
+        self._exchanges: list[ExchangeFigures] = []
         self._started = self._stepped = self._logged = monotonic()
         self._evaluation_s = 0.0
 
@@ -133,6 +142,16 @@ class Telemetry:
         if step % self._log_every_steps == 0:
             self._log(learning_rates)
 
+    def exchange(self, figures: ExchangeFigures | None) -> None:
+        """Tell what exchanging dense gradients took since this was last told; before the `step` that logs.
+
+        Args:
+            figures: of rank 0; None: there was nobody to exchange with.
+        """
+        self._exchange = figures
+        if figures is not None:
+            self._exchanges.append(figures)
+
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Tell the result of an evaluation, right after it; its time does not count as training."""
         now = monotonic()
@@ -156,7 +175,7 @@ class Telemetry:
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
-    def finish(self, failures: FailureReport | None = None) -> Report:
+    def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
         """Write `report.json`, `report.txt` and the learning curve, and return the report."""
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
@@ -169,6 +188,7 @@ class Telemetry:
             seconds=monotonic() - self._started,
             samples_per_s=(self._samples - self._first_sample) / trained_s if trained_s > 0 else 0.0,
             failures=failures,
+            exchange=exchange_report(self._exchanges, losses),
         )
         write_report(self._folder, report, self._curve)
         return report
@@ -230,6 +250,7 @@ class Telemetry:
                 "auc": auc,
                 "samples_per_s": samples_per_s,
                 "learning_rates": dict(learning_rates),
+                **_exchange_figures(self._exchange),
             },
         )
         self._progress.show(loss, auc, samples_per_s)
@@ -253,11 +274,14 @@ class NoTelemetry:
         """Remember how far the run is."""
         self._steps, self._samples = step, samples
 
+    def exchange(self, figures: ExchangeFigures | None) -> None:
+        """Nothing."""
+
     def evaluation(self, *, samples: int, values: MetricValues, **_: Any) -> None:
         """Remember a point of the learning curve."""
         self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
 
-    def finish(self, failures: FailureReport | None = None) -> None:
+    def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -275,6 +299,20 @@ class NoTelemetry:
         """Go on from there."""
         self._steps, self._samples = state["steps"], state["samples"]
         self._curve = [CurvePoint(**point) for point in state["curve"]]
+
+
+def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
+    """Of a line of metrics; none of a rank that is alone."""
+    if figures is None:
+        return {}
+    energy = {} if figures.residual_energy is None else {"residual_energy": figures.residual_energy}
+    return {
+        "exchange_seconds": figures.seconds,
+        "exchange_share": figures.share,
+        "exchange_bytes": figures.sent_bytes,
+        "kept_share": figures.kept_share,
+        **energy,
+    }
 
 
 def _short(values: MetricValues) -> str:

@@ -33,6 +33,11 @@ from dlrm.recipe import load_config
         (["tables.dynamic_rows=0"], r"tables.dynamic_rows is 0; choose 1 to 2\*\*31 - 1"),
         (["tables.admit_after=0"], "tables.admit_after must be positive"),
         (["dense.optimizer=rowwise_adagrad"], "dense.optimizer is 'rowwise_adagrad'; choose"),
+        (["dense.weight_decay=0.1"], "dense.weight_decay is for lars and lamb; dense.optimizer is"),
+        (["dense.optimizer=lamb", "dense.weight_decay=-1"], "dense.weight_decay must be a number"),
+        (["dense.optimizer=lars", "dense.trust_coefficient=0"], "dense.trust_coefficient must be positive"),
+        (["dense.clip_norm=-1"], "dense.clip_norm must be a number"),
+        (["dense.clip_norm=inf"], "dense.clip_norm must be a number"),
         (["schedule.warmup_steps=-1"], "schedule steps"),
         (["schedule.decay_start_step=5"], "needs schedule.decay_steps"),
         (
@@ -44,6 +49,18 @@ from dlrm.recipe import load_config
         (["sharding.kinds=['tablewise']"], "'tablewise'; known kinds are column_wise, row_wise"),
         (["sharding.data_parallel_rows=-1"], "sharding.data_parallel_rows"),
         (["sharding.min_column_dim=6"], "min_column_dim is 6; FBGEMM wants a positive multiple of 4"),
+        (["sharding.exchange_dtype=fp8"], "exchange_dtype is 'fp8'; choose one of fp32, bf16, fp16, int8"),
+        (["sharding.data_parallel_gradients=sparse"], "'sparse'; choose one of dense, rows"),
+        (
+            ["sharding.data_parallel_gradients=rows", "sharding.data_parallel_rows=0"],
+            r"about replicated tables; set sharding\.data_parallel_rows",
+        ),
+        (["comm.exchange=gossip"], "comm.exchange is 'gossip'; choose one of dense"),
+        (
+            ["comm.exchange=priority", "dense.clip_norm=1"],
+            "comm.exchange=priority has no whole mean gradient",
+        ),
+        (["comm.exchange=selsync", "dense.optimizer=lamb"], "comm.exchange=selsync has no whole mean"),
         (["train.device=tpu"], "train.device is 'tpu'; choose auto, cpu or cuda"),
         (["train.precision=fp16"], "train.precision is 'fp16'; choose one of fp32, bf16"),
         (["train.epochs=0"], "train.epochs"),
@@ -96,4 +113,16 @@ def test_on_a_gpu_a_wire_dtype_is_for_split_operators_alone():
     by_rows = ShardingConfig(wire_dtype="bf16", kinds=("row_wise",))
     by_rows.check_device("cpu")
     with pytest.raises(ValueError, match="on cuda, TorchRec itself sums row_wise tables"):
+        by_rows.check_device("cuda")
+
+
+def test_on_a_gpu_int8_is_not_for_what_is_summed_on_its_way():
+    for options in (
+        {"exchange_dtype": "int8"},
+        {"exchange_dtype": "bf16", "kinds": ("row_wise", "table_row_wise")},
+    ):
+        ShardingConfig(**options).check_device("cuda")
+    by_rows = ShardingConfig(exchange_dtype="int8", kinds=("table_wise", "row_wise"))
+    by_rows.check_device("cpu")  # where row-wise tables have a sum of their own
+    with pytest.raises(ValueError, match="row_wise tables are summed on their way, which int8 cannot be"):
         by_rows.check_device("cuda")

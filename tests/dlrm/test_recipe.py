@@ -12,9 +12,12 @@ KEYS = {
     "cache_disk_gb cache_memory_gb",
     "model": "kind embedding_dim bottom_mlp top_mlp cross_layers cross_rank",
     "tables": "optimizer learning_rate eps max_rows dynamic dynamic_rows admit_after",
-    "dense": "optimizer learning_rate",
+    "dense": "optimizer learning_rate weight_decay trust_coefficient clip_norm",
     "schedule": "warmup_steps decay_start_step decay_steps power",
-    "sharding": "kinds data_parallel_rows min_column_dim strategy wire_dtype",
+    "sharding": "kinds data_parallel_rows min_column_dim strategy wire_dtype exchange_dtype "
+    "data_parallel_gradients",
+    "comm": "exchange compressor ratio threshold wire_dtype error_feedback controller min_gain window_steps "
+    "sync_change",
     "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
     "keep_last stop_within_s",
     "recovery": "enabled max_lost_share max_pls timeout_s",

@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
+from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import MetricValues
-from dlrm.report import FailureReport, Report, SavesReport, format_report, write_report
+from dlrm.report import FailureReport, Report, SavesReport, exchange_report, format_report, write_report
 
 VALUES = MetricValues(
     num_samples=1000,
@@ -78,6 +82,25 @@ def test_a_curve_with_gaps_is_still_drawn(tmp_path):
 def test_no_evaluation_no_picture(tmp_path):
     write_report(tmp_path, replace(REPORT, metrics=None), [])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
+
+
+def test_the_exchange_is_told_with_its_share_and_what_it_lost():
+    first = ExchangeFigures(
+        name="ring fp32", steps=100, seconds=0.001, step_seconds=0.02, kept_share=1.0, sent_bytes=4e6
+    )
+    later = replace(first, name="AR-Topk STAR, ring fp32", steps=300, kept_share=0.01, sent_bytes=2e5)
+    lost = LostResiduals(step=7, ranks=(1,), of_ranks=2, energy_share=0.5)
+    assert exchange_report([], [lost]) is None
+    exchange = exchange_report([first, later], [lost])
+    assert exchange.share == pytest.approx(0.05)
+    assert exchange.sent_bytes == pytest.approx((4e6 + 6e5) / 4)
+    table = format_report(replace(REPORT, exchange=exchange))
+    told = "AR-Topk STAR, ring fp32: 1.0 ms, 5.0% of a step; 1.15 MB a rank, 25.75% of the values"
+    assert f"exchange of dense gradients   {told}" in table
+    assert "at step 7, gradients that rank 1 of 2 had not sent yet: 50.0% of the energy" in table
+    dense = exchange_report([replace(first, step_seconds=0.0)], [])
+    table = format_report(replace(REPORT, exchange=dense))
+    assert "exchange of dense gradients   ring fp32: 1.0 ms; 4.00 MB a rank\n" in table
 
 
 RECOVERY = {

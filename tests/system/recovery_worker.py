@@ -15,16 +15,20 @@ import torch.distributed as dist
 
 import cpr
 from cpr.recovery import moving, restoring
+from dlrm.comm.build import build_exchange
+from dlrm.comm.config import CommConfig
 from tests.cpr.shards.models import bags, batch, shard
 
 ROWS = {"a": 40, "b": 33, "c": 21, "d": 50, "e": 60}
 LAYOUT = {"a": "tw_last", "b": "cw", "c": "dp", "d": "rw", "e": "tw"}
 BATCH = 8
 BASE_AT, SAVE_AT, FAIL_AT, MORE = 5, 10, 12, 3
+NUM_OWED = 30
+"""Values of gradients that are exchanged, and of which most are owed."""
 PRIORITY = cpr.PriorityConfig(scheme="mfu", ratio=0.25, covering=0.85)  # all tables but c, the smallest
 
 
-def values(recovery, model):
+def values(recovery, model, exchange):
     """All that is to come back, with where it lies."""
     shards = [
         {
@@ -36,7 +40,8 @@ def values(recovery, model):
         for each in recovery.checkpointer.shards
     ]
     dense = {name: value.clone() for name, value in model.module.dense.state_dict().items()}
-    return {"shards": shards, "dense": dense, "samples": recovery.samples_done}
+    owed = exchange.residual.state_dict()["memory"].get("residual", torch.zeros(NUM_OWED)).clone()
+    return {"shards": shards, "dense": dense, "samples": recovery.samples_done, "owed": owed}
 
 
 def kill_oneself():
@@ -86,21 +91,31 @@ def main(folder, scenario):
                 kill_oneself()
 
             restoring.Segment.seal = last_act  # when all have noted what this recovery cost
-        story = recovery.restore(model, optimizers=[optimizer])
-        torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")
+        # energies of residuals are known from the second step on
+        exchange = build_exchange(CommConfig(exchange="all_gather", ratio=0.1), NUM_OWED, torch.device("cpu"))
+        story = recovery.restore(
+            model,
+            optimizers=[optimizer],
+            states={"exchange": exchange},
+            per_rank_states={"owed": exchange.residual},
+        )
+        exchange.settle()
+        (folder / f"losses-{generation}-{rank}.txt").write_text("\n".join(map(str, exchange.losses)))
+        torch.save(values(recovery, model, exchange), folder / f"begin-{generation}-{rank}.pt")
         (folder / f"begin-{generation}-{rank}.json").write_text(json.dumps(story.to_dict()))
         first = recovery.batches_done
         for number in range(first, first + MORE if generation else FAIL_AT):
             optimizer.zero_grad()
             model({"ebc": batch(100 * rank + number, BATCH, **ROWS)}).square().mean().backward()
             optimizer.step()
+            exchange.sum(torch.randn(NUM_OWED, generator=torch.Generator().manual_seed(100 * rank + number)))
             recovery.step(samples=BATCH * dist.get_world_size())
             if recovery.steps_done in {BASE_AT, SAVE_AT}:
                 recovery.checkpointer.wait_until_idle()
                 name = "saved" if recovery.steps_done == SAVE_AT else "base"
-                torch.save(values(recovery, model), folder / f"{name}-{rank}.pt")
+                torch.save(values(recovery, model, exchange), folder / f"{name}-{rank}.pt")
         if generation == 0:
-            torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
+            torch.save(values(recovery, model, exchange), folder / f"alive-{rank}.pt")
             fail(scenario, recovery, rank)
         stories = [each.to_dict() for each in recovery.recoveries]
         (folder / f"recoveries-{rank}.json").write_text(json.dumps(stories))

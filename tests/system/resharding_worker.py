@@ -24,13 +24,29 @@ TOUCHED = (0, 7, 20)
 MEET_S = 90
 
 
+class Owed:
+    """Each rank's part of a sum that must not change, and all of which is 1 for a start."""
+
+    def __init__(self):
+        self.part = torch.tensor([1.0 + dist.get_rank()]) / sum(range(1, dist.get_world_size() + 1))
+
+    def state_dict(self):
+        return {"part": self.part}
+
+    def inherit(self, states):
+        self.part = sum((state["part"] for state in states), torch.zeros(1))
+
+
 def build(folder, layout):
     """A sharded model and its checkpointer."""
     model = shard(layout, ebc=bags(**ROWS))
     replicated = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
     tables = [p for p in replicated if p.dim() == 2 and p.shape[1] == DIM and p.shape[0] != 4]
     optimizers = [RowWiseAdagrad(tables, lr=0.1)] if tables else []
-    return model, Checkpointer(model, CheckpointConfig(uri=str(folder), codec="exact"), optimizers)
+    checkpointer = Checkpointer(model, CheckpointConfig(uri=str(folder), codec="exact"), optimizers)
+    checkpointer.owed = Owed()
+    checkpointer.register("owed", checkpointer.owed, per_rank=True)
+    return model, checkpointer
 
 
 def expected(shard, column, version):
@@ -73,7 +89,11 @@ def load(folder, layout):
     for each in checkpointer.shards:
         for column in each.columns.values():
             column.fill_(torch.nan)
+    checkpointer.owed.part = torch.full((1,), torch.nan)
     loaded = checkpointer.load()
+    owed = checkpointer.owed.part.clone()
+    dist.all_reduce(owed)
+    torch.testing.assert_close(owed, torch.ones(1))
     assert [each.kind for each in loaded.state.saves] == ["base", "rows"]
     for each in checkpointer.shards:
         for name, column in each.columns.items():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import socket
 import uuid
 
@@ -90,6 +91,13 @@ def test_a_lost_worker_has_its_last_saved_rows_and_all_others_live_ones(torchrun
     assert_rows(replaced, load(folder, "alive-1"), replicated=True)  # from the survivor
     assert_dense(survivor, alive)
     assert_dense(replaced, alive)
+    assert torch.equal(survivor["owed"], alive["owed"])
+    assert alive["owed"].any()
+    assert not replaced["owed"].any()
+    for rank in (0, 1):
+        told = (folder / f"losses-{generation}-{rank}.txt").read_text()
+        assert f"at step {FAIL_AT}, gradients that rank 1 of 2 had not sent yet" in told
+        assert 0.2 < float(re.search(r"([\d.]+)% of the energy", told)[1]) / 100 < 0.8
 
     story = story_of(folder, generation)
     assert (story["kind"], story["step"], story["save_step"]) == ("partial", FAIL_AT, SAVE_AT)
@@ -179,7 +187,10 @@ def test_two_workers_killed_at_once_lose_nothing(torchrun, folder):
     code, said = torchrun("both")
     assert code == 0, said[-4000:]
     for rank in (0, 1):
-        assert_rows(load(folder, f"begin-1-{rank}"), load(folder, f"alive-{rank}"))
+        begun, alive = load(folder, f"begin-1-{rank}"), load(folder, f"alive-{rank}")
+        assert_rows(begun, alive)
+        assert torch.equal(begun["owed"], alive["owed"])
+        assert (folder / f"losses-1-{rank}.txt").read_text() == ""
     story = story_of(folder, 1)
     assert (story["kind"], story["pls_added"], story["bytes_read"]) == ("process", 0.0, 0)
     assert len(story["dead"]) == 2
@@ -193,8 +204,11 @@ def test_another_world_size_gets_the_rows_from_memory(torchrun, folder, monkeypa
     monkeypatch.setenv("CPR_CONTINUES", "1")
     code, said = torchrun("resize", ranks=ranks)
     assert code == 0, said[-4000:]
-    before = whole([load(folder, f"alive-{rank}") for rank in (0, 1)])
-    after = whole([load(folder, f"begin-1-{rank}") for rank in range(ranks)])
+    alive = [load(folder, f"alive-{rank}") for rank in (0, 1)]
+    begun = [load(folder, f"begin-1-{rank}") for rank in range(ranks)]
+    torch.testing.assert_close(sum(each["owed"] for each in begun), sum(each["owed"] for each in alive))
+    assert (folder / "losses-1-0.txt").read_text() == ""
+    before, after = whole(alive), whole(begun)
     assert before.keys() == after.keys()
     for key, column in before.items():
         if key[1] == "weights" or not key[0].endswith(".b"):  # b is split by columns: see below

@@ -16,7 +16,7 @@ from experiments.recovery_run import NodesRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
-CLOCKS = {"seconds", "samples_per_s"}
+CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from data.synthetic import SyntheticConfig, generate
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-CLOCKS = {"seconds", "samples_per_s"}
+CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,9 @@ def settings(dataset, runs, *more):
         "train.evaluate_every_steps=50",
         "train.log_every_steps=10",
         "schedule.warmup_steps=90",
+        "comm.exchange=all_gather",  # whose residuals must come back as well
+        "comm.ratio=0.02",
+        "comm.wire_dtype=fp16",
         *more,
     )
 

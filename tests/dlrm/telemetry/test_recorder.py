@@ -4,12 +4,15 @@ import io
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.residual import LostResiduals
 from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.telemetry import NoTelemetry, Telemetry, open_telemetry, recorder
 
@@ -229,3 +232,32 @@ def test_ranks_that_record_nothing_go_on_from_what_rank_0_recorded(tmp_path):
     other = NoTelemetry()
     other.load_state_dict(telemetry.state_dict())
     assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": []}
+
+
+def test_what_exchanges_took_is_written_with_the_steps_and_reported(tmp_path):
+    telemetry = open_run(tmp_path)
+    figures = ExchangeFigures(
+        name="ring fp32", steps=5, seconds=0.002, step_seconds=0.01, kept_share=1.0, sent_bytes=800.0
+    )
+    telemetry.exchange(figures)
+    train(telemetry, 5)
+    telemetry.exchange(replace(figures, residual_energy=3.0))
+    lost = LostResiduals(step=4, ranks=(0,), of_ranks=2, energy_share=None)
+    report = telemetry.finish(None, [lost])
+    telemetry.close()
+    (line,) = lines(tmp_path)
+    assert (line["exchange_seconds"], line["exchange_share"]) == (0.002, 0.2)
+    assert (line["exchange_bytes"], line["kept_share"]) == (800.0, 1.0)
+    assert "residual_energy" not in line
+    assert (report.exchange.share, report.exchange.losses) == (0.2, (lost,))
+    assert json.loads((tmp_path / "report.json").read_text())["exchange"]["losses"][0]["ranks"] == [0]
+
+
+def test_a_rank_alone_has_no_exchange_to_tell_of(tmp_path):
+    telemetry = open_run(tmp_path)
+    telemetry.exchange(None)
+    train(telemetry, 5)
+    report = telemetry.finish()
+    telemetry.close()
+    assert "exchange_share" not in lines(tmp_path)[0]
+    assert report.exchange is None

@@ -1,0 +1,186 @@
+"""From a configuration to an exchange. All ranks of a group build it together."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from dlrm.comm.automatic import Automatic
+from dlrm.comm.codecs import Codec, Half, Int8, Plain
+from dlrm.comm.collectives import (
+    ARTopK,
+    Buffers,
+    Collective,
+    HiTopK,
+    Ring,
+    SparseAllGather,
+    Tree,
+    TwoLevel,
+    keeping,
+)
+from dlrm.comm.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
+from dlrm.comm.config import PLAIN, CommConfig
+from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
+from dlrm.comm.controllers.choice import num_kept_of
+from dlrm.comm.exchange import Exchange
+from dlrm.comm.memory import ErrorFeedback, NoMemory
+from dlrm.comm.nodes import Nodes, make_nodes
+from dlrm.comm.planner import Candidate
+
+CODECS: Final[dict[str, Codec]] = {
+    "fp32": Plain(),
+    "bf16": Half(torch.bfloat16),
+    "fp16": Half(torch.float16),
+    "int8": Int8(),
+}
+
+
+def build_exchange(
+    config: CommConfig, num_values: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Exchange:
+    """The exchange that a configuration asks for; all ranks of the group call it together.
+
+    Args:
+        config: `dense` is a `ring` in fp32. Of `priority` and `selsync`, see `dlrm.comm.scheduling` and
+            `dlrm.comm.controllers.selsync`: they are no sums of a whole gradient.
+        num_values: of the gradient.
+        device: of the gradient.
+        group: of the ranks; None: all.
+
+    Raises:
+        ValueError: the configuration is of one of those two.
+    """
+    if config.exchange in PLAIN and config.exchange != "dense":
+        raise ValueError(f"comm.exchange={config.exchange} does not sum whole gradients: choose another one")
+    compressor = _compressor(config, dist.get_rank(group))
+    make = Collectives(config, compressor.is_exact, device, group)
+    is_auto = config.exchange == "auto"
+    plans = is_auto and dist.get_world_size(group) > 1
+    collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
+    # others may have to send what was owed by a run that goes on under them
+    num_owed = 0 if config.exchange == "dense" else num_values
+    keeps = config.error_feedback and num_owed
+    return Exchange(
+        num_values,
+        collective,
+        compressor,
+        ErrorFeedback(num_owed, device) if keeps else NoMemory(num_owed, device),
+        _controller(config, device, group),
+        dense=make("ring"),
+        device=device,
+        group=group,
+        planner=build_planner(config, num_values, device, group) if plans else None,
+    )
+
+
+def build_planner(
+    config: CommConfig, num_values: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Automatic:
+    """What an `auto` exchange asks; by itself, too, to see what it would choose.
+
+    Args:
+        config: its ratio, compressor and wire_dtype are those of the candidates.
+        num_values: of the gradient.
+        device: of the gradient.
+        group: of the ranks; None: all.
+    """
+    compressor = _compressor(config, dist.get_rank(group))
+    make = Collectives(config, compressor.is_exact, device, group)
+    return Automatic(_candidates(config, make, compressor, num_values), device, group)
+
+
+class Collectives:
+    """Makes collectives by their names; they share buffers, as one is at work at a time.
+
+    Args:
+        config: says how values travel.
+        exact: all ranks select equally many.
+        device: of the gradient.
+        group: of the ranks; None: all.
+    """
+
+    def __init__(
+        self, config: CommConfig, exact: bool, device: torch.device, group: dist.ProcessGroup | None
+    ) -> None:
+        self._codec = CODECS[config.wire_dtype]
+        self._exact, self._device, self._group = exact, device, group
+        self._buffers = Buffers()
+        self._nodes: Nodes | None = None
+        self._makers: dict[str, Callable[[], Collective]] = {
+            "ring": self._ring,
+            "tree": self._tree,
+            "two_level": lambda: TwoLevel(self._codec, self.nodes, self._buffers),
+            "all_gather": lambda: SparseAllGather(
+                self._codec, exact=exact, group=group, buffers=self._buffers
+            ),
+            "star": lambda: ARTopK("star", self._ring(), exact=exact),
+            "star_tree": lambda: ARTopK("star", self._tree(), exact=exact),
+            "var": lambda: ARTopK("var", self._ring(), exact=exact),
+            "var_tree": lambda: ARTopK("var", self._tree(), exact=exact),
+            "hi_topk": lambda: HiTopK(self._codec, self.nodes, exact=exact, buffers=self._buffers),
+        }
+
+    def __call__(self, name: str) -> Collective:
+        """The collective of that name in `CommConfig.exchange`."""
+        return self._makers[name]()
+
+    def plain_ring(self) -> Ring:
+        """The backend's all-reduce."""
+        return Ring(CODECS["fp32"], self._group, self._buffers)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Where ranks are; asked for by all of them together, the first time."""
+        if self._nodes is None:
+            self._nodes = make_nodes(self._device, self._group)
+        return self._nodes
+
+    def _ring(self) -> Ring:
+        return Ring(self._codec, self._group, self._buffers)
+
+    def _tree(self) -> Tree:
+        return Tree(self._codec, self._group, self._buffers)
+
+
+def _candidates(
+    config: CommConfig, make: Collectives, compressor: Compressor, num_values: int
+) -> list[Candidate]:
+    """What `auto` chooses from; in two levels only where there are two."""
+    names = ["ring", "tree", "all_gather", "star", "star_tree"]
+    if make.nodes.num_nodes > 1 and make.nodes.per_node > 1:
+        names += ["two_level", "hi_topk"]
+    num_kept = num_kept_of(num_values, config.ratio)
+    select = keeping(compressor, num_kept, num_values)
+    collectives = [make(name) for name in names]
+    if not any(each.is_lossless for each in collectives):
+        collectives.append(make.plain_ring())
+    return [
+        Candidate(name=each.name, collective=each, select=select, num_kept=num_kept) for each in collectives
+    ]
+
+
+def _compressor(config: CommConfig, rank: int) -> Compressor:
+    makers: dict[str, Callable[[], Compressor]] = {
+        "mstopk": MSTopK,
+        "topk": TopK,
+        "threshold": lambda: Threshold(config.threshold),
+        "random": lambda: RandomK(
+            rank
+        ),  # ranks draw different values: together, more of the gradient travels
+    }
+    return makers[config.compressor]()
+
+
+def _controller(config: CommConfig, device: torch.device, group: dist.ProcessGroup | None) -> Controller:
+    if config.controller == "fixed":
+        return Fixed(config.ratio)
+    agree = SumOverRanks(device, group)
+    if config.controller == "pareto":
+        return Pareto(agree=agree)
+    return GraVAC(
+        agree=agree,
+        policy="exponential" if config.controller == "gravac" else "geometric",
+        min_gain=config.min_gain,
+        window_steps=config.window_steps,
+    )

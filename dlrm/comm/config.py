@@ -1,0 +1,100 @@
+"""How an exchange is put together, in words and numbers; without torch, which takes seconds to import."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+DENSE: Final = ("dense", "ring", "tree", "two_level", "priority")
+"""All values travel."""
+SPARSE: Final = ("all_gather", "star", "star_tree", "var", "var_tree", "hi_topk")
+"""Chosen values travel."""
+EXCHANGES: Final = (*DENSE, *SPARSE, "selsync", "auto")
+PLAIN: Final = ("dense", "priority", "selsync")
+"""They are fp32, and keep nothing for later."""
+COMPRESSORS: Final = ("mstopk", "topk", "threshold", "random")
+CODECS: Final = ("fp32", "bf16", "fp16", "int8")
+CONTROLLERS: Final = ("fixed", "gravac", "gravac_geometric", "pareto")
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    _check(value in known, f"comm.{name} is {value!r}; choose one of {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig:
+    """How dense gradients get from rank to rank; for tables, see section sharding."""
+
+    exchange: str = "dense"
+    """`dense`: one fp32 all-reduce. All values in another way: `ring`, `tree`, `two_level`, or in slices by
+    `priority` (P3: what the next forward pass needs first). Chosen values: `all_gather`; `star` or `var`, by
+    a ring, `star_tree` or `var_tree` (AR-Topk: ranks choose in turn, or the one with most energy does);
+    `hi_topk` (between nodes alone). Parameters, when gradients have changed much: `selsync`. `auto`: tries
+    out the others when training has started, and stays dense where that is best."""
+    compressor: str = "mstopk"
+    """Which values are chosen: the largest (`mstopk`, quick; `topk`, PyTorch's), `random` ones, or those that
+    reach a `threshold`."""
+    ratio: float = 0.01
+    """Share of the values that a rank sends, with controller `fixed`; of compressor `threshold`, at most."""
+    threshold: float = 0.0
+    """compressor `threshold`: least magnitude of a value that is sent."""
+    wire_dtype: str = "fp32"
+    """Values travel in `fp32`, `bf16`, `fp16` or `int8` (with a scale for every 1,024)."""
+    error_feedback: bool = True
+    """Whether values that were not sent are added to the next gradient; false: they are lost."""
+    controller: str = "fixed"
+    """How much is sent: `ratio` (`fixed`), or what is worth most, by trying: `gravac`, `gravac_geometric` (in
+    smaller steps) or `pareto`."""
+    min_gain: float = 0.7
+    """controllers `gravac`: least share of the gradient's energy that a step sends."""
+    window_steps: int = 500
+    """controllers `gravac`: steps for which a ratio is tried."""
+    sync_change: float = 0.3
+    """`selsync`: relative change of a gradient's energy from which on ranks meet; 0: in each step."""
+
+    def __post_init__(self) -> None:
+        _check_choice("exchange", self.exchange, EXCHANGES)
+        _check_choice("compressor", self.compressor, COMPRESSORS)
+        _check_choice("wire_dtype", self.wire_dtype, CODECS)
+        _check_choice("controller", self.controller, CONTROLLERS)
+        _check(0 < self.ratio <= 1, "comm.ratio is a share, above 0 and at most 1")
+        _check(0 < self.min_gain <= 1, "comm.min_gain is a share, above 0 and at most 1")
+        _check(self.window_steps > 0, "comm.window_steps must be positive")
+        _check(0 <= self.sync_change < math.inf, "comm.sync_change must be a number, 0 or more")
+        _check(0 <= self.threshold < math.inf, "comm.threshold must be a number, 0 or more")
+        _check(
+            (self.threshold > 0) == (self.compressor == "threshold"),
+            "comm.threshold and comm.compressor=threshold go together; set both, or none",
+        )
+        _check(
+            self.compressor != "threshold" or (self.controller == "fixed" and self.ratio < 1),
+            "comm.compressor=threshold decides how much is sent, at most comm.ratio of it: leave "
+            "comm.controller at fixed and comm.ratio below 1",
+        )
+        self._check_that_all_is_read()
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some of the values travel, or may."""
+        return self.exchange == "auto" or self.exchange in SPARSE
+
+    def _check_that_all_is_read(self) -> None:
+        """Refuse what the exchange has no use for."""
+        _check(
+            self.wire_dtype == "fp32" or self.exchange not in PLAIN,
+            f"comm.exchange={self.exchange} is fp32; for comm.wire_dtype={self.wire_dtype} set comm.exchange "
+            "to ring, or another one that says so",
+        )
+        _check(
+            self.is_sparse or (self.compressor == "mstopk" and self.controller == "fixed"),
+            f"comm.exchange={self.exchange} sends all values: comm.compressor and comm.controller are for "
+            f"auto, {', '.join(SPARSE)}",
+        )
+        _check(
+            self.error_feedback or self.exchange not in PLAIN,
+            f"comm.exchange={self.exchange} leaves nothing behind: leave comm.error_feedback as it is",
+        )

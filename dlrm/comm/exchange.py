@@ -1,0 +1,278 @@
+"""One exchange a step: dense gradients of all ranks in, their sum out, in as few bytes as its parts allow.
+
+    vector = memory.add(gradient)            what this rank owes: its gradient, and what it did not send
+    choice = controller.choose(vector, ...)  how much of that travels now
+    total  = collective.reduce(vector, ...)  the sum over ranks of what travelled; the rest stays in memory
+
+Where all of it travels as it is, and nothing is owed, it is one sum in place and nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.comm.collectives import Collective, Select, keeping
+from dlrm.comm.compressors import Compressor
+from dlrm.comm.controllers import Choice, Controller
+from dlrm.comm.figures import ExchangeFigures, Tally
+from dlrm.comm.memory import Memory
+from dlrm.comm.residual import LostResiduals, Residual, losses_of
+from dlrm.comm.rollcall import Intent, RollCall
+from dlrm.comm.stopwatch import Stopwatch
+
+ENERGY_STEPS: Final = 100
+"""How often all ranks learn how much each of them owes, so that it is known when that is lost."""
+
+
+class Planner(Protocol):
+    """Says which collective to use, alike on all ranks; they call it together."""
+
+    def choose(self, gradient: Tensor) -> Collective | None:
+        """The collective for this gradient and those that follow; None: the same as before.
+
+        Args:
+            gradient: fp32 `[d]`, which is due to be exchanged; stays as it is.
+        """
+
+    def observe(self, step_s: float, exchange_s: float) -> None:
+        """A step is over; it took so long on this rank, and the exchange in it so long."""
+
+
+class Exchange:
+    """Sums gradients over ranks. All ranks make the same calls in the same order.
+
+    Args:
+        num_values: of the gradient, `d`.
+        collective: for what is chosen.
+        compressor: chooses, where the collective is sparse.
+        memory: of `d` values, on `device`.
+        controller: says how much travels.
+        dense: for steps in which all of it travels; None: `collective`, which must be dense then.
+        device: of the gradients.
+        group: of the ranks; None: all.
+        planner: asked before each exchange; None: the collective stays.
+    """
+
+    def __init__(
+        self,
+        num_values: int,
+        collective: Collective,
+        compressor: Compressor,
+        memory: Memory,
+        controller: Controller,
+        *,
+        dense: Collective | None = None,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        if dense is None and collective.is_sparse:
+            raise ValueError(f"{collective.name} is sparse: name a dense collective as well, for all values")
+        self.num_values = num_values
+        self.collective = collective
+        self._dense = dense or collective
+        self._compressor, self._memory, self._controller = compressor, memory, controller
+        self._device, self._group, self._planner = device, group, planner
+        self._num_ranks = dist.get_world_size(group)
+        self._call = RollCall(device, group)
+        self.residual = Residual(memory, compressor, dist.get_rank(group), self._num_ranks)
+        """What this rank owes, as a state of its own."""
+        self.steps_done = 0
+        """Exchanges, those before the loaded state included."""
+        self.losses: tuple[LostResiduals, ...] = ()
+        """What was owed by ranks that took it along, oldest first; the same on all ranks."""
+        self._owners = 0  # ranks that the loaded state was of
+        self._energies: list[float] = []
+        self._stopwatch = Stopwatch(device)
+        self._tally = Tally()
+
+    def sum(self, gradient: Tensor) -> Tensor:
+        """The sum over ranks of what they send; what they do not send, they add to their next gradient.
+
+        Args:
+            gradient: fp32 `[d]`, contiguous; left as it is.
+
+        Returns:
+            fp32 `[d]`, the same bits on all ranks; its memory is used again by the next call.
+
+        Raises:
+            DisagreementError: ranks would have done different things; nothing was sent.
+            ValueError: the gradient is not one that this exchange is for; other ranks raise the former.
+        """
+        return self.combine(gradient.clone())[0]
+
+    def combine(
+        self,
+        flat: Tensor,
+        *,
+        num_scalars: int = 0,
+        mean: bool = False,
+        problem: Exception | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `sum`, or the mean over ranks; scalars behind the gradient travel along, dense and exact.
+
+        For a mean, a gradient is divided before a part of it is sent: what is owed then means the same for
+        any number of ranks.
+
+        Args:
+            flat: fp32 `[d + num_scalars]`, contiguous: the gradient, then scalars. It is overwritten.
+            num_scalars: the same on all ranks.
+            mean: divide by the number of ranks.
+            problem: why this rank has no gradient; it is raised, and the others do not wait for it in vain.
+
+        Returns:
+            The gradient's sum or mean `[d]`, and those of the scalars; views of `flat`, or of memory that the
+            next call uses again.
+
+        Raises:
+            DisagreementError, ValueError: as `sum`.
+        """
+        if self._planner is not None:
+            self.collective = self._planner.choose(flat[: self.num_values]) or self.collective
+        self._stopwatch.start()
+        if self._is_lossless(self.collective) and not self.residual.is_owed:
+            problem = problem or self._problem_of(flat[: flat.numel() - num_scalars])
+            if problem is not None:
+                raise problem
+            self.collective.sum_in_place(flat)
+            if mean:
+                flat /= self._num_ranks
+            total, scalars = flat[: self.num_values], flat[self.num_values :]
+            self._note(self.collective, self.num_values)
+        else:
+            total, scalars = self._combine_lossily(flat, num_scalars, mean, problem)
+        self.steps_done += 1
+        self._stopwatch.stop()
+        return total, scalars
+
+    def observe(self, seconds: float) -> None:
+        """A step is over; controllers learn from it.
+
+        Args:
+            seconds: of the whole step on this rank, computing included; evaluation and saving left out.
+        """
+        self._controller.observe(seconds)
+        self._tally.step(seconds)
+        exchange_s = self._take_seconds()
+        if self._planner is not None:
+            self._planner.observe(seconds, exchange_s)
+
+    def take_figures(self) -> ExchangeFigures | None:
+        """What exchanges took since this was last asked; None if there was none. Waits for the device."""
+        self._take_seconds()
+        energy = sum(self._energies) if self._energies else None
+        return self._tally.take(self.collective.name, energy)
+
+    def settle(self) -> LostResiduals | None:
+        """After states were loaded, or none were: what was owed and came back to nobody counts as lost.
+
+        All ranks call it, once, before the first exchange.
+
+        Returns:
+            What was lost now; None: nothing.
+        """
+        held: list[Any] = [None] * self._num_ranks
+        dist.all_gather_object(held, self.residual.taken_over, group=self._group)
+        self.residual.is_owed = any(map(bool, held))
+        lost = losses_of(self._owners, self._energies, held, self.steps_done)
+        if lost is not None:
+            self.losses = (*self.losses, lost)
+        return lost
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is the same on all ranks; `residual` is not."""
+        return {
+            "steps_done": self.steps_done,
+            "owners": self._num_ranks if self.residual.is_owed else 0,
+            "energies": list(self._energies),
+            "losses": [asdict(each) for each in self.losses],
+            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; parts of another kind than those that were saved begin anew."""
+        self.steps_done = state["steps_done"]
+        self._owners, self._energies = state["owners"], list(state["energies"])
+        self.losses = tuple(LostResiduals.from_dict(each) for each in state["losses"])
+        for name, part in self._parts().items():
+            if name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
+
+    def _parts(self) -> dict[str, Any]:
+        """Those with a state that all ranks share, by kind."""
+        parts: dict[str, Any] = {type(self._controller).__name__: self._controller}
+        if hasattr(self.collective, "state_dict"):
+            parts[type(self.collective).__name__] = self.collective
+        return parts
+
+    def _combine_lossily(
+        self, flat: Tensor, num_scalars: int, mean: bool, problem: Exception | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `combine`, if not all of it travels as it is, or if something was left behind before."""
+        gradient, scalars = torch.split(flat, [flat.numel() - num_scalars, num_scalars])
+        problem = problem or self._problem_of(gradient)
+        if problem is not None:  # goes with the others to where all hear of it
+            gradient = torch.zeros(self.num_values, device=self._device)
+        if mean:
+            gradient /= self._num_ranks
+        was_owed = self.residual.is_owed
+        is_measured = was_owed and self.steps_done % ENERGY_STEPS == 1
+        energy = self.residual.energy if is_measured else 0.0
+        vector = self._memory.add(gradient) if was_owed else gradient
+        num_values, choice = self.num_values, Choice(self.num_values)
+        if self.collective.is_sparse and not self._is_lossless(self.collective):
+            choice = self._controller.choose(vector, self._compressor)
+        intent = Intent(exchange=self.steps_done + 1, num_values=num_values, num_kept=choice.num_kept)
+        energies, scalars = self._call(intent, problem, energy, scalars)
+        if is_measured:
+            self._energies = energies
+        if self.collective.is_sparse and choice.num_kept >= num_values:
+            collective = self._dense
+        else:
+            collective = self.collective
+        if not was_owed and not self._is_lossless(collective):
+            vector = self._memory.add(gradient)
+        self.residual.is_owed = self.residual.is_kept and not self._is_lossless(collective)
+        self._note(collective, choice.num_kept if collective.is_sparse else num_values)
+        if mean:
+            scalars = scalars / self._num_ranks
+        if vector is gradient:
+            collective.sum_in_place(vector)
+            return vector, scalars
+        return collective.reduce(vector, self._select(vector, choice)), scalars
+
+    def _problem_of(self, gradient: Tensor) -> ValueError | None:
+        if gradient.numel() == self.num_values and gradient.dtype == torch.float32:
+            return None
+        return ValueError(
+            f"the gradient is {gradient.dtype} of {gradient.numel():,} values, and this exchange is for fp32 "
+            f"of {self.num_values:,}: make it for the parameters that are trained"
+        )
+
+    def _select(self, vector: Tensor, choice: Choice) -> Select:
+        """What the controller has selected, if the whole vector is asked for; else the compressor selects."""
+        by_share = keeping(self._compressor, choice.num_kept, self.num_values)
+
+        def select(part: Tensor) -> Tensor:
+            is_whole = part.data_ptr() == vector.data_ptr() and part.numel() == vector.numel()
+            return choice.indices if is_whole and choice.indices is not None else by_share(part)
+
+        return select
+
+    def _take_seconds(self) -> float:
+        """Of the exchanges since this was last asked."""
+        seconds = self._stopwatch.take()
+        self._tally.waited(seconds)
+        return seconds
+
+    def _note(self, collective: Collective, num_kept: int) -> None:
+        sent_bytes = collective.sent_bytes(self.num_values, num_kept)
+        self._tally.exchange(num_kept, self.num_values, sent_bytes)
+
+    def _is_lossless(self, collective: Collective) -> bool:
+        """Whether it leaves nothing behind: of one rank, none does."""
+        return collective.is_lossless or self._num_ranks == 1

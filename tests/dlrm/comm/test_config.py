@@ -1,0 +1,48 @@
+"""What an exchange has no use for is refused, in the user's words."""
+
+import pytest
+
+from dlrm.comm.config import EXCHANGES, SPARSE, CommConfig
+
+
+def test_every_exchange_works_as_it_comes():
+    for exchange in EXCHANGES:
+        assert CommConfig(exchange=exchange).is_sparse == (exchange in {*SPARSE, "auto"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exchange": "gossip"}, "comm.exchange is 'gossip'; choose one of dense, ring"),
+        ({"compressor": "zip"}, "comm.compressor is 'zip'; choose one of mstopk"),
+        ({"wire_dtype": "fp8"}, "comm.wire_dtype is 'fp8'; choose one of fp32"),
+        ({"controller": "pid"}, "comm.controller is 'pid'; choose one of fixed, gravac"),
+        ({"ratio": 0}, "comm.ratio is a share"),
+        ({"ratio": 1.5}, "comm.ratio is a share"),
+        ({"min_gain": 0}, "comm.min_gain is a share"),
+        ({"window_steps": 0}, "comm.window_steps must be positive"),
+        ({"sync_change": -1}, "comm.sync_change must be a number"),
+        ({"threshold": float("nan")}, "comm.threshold must be a number"),
+        ({"exchange": "star", "threshold": 0.1}, "comm.compressor=threshold go together"),
+        ({"exchange": "star", "compressor": "threshold"}, "comm.compressor=threshold go together"),
+        (
+            {"exchange": "star", "compressor": "threshold", "threshold": 0.1, "controller": "gravac"},
+            "leave comm.controller at fixed",
+        ),
+        (
+            {"exchange": "star", "compressor": "threshold", "threshold": 0.1, "ratio": 1},
+            "comm.ratio below 1",
+        ),
+        (
+            {"wire_dtype": "fp16"},
+            "comm.exchange=dense is fp32; for comm.wire_dtype=fp16 set comm.exchange to ring",
+        ),
+        ({"exchange": "selsync", "wire_dtype": "int8"}, "comm.exchange=selsync is fp32"),
+        ({"exchange": "ring", "compressor": "topk"}, "comm.exchange=ring sends all values"),
+        ({"exchange": "tree", "controller": "pareto"}, "comm.exchange=tree sends all values"),
+        ({"error_feedback": False}, "comm.exchange=dense leaves nothing behind"),
+    ],
+)
+def test_what_cannot_be_or_would_not_be_read(options, message):
+    with pytest.raises(ValueError, match=message):
+        CommConfig(**options)

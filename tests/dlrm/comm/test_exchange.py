@@ -1,0 +1,106 @@
+"""An exchange of one rank, and what it tells; of several ranks, see tests/system/test_comm_exchange."""
+
+import pytest
+import torch
+
+from dlrm.comm.build import build_exchange
+from dlrm.comm.codecs import Plain
+from dlrm.comm.collectives import SparseAllGather
+from dlrm.comm.compressors import TopK
+from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
+from dlrm.comm.controllers import Fixed
+from dlrm.comm.exchange import Exchange
+from dlrm.comm.memory import NoMemory
+
+CPU = torch.device("cpu")
+SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
+
+
+@pytest.mark.parametrize("exchange", SUMMING)
+def test_a_rank_alone_keeps_its_gradient_and_owes_nothing(exchange, world_of_one):
+    made = build_exchange(CommConfig(exchange=exchange), 50, CPU)
+    for step in range(12):  # past the first plan of `auto`
+        gradient = torch.randn(50)
+        before = gradient.clone()
+        assert torch.equal(made.sum(gradient), before)
+        assert torch.equal(gradient, before)
+        made.observe(0.01)
+        assert made.steps_done == step + 1
+    assert not made.residual.is_owed
+    assert made.settle() is None
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_what_ranks_that_are_gone_owed_travels_with_the_next_gradient(controller, world_of_one):
+    made = build_exchange(CommConfig(exchange="all_gather", controller=controller), 4, CPU)
+    state = {
+        "rank": 0,
+        "num_ranks": 2,
+        "memory": {"residual": torch.tensor([1.0, 0, 0, 2])},
+        "compressor": {},
+    }
+    other = {**state, "rank": 1}
+    made.load_state_dict({**made.state_dict(), "steps_done": 9, "owners": 2})
+    made.residual.inherit([state, other])
+    assert made.settle() is None
+    assert made.sum(torch.ones(4)).tolist() == [3, 1, 1, 5]
+    assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
+    assert made.steps_done == 11
+    assert made.losses == ()
+
+
+def test_a_gradient_of_another_model_is_refused(world_of_one):
+    for exchange in ("dense", "all_gather"):
+        made = build_exchange(CommConfig(exchange=exchange), 4, CPU)
+        with pytest.raises(ValueError, match="float32 of 5 values, and this exchange is for fp32 of 4"):
+            made.sum(torch.ones(5))
+        with pytest.raises(ValueError, match="float64 of 4 values"):
+            made.sum(torch.ones(4, dtype=torch.float64))
+        with pytest.raises(KeyError, match="mine"):
+            made.combine(torch.ones(4), problem=KeyError("mine"))
+
+
+def test_scalars_and_means_of_one(world_of_one):
+    made = build_exchange(CommConfig(), 2, CPU)
+    mean, scalars = made.combine(torch.tensor([1.0, 2, 3, 4, 5]), num_scalars=3, mean=True)
+    assert (mean.tolist(), scalars.tolist()) == ([1, 2], [3, 4, 5])
+
+
+def test_figures_are_means_since_they_were_last_taken(world_of_one):
+    made = build_exchange(CommConfig(exchange="ring"), 100, CPU)
+    assert made.take_figures() is None
+    for seconds in (1.0, 3.0):
+        made.sum(torch.ones(100))
+        made.observe(seconds)
+    figures = made.take_figures()
+    assert (figures.name, figures.steps, figures.step_seconds, figures.kept_share) == (
+        "ring fp32",
+        2,
+        2.0,
+        1.0,
+    )
+    assert figures.sent_bytes == 0  # to nobody
+    assert figures.residual_energy is None
+    assert 0 < figures.seconds < 1
+    assert figures.share == figures.seconds / 2
+    assert made.take_figures() is None
+
+
+def test_a_sparse_exchange_needs_a_dense_one_for_steps_that_send_all(world_of_one):
+    with pytest.raises(ValueError, match="sparse all-gather fp32 is sparse: name a dense"):
+        Exchange(4, SparseAllGather(Plain()), TopK(), NoMemory(4, CPU), Fixed(0.5), device=CPU)
+
+
+@pytest.mark.parametrize("exchange", ["priority", "selsync"])
+def test_what_sums_no_whole_gradient_is_no_exchange(exchange, world_of_one):
+    with pytest.raises(ValueError, match=f"comm.exchange={exchange} does not sum whole gradients"):
+        build_exchange(CommConfig(exchange=exchange), 4, CPU)
+
+
+def test_a_state_of_another_kind_begins_anew(world_of_one):
+    by_gravac = build_exchange(CommConfig(exchange="star", controller="gravac"), 9, CPU)
+    by_gravac.sum(torch.ones(9))
+    fixed = build_exchange(CommConfig(exchange="all_gather"), 9, CPU)
+    fixed.load_state_dict(by_gravac.state_dict())
+    assert fixed.steps_done == 1
+    assert set(by_gravac.state_dict()["parts"]) == {"GraVAC", "ARTopK"}

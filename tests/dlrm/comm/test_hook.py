@@ -1,0 +1,66 @@
+"""The hook of a DDP model of one rank; of several, see tests/system/test_comm_exchange."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlrm.comm.config import CommConfig
+from dlrm.comm.hook import register
+
+
+def gradients(model, inputs):
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def test_a_world_of_one_has_its_own_gradients(world_of_one):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = DistributedDataParallel(plain, bucket_cap_mb=1e-5)
+    hook = register(model, CommConfig(exchange="hi_topk", ratio=0.1))
+    for seed in range(3):
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        through_ddp = gradients(model, inputs)
+        assert all(map(torch.equal, through_ddp, gradients(plain, inputs)))
+    assert hook.take_figures().steps == 3
+    assert hook.load_state_dict(hook.state_dict()) is None
+
+
+def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"weight is torch.bfloat16.*compute under autocast"):
+        register(model, CommConfig())
+
+
+def test_parameters_that_are_frozen_later_are_told_of(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
+    hook = register(model, CommConfig())
+
+    class Half:
+        def __init__(self):
+            self.parameter = next(model.module.parameters())
+
+        index = staticmethod(lambda: 0)
+        is_last = staticmethod(lambda: True)
+        buffer = staticmethod(lambda: torch.zeros(4))
+
+        def parameters(self):
+            return [self.parameter]
+
+        def gradients(self):
+            return [torch.ones_like(self.parameter)]
+
+    with pytest.raises(RuntimeError, match="4 values in all, of 6"):
+        hook.take(Half())
+
+
+def test_a_model_with_nothing_to_train_is_refused(world_of_one):
+    class Frozen:
+        module = nn.Linear(2, 2).requires_grad_(False)
+        parameters_to_ignore = frozenset()
+        process_group = torch.distributed.group.WORLD
+
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        register(Frozen(), CommConfig())
