@@ -121,6 +121,13 @@ def _comparisons(result: Result) -> str:
     compared = [each for each in COMPARISONS if each.experiment == result.name]
     if not compared:
         return ""
+    papers = dict.fromkeys(each.paper for each in compared)
+    tables = [_beside(paper, [each for each in compared if each.paper == paper], result) for paper in papers]
+    return "\n".join(["<h3>Beside the paper</h3>", *tables])
+
+
+def _beside(paper: str, compared: Sequence[Comparison], result: Result) -> str:
+    """One paper's figures beside ours."""
     rows = [
         [
             inline(each.subject),
@@ -130,9 +137,7 @@ def _comparisons(result: Result) -> str:
         ]
         for each in compared
     ]
-    return "<h3>Beside the paper</h3>\n" + _table(
-        ("", compared[0].paper, "here", "what differs, and why"), rows
-    )
+    return _table(("", paper, "here", "what differs, and why"), rows)
 
 
 def _ours(comparison: Comparison, result: Result) -> str:

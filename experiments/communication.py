@@ -1,0 +1,276 @@
+"""What the ways to exchange dense gradients are worth: `python -m experiments.communication [--quick]`.
+
+Workers in network namespaces, whose nodes have links of 1, 5, 10, 25 Gb/s and of any speed (two cores can
+send about as much as 25 Gb/s): 2 and 4 workers, each a node of its own, and 4 in nodes of 2, which share a
+link. 2 in one node would meet no link. Takes root. Interrupted, it goes on with the next cell.
+
+First, the dense exchange's share of a step of whole models, the `tiny` and the `terabyte` recipe with tables
+of at most 50,000 rows: what is gained at most. Figures `dense_share_MODEL_WORKERS_LINK`, with `..._low` and
+`..._high`: 1 minus the time of a step that exchanges nothing but scalars over that of one that also sums all
+gradients; `dense_share_wide_...` of the dense part alone, under DDP.
+
+Steps: the dense parts of both recipes, and `wide`, the latter's with 52 million parameters (four layers of
+4096 on top, global batch 128). Everybody in `experiments.communication_contenders` takes turns of a few steps
+in the same processes, in a new order each round. After some rounds of all, only those go on that are within
+1.3 times the best comparable one, DDP, and what `auto` chose. The ratio of two contenders is the median over
+the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds). Of `wide`,
+less was measured: on 4 workers fewer links and contenders, as memory and time allow. Controllers need whole
+trainings and are there alone. `auto` plans anew in each cell, and is then what it chose.
+
+Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
+encoding, or at least a share of 0.01 of them, with error feedback. A thousandth, a low rank (PowerSGD) or a
+rare meeting (SelSync) are in the table and not in these figures: how much may be left behind is the user's
+choice (`comm.ratio`), and only the way is `auto`'s.
+
+- `auto_worst_ratio`: throughput of `auto` over the best comparable contender, in the cell where it is lowest,
+  with `..._low` and `..._high`; exactly 1 where it is the best one.
+- `auto_best_share`: cells in which it is; `auto_dense_share`: in which it chose to send all values.
+- `wide_1gbps_speedup`: of `auto` over DDP on `wide` at 1 Gb/s, in the layout where it is lowest, with
+  `..._low` and `..._high`; each layout's own under `..._WORKERS`.
+- `table_vi_hits`: winners of Table VI of arXiv 2312.02493, of 36, that the formulas name.
+
+Trainings: the `tiny` recipe with a top MLP of 512, 256 and 1, of which compressing is worth while, on 2
+workers with links of 1 Gb/s, all on the same samples in the same order, tested on the first samples of the
+test day; PowerSGD begins when `auto` plans. Against DDP's run of the same seed:
+
+- `auc_delta_CONTENDER`, with `..._ci`: AUC after equal samples minus DDP's, mean over seeds and half its 95 %
+  interval.
+- `time_to_auc_speedup_CONTENDER`, with `..._ci`: how many times sooner it reaches the AUC that DDP has after
+  three quarters of the samples; planning and trying count.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from random import Random
+from time import monotonic
+from typing import Any, Final
+
+from experiments.communication_contenders import TRAINED, stepped
+from experiments.communication_figures import (
+    Layout,
+    cells_of,
+    figures_of,
+    notes_of,
+    share_of,
+    trainings_of,
+)
+from experiments.communication_models import MODELS
+from experiments.communication_picture import draw_steps, draw_trainings
+from experiments.network import Network, NoNetworkError, check_possible
+from experiments.precision import default_dataset
+from experiments.record import Record, Row
+from experiments.splitting_figures import link_name
+from experiments.workers import Workers
+
+WORKER: Final = "experiments.communication_worker"
+CORES: Final = 2
+LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
+"""In Gb/s; contenders are built on the fastest."""
+TRAINED_LAYOUT: Final = Layout(workers=2)
+TRAINED_GBIT_PER_S: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is measured."""
+
+    layouts: tuple[Layout, ...] = (
+        Layout(workers=2),
+        Layout(workers=4),
+        Layout(workers=4, per_node=2),
+    )
+    links_gbit_per_s: tuple[float | None, ...] = LINKS
+    models: tuple[str, ...] = tuple(MODELS)
+    shared: tuple[str, ...] = ("tiny", "terabyte")
+    """Recipes of which the dense exchange's share is measured."""
+    share_s: float = 2.0
+    """Roughly, of a cell."""
+    cell_s: float = 4.0
+    large_cell_s: float = 35.0
+    rounds: tuple[int, int] = (4, 60)
+    """Of all contenders, and at most of those that are close."""
+    large_rounds: tuple[int, int] = (2, 12)
+    trained: tuple[str, ...] = TRAINED
+    seeds: tuple[int, ...] = (0, 1, 2)
+    trainings: dict[str, int] = field(
+        default_factory=lambda: {"steps": 320, "evaluations": 5, "test_batches": 48}
+    )
+
+    def links(self, model: str, layout: Layout) -> list[float | None]:
+        """Speeds of the cells of a model; few of a large one on many workers."""
+        if not MODELS[model].is_large or layout.workers <= 2:
+            return list(self.links_gbit_per_s)
+        wanted = (10.0, 1.0) if layout.per_node > 1 else (1.0,)
+        return [link for link in self.links_gbit_per_s if link in wanted]
+
+
+QUICK: Final = Scope(
+    layouts=(Layout(workers=2),),
+    links_gbit_per_s=(None, 1.0),
+    models=("tiny",),
+    shared=("tiny",),
+    share_s=0,
+    cell_s=0,
+    rounds=(2, 2),
+    trained=("ddp", "auto", "power_sgd", "selsync"),
+    seeds=(0, 1),
+    trainings={"steps": 14, "evaluations": 2, "test_batches": 4},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One row to measure."""
+
+    key: str
+    gbit_per_s: float | None
+    request: dict[str, Any]
+    """To the workers."""
+    told: dict[str, Any]
+    """Besides their answer, in the row."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    quick = parser.parse_args(arguments).quick
+    scope = QUICK if quick else Scope()
+    try:
+        check_possible()
+    except NoNetworkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    record = Record("communication", asdict(scope), seeds=scope.seeds, quick=quick)
+    dataset = str(default_dataset(quick))
+    progress = Progress(sum(1 for layout in scope.layouts for _ in tasks(scope, layout)))
+    for layout in scope.layouts:
+        _measure(record, list(tasks(scope, layout)), scope, layout, dataset, progress)
+    figures, cells = figures_of(record.rows), cells_of(record.rows)
+    path = record.finish(figures, notes_of(cells, figures))
+    draw_steps(cells, path.with_name("communication.png"))
+    title = f"{TRAINED_LAYOUT}, {link_name(TRAINED_GBIT_PER_S)}"
+    draw_trainings(trainings_of(record.rows), figures, title, path.with_name("communication_training.png"))
+    print(f"{figures}\nstored in {path}")
+    return 0
+
+
+def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
+    """All rows of a layout, in the order in which they are measured: shares, trainings, steps."""
+    if layout.per_node == 1:
+        for recipe in scope.shared:
+            for link in scope.links_gbit_per_s:
+                yield Task(
+                    key=f"share {recipe} {layout} {link_name(link)}",
+                    gbit_per_s=link,
+                    request={"do": "share", "recipe": recipe, "cell_s": scope.share_s},
+                    told={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
+                )
+    if layout == TRAINED_LAYOUT:
+        yield from _trainings(scope)
+    for model in scope.models:
+        is_large = MODELS[model].is_large
+        names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
+        for link in scope.links(model, layout):
+            yield Task(
+                key=f"steps {model} {layout} {link_name(link)}",
+                gbit_per_s=link,
+                request={
+                    "do": "time",
+                    "model": model,
+                    "contenders": names,
+                    "rounds": scope.large_rounds if is_large else scope.rounds,
+                    "cell_s": scope.large_cell_s if is_large else scope.cell_s,
+                },
+                told={"model": model, **asdict(layout), "gbit_per_s": link},
+            )
+
+
+def _trainings(scope: Scope) -> Iterator[Task]:
+    """Seed by seed, in a random order, so that no contender is always the first or the last."""
+    for seed in scope.seeds:
+        for name in Random(seed).sample(scope.trained, len(scope.trained)):
+            yield Task(
+                key=f"train {name} seed {seed}",
+                gbit_per_s=TRAINED_GBIT_PER_S,
+                request={"do": "train", "contender": name, "seed": seed},
+                told={"contender": name, "seed": seed},
+            )
+
+
+class Progress:
+    """Tells how far it is, and roughly how long it will take.
+
+    Args:
+        total: rows.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._measured = total, 0, 0
+        self._began = monotonic()
+
+    def skip(self) -> None:
+        """A row was there already."""
+        self._done += 1
+
+    def tell(self, row: Row) -> None:
+        """A row was measured."""
+        self._done += 1
+        self._measured += 1
+        left = (monotonic() - self._began) / self._measured * (self._total - self._done)
+        print(f"[{self._done}/{self._total}, about {left / 60:.0f} min left] {told(row)}", flush=True)
+
+
+def told(row: Row) -> str:
+    """A row in a line."""
+    if "curve" in row:
+        last = row["curve"][-1]
+        return f"{row['key']}: AUC {last['auc']:.5f} in {last['seconds']:.1f} s"
+    if "share_of" in row:
+        return f"{row['key']}: the dense exchange is {share_of(row).value:.1%} of the step"
+    (cell,) = cells_of([row])
+    ratio = cell.auto_ratio
+    return (
+        f"{cell.name}: auto is {cell.chosen}, {cell.ratio(cell.chosen, 'ddp').value:.2f} x DDP, "
+        f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) of {cell.best}; {len(cell.rounds)} rounds"
+    )
+
+
+def _measure(
+    record: Record,
+    wanted: Sequence[Task],
+    scope: Scope,
+    layout: Layout,
+    dataset: str,
+    progress: Progress,
+) -> None:
+    """All rows of a layout that are not there yet, in one launch."""
+    stored = {row["key"] for row in record.rows}
+    missing = [task for task in wanted if task.key not in stored]
+    for _ in range(len(wanted) - len(missing)):
+        progress.skip()
+    if not missing:
+        return
+    job = {"trainings": {**scope.trainings, "dataset": dataset}}
+    threads = max(1, CORES // layout.workers)
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(layout.workers, layout.per_node))
+        running = stack.enter_context(Workers(network, WORKER, job, threads))
+        for task in missing:
+            network.limit(task.gbit_per_s)
+            row = record.measure(task.key, partial(_ask, running, task))
+            progress.tell(row)
+
+
+def _ask(running: Workers, task: Task) -> Row:
+    return {**task.told, **running.ask(**task.request)}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # rather than leave namespaces behind
+    raise SystemExit(main())

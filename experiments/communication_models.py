@@ -1,0 +1,109 @@
+"""The dense parts that `experiments.communication` trains: shared by the launcher and its workers.
+
+Bottom MLP, interaction and top MLP of a DLRM, whose embeddings come from nowhere: random vectors take the
+place of the tables' output, so that nothing but dense gradients travels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import torch
+from torch import Tensor, nn
+
+from data.criteo import CATEGORY_NAMES, NUM_DENSE
+from data.dataset import Feature
+from dlrm.config import Config
+from dlrm.inputs import Ranks
+from dlrm.models.build import build_model
+from dlrm.models.dlrm import DLRM
+from dlrm.recipe import load_config
+
+SEED: Final = 1
+NUM_BATCHES: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A dense part, and how much of it a step and a turn are."""
+
+    recipe: str
+    """Of `dlrm/recipes`."""
+    overrides: Sequence[str] = ()
+    """What differs from the recipe."""
+    global_batch_size: int = 0
+    """Samples in a step, over all ranks; 0: the recipe's."""
+    steps: int
+    """Of a turn: enough to take some 10 ms."""
+    is_large: bool = False
+    """A gradient is so large that few contenders fit in memory."""
+
+    @property
+    def config(self) -> Config:
+        """Of a run of the whole model."""
+        batch = [f"data.global_batch_size={self.global_batch_size}"] if self.global_batch_size else []
+        return load_config(self.recipe, [*self.overrides, *batch, "train.device=cpu", "train.precision=fp32"])
+
+
+MODELS: Final[Mapping[str, Shape]] = {
+    "tiny": Shape(recipe="tiny", steps=5),
+    "terabyte": Shape(recipe="terabyte", steps=2),
+    "wide": Shape(
+        recipe="terabyte",
+        overrides=("model.top_mlp=[4096, 4096, 4096, 4096, 1]",),
+        global_batch_size=128,
+        steps=1,
+        is_large=True,
+    ),
+}
+"""By their names in rows and figures."""
+
+
+class DensePart(nn.Module):
+    """A DLRM without its tables.
+
+    Args:
+        shape: of which; its initial weights are always the same.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        features = [Feature(name=name, rows=1) for name in CATEGORY_NAMES]
+        torch.manual_seed(SEED)
+        model = cast("DLRM", build_model(shape.config.model, features, NUM_DENSE, torch.float32))
+        self.bottom, self.interaction, self.top = model.bottom, model.sparse.interaction, model.top
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """fp32 logits `[B]` from dense `[B, num_dense]` and the tables' output `[B, F * dim]`."""
+        logits: Tensor = self.top(self.interaction(self.bottom(dense), pooled, CATEGORY_NAMES))
+        return logits
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One rank's part of a batch."""
+
+    dense: Tensor
+    pooled: Tensor
+    labels: Tensor
+
+
+def samples(shape: Shape, ranks: Ranks) -> list[Samples]:
+    """A few batches, other ones on each rank."""
+    config = shape.config
+    size = config.data.global_batch_size // ranks.world_size
+    width = len(CATEGORY_NAMES) * config.model.embedding_dim
+    random = torch.Generator().manual_seed(SEED + ranks.rank)
+    return [
+        Samples(
+            dense=torch.rand(size, NUM_DENSE, generator=random),
+            pooled=torch.randn(size, width, generator=random),
+            labels=torch.randint(2, (size,), generator=random).float(),
+        )
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+def num_dense(model: nn.Module) -> int:
+    """Dense parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,286 @@
+"""Seconds and bytes of a step of every contender, for `experiments.communication`, in its workers.
+
+Contenders share one dense part. It never changes: with a learning rate of 0 a step takes as long, and no
+contender trains on what another one has made of the weights.
+"""
+
+import copy
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
+
+from dlrm.comm import automatic
+from dlrm.comm.build import build_planner
+from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.scheduling import PriorityExchange
+from dlrm.inputs import Ranks
+from dlrm.replicas import Replicas
+from experiments.communication_contenders import (
+    AUTO,
+    BASELINE,
+    CONTENDERS,
+    LIMIT,
+    POWER_SGD_RANK,
+    Contender,
+    Rival,
+    is_comparable,
+    may_be_chosen,
+)
+from experiments.communication_models import MODELS, DensePart, Samples, num_dense, samples
+from experiments.network import sent_bytes
+
+WARM_UP_STEPS: Final = 4
+POWER_SGD_STARTS: Final = 2
+"""Step at which PowerSGD begins to compress: the first that it allows."""
+PRIORITY_STEPS: Final = 4
+"""Of a turn, at least: it sends beside the next forward pass, and the last step of a turn has none."""
+STAYS_WITHIN: Final = 1.3
+"""Times the fastest: what takes longer takes no further turns."""
+CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a contender makes a step."""
+
+    forward: nn.Module
+    optimizer: Optimizer
+    steps: int
+    """Of a turn."""
+    update: Callable[[], object]
+    """After the backward pass."""
+    drain: Callable[[], object] = lambda: None
+    """After the last step of a turn."""
+    replicas: Replicas | None = None
+    """Of ours."""
+
+    def step(self, batch: Samples) -> None:
+        """One, of all ranks."""
+        began = perf_counter()
+        self.optimizer.zero_grad()
+        logits = self.forward(batch.dense, batch.pooled)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.update()
+        if self.replicas is not None:
+            self.replicas.updated(perf_counter() - began)
+
+
+def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
+    """A contender's way; all ranks call it together, in the same order.
+
+    Args:
+        contender: one whose steps are all alike.
+        model: what it trains; shared with others.
+        steps: of a turn.
+    """
+    if isinstance(contender, Rival):
+        forward = model if contender is Rival.NOTHING else distributed(model, contender)
+        optimizer = _still(model)
+        return Way(forward=forward, optimizer=optimizer, steps=steps, update=optimizer.step)
+    if contender.exchange == "priority":  # takes gradients away from their parameters
+        own = copy.deepcopy(model)
+        optimizer = _still(own)
+        exchange = PriorityExchange(own, optimizer)
+        steps = max(PRIORITY_STEPS, steps)
+        return Way(forward=own, optimizer=optimizer, steps=steps, update=exchange.step, drain=exchange.finish)
+    optimizer, replicas = _still(model), Replicas(list(model.parameters()), 0, contender)
+
+    def update() -> None:
+        replicas.average(torch.empty(0))
+        optimizer.step()
+
+    return Way(forward=model, optimizer=optimizer, steps=steps, update=update, replicas=replicas)
+
+
+def distributed(model: nn.Module, rival: Rival) -> DistributedDataParallel:
+    """A model under DDP, with the hook of a rival."""
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    register_hook(wrapped, rival, POWER_SGD_STARTS)
+    return wrapped
+
+
+def register_hook(wrapped: DistributedDataParallel, rival: Rival, start_step: int) -> None:
+    """The hook of a rival, where it has one; PowerSGD begins at `start_step`."""
+    if rival is Rival.DDP_FP16:
+        wrapped.register_comm_hook(None, fp16_compress_hook)
+    elif rival is Rival.POWER_SGD:
+        state = PowerSGDState(None, POWER_SGD_RANK, start_powerSGD_iter=start_step)
+        wrapped.register_comm_hook(state, powerSGD_hook)
+
+
+def _still(model: nn.Module) -> Optimizer:
+    """An optimizer that works as hard as others and changes nothing."""
+    return SGD(model.parameters(), lr=0.0, fused=True)
+
+
+class Contest:
+    """Contenders that take turns in one process group; all ranks make the same calls.
+
+    Args:
+        model: one of `communication_models.MODELS`.
+        names: of contenders.
+        ranks: this process and the others.
+    """
+
+    def __init__(self, model: str, names: Sequence[str], ranks: Ranks) -> None:
+        shape = MODELS[model]
+        self._part = DensePart(shape)
+        self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
+        self._ways = {name: make_way(CONTENDERS[name], self._part, shape.steps) for name in names}
+        for way in self._ways.values():
+            for _ in range(WARM_UP_STEPS):
+                way.step(next(self._samples))
+            way.drain()
+        self._collectives = {name: figures.name for name, figures in self._take_figures().items()}
+
+    def time(self, rounds: Sequence[int], cell_s: float) -> dict[str, Any]:
+        """On the links as they are now.
+
+        Args:
+            rounds: of all contenders, and at most, of those that are close.
+            cell_s: after which no further round begins.
+
+        Returns:
+            `chosen` by `auto`: a contender's name, and `plan`, why; `rounds`: seconds of a step by contender;
+            `link_bytes`, counted, that left the busiest node in a step; `formula_bytes` of our contenders:
+            what a rank sends, on average, without what TCP adds; `num_values` of a gradient.
+        """
+        chosen, why = self._plan()
+        self._take_figures()  # of what went before
+        measured, counted = self._rounds(chosen, rounds, cell_s)
+        return {
+            "chosen": chosen,
+            "plan": why,
+            "rounds": measured,
+            "link_bytes": _of_busiest(counted),
+            "formula_bytes": {name: figures.sent_bytes for name, figures in self._take_figures().items()},
+            "num_values": num_dense(self._part),
+        }
+
+    def _plan(self) -> tuple[str, str]:
+        """Of `auto`: the contender that is what it chooses, and its reasons.
+
+        It is led through its dense steps by the times of those of `dense`, without making them.
+        """
+        self._take_figures()
+        self._turn("dense")
+        figures = self._take_figures()["dense"]
+        gradient = torch.cat([_gradient(each).view(-1) for each in self._part.parameters()])
+        planner = build_planner(AUTO, gradient.numel(), CPU)
+        for _ in range(automatic.DENSE_STEPS):
+            planner.choose(gradient)
+            planner.observe(figures.step_seconds, figures.seconds)
+        with _told() as lines:
+            chosen = planner.choose(gradient)
+        assert chosen is not None, "auto plans when its dense steps are over"
+        return self._contender_of(chosen.name), "\n".join(lines)
+
+    def _contender_of(self, collective: str) -> str:
+        for name, its_collective in self._collectives.items():
+            if may_be_chosen(name) and its_collective == collective:
+                return name
+        raise RuntimeError(f"auto chose {collective!r}, which none of {', '.join(self._ways)} is")
+
+    def _take_figures(self) -> dict[str, ExchangeFigures]:
+        """Of our contenders, since this was last asked; of those that have made a step."""
+        taken = {
+            name: way.replicas.take_figures() for name, way in self._ways.items() if way.replicas is not None
+        }
+        return {name: figures for name, figures in taken.items() if figures is not None}
+
+    def _rounds(
+        self, chosen: str, rounds: Sequence[int], cell_s: float
+    ) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+        """Seconds of each round, and bytes; in a new order each time, on all ranks alike."""
+        full, most = rounds
+        shuffled, began = random.Random(0), perf_counter()
+        measured: list[dict[str, float]] = []
+        counted: dict[str, list[float]] = {name: [] for name in self._ways}
+        names = sorted(self._ways)
+        while names:
+            shuffled.shuffle(names)
+            measured.append({})
+            for name in names:
+                measured[-1][name], sent = self._turn(name)
+                counted[name].append(sent)
+            late = perf_counter() - began > cell_s or len(measured) == most
+            if len(measured) >= full:
+                names = _agreed([] if late else still_in(measured, {BASELINE, LIMIT, chosen}))
+        return measured, counted
+
+    def _turn(self, name: str) -> tuple[float, float]:
+        """Seconds and bytes of a step."""
+        way = self._ways[name]
+        dist.barrier()
+        began, sent = perf_counter(), sent_bytes()
+        for _ in range(way.steps):
+            way.step(next(self._samples))
+        way.drain()
+        dist.barrier()
+        return (perf_counter() - began) / way.steps, (sent_bytes() - sent) / way.steps
+
+
+def still_in(rounds: Sequence[dict[str, float]], always: set[str]) -> list[str]:
+    """Who takes another turn: who always does, and comparable contenders about as fast as the best.
+
+    Args:
+        rounds: seconds by contender.
+        always: names that stay.
+    """
+    typical = {name: median(each[name] for each in rounds if name in each) for name in rounds[0]}
+    comparable = {name: seconds for name, seconds in typical.items() if is_comparable(name)}
+    limit = STAYS_WITHIN * min(comparable.values())
+    close = {name for name, seconds in comparable.items() if seconds <= limit and name in rounds[-1]}
+    return sorted(always | close)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "a backward pass was made"
+    return parameter.grad
+
+
+def _agreed(names: list[str]) -> list[str]:
+    """Those of rank 0, which alone may look at the clock."""
+    held: list[Any] = [names]
+    dist.broadcast_object_list(held)
+    return list(held[0])
+
+
+def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:
+    """Median over turns of the bytes of the node that sends most."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, counted)
+    return {name: max(median(each[name]) for each in every) for name in counted}
+
+
+@contextmanager
+def _told() -> Iterator[list[str]]:
+    """What `auto` says meanwhile."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(automatic.__name__)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,72 @@
+"""One worker of `experiments.communication`; started by it in a network namespace, not by people.
+
+`{"do": "share"}` times whole models, `{"do": "time"}` contenders on a dense part, `{"do": "train"}` trains.
+"""
+
+import gc
+import json
+import logging
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlrm.build import start_process_group
+from dlrm.inputs import Ranks
+from dlrm.memory import keep_freed_memory
+from experiments.communication_steps import Contest
+from experiments.communication_whole import Trainings, time_share
+from experiments.workers import ANSWER
+
+
+def main() -> int:
+    """Do what is asked."""
+    worker = Worker(json.loads(sys.argv[1]))
+    for line in sys.stdin:
+        answer = worker.answer(json.loads(line))
+        if dist.get_rank() == 0:
+            print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+class Worker:
+    """Holds one dense part with its contenders at a time.
+
+    Args:
+        job: `trainings`, the fields of `Trainings`.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        for library in ("torchrec", "torch.fx"):
+            logging.getLogger(library).setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore")  # of libraries, at every start
+        keep_freed_memory()
+        self._trainings = Trainings(**job["trainings"])
+        self._ranks = Ranks.from_environment()
+        start_process_group(self._ranks, torch.device("cpu"))
+        self._contest: tuple[str, Contest] | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What came of it; all ranks are asked the same."""
+        match request:
+            case {"do": "share", "recipe": recipe, "cell_s": cell_s}:
+                return time_share(recipe, self._trainings.dataset, self._ranks, cell_s)
+            case {"do": "train", "contender": contender, "seed": seed}:
+                return self._trainings.train(contender, seed)
+            case {"do": "time", "model": model, "contenders": names, "rounds": rounds, "cell_s": cell_s}:
+                return self._contest_of(model, names).time(rounds, cell_s)
+        raise ValueError(f"a worker cannot do {request}")
+
+    def _contest_of(self, model: str, names: list[str]) -> Contest:
+        if self._contest is None or self._contest[0] != model:
+            self._contest = None
+            gc.collect()  # contenders refer to each other; two models do not fit in memory
+            self._contest = model, Contest(model, names, self._ranks)
+        return self._contest[1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,226 @@
+"""The experiment of what exchanges of dense gradients are worth: who competes, figures, and that it runs."""
+
+import json
+import math
+import os
+
+import pytest
+
+from dlrm.inputs import Ranks
+from experiments import communication, network
+from experiments.communication import QUICK, Scope, tasks
+from experiments.communication_contenders import (
+    BASELINE,
+    CONTENDERS,
+    LIMIT,
+    TRAINED,
+    Rival,
+    is_comparable,
+    may_be_chosen,
+    stepped,
+)
+from experiments.communication_figures import (
+    Cell,
+    Layout,
+    Training,
+    figures_of,
+    notes_of,
+    share_of,
+    step_figures,
+    time_ratio,
+    training_figures,
+)
+from experiments.communication_models import MODELS, DensePart, num_dense, samples
+from experiments.communication_picture import draw_steps, draw_trainings
+from experiments.communication_steps import still_in
+from tests.experiments.namespaces import own_namespaces
+
+SPEEDS = (1.0, 2.0, 4.0, 8.0)
+"""Of a machine, by round."""
+
+
+def cell(chosen="dense", model="tiny", gbit_per_s=1.0, rounds=None, **seconds):
+    """Contenders that take so long, on a machine whose speed changes from round to round."""
+    rounds = rounds or [{name: each * speed for name, each in seconds.items()} for speed in SPEEDS]
+    return Cell(
+        model=model,
+        layout=Layout(workers=2),
+        gbit_per_s=gbit_per_s,
+        rounds=rounds,
+        link_bytes=dict.fromkeys(rounds[0], 1.0),
+        chosen=chosen,
+    )
+
+
+def training(contender, seed, aucs, step_s=1.0):
+    curve = [
+        {"samples": 100 * place, "seconds": step_s * place, "auc": auc}
+        for place, auc in enumerate(aucs, start=1)
+    ]
+    return Training(contender=contender, seed=seed, curve=curve)
+
+
+def test_the_best_is_sought_among_those_that_leave_no_more_behind():
+    measured = cell(ddp=1.0, dense=0.8, ring_int8=0.5, nothing=0.01, power_sgd=0.1, **{"star_0.001": 0.1})
+    assert (measured.best, measured.fastest) == ("ring_int8", "power_sgd")
+    assert measured.auto_ratio.value == pytest.approx(0.5 / 0.8)
+    assert measured.share.value == pytest.approx(0.99)
+    comparable = {name for name in CONTENDERS if is_comparable(name)}
+    assert comparable >= {"ddp", "ddp_fp16", "tree", "ring_int8", "priority", "all_gather_0.1", "var_0.01"}
+    assert not comparable & {"nothing", "power_sgd", "hi_topk_0.001", "selsync", "gravac", "pareto", "auto"}
+
+
+def test_all_that_auto_may_choose_takes_turns_in_every_cell():
+    for is_large, workers, per_node in [
+        (False, 2, 1),
+        (False, 4, 2),
+        (True, 2, 1),
+        (True, 4, 1),
+        (True, 4, 2),
+    ]:
+        names = stepped(is_large=is_large, num_workers=workers, per_node=per_node)
+        wanted = {"dense", "tree", "all_gather_0.01", "star_0.01", "star_tree_0.01"}
+        wanted |= {"two_level", "hi_topk_0.01"} if per_node > 1 else set()
+        assert wanted <= {name for name in names if may_be_chosen(name)}
+        assert {BASELINE, LIMIT} <= {*names}
+        assert len({*names}) == len(names)
+    assert {*TRAINED} <= {*CONTENDERS}
+    assert not any(may_be_chosen(name) for name in ("priority", "ring_int8", "auto", "gravac", "ddp"))
+
+
+def test_a_ratio_is_of_rounds_that_have_both():
+    rounds = [{"ddp": 2.0, "dense": 1.0, "tree": 9.0}] * 2 + [{"ddp": 3.0, "dense": 1.0}] * 3
+    measured = cell(rounds=rounds)
+    assert measured.ratio("dense", "ddp").value == 3.0
+    assert measured.ratio("tree", "ddp").value == pytest.approx(2 / 9)
+    assert measured.ratio("dense", "dense") == measured.auto_ratio
+
+
+def test_only_those_close_to_the_best_go_on():
+    rounds = [{"nothing": 0.1, "ddp": 9.0, "dense": 1.0, "tree": 1.2, "ring_fp16": 1.4, "power_sgd": 0.5}]
+    assert still_in(rounds, {"ddp", "nothing"}) == ["ddp", "dense", "nothing", "tree"]
+    rounds.append({"nothing": 0.1, "ddp": 9.0, "dense": 1.0})  # tree was left out before
+    assert still_in(rounds, {"ddp", "nothing"}) == ["ddp", "dense", "nothing"]
+
+
+def test_figures_of_steps():
+    wide = {"model": "wide", "chosen": "all_gather_0.01", "ddp": 3.0, "dense": 2.5, "nothing": 1.0}
+    cells = [
+        cell(chosen="dense", ddp=1.0, dense=1.0, tree=0.9, nothing=0.5),
+        cell(**wide, **{"all_gather_0.01": 1.5}),
+        cell(**wide, **{"all_gather_0.01": 0.1}, gbit_per_s=5.0),
+    ]
+    figures = step_figures(cells)
+    assert figures["auto_worst_ratio"] == pytest.approx(0.9)
+    assert figures["auto_best_share"] == pytest.approx(2 / 3)
+    assert figures["auto_dense_share"] == pytest.approx(1 / 3)
+    assert figures["wide_1gbps_speedup"] == figures["wide_1gbps_speedup_2_workers"] == pytest.approx(2)
+    assert figures["dense_share_wide_2_workers_1gbps"] == pytest.approx(2 / 3)
+    notes = notes_of(cells, {"time_to_auc_speedup_x": None})
+    assert notes["auto_worst_ratio"] == "tiny, 2 workers, 1 Gb/s: it chose dense, and tree was best"
+    assert (
+        notes["auto_best_share"] == "clearly not the best: tiny, 2 workers, 1 Gb/s: dense where tree was best"
+    )
+    assert "reached the target" in notes["time_to_auc_speedup_x"]
+
+
+def test_time_to_a_target_is_read_between_evaluations():
+    baseline = training("ddp", 0, [0.6, 0.7, 0.75, 0.76])  # target 0.75, after 3 s
+    assert baseline.seconds_to(0.65) == pytest.approx(1.5)
+    assert baseline.seconds_to(0.55) == pytest.approx(0.5)
+    assert math.isinf(baseline.seconds_to(0.77))
+    assert time_ratio(baseline, training("auto", 0, [0.6, 0.7, 0.75, 0.76], step_s=0.5)) == pytest.approx(2)
+    assert time_ratio(baseline, training("auto", 0, [0.5, 0.65, 0.7, 0.8], step_s=0.5)) == pytest.approx(
+        3 / 1.75
+    )
+    assert time_ratio(baseline, training("auto", 0, [0.5, 0.5, 0.5, 0.5])) == 0
+
+
+def test_figures_of_trainings_are_differences_within_a_seed():
+    trainings = [
+        *(training("ddp", seed, [0.6, 0.7, 0.75, 0.76 + seed / 100]) for seed in (0, 1)),
+        *(training("auto", seed, [0.6, 0.7, 0.75, 0.755 + seed / 100], step_s=0.5) for seed in (0, 1)),
+        *(training("power_sgd", seed, [0.6, 0.6, 0.6, 0.6]) for seed in (0, 1)),
+    ]
+    figures = training_figures(trainings)
+    assert figures["auc_delta_auto"] == pytest.approx(-0.005)
+    assert figures["auc_delta_auto_ci"] == pytest.approx(0, abs=1e-9)
+    assert figures["time_to_auc_speedup_auto"] == pytest.approx(2)
+    assert figures["time_to_auc_speedup_power_sgd"] is None
+    assert "auc_delta_ddp" not in figures
+
+
+def test_the_share_is_what_goes_without_an_exchange():
+    row = {"rounds": [{"dense": 2.0 * speed, "nothing": 1.5 * speed} for speed in SPEEDS]}
+    assert share_of(row).value == pytest.approx(0.25)
+
+
+def test_models_have_the_sizes_that_are_said():
+    sizes = {name: num_dense(DensePart(MODELS[name])) for name in ("tiny", "terabyte")}
+    assert sizes["tiny"] < 100_000 < sizes["terabyte"] < 1_000_000
+    *_, first, second, third, last = MODELS["wide"].config.model.top_mlp
+    assert (first, second, third, last) == (4096, 4096, 4096, 1)
+    assert 50e6 < 3 * 4096**2 + 4096 * (64 + 27 * 26 // 2) < 53e6
+
+
+def test_ranks_have_batches_of_their_own_that_fit_the_model():
+    shape = MODELS["tiny"]
+    first, other = (samples(shape, Ranks(rank, 0, 4))[0] for rank in (0, 1))
+    assert first.dense.shape == other.dense.shape == (256, 13)
+    assert not first.pooled.equal(other.pooled)
+    assert DensePart(shape)(first.dense, first.pooled).shape == first.labels.shape
+
+
+def test_every_row_has_a_key_of_its_own():
+    scope = Scope()
+    keys = [task.key for layout in scope.layouts for task in tasks(scope, layout)]
+    assert len(keys) == len({*keys})
+    assert "steps wide 4 workers in nodes of 2 1 Gb/s" in keys
+    assert "steps wide 4 workers 5 Gb/s" not in keys  # left out, for time
+    assert sum(key.startswith("train ") for key in keys) == len(TRAINED) * len(scope.seeds)
+
+
+def test_without_root_the_command_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(network.shutil, "which", lambda command: command)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert communication.main(["--quick"]) == 1
+    assert "take root" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_drawn_of_whatever_is_there(tmp_path):
+    cells = [cell(ddp=1.0, dense=0.8, nothing=0.5), cell(model="wide", gbit_per_s=None, ddp=1.0, dense=2.0)]
+    trainings = [training(name, seed, [0.6, 0.7, 0.8]) for name in ("ddp", "auto") for seed in (0, 1)]
+    draw_steps(cells, tmp_path / "steps.png")
+    draw_trainings(trainings, training_figures(trainings), "here", tmp_path / "trainings.png")
+    assert all((tmp_path / name).stat().st_size for name in ("steps.png", "trainings.png"))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("links")
+def test_the_command_runs_and_counts_what_the_formulas_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert communication.main(["--quick"]) == 0
+    result = json.loads((tmp_path / "runs" / "quick" / "communication.json").read_text())
+    figures, rows = result["figures"], result["rows"]
+    assert figures == figures_of(rows)
+    assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= 1
+    assert {"auc_delta_auto_ci", "table_vi_hits", "dense_share_tiny_2_workers_1gbps"} <= {*figures}
+    assert {row["contender"] for row in rows if "curve" in row} == {*QUICK.trained}
+    for row in rows:
+        for name, expected in row.get("formula_bytes", {}).items():
+            if name == "priority":
+                continue
+            counted = row["link_bytes"][name]
+            # headers and acknowledgements, and a barrier for each turn
+            assert expected <= counted <= 1.1 * expected + 5000, (row["key"], name)
+        if "link_bytes" in row and "rounds" in row:
+            assert row["link_bytes"][Rival.NOTHING.name.lower()] < 2000
+            assert row["link_bytes"]["ddp"] == pytest.approx(row["link_bytes"]["dense"], rel=0.05)
+            assert row["link_bytes"]["ddp_fp16"] < 0.6 * row["link_bytes"]["ddp"]
+    assert all(
+        (tmp_path / "runs" / "quick" / f"communication{end}.png").stat().st_size for end in ("", "_training")
+    )
+    assert not own_namespaces()
