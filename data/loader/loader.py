@@ -10,7 +10,7 @@ from data.batch import Batch
 from data.dataset import DatasetManifest, read_manifest
 from data.loader.assemble import Assembler
 from data.loader.background import Feed
-from data.loader.order import Phase, PhaseOrder, current_order
+from data.loader.order import ORDERS, Phase, PhaseOrder, current_order
 from data.loader.reader import RowReader
 from data.loader.source import ParquetSource, RowGroupSource
 
@@ -27,6 +27,9 @@ class LoaderConfig:
     """Shuffle window, in batches of one rank; 1 with `shuffle=False` reads in time order."""
     shuffle: bool = True
     """Shuffle inside each window; the windows themselves stay in time order."""
+    order: str = "stripes"
+    """Which rows a rank gets, see `data.loader.order`: `stripes`, all ranks side by side through the log; or
+    `seldp`, each through a chunk of its own, in the next epoch through the one after."""
     seed: int = 0
     """Seed of the shuffle."""
     drop_last: bool = True
@@ -39,6 +42,8 @@ class LoaderConfig:
         for name in ("batch_size", "window_batches", "prefetch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.order not in ORDERS:
+            raise ValueError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, but is {self.seed}")
 
@@ -84,7 +89,10 @@ class DataLoader:
         keys = [feature.name for feature in manifest.features]
         self._assembler = Assembler(keys, config.batch_size, pin_memory)
         self._shape = Phase(
-            world_size=world_size, batch_size=config.batch_size, window_batches=config.window_batches
+            world_size=world_size,
+            batch_size=config.batch_size,
+            window_batches=config.window_batches,
+            order=config.order,
         )
         self._epoch = 0
         self._phases = [self._shape]
@@ -140,7 +148,7 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position, also one that another world size or batch size reached.
+        """Go to a position, also one that another world size, batch size or order reached.
 
         Raises:
             ValueError: the position belongs to other data, another seed or another shuffle setting.

@@ -1,25 +1,39 @@
 """Which rows each rank gets at each step: a pure function, and the heart of an exact position.
 
-Rows are consumed in time order, in stripes. A stripe is the next `world_size x batch_size x
+An epoch is one pass over all rows: each is handed out once, to one rank. There are two orders.
+
+`stripes`: rows are consumed in time order. A stripe is the next `world_size x batch_size x
 window_batches` rows that were not handed out yet. Rank r takes the r-th contiguous run of the
 stripe, so that it reads only its own row groups; it shuffles the run and cuts it into batches. The
-last stripe is shorter: every rank gets the same number of full batches of it, and what remains is
-the tail of fewer than `world_size x batch_size` rows.
+last stripe is shorter: every rank gets the same number of full batches of it.
 
-A `Phase` is a stretch of an epoch with one world size and batch size. When a run resumes with
+`seldp`, of SelSync (arXiv 2307.07950): rows are cut, in time order, into `world_size` chunks of
+equally many full batches. In epoch e rank r reads chunk (r + e) mod world_size, window by window.
+So ranks are at different times of the log at every moment, and rank r goes through chunks r, r + 1,
+... and wraps, epoch by epoch. Here the paper's epoch, in which every worker sees all rows, takes
+`world_size` epochs, whose rows are the paper's, rank by rank. An epoch stays one pass over the rows
+because then steps, samples, the length of a run and a position in it mean the same in both orders,
+and none of them changes with the number of ranks. In a run of one epoch, a rank sees its own chunk
+only.
+
+In both, what is left in the end is the tail of fewer than `world_size x batch_size` rows.
+
+A `Phase` is a stretch of an epoch with one world size, batch size and order. When a run resumes with
 others, the next phase starts on exactly the rows that the phases before it did not hand out, the
-leftovers of the interrupted stripe first. So the order of an epoch follows from the number of rows,
-the seed, the epoch and the list of phases so far, and nothing else needs to be saved.
+leftovers of interrupted windows among them, and deals these out in its own way. So what comes in an
+epoch follows from the number of rows, the seed, the epoch and the list of phases so far, and nothing
+else needs to be saved.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-RowNumbers = NDArray[np.int64]
+from data.loader.row_set import RowNumbers, RowSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +46,8 @@ class Phase:
     """Samples of one rank in one step."""
     window_batches: int
     """Shuffle window, in batches of one rank."""
+    order: str = "stripes"
+    """One of `ORDERS`; positions from before there were several do not name it."""
     steps: int = 0
     """Steps handed out in this phase, equal on all ranks."""
 
@@ -43,31 +59,6 @@ class Phase:
     def same_shape(self, other: "Phase") -> bool:
         """Whether both deal the rows out in the same way, however far they came."""
         return replace(self, steps=0) == replace(other, steps=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Ascending row numbers: some scattered ones, then all of `range(start, stop)`."""
-
-    start: int
-    stop: int
-    scattered: RowNumbers = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.scattered) + self.stop - self.start
-
-    def part(self, begin: int, end: int) -> RowNumbers:
-        """The rows at positions `begin` to `end`, ascending."""
-        start = self.start - len(self.scattered)
-        run = np.arange(start + max(begin, len(self.scattered)), start + end, dtype=np.int64)
-        few = self.scattered[begin:end]
-        return np.concatenate([few, run]) if len(few) else run
-
-    def after(self, position: int, also: RowNumbers) -> "Rows":
-        """What is left when the first `position` rows are gone, except `also`, which stay."""
-        skipped = max(0, position - len(self.scattered))
-        scattered = np.concatenate([np.sort(also), self.scattered[position:]])
-        return Rows(start=self.start + skipped, stop=self.stop, scattered=scattered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +74,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseOrder:
+class PhaseOrder(ABC):
     """How one phase deals `rows` out.
 
     Attributes:
@@ -93,7 +84,7 @@ class PhaseOrder:
         key: what the random order depends on: seed, epoch and the number of the phase in the epoch.
     """
 
-    rows: Rows
+    rows: RowSet
     phase: Phase
     shuffle: bool
     key: tuple[int, int, int]
@@ -121,37 +112,45 @@ class PhaseOrder:
         """
         if step == self.full_steps:
             return self._padded_batch(rank)
-        stripe, done = divmod(step, self.phase.window_batches)
-        window = self._whole_window(stripe, rank)
+        number, done = divmod(step, self.phase.window_batches)
+        window = self._whole_window(number, rank)
         order = window.order[done * self.phase.batch_size :]
         return Window(rows=window.rows, order=order, num_valid=len(order))
 
-    def remaining(self, steps: int) -> Rows:
+    def remaining(self, steps: int) -> RowSet:
         """The rows that are not handed out yet after `steps` steps."""
+        leftovers = np.empty(0, np.int64)
         if steps > self.full_steps:
-            return self.rows.after(len(self.rows), also=np.empty(0, np.int64))
-        stripe, done = divmod(steps, self.phase.window_batches)
-        position = stripe * self.phase.window_batches * self.phase.global_batch
-        if done == 0:
-            return self.rows.after(position, also=np.empty(0, np.int64))
-        leftovers = []
-        for rank in range(self.phase.world_size):
-            window = self._whole_window(stripe, rank)
-            leftovers.append(window.rows[window.order[done * self.phase.batch_size :]])
-        position += self._batches_in(stripe) * self.phase.global_batch
-        return self.rows.after(position, also=np.concatenate(leftovers))
+            return self.rows.only([], also=leftovers)
+        number, done = divmod(steps, self.phase.window_batches)
+        if done:
+            windows = [self._whole_window(number, rank) for rank in range(self.phase.world_size)]
+            begin = done * self.phase.batch_size
+            leftovers = np.concatenate([window.rows[window.order[begin:]] for window in windows])
+        begun = min(self.full_steps, (number + bool(done)) * self.phase.window_batches)
+        return self.rows.only(self._untouched(begun), also=leftovers)
 
-    def _batches_in(self, stripe: int) -> int:
-        """Batches every rank gets of this stripe; fewer in the last one."""
-        window = self.phase.window_batches
-        return min(window, self.full_steps - stripe * window)
+    @abstractmethod
+    def _begin(self, step: int, rank: int, length: int) -> int:
+        """Position in `rows` at which the window of `rank` begins.
 
-    def _whole_window(self, stripe: int, rank: int) -> Window:
-        length = self._batches_in(stripe) * self.phase.batch_size
-        begin = stripe * self.phase.window_batches * self.phase.global_batch + rank * length
+        Args:
+            step: the window's first.
+            rank: in `[0, world_size)`.
+            length: rows of the window.
+        """
+
+    @abstractmethod
+    def _untouched(self, steps: int) -> list[tuple[int, int]]:
+        """Positions in `rows`, begins and ends, that no window of the first `steps` steps has."""
+
+    def _whole_window(self, number: int, rank: int) -> Window:
+        step = number * self.phase.window_batches
+        length = min(self.phase.window_batches, self.full_steps - step) * self.phase.batch_size
+        begin = self._begin(step, rank, length)
         order = np.arange(length)
         if self.shuffle:
-            order = permutation(length, (*self.key, stripe, rank))
+            order = permutation(length, (*self.key, number, rank))
         return Window(rows=self.rows.part(begin, begin + length), order=order, num_valid=length)
 
     def _padded_batch(self, rank: int) -> Window:
@@ -165,14 +164,46 @@ class PhaseOrder:
         return Window(rows=rows, order=order, num_valid=num_valid)
 
 
+class Stripes(PhaseOrder):
+    """All ranks go through the log side by side."""
+
+    def _begin(self, step: int, rank: int, length: int) -> int:
+        return step * self.phase.global_batch + rank * length
+
+    def _untouched(self, steps: int) -> list[tuple[int, int]]:
+        return [(steps * self.phase.global_batch, len(self.rows))]
+
+
+class RotatedChunks(PhaseOrder):
+    """Each rank goes through a chunk of its own, in the next epoch through the one after (SelDP)."""
+
+    def _begin(self, step: int, rank: int, length: int) -> int:
+        _, epoch, _ = self.key
+        return self._chunk((rank + epoch) % self.phase.world_size) + step * self.phase.batch_size
+
+    def _untouched(self, steps: int) -> list[tuple[int, int]]:
+        world, done = self.phase.world_size, steps * self.phase.batch_size
+        chunks = [(self._chunk(number) + done, self._chunk(number + 1)) for number in range(world)]
+        return [*chunks, (self._chunk(world), len(self.rows))]
+
+    def _chunk(self, number: int) -> int:
+        """Position at which chunk `number` begins; that of the tail, for `world_size`."""
+        return number * self.full_steps * self.phase.batch_size
+
+
+ORDERS: Final[dict[str, type[PhaseOrder]]] = {"stripes": Stripes, "seldp": RotatedChunks}
+
+
 def current_order(
     num_rows: int, phases: Sequence[Phase], *, shuffle: bool, seed: int, epoch: int
 ) -> PhaseOrder:
     """The order of the last of `phases`, after all the phases before it did their steps."""
-    rows = Rows(start=0, stop=num_rows)
+    rows = RowSet.span(0, num_rows)
     for number, phase in enumerate(phases):
-        order = PhaseOrder(rows=rows, phase=phase, shuffle=shuffle, key=(seed, epoch, number))
-        rows = order.remaining(phase.steps)
+        deal = ORDERS[phase.order]
+        order = deal(rows=rows, phase=phase, shuffle=shuffle, key=(seed, epoch, number))
+        if number + 1 < len(phases):
+            rows = order.remaining(phase.steps)
     return order
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from data.dataset import DatasetManifest
 from data.loader.columns import Rows
 from data.loader.decode import decode
-from data.loader.order import RowNumbers
+from data.loader.row_set import RowNumbers
 from data.loader.source import ReadsAhead, RowGroupSource
 
 ANNOUNCED: Final = 2

@@ -94,6 +94,15 @@ def test_ranks_share_an_epoch_in_equal_numbers_of_batches(one_hot):
     assert sorted(row for of_rank in batches for row in numbers(of_rank)) == list(range(84))
 
 
+def test_seldp_ranks_read_chunks_of_their_own_that_rotate(one_hot):
+    loaders = [DataLoader(one_hot, config(order="seldp"), rank=rank, world_size=4) for rank in range(4)]
+    chunks = [set(range(24 * chunk, 24 * chunk + 24)) for chunk in range(4)]
+    for epoch in range(4):
+        for rank, loader in enumerate(loaders):
+            assert loader.epoch == epoch
+            assert set(numbers(loader)) == chunks[(rank + epoch) % 4]
+
+
 def test_evaluation_sees_every_sample_once_in_full_batches(one_hot):
     loaders = [DataLoader(one_hot, config(drop_last=False), rank=rank, world_size=5) for rank in range(5)]
     batches = [list(loader) for loader in loaders]
@@ -111,14 +120,15 @@ def test_a_rank_may_have_no_valid_sample_in_the_padded_batch(tmp_path, make_data
     assert all(torch.isfinite(batch.dense).all() and len(batch.labels) == 8 for batch in last)
 
 
+@pytest.mark.parametrize("order", ["stripes", "seldp"])
 @pytest.mark.parametrize("stop", [0, 1, 3, 7, 11, 12])
-def test_resuming_gives_bit_identical_batches(one_hot, stop):
-    whole = list(DataLoader(one_hot, config()))
-    loader = DataLoader(one_hot, config())
+def test_resuming_gives_bit_identical_batches(one_hot, stop, order):
+    whole = list(DataLoader(one_hot, config(order=order)))
+    loader = DataLoader(one_hot, config(order=order))
     batches = iter(loader)
     before = [next(batches) for _ in range(stop)]
     state = json.loads(json.dumps(loader.state_dict()))
-    resumed = DataLoader(one_hot, config())
+    resumed = DataLoader(one_hot, config(order=order))
     resumed.load_state_dict(state)
     assert resumed.steps_left == 12 - stop
     for batch, same in zip(before + list(resumed), whole, strict=True):
@@ -129,12 +139,16 @@ def test_resuming_gives_bit_identical_batches(one_hot, stop):
     assert resumed.epoch == 1
 
 
-def test_second_resume_in_one_epoch_at_other_world_sizes_loses_nothing(one_hot):
+@pytest.mark.parametrize(
+    "orders", [("stripes",) * 3, ("seldp",) * 3, ("stripes", "seldp", "stripes")], ids="-".join
+)
+def test_second_resume_in_one_epoch_at_other_world_sizes_loses_nothing(one_hot, orders):
     seen, state = [], None
-    for world_size, steps in [(2, 2), (3, 1), (1, None)]:
+    for world_size, steps, order in [(2, 2, orders[0]), (3, 1, orders[1]), (1, None, orders[2])]:
         states = []
         for rank in range(world_size):
-            loader = DataLoader(one_hot, config(batch_size=5), rank=rank, world_size=world_size)
+            of_rank = {"rank": rank, "world_size": world_size}
+            loader = DataLoader(one_hot, config(batch_size=5, order=order), **of_rank)
             if state is not None:
                 loader.load_state_dict(state)
             batches = iter(loader)
@@ -202,7 +216,21 @@ def test_too_few_rows_for_one_step_is_an_error(one_hot):
     assert len(DataLoader(one_hot, config(batch_size=32, drop_last=False), world_size=4)) == 1
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 0}, {"window_batches": 0}, {"prefetch": 0}, {"seed": -1}])
+def test_a_position_from_before_there_were_orders_is_understood(one_hot):
+    loader = DataLoader(one_hot, config())
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    del state["phases"][0]["order"]
+    resumed = DataLoader(one_hot, config())
+    resumed.load_state_dict(state)
+    assert numbers(resumed) == numbers(batches)
+
+
+@pytest.mark.parametrize(
+    "change", [{"batch_size": 0}, {"window_batches": 0}, {"prefetch": 0}, {"seed": -1}, {"order": "random"}]
+)
 def test_bad_configuration_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         config(**change)

@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.loader.order import Phase, PhaseOrder, Rows, current_order, permutation
+from data.loader.order import ORDERS, Phase, PhaseOrder, Stripes, current_order, permutation
+from data.loader.row_set import RowSet
 
 shapes = st.builds(
     Phase,
     world_size=st.integers(1, 5),
     batch_size=st.integers(1, 9),
     window_batches=st.integers(1, 5),
+    order=st.sampled_from(sorted(ORDERS)),
     steps=st.integers(0, 20),
 )
 settings_of_order = st.fixed_dictionaries(
@@ -56,7 +58,8 @@ def play(
 )
 @settings(max_examples=300)
 def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_rows, phases, config):
-    phases = [*phases, Phase(world_size=3, batch_size=4, window_batches=2, steps=10**6)]
+    last = Phase(world_size=3, batch_size=4, window_batches=2, order=phases[-1].order, steps=10**6)
+    phases = [*phases, last]
     seen, order = play(num_rows, phases, drop_last=True, **config)
     rows = np.concatenate([np.empty(0, np.int64), *seen])
     assert len(np.unique(rows)) == len(rows)
@@ -73,7 +76,8 @@ def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_r
 )
 @settings(max_examples=150)
 def test_without_drop_last_every_row_is_handed_out(num_rows, phases, config):
-    phases = [*phases, Phase(world_size=4, batch_size=5, window_batches=3, steps=10**6)]
+    last = Phase(world_size=4, batch_size=5, window_batches=3, order=phases[-1].order, steps=10**6)
+    phases = [*phases, last]
     seen, order = play(num_rows, phases, drop_last=False, **config)
     assert sorted(np.concatenate(seen).tolist()) == list(range(num_rows))
     assert len(order.remaining(phases[-1].steps)) == 0
@@ -144,11 +148,65 @@ def test_a_new_shape_begins_with_the_leftovers_of_the_stripe():
 
 @pytest.mark.parametrize("other", [(8, 0, 0), (7, 1, 0), (7, 0, 1)])
 def test_seed_epoch_and_phase_change_the_order(other):
-    rows, phase = Rows(start=0, stop=100), Phase(world_size=1, batch_size=10, window_batches=10)
-    orders = [PhaseOrder(rows=rows, phase=phase, shuffle=True, key=key) for key in ((7, 0, 0), other)]
+    rows, phase = RowSet.span(0, 100), Phase(world_size=1, batch_size=10, window_batches=10)
+    orders = [Stripes(rows=rows, phase=phase, shuffle=True, key=key) for key in ((7, 0, 0), other)]
     one, two = (order.window(0, 0).order.tolist() for order in orders)
     assert one != two
     assert sorted(one) == sorted(two)
+
+
+@given(
+    world_size=st.integers(1, 5),
+    batch_size=st.integers(1, 6),
+    window_batches=st.integers(1, 5),
+    steps=st.integers(1, 8),
+    first_epoch=st.integers(0, 9),
+    shuffle=st.booleans(),
+)
+@settings(max_examples=100)
+def test_seldp_shows_each_rank_chunk_after_chunk_and_every_row_in_as_many_epochs_as_there_are_ranks(
+    world_size, batch_size, window_batches, steps, first_epoch, shuffle
+):
+    """SelSync, arXiv 2307.07950: worker n reads chunks n, n + 1, ... and wraps."""
+    phase = Phase(world_size=world_size, batch_size=batch_size, window_batches=window_batches, order="seldp")
+    chunk = steps * batch_size
+    num_rows = world_size * chunk + min(world_size * batch_size - 1, 3)
+    for rank in range(world_size):
+        seen = []
+        for epoch in range(first_epoch, first_epoch + world_size):
+            order = current_order(num_rows, [phase], shuffle=shuffle, seed=1, epoch=epoch)
+            assert order.full_steps == steps
+            batches = handed_out(order, rank, range(steps))
+            begin = (rank + epoch) % world_size * chunk
+            for number, batch in enumerate(batches):  # no batch is ahead or behind by more than its window
+                window = number // window_batches * window_batches * batch_size
+                assert (batch >= begin + window).all()
+                assert (batch < begin + min(chunk, window + window_batches * batch_size)).all()
+            seen += batches
+        assert sorted(np.concatenate(seen).tolist()) == list(range(world_size * chunk))
+
+
+def test_seldp_without_shuffle_keeps_time_order_on_each_rank():
+    phase = Phase(world_size=3, batch_size=2, window_batches=2, order="seldp")
+    order = current_order(20, [phase], shuffle=False, seed=0, epoch=1)
+    ranks = [np.concatenate(handed_out(order, rank, range(3))).tolist() for rank in range(3)]
+    assert ranks == [list(range(6, 12)), list(range(12, 18)), list(range(6))]
+    assert [order.window(3, rank).rows.tolist() for rank in range(3)] == [[18], [18], [19]]
+
+
+def test_other_ranks_take_over_the_ends_of_all_chunks():
+    first = Phase(world_size=2, batch_size=2, window_batches=2, order="seldp", steps=3)
+    second = Phase(world_size=3, batch_size=2, window_batches=2, order="seldp")
+    order = current_order(40, [first, second], shuffle=False, seed=0, epoch=0)
+    left = [*range(6, 20), *range(26, 40)]
+    ranks = [np.concatenate(handed_out(order, rank, range(4))).tolist() for rank in range(3)]
+    assert ranks == [left[:8], left[8:16], left[16:24]]
+    assert order.tail_rows == 4
+
+
+def test_a_position_that_names_no_order_is_one_of_stripes():
+    """Saved before there was another."""
+    assert Phase(world_size=2, batch_size=3, window_batches=4).order == "stripes"
 
 
 def test_permutation_is_pinned():
