@@ -13,6 +13,7 @@ from dlrm.comm.config import CommConfig
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam", "lars", "lamb")
 LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
+ORDERS: Final = ("stripes", "seldp")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
 PRECISIONS: Final = ("fp32", "bf16")
 STRATEGIES: Final = ("torchrec", "des", "auto")
@@ -54,6 +55,10 @@ class DataConfig:
     """Samples in one step, over all ranks; the world size must divide it."""
     shuffle: bool = True
     """Shuffle within a window; false keeps the order of the log exactly."""
+    order: str = "stripes"
+    """Which samples a rank gets. `stripes`: all ranks go through the log side by side, in time order;
+    `seldp`: each through a chunk of the log of its own, in the next epoch through the one after (SelSync),
+    for data whose order in time does not matter. An epoch is one pass over all samples in both."""
     window_batches: int = 64
     """Shuffle window, in batches of one rank."""
     prefetch_batches: int = 4
@@ -67,6 +72,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check(self.global_batch_size > 0, "data.global_batch_size must be positive")
+        _check(self.order in ORDERS, f"data.order is {self.order!r}; choose one of {', '.join(ORDERS)}")
         _check(
             self.window_batches > 0, "data.window_batches must be positive (1: no shuffling across batches)"
         )

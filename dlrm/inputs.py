@@ -173,6 +173,7 @@ def _open_loaders(
     train = LoaderConfig(
         batch_size=batch_size,
         window_batches=data.window_batches,
+        order=data.order,
         shuffle=data.shuffle,
         seed=config.train.seed,
         prefetch=data.prefetch_batches,

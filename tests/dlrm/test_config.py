@@ -11,6 +11,7 @@ from dlrm.recipe import load_config
     [
         (["data.global_batch_size=0"], "data.global_batch_size must be positive"),
         (["data.window_batches=0"], "data.window_batches"),
+        (["data.order=random"], "data.order is 'random'; choose one of stripes, seldp"),
         (["data.prefetch_batches=0"], "data.prefetch_batches"),
         (["data.cache_disk_gb=-1"], "data.cache_disk_gb"),
         (["data.train_days=[0,1]", "data.test_days=[1,2]"], r"days \[1\] are both"),

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from data.loader import order
 from data.synthetic import SyntheticConfig, generate
+from dlrm import config
 from dlrm.inputs import Ranks, prepare, resolve_device
 from dlrm.recipe import load_config
 
@@ -49,6 +51,12 @@ def test_days_and_batches(dataset):
     assert inputs.test_loader.manifest.days == (2,)
     assert len(inputs.loader) == 2 * 256 // 32
     assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
+
+
+def test_the_order_is_that_of_the_training_days_alone(dataset):
+    assert set(config.ORDERS) == set(order.ORDERS)
+    inputs = prepare_with(dataset, "data.order=seldp")
+    assert (inputs.loader.config.order, inputs.test_loader.config.order) == ("seldp", "stripes")
 
 
 @pytest.mark.parametrize("multi_hot", [False, True])

@@ -8,8 +8,8 @@ from dlrm.config import Config
 from dlrm.recipe import load_config, recipe_names
 
 KEYS = {
-    "data": "uri train_days test_days global_batch_size shuffle window_batches prefetch_batches cache_folder "
-    "cache_disk_gb cache_memory_gb",
+    "data": "uri train_days test_days global_batch_size shuffle order window_batches prefetch_batches "
+    "cache_folder cache_disk_gb cache_memory_gb",
     "model": "kind embedding_dim bottom_mlp top_mlp cross_layers cross_rank",
     "tables": "optimizer learning_rate eps max_rows dynamic dynamic_rows admit_after",
     "dense": "optimizer learning_rate weight_decay trust_coefficient clip_norm",
