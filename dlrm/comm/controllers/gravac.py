@@ -1,0 +1,242 @@
+"""GraVAC (arXiv 2305.12201): the compression factor that is worth most, by gain and by speed.
+
+The gain of a factor is the share of energy that it keeps, after error feedback; its compression
+throughput is steps a second times gain. Factors are tried upwards, a window of steps each, while the
+throughput rises, and the best one stays. No step sends less than the least gain allows: it then falls
+back to the lowest factor, or to everything. Both factors come from one selection from the whole
+vector; the higher one selects from what the lower one has kept.
+
+Where the paper is silent, or was written for gradients that always pay:
+
+- Factor 1, which compresses nothing and looks at nothing, is tried first and stays a candidate: where
+  steps do not get shorter by more than the gain falls, training stays dense.
+- Factors of the scale count from the lowest one, also after the floor has moved up.
+- Smoothed gains begin anew with each factor, for they are gains of another compressor.
+- A factor is measured by the median step of its window; the saving of a checkpoint does not count.
+- The best factor is looked for again after 4 windows, after 8, 16 and so on, because gains rise as
+  training settles; and at once when the median step has become 1.5 times as long or as short.
+"""
+
+import math
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dlrm.comm.compressors import Compressor
+from dlrm.comm.controllers.agreement import Agree
+from dlrm.comm.controllers.choice import Choice, num_kept_of
+from dlrm.comm.controllers.measures import Ewma, agreed_median, energy, has_moved
+
+POLICIES: Final = ("exponential", "geometric")
+USED_SHARE: Final = 0.9
+"""Share of its window in which a factor must have been good enough to count as measured: one that is so only
+after steps of a lower factor have emptied the residual is worth less than it seems."""
+FIRST_PATIENCE: Final = 4
+"""Windows after which the best factor is looked for again, the first time."""
+
+
+def factors(policy: str, lowest: float, highest: float) -> tuple[float, ...]:
+    """The factors to try, ascending: the lowest times 2, 4, 16, 256 ... or times 2, 4, 8, 16 ...
+
+    >>> factors("exponential", 10, 1000)
+    (10, 20, 40, 160, 1000)
+    >>> factors("geometric", 10, 100)
+    (10, 20, 40, 80, 100)
+    """
+    scale, number = [lowest], 0
+    while scale[-1] < highest:
+        exponent = 2**number if policy == "exponential" else number + 1
+        scale.append(min(highest, lowest * 2**exponent))
+        number += 1
+    return tuple(scale)
+
+
+class GraVAC:
+    """Finds the compression factor by trying.
+
+    Args:
+        agree: adds numbers over ranks.
+        lowest_factor: of compression, 1 / ratio; the first one tried, and the floor to fall back to.
+        highest_factor: the last one tried.
+        policy: `exponential` or `geometric`, see `factors`.
+        min_gain: least share of energy that a step sends; the paper uses 0.7 and 0.9.
+        tolerance: gains, and throughputs, that differ by no more than this share are equal.
+        window_steps: steps for which each factor is tried.
+    """
+
+    def __init__(
+        self,
+        *,
+        agree: Agree,
+        lowest_factor: float = 10,
+        highest_factor: float = 1000,
+        policy: str = "exponential",
+        min_gain: float = 0.7,
+        tolerance: float = 0.01,
+        window_steps: int = 500,
+    ) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"the policy is {policy!r}; choose one of {', '.join(POLICIES)}")
+        if not 1 < lowest_factor <= highest_factor < math.inf:
+            raise ValueError(
+                f"factors go from {lowest_factor} to {highest_factor}; begin above 1 (dense is tried too) "
+                "and end there or above"
+            )
+        if not 0 < min_gain <= 1:
+            raise ValueError(f"the least gain is {min_gain}; choose a share above 0 and at most 1")
+        if window_steps < 1 or tolerance < 0:
+            raise ValueError("a window takes 1 step or more, and the tolerance is not negative")
+        self._agree = agree
+        self._scale = (1.0, *factors(policy, lowest_factor, highest_factor))
+        self._min_gain, self._tolerance, self._window_steps = min_gain, tolerance, window_steps
+        self._patience = FIRST_PATIENCE
+        self._windows_left = 0
+        self._settled_s: float | None = None
+        self._place: int | None  # in the scale, of the factor that is tried; None: one is chosen
+        self._throughputs: dict[float, float]
+        self._explore()
+
+    def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
+        """What is sent of `vector`; see `Controller`."""
+        if self._steps == self._window_steps:
+            self._end_window()
+        self._steps += 1
+        if self._factor == 1:
+            self._chosen = 1.0
+            choice = Choice(vector.numel())
+        else:
+            choice = self._compressed(vector, compressor)
+        self._steps_of_factor += self._chosen == self._factor
+        return choice
+
+    def observe(self, seconds: float) -> None:
+        """The step of the last choice took so long; unless that is told, training stays dense."""
+        if self._chosen == self._factor:
+            self._seconds.append(seconds)
+        self._chosen = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt; the window that is under way begins anew where it is loaded."""
+        return {
+            "setting": self._setting,
+            "place": self._place,
+            "factor": self._factor,
+            "floor": self._floor,
+            "throughputs": list(self._throughputs.items()),
+            "gain": self._gain.state_dict(),
+            "floor_gain": self._floor_gain.state_dict(),
+            "patience": self._patience,
+            "windows_left": self._windows_left,
+            "settled_s": self._settled_s,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; with other ranks or other factors, what was measured says nothing: anew."""
+        if state["setting"] != self._setting:
+            self._patience = FIRST_PATIENCE
+            self._explore()
+            return
+        self._place, self._factor, self._floor = state["place"], state["factor"], state["floor"]
+        self._throughputs = dict(state["throughputs"])
+        self._patience, self._windows_left = state["patience"], state["windows_left"]
+        self._settled_s = state["settled_s"]
+        self._begin_window()
+        self._gain.load_state_dict(state["gain"])
+        self._floor_gain.load_state_dict(state["floor_gain"])
+
+    @property
+    def _setting(self) -> list[float]:
+        """What measured throughputs belong to."""
+        return [self._agree.num_ranks, self._min_gain, *self._scale]
+
+    def _compressed(self, vector: Tensor, compressor: Compressor) -> Choice:
+        """This step's, of the current factor, of the floor, or dense: as much as the least gain asks for."""
+        num_at_floor, num_kept = (num_kept_of(vector.numel(), 1 / f) for f in (self._floor, self._factor))
+        at_floor = compressor.select(vector, num_at_floor)
+        floor_values = vector[at_floor]
+        kept = compressor.select(floor_values, num_kept)
+        energies = torch.stack([energy(vector), energy(floor_values), energy(floor_values[kept])])
+        if self._note_gains(*self._agree(energies)):
+            if self._gain.mean >= self._min_gain:
+                self._chosen = self._factor
+                return Choice(num_kept, at_floor[kept])
+            if self._floor_gain.mean >= self._min_gain:
+                self._chosen = self._floor
+                return Choice(num_at_floor, at_floor)
+        self._chosen = 1.0
+        return Choice(vector.numel())
+
+    def _note_gains(self, whole: float, at_floor: float, kept: float) -> bool:
+        """Smooth the gains; false if energies are no numbers, and had better travel to where it is seen."""
+        if not math.isfinite(whole):
+            return False
+        if whole > 0:  # else there is nothing to lose, and nothing to learn
+            self._gain.add(kept / whole)
+            self._floor_gain.add(at_floor / whole)
+        return True
+
+    def _end_window(self) -> None:
+        seconds = agreed_median(self._agree, self._seconds)
+        if self._place is None:
+            self._watch(seconds)
+        else:
+            self._judge(self._place, seconds)
+        self._begin_window()
+
+    def _judge(self, place: int, seconds: float) -> None:
+        """Go on to the next factor while throughput rises."""
+        was_used = self._steps_of_factor >= USED_SHARE * self._window_steps and seconds > 0
+        if was_used and self._note_throughput(seconds) and place + 1 < len(self._scale):
+            self._place = place + 1
+            self._take(self._scale[place + 1])
+        else:
+            self._settle()
+
+    def _note_throughput(self, seconds: float) -> bool:
+        """Of the current factor, and whether it is above that of the compressed ones before."""
+        before = [throughput for factor, throughput in self._throughputs.items() if factor > 1]
+        gain = 1.0
+        if self._factor > 1:
+            gain, at_floor = self._gain.mean, self._floor_gain.mean
+            if at_floor - gain <= self._tolerance * at_floor:
+                self._floor = self._factor  # nothing is lost by it
+        self._throughputs[self._factor] = throughput = gain / seconds
+        return not before or throughput > (1 + self._tolerance) * max(before)
+
+    def _settle(self) -> None:
+        """Stay with the best; of equally good ones, with the one that compresses least."""
+        best = max(self._throughputs.values(), default=0.0)
+        good = [f for f, value in self._throughputs.items() if value * (1 + self._tolerance) >= best]
+        self._place = None
+        self._settled_s = None
+        self._windows_left, self._patience = self._patience, 2 * self._patience
+        self._take(min(good, default=1.0))
+
+    def _watch(self, seconds: float) -> None:
+        """See whether it is time to look for the best factor again."""
+        self._windows_left -= 1
+        if self._settled_s is None and seconds > 0:
+            self._settled_s = seconds
+        has_changed = self._settled_s is not None and has_moved(self._settled_s, seconds)
+        if self._windows_left == 0 or has_changed:
+            self._explore()
+
+    def _explore(self) -> None:
+        self._place = 0
+        self._throughputs = {}
+        self._floor = self._scale[1]
+        self._take(1.0)
+        self._begin_window()
+
+    def _take(self, factor: float) -> None:
+        """Compress by it from now on."""
+        self._factor = factor
+        if factor > 1:
+            self._floor = min(self._floor, factor)
+        self._gain, self._floor_gain = Ewma(self._agree.num_ranks), Ewma(self._agree.num_ranks)
+
+    def _begin_window(self) -> None:
+        self._steps = self._steps_of_factor = 0
+        self._seconds: list[float] = []
+        self._chosen = 0.0  # the factor that a step was taken with; 0: of no step

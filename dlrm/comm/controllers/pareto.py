@@ -1,0 +1,210 @@
+"""The share to send as a choice between two aims: short steps, and much of the gradient's energy kept.
+
+Tyagi and Swany (arXiv 2312.02493) minimise the time to compress, the time to exchange and 1 / gain, with
+NSGA-II on fitted curves, over shares from 0.1 to 0.001. Half a dozen candidates can just as well be
+enumerated: each is tried for a few steps of training, and one is chosen from those that no other beats in
+both aims. The two times add up in the step, which is what is measured, and a share that nothing beats in
+their sum and in gain is not beaten in the three either.
+
+The paper tries candidates on a copy of the model that it puts back afterwards. Here error feedback makes
+that needless: what a step does not send is in the residual, and goes with a later one.
+
+Candidates are tried again when the gain of the chosen one has moved by a tenth (the paper's trigger), or
+the step by a factor of 1.5, as when a link has changed. The paper then solves again with a new model of the
+network; here steps are measured again, dense ones as well.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dlrm.comm.compressors import Compressor
+from dlrm.comm.controllers.agreement import Agree
+from dlrm.comm.controllers.choice import Choice, num_kept_of
+from dlrm.comm.controllers.measures import agreed_median, energy, has_moved
+
+RATIOS: Final = (0.1, 0.033, 0.011, 0.004, 0.001)
+"""The paper's."""
+TIME_WEIGHT: Final = 0.6
+"""Of time against inverse gain, 0.4, in the authors' code."""
+EQUAL: Final = 0.01
+"""Points whose values differ by no more than about this share are equally good."""
+GAIN_MOVED: Final = 0.1
+"""Relative change of a gain after which candidates are tried again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A share of the gradient, and what it is worth."""
+
+    ratio: float
+    seconds: float
+    """Of a step."""
+    gain: float
+    """Share of energy that is kept."""
+
+
+def pareto_set(points: Sequence[Point]) -> list[Point]:
+    """The points that no other beats: at least as good in both aims, and better in one."""
+
+    def beats(one: Point, other: Point) -> bool:
+        no_worse = one.seconds <= other.seconds and one.gain >= other.gain
+        return no_worse and (one.seconds, one.gain) != (other.seconds, other.gain)
+
+    return [point for point in points if not any(beats(other, point) for other in points)]
+
+
+def knee(points: Sequence[Point]) -> Point:
+    """The point at which a per cent of time is no longer worth the gain that it costs.
+
+    It minimises `seconds ** 0.6 / gain ** 0.4`. Ratios count, not places between the best and the worst
+    candidate: else noise of a per cent would decide wherever candidates are alike. Of points that are equally
+    good, it is the one with the largest share.
+    """
+    front = pareto_set(points)
+    costs = [TIME_WEIGHT * math.log(p.seconds) - (1 - TIME_WEIGHT) * math.log(p.gain) for p in front]
+    good = [point for point, cost in zip(front, costs, strict=True) if cost <= min(costs) + EQUAL]
+    return max(good, key=lambda point: point.ratio)
+
+
+class Pareto:
+    """Finds the share by trying all candidates.
+
+    Args:
+        agree: adds numbers over ranks.
+        ratios: shares to try; dense is tried as well.
+        sample_steps: steps for which each is tried.
+        rest_steps: steps between looks at whether the choice is still up to date.
+    """
+
+    def __init__(
+        self,
+        *,
+        agree: Agree,
+        ratios: Sequence[float] = RATIOS,
+        sample_steps: int = 10,
+        rest_steps: int = 200,
+    ) -> None:
+        if not ratios or not all(0 < ratio < 1 for ratio in ratios):
+            raise ValueError(
+                f"shares to try are {list(ratios)}; name some above 0 and below 1 (dense is tried too)"
+            )
+        if sample_steps < 1 or rest_steps < 0:
+            raise ValueError("a share is tried for 1 step or more, and a rest is not negative")
+        self._agree = agree
+        self._ratios = (1.0, *sorted(ratios, reverse=True))
+        self._sample_steps, self._rest_steps = sample_steps, rest_steps
+        self._place: int | None  # of the candidate that is tried; None: one is chosen
+        self._points: list[Point]
+        self._settled: Point | None
+        self._explore()
+
+    def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
+        """What is sent of `vector`; see `Controller`."""
+        if self._steps == self._sample_steps:
+            self._end_sample()
+        num_kept = num_kept_of(vector.numel(), self._ratio)
+        self._is_sampled = self._rest == 0
+        if not self._is_sampled:
+            self._rest -= 1
+            return Choice(num_kept)
+        self._steps += 1
+        if self._ratio == 1:
+            return Choice(num_kept)
+        indices = compressor.select(vector, num_kept)
+        self._energies.append(torch.stack([energy(vector), energy(vector[indices])]))
+        return Choice(num_kept, indices)
+
+    def observe(self, seconds: float) -> None:
+        """The step of the last choice took so long; unless that is told, training stays dense."""
+        if self._is_sampled:
+            self._seconds.append(seconds)
+        self._is_sampled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learnt; the sample that is under way begins anew where it is loaded."""
+        return {
+            "setting": self._setting,
+            "place": self._place,
+            "ratio": self._ratio,
+            "points": [astuple(point) for point in self._points],
+            "settled": None if self._settled is None else astuple(self._settled),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; with other ranks or other candidates, what was measured says nothing: anew."""
+        if state["setting"] != self._setting:
+            self._explore()
+            return
+        self._place, self._ratio = state["place"], state["ratio"]
+        self._points = [_point(values) for values in state["points"]]
+        self._settled = None if state["settled"] is None else _point(state["settled"])
+        self._begin_sample(after=0)
+
+    @property
+    def _setting(self) -> list[float]:
+        """What measured points belong to."""
+        return [self._agree.num_ranks, *self._ratios]
+
+    def _end_sample(self) -> None:
+        point = self._measured()
+        if self._place is None:
+            self._watch(point)
+            return
+        if point is not None:
+            self._points.append(point)
+        if self._place + 1 < len(self._ratios):
+            self._place += 1
+            self._ratio = self._ratios[self._place]
+            self._begin_sample(after=0)
+        else:
+            self._settle()
+
+    def _measured(self) -> Point | None:
+        """The sample's point; None if it is none, as with gradients that are no numbers."""
+        seconds = agreed_median(self._agree, self._seconds)
+        gain = 1.0
+        if self._energies:
+            whole, kept = self._agree(torch.stack(self._energies).sum(dim=0))
+            gain = kept / whole if whole else 1.0
+        usable = math.isfinite(gain) and gain > 0 and seconds > 0
+        return Point(ratio=self._ratio, seconds=seconds, gain=gain) if usable else None
+
+    def _settle(self) -> None:
+        """Stay with the knee; dense, where nothing could be measured."""
+        self._settled = knee(self._points) if self._points else None
+        self._place = None
+        self._ratio = 1.0 if self._settled is None else self._settled.ratio
+        self._begin_sample(after=self._rest_steps)
+
+    def _watch(self, now: Point | None) -> None:
+        """See whether the choice is still up to date."""
+        before, self._settled = self._settled, self._settled or now
+        if before is not None and now is not None:
+            gain_moved = abs(now.gain - before.gain) >= GAIN_MOVED * before.gain
+            if gain_moved or has_moved(before.seconds, now.seconds):
+                self._explore()
+                return
+        self._begin_sample(after=self._rest_steps)
+
+    def _explore(self) -> None:
+        self._place = 0
+        self._ratio = 1.0
+        self._points = []
+        self._settled = None
+        self._begin_sample(after=0)
+
+    def _begin_sample(self, after: int) -> None:
+        """Measure from now on, or in so many steps."""
+        self._rest, self._steps, self._is_sampled = after, 0, False
+        self._seconds: list[float] = []
+        self._energies: list[Tensor] = []
+
+
+def _point(values: Sequence[float]) -> Point:
+    ratio, seconds, gain = values
+    return Point(ratio=ratio, seconds=seconds, gain=gain)

@@ -1,0 +1,237 @@
+"""GraVAC: climbs while it pays, stays dense where it does not, and never leaves its ranks apart."""
+
+import json
+import math
+from itertools import groupby
+
+import pytest
+import torch
+
+from dlrm.comm.compressors import TopK
+from dlrm.comm.controllers import GraVAC
+from dlrm.comm.controllers.gravac import factors
+from tests.dlrm.comm.controllers.groups import Alone, together
+from tests.dlrm.comm.controllers.playing import NUM_VALUES, Counting, Play, even, uneven
+
+WINDOW = 30
+SETTLING = 6 * WINDOW
+"""Steps in which all factors, of which there are six here, have been tried."""
+
+
+def make(agree=None, **changes):
+    return GraVAC(**{"agree": agree or Alone(), "window_steps": WINDOW, **changes})
+
+
+def cut(factor):
+    return round(NUM_VALUES / factor)
+
+
+def slow_link(ratio):
+    """Seconds of a step in which the exchange is nearly all."""
+    return 0.1 + ratio
+
+
+def test_the_paper_s_scales():
+    assert factors("exponential", 10, 1000) == (10, 20, 40, 160, 1000)
+    assert factors("geometric", 10, 2000) == (10, 20, 40, 80, 160, 320, 640, 1280, 2000)
+    assert factors("exponential", 10, 10) == (10,)
+
+
+def test_factors_are_tried_upwards_a_window_each():
+    sent = Play(make(min_gain=0.01), seconds=lambda ratio: ratio).steps(SETTLING)
+    assert [value for value, _ in groupby(sent)] == [NUM_VALUES, *map(cut, (10, 20, 40, 160, 1000))]
+    assert [len(list(same)) for _, same in groupby(sent)] == [WINDOW] * 6
+
+
+@pytest.mark.parametrize("seconds", [lambda ratio: 1.0, lambda ratio: 1.0 + 0.2 * (ratio < 1)])
+def test_stays_dense_when_the_exchange_is_not_what_takes_time(seconds):
+    play = Play(make(), seconds)
+    play.steps(3 * WINDOW)  # dense, the first factor, the second
+    asked = play.compressor.calls
+    assert play.steps(4 * WINDOW) == [NUM_VALUES] * (4 * WINDOW)
+    assert play.compressor.calls == asked, "what is sent whole need not be looked at"
+
+
+def test_dense_is_passed_over_though_the_first_factor_alone_does_not_pay():
+    """A sparse all-gather of many ranks: slower than dense at a tenth, much faster at a hundredth."""
+    play = Play(
+        make(min_gain=0.5),
+        seconds=lambda ratio: 1.0 if ratio == 1 else 0.2 + 10 * ratio,
+        remembers=False,
+    )
+    assert play.steps(SETTLING + 1)[-1] in {cut(40), cut(160)}
+
+
+@pytest.mark.parametrize("min_gain", [0.1, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("base_s", [0.01, 0.1, 1.0, 10.0])
+def test_settles_on_the_factor_of_most_throughput(base_s, min_gain):
+    """Among those that keep enough, by gains that are measured here."""
+    play = Play(make(min_gain=min_gain), lambda ratio: base_s + ratio, remembers=False)
+    settled = play.steps(SETTLING + 1)[-1]
+    worth = {NUM_VALUES: 1 / (base_s + 1)}
+    vectors = [uneven(step) for step in range(WINDOW)]
+    for factor in (10, 20, 40, 160, 1000):
+        kept = [vector.abs().topk(cut(factor)).values for vector in vectors]
+        gain = sum(each.square().sum() for each in kept) / sum(each.square().sum() for each in vectors)
+        if gain >= min_gain:
+            worth[cut(factor)] = float(gain) / (base_s + 1 / factor)
+    assert worth[settled] >= 0.95 * max(worth.values()), (settled, worth)
+
+
+def test_no_step_sends_less_than_the_least_gain_allows():
+    assert set(Play(make(min_gain=0.7), slow_link, gradient=even).steps(2 * SETTLING)) == {NUM_VALUES}
+
+
+def test_a_factor_that_loses_too_much_falls_back_to_the_floor():
+    play = Play(make(lowest_factor=4, highest_factor=2000, policy="geometric", min_gain=0.9), slow_link)
+    sent = play.steps(20 * WINDOW)
+    assert cut(2000) not in sent
+    assert set(sent) - {NUM_VALUES}
+    kept = [gain for gain, number in zip(play.gains, sent, strict=True) if number < NUM_VALUES]
+    assert sum(kept) / len(kept) >= 0.9
+
+
+def test_the_floor_rises_where_nothing_is_lost_by_it():
+    def few_values(step):
+        gradient = torch.zeros(NUM_VALUES)
+        gradient[(7 * step) % NUM_VALUES] = 1.0
+        return gradient
+
+    controller = make()
+    Play(controller, slow_link, gradient=few_values).steps(SETTLING + 1)
+    state = controller.state_dict()
+    assert state["factor"] == state["floor"] == 1000
+
+
+def test_the_second_level_selects_what_one_level_would():
+    controller = make(min_gain=0.01)
+    Play(controller, lambda ratio: ratio).steps(4 * WINDOW)
+    vector = uneven(step=77)
+    choice = controller.choose(vector, TopK())
+    assert choice.num_kept == cut(160)
+    direct = TopK().select(vector, choice.num_kept)
+    assert sorted(choice.indices.tolist()) == sorted(direct.tolist())
+
+
+def test_ranks_with_other_gradients_and_clocks_choose_alike():
+    """Each by itself would choose otherwise: the first finds that compression pays, the last does not."""
+
+    def work(member):
+        skew = 1 + member.rank
+        controller = make(member, min_gain=0.3)
+        play = Play(
+            controller,
+            seconds=lambda ratio: (0.1 + ratio) * skew + 0.01 * torch.rand(1).item(),
+            gradient=lambda step: (uneven if member.rank < 2 else even)(step, rank=member.rank),
+        )
+        play.steps(2 * SETTLING)
+        return play.sent, controller.state_dict()
+
+    (first, state), *others = together(3, work)
+    assert all(other == (first, state) for other in others)
+    assert len(set(first)) > 2
+
+
+def test_a_gradient_that_is_no_number_travels_whole_from_all_and_is_not_learnt():
+    controller = make(min_gain=0.3)
+    play = Play(controller, slow_link)
+    play.steps(SETTLING + 1)
+    settled = play.sent[-1]
+    assert settled < NUM_VALUES
+    before = controller.state_dict()
+    broken = uneven(step=0)
+    broken[5] = math.nan
+    assert controller.choose(broken, TopK()).num_kept == NUM_VALUES
+    assert controller.state_dict() == before
+    assert controller.choose(uneven(step=1), TopK()).num_kept == settled
+
+    def work(member):
+        controller = make(member, min_gain=0.3)
+        Play(controller, slow_link).steps(SETTLING + 1)
+        return controller.choose(broken if member.rank else uneven(step=0), TopK()).num_kept
+
+    assert together(2, work) == [NUM_VALUES, NUM_VALUES]
+
+
+def test_gradients_of_nothing_but_zeros():
+    play = Play(make(), slow_link, gradient=lambda step: torch.zeros(NUM_VALUES))
+    play.steps(SETTLING)
+    assert all(math.isfinite(gain) for gain in play.gains)
+    assert GraVAC(agree=Alone()).choose(torch.zeros(0), Counting()).num_kept == 0
+
+
+def test_without_a_clock_it_stays_dense():
+    play = Play(make(), slow_link)
+    play.controller.observe = lambda seconds: None
+    assert set(play.steps(2 * SETTLING)) == {NUM_VALUES}
+
+
+def test_one_slow_step_does_not_count():
+    """Such as one in which a checkpoint was begun."""
+    times = iter(range(10**6))
+    play = Play(make(min_gain=0.3), lambda ratio: 50.0 if next(times) % WINDOW == 7 else 0.1 + ratio)
+    calm = Play(make(min_gain=0.3), slow_link)
+    assert play.steps(SETTLING + WINDOW) == calm.steps(SETTLING + WINDOW)
+
+
+def test_looks_again_after_four_windows_then_after_eight():
+    """Settling takes 3 windows here: dense, the first factor, and the second, which is no better."""
+    sent = Play(make(min_gain=0.01), seconds=lambda ratio: 1 - 0.9 * (ratio < 1)).steps(24 * WINDOW)
+    tried = [sent[window * WINDOW] == NUM_VALUES for window in range(24)]
+    assert [window for window, dense in enumerate(tried) if dense] == [0, 7, 18]
+
+
+def test_looks_again_at_once_when_steps_have_become_longer():
+    link = {"s": 0.0}
+    play = Play(make(min_gain=0.3), lambda ratio: 0.1 + link["s"] * ratio)
+    play.steps(4 * WINDOW)
+    assert play.sent[-1] == NUM_VALUES
+    link["s"] = 1.0
+    play.steps(WINDOW + SETTLING)
+    assert play.sent[-1] < NUM_VALUES
+
+
+def test_a_step_in_which_nothing_was_chosen_says_nothing():
+    """As while a planner has another collective at work."""
+    play, alike = (Play(make(min_gain=0.3), slow_link) for _ in range(2))
+    for _ in range(SETTLING + 1):
+        assert play.steps(1) == alike.steps(1)
+        play.controller.observe(1e6)
+        play.controller.observe(1e-6)
+
+
+@pytest.mark.parametrize("stop", [WINDOW, 3 * WINDOW, SETTLING + WINDOW])
+def test_going_on_from_a_state_changes_nothing(stop):
+    play = Play(make(min_gain=0.3), slow_link)
+    play.steps(stop)
+    resumed = Play(make(min_gain=0.3), slow_link)
+    resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
+    play.controller.load_state_dict(play.controller.state_dict())  # all begin the window anew
+    resumed.residual, resumed.sent[:] = play.residual, play.sent
+    assert resumed.steps(SETTLING) == play.steps(SETTLING)
+    assert resumed.controller.state_dict() == play.controller.state_dict()
+
+
+def test_with_other_ranks_it_begins_anew():
+    play = Play(make(min_gain=0.3), slow_link)
+    play.steps(SETTLING + 1)
+    other = make(Alone(num_ranks=2), min_gain=0.3)
+    other.load_state_dict(play.controller.state_dict())
+    assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
+    assert other.state_dict() == make(Alone(num_ranks=2), min_gain=0.3).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "linear"}, "exponential, geometric"),
+        ({"lowest_factor": 1}, "dense is tried too"),
+        ({"lowest_factor": 100, "highest_factor": 10}, "from 100 to 10"),
+        ({"min_gain": 0}, "least gain"),
+        ({"window_steps": 0}, "window"),
+        ({"tolerance": -1}, "tolerance"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make(**change)

@@ -1,0 +1,202 @@
+"""The choice between short steps and much energy."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm.comm.compressors import TopK
+from dlrm.comm.controllers import Pareto
+from dlrm.comm.controllers.pareto import RATIOS, Point, knee, pareto_set
+from tests.dlrm.comm.controllers.groups import Alone, together
+from tests.dlrm.comm.controllers.playing import NUM_VALUES, Play, even, uneven
+
+SAMPLE, REST = 5, 20
+EXPLORING = 6 * SAMPLE
+
+points = st.lists(
+    st.builds(
+        Point,
+        ratio=st.floats(0.001, 1),
+        seconds=st.sampled_from([0.1, 0.2, 0.5, 1.0, 1.1]) | st.floats(0.01, 10),
+        gain=st.sampled_from([0.1, 0.5, 0.9, 1.0]) | st.floats(0.01, 1),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def make(agree=None, **changes):
+    return Pareto(**{"agree": agree or Alone(), "sample_steps": SAMPLE, "rest_steps": REST, **changes})
+
+
+def slow_link(ratio):
+    return 0.1 + ratio
+
+
+@given(points)
+def test_the_set_holds_just_what_nothing_beats(points):
+    front = pareto_set(points)
+    assert front
+    for point in points:
+        beaten = any(
+            (other.seconds <= point.seconds and other.gain > point.gain)
+            or (other.seconds < point.seconds and other.gain >= point.gain)
+            for other in points
+        )
+        assert (point in front) == (not beaten)
+
+
+@given(points, st.floats(0.1, 10))
+def test_the_knee_is_in_the_set_and_does_not_depend_on_units(points, unit):
+    chosen = knee(points)
+    assert chosen in pareto_set(points)
+
+    def cost(point):
+        return point.seconds**0.6 / point.gain**0.4
+
+    assert cost(chosen) <= 1.011 * min(map(cost, points))
+    rescaled = knee([Point(ratio=p.ratio, seconds=p.seconds * unit, gain=p.gain) for p in points])
+    assert cost(Point(ratio=1, seconds=rescaled.seconds / unit, gain=rescaled.gain)) <= 1.011 * cost(chosen)
+
+
+def test_noise_does_not_decide_between_steps_that_take_equally_long():
+    """Scaled to the span of the candidates, half a per cent would be a whole axis."""
+    dense = Point(ratio=1, seconds=1.0, gain=1.0)
+    assert knee([dense, Point(ratio=0.1, seconds=0.995, gain=0.9)]) == dense
+    assert knee([dense, Point(ratio=0.1, seconds=0.995, gain=0.999)]) == dense
+    assert knee([dense, Point(ratio=0.1, seconds=0.5, gain=0.9)]).ratio == 0.1
+    assert knee([dense, Point(ratio=0.1, seconds=0.5, gain=0.3)]) == dense
+
+
+def test_each_candidate_is_tried_and_the_knee_stays():
+    play = Play(make(), slow_link)
+    sent = play.steps(EXPLORING + REST)
+    numbers = [round(NUM_VALUES * ratio) for ratio in (1.0, *RATIOS)]
+    assert sent[:EXPLORING] == [number for number in numbers for _ in range(SAMPLE)]
+    measured = [
+        Point(
+            ratio=number / NUM_VALUES,
+            seconds=slow_link(number / NUM_VALUES),
+            gain=sum(play.gains[place * SAMPLE :][:SAMPLE]) / SAMPLE,
+        )
+        for place, number in enumerate(numbers)
+    ]
+    assert set(sent[EXPLORING:]) == {round(NUM_VALUES * knee(measured).ratio)}
+    assert sent[-1] < NUM_VALUES
+
+
+@pytest.mark.parametrize("seconds", [lambda ratio: 1.0, lambda ratio: 1.0 + 0.2 * (ratio < 1)])
+def test_stays_dense_when_the_exchange_is_not_what_takes_time(seconds):
+    play = Play(make(), seconds)
+    play.steps(EXPLORING)
+    asked = play.compressor.calls
+    assert set(play.steps(4 * (REST + SAMPLE))) == {NUM_VALUES}
+    assert play.compressor.calls == asked
+
+
+def test_between_samples_nothing_is_measured_or_exchanged():
+    def work(member):
+        play = Play(make(member), slow_link)
+        play.steps(EXPLORING + 1)
+        before = member.sums, play.compressor.calls
+        play.steps(REST - 1)
+        return before == (member.sums, play.compressor.calls)
+
+    assert all(together(2, work))
+
+
+def test_candidates_are_tried_again_when_the_gain_has_moved():
+    noise = {"size": 0}
+    play = Play(make(), slow_link, gradient=lambda step: uneven(step) + noise["size"] * even(step))
+    play.steps(EXPLORING + REST)
+    chosen = play.sent[-1]
+    assert chosen < NUM_VALUES
+    noise["size"] = 20
+    play.steps(SAMPLE)
+    assert play.steps(SAMPLE) == [NUM_VALUES] * SAMPLE
+
+
+def test_candidates_are_tried_again_when_a_link_has_become_slow():
+    link = {"s": 0.0}
+    play = Play(make(), lambda ratio: 0.1 + link["s"] * ratio)
+    play.steps(EXPLORING + REST)
+    assert play.sent[-1] == NUM_VALUES
+    link["s"] = 1.0
+    play.steps(SAMPLE + EXPLORING + 1)
+    assert play.sent[-1] < NUM_VALUES
+
+
+def test_ranks_with_other_gradients_and_clocks_choose_alike():
+    def work(member):
+        controller = make(member)
+        play = Play(
+            controller,
+            seconds=lambda ratio: (0.1 + ratio) * (1 + member.rank) + 0.01 * torch.rand(1).item(),
+            gradient=lambda step: (uneven if member.rank < 2 else even)(step, rank=member.rank),
+        )
+        play.steps(EXPLORING + 3 * REST)
+        return play.sent, controller.state_dict()
+
+    (first, state), *others = together(3, work)
+    assert all(other == (first, state) for other in others)
+
+
+def test_no_numbers_no_energy_and_no_clock_leave_it_dense():
+    for gradient in (
+        lambda step: torch.full((NUM_VALUES,), math.nan),
+        lambda step: torch.zeros(NUM_VALUES),
+    ):
+        play = Play(make(), lambda ratio: 1.0, gradient=gradient)
+        play.steps(EXPLORING)
+        assert set(play.steps(3 * REST)) == {NUM_VALUES}
+    play = Play(make(), slow_link)
+    play.controller.observe = lambda seconds: None
+    play.steps(EXPLORING)
+    assert set(play.steps(3 * REST)) == {NUM_VALUES}
+
+
+def test_a_step_in_which_nothing_was_chosen_says_nothing():
+    """As while a planner has another collective at work."""
+    play, alike = (Play(make(), slow_link) for _ in range(2))
+    for _ in range(EXPLORING + 1):
+        assert play.steps(1) == alike.steps(1)
+        play.controller.observe(1e6)
+        play.controller.observe(1e-6)
+
+
+@pytest.mark.parametrize("stop", [2 * SAMPLE, EXPLORING + 1, EXPLORING + REST + SAMPLE])
+def test_going_on_from_a_state_changes_nothing(stop):
+    play = Play(make(), slow_link)
+    play.steps(stop)
+    resumed = Play(make(), slow_link)
+    resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
+    play.controller.load_state_dict(play.controller.state_dict())  # all begin the sample anew
+    resumed.residual, resumed.sent[:] = play.residual, play.sent
+    assert resumed.steps(EXPLORING + REST) == play.steps(EXPLORING + REST)
+    assert resumed.controller.state_dict() == play.controller.state_dict()
+
+
+def test_with_other_ranks_it_begins_anew():
+    play = Play(make(), slow_link)
+    play.steps(EXPLORING + 1)
+    other = make(Alone(num_ranks=2))
+    other.load_state_dict(play.controller.state_dict())
+    assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratios": ()}, "shares to try"),
+        ({"ratios": (0.1, 1.0)}, "dense is tried too"),
+        ({"sample_steps": 0}, "1 step"),
+        ({"rest_steps": -1}, "rest"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make(**change)

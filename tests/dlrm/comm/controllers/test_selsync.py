@@ -1,0 +1,201 @@
+"""SelSync: bulk-synchronous at one end, local at the other, and never of two minds."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, Adagrad, Adam
+
+from dlrm.comm.controllers import SelSync, averaged_state
+from tests.dlrm.comm.controllers.groups import Alone, together
+
+RANKS, STEPS, DIM = 3, 20, 5
+
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(4, DIM, generator=generator)
+    return inputs, inputs.sum(1, keepdim=True) + torch.randn(4, 1, generator=generator)
+
+
+def loss_of(weight, inputs, targets):
+    return (inputs @ weight - targets).square().mean()
+
+
+def train_selectively(member, delta, optimizer=SGD, **options):
+    """One rank's training, with a shard of a table beside its replica."""
+    weight = torch.nn.Parameter(torch.zeros(DIM, 1))
+    shard = torch.nn.Parameter(torch.full((2,), float(member.rank)))
+    dense = optimizer([weight], lr=0.05, **options)
+    sync = SelSync(agree=member, delta=delta, total=member.total)
+    met = []
+    for step in range(STEPS):
+        dense.zero_grad()
+        loss_of(weight, *batch(step, member.rank)).backward()
+        must_meet = sync.should_sync(weight.grad.norm())
+        dense.step()
+        met.append(must_meet)
+        if must_meet:
+            sync.average([weight], averaged_state(dense))
+    return weight.detach(), [state.clone() for state in averaged_state(dense)], shard.detach(), met, sync
+
+
+def train_in_step(optimizer=SGD, **options):
+    """One process on the batches of all ranks."""
+    weight = torch.nn.Parameter(torch.zeros(DIM, 1))
+    dense = optimizer([weight], lr=0.05, **options)
+    for step in range(STEPS):
+        dense.zero_grad()
+        sum(loss_of(weight, *batch(step, rank)) / RANKS for rank in range(RANKS)).backward()
+        dense.step()
+    return weight.detach()
+
+
+def train_alone(rank):
+    weight = torch.nn.Parameter(torch.zeros(DIM, 1))
+    dense = SGD([weight], lr=0.05)
+    for step in range(STEPS):
+        dense.zero_grad()
+        loss_of(weight, *batch(step, rank)).backward()
+        dense.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
+def test_delta_0_is_bulk_synchronous_for_sgd(options):
+    expected = train_in_step(**options)
+    for weight, _, _, met, _ in together(RANKS, partial(train_selectively, delta=0, **options)):
+        assert met == [True] * STEPS
+        torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_huge_delta_is_training_alone():
+    """Bit for bit; and replicas have parted."""
+    ranks = together(RANKS, partial(train_selectively, delta=1e9))
+    for rank, (weight, _, _, met, sync) in enumerate(ranks):
+        assert met == [False] * STEPS
+        assert torch.equal(weight, train_alone(rank))
+        assert (sync.local_share, sync.is_joined) == (1.0, False)
+    assert not torch.equal(ranks[0][0], ranks[1][0])
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adagrad, Adam])
+def test_replicas_and_their_state_are_equal_after_each_meeting(optimizer):
+    options = {"momentum": 0.9} if optimizer is SGD else {}
+    ranks = together(RANKS, partial(train_selectively, delta=0, optimizer=optimizer, **options))
+    first, states, *_ = ranks[0]
+    assert len(states) == (2 if optimizer is Adam else 1)
+    for weight, same, *_ in ranks:
+        assert torch.equal(weight, first)
+        assert all(torch.equal(one, other) for one, other in zip(states, same, strict=True))
+
+
+def test_ranks_meet_now_and_then_and_together():
+    ranks = together(RANKS, partial(train_selectively, delta=0.3))
+    met = ranks[0][3]
+    assert 0 < sum(met) < STEPS
+    assert all(other == met for _, _, _, other, _ in ranks)
+    assert ranks[0][4].local_share == met.count(False) / STEPS
+
+
+def test_shards_of_tables_are_left_alone():
+    for rank, (_, _, shard, _, _) in enumerate(together(RANKS, partial(train_selectively, delta=0))):
+        assert shard.tolist() == [rank, rank]
+
+
+def test_the_wish_of_one_rank_is_that_of_all():
+    def work(member):
+        sync = SelSync(agree=member, delta=0.5, total=member.total)
+        norms = [1.0] * 5 + [30.0 if member.rank == 2 else 1.0]
+        return [sync.should_sync(norm) for norm in norms]
+
+    assert together(RANKS, work) == [[False] * 5 + [True]] * RANKS
+
+
+def test_significance_is_the_relative_change_of_the_smoothed_energy():
+    """The formula, for 16 ranks: the newest weighs 0.16, and 25 values count."""
+    norms = (torch.rand(60, generator=torch.Generator().manual_seed(3)) + 0.5).tolist()
+
+    def smoothed(steps):
+        last = [norm**2 for norm in norms[:steps]][-25:]
+        weights = [0.16 * 0.84 ** (len(last) - 1 - place) for place in range(len(last))]
+        return sum(w * v for w, v in zip(weights, last, strict=True)) / sum(weights)
+
+    delta = 0.1
+    sync = SelSync(agree=Alone(num_ranks=16), delta=delta)
+    said = [sync.should_sync(norm) for norm in norms]
+    changes = [abs(smoothed(step) / smoothed(step - 1) - 1) for step in range(2, len(norms) + 1)]
+    assert said == [False] + [change >= delta for change in changes]
+    assert 5 < sum(said) < 55
+
+
+@pytest.mark.parametrize(
+    ("norms", "said"),
+    [
+        ([1.0, math.nan], [False, True]),
+        ([math.nan], [True]),
+        ([math.inf], [True]),
+        ([0.0, 0.0, 0.0], [False, False, False]),
+        ([0.0, 1.0], [False, True]),
+    ],
+)
+def test_no_numbers_count_as_significant_and_zeros_do_not(norms, said):
+    sync = SelSync(agree=Alone(), delta=0.3)
+    assert [sync.should_sync(torch.tensor(norm)) for norm in norms] == said
+
+
+def test_unequally_many_values_are_refused_on_all_ranks():
+    def work(member):
+        sync = SelSync(agree=member, total=member.total)
+        with pytest.raises(ValueError, match="leave out shards of tables"):
+            sync.average([torch.zeros(3 + (member.rank == 1))])
+        return True
+
+    assert all(together(RANKS, work))
+
+
+def test_join_exchanges_only_what_has_parted():
+    def work(member):
+        sync = SelSync(agree=member, delta=10, total=member.total)
+        weight = torch.nn.Parameter(torch.full((2, 2), float(member.rank)))
+        counts = []
+        for _ in range(2):
+            sync.join([weight])
+            counts.append(member.sums)
+        sync.should_sync(1.0)
+        sync.join([weight])
+        return weight.detach(), counts, sync.is_joined, member.sums
+
+    for weight, counts, is_joined, sums in together(RANKS, work):
+        assert counts == [0, 0]
+        assert sums > 1
+        assert is_joined
+        assert torch.equal(weight, torch.full((2, 2), 1.0))
+
+
+def test_going_on_from_a_state_changes_nothing():
+    norms = (torch.rand(40, generator=torch.Generator().manual_seed(4)) + 0.5).tolist()
+    sync, resumed = (SelSync(agree=Alone(4), delta=0.05) for _ in range(2))
+    for norm in norms[:30]:
+        sync.should_sync(norm)
+    resumed.load_state_dict(json.loads(json.dumps(sync.state_dict())))
+    assert [resumed.should_sync(norm) for norm in norms[30:]] == [
+        sync.should_sync(norm) for norm in norms[30:]
+    ]
+    assert resumed.local_share == sync.local_share
+
+
+def test_parameters_of_any_shape_are_averaged_in_place():
+    tensors = [torch.ones(()), torch.ones(2, 3).t(), torch.ones(4, dtype=torch.bfloat16), torch.ones(0)]
+    places = [tensor.data_ptr() for tensor in tensors]
+    SelSync(agree=Alone(2), total=lambda vector: 3 * vector).average(tensors[:2], tensors[2:])
+    assert all((tensor == 1.5).all() for tensor in tensors)
+    assert [tensor.data_ptr() for tensor in tensors] == places
+
+
+@pytest.mark.parametrize("delta", [-0.1, math.inf, math.nan])
+def test_a_bad_delta_is_refused(delta):
+    with pytest.raises(ValueError, match="delta"):
+        SelSync(agree=Alone(), delta=delta)
