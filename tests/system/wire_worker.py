@@ -11,13 +11,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm import build
+from dlrm import build, sharded
+from dlrm.comm.links import Link
 from dlrm.config import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.inputs import Ranks
 from dlrm.optim import dense_parameters
 from dlrm.replicas import Replicas
-from dlrm.sharding.splitting import choose, costs, planner
-from dlrm.sharding.splitting.cluster import Cluster, Link
+from dlrm.sharding.splitting import choose, costs, laying, planner
+from dlrm.sharding.splitting.cluster import Cluster
 from dlrm.sharding.splitting.shapes import Setting, shapes_of
 from dlrm.sharding.splitting.wire import counted
 
@@ -35,6 +36,7 @@ class Case:
     strategy: str
     batch_sizes: tuple[int, ...]
     wire_dtype: str = "fp32"
+    exchange_dtype: str = "fp32"
     precision: str = "fp32"
     chosen: str = ""
     """What `auto` is said to have chosen."""
@@ -53,12 +55,15 @@ def check(case: Case) -> None:
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(8, DIM), top_mlp=(12, 1), cross_rank=8
         ),
         sharding=ShardingConfig(
-            data_parallel_rows=case.small_rows, strategy=case.strategy, wire_dtype=case.wire_dtype
+            data_parallel_rows=case.small_rows,
+            strategy=case.strategy,
+            wire_dtype=case.wire_dtype,
+            exchange_dtype=case.exchange_dtype,
         ),
         train=TrainConfig(precision=case.precision),
     )
     seen = []
-    make_plan = build.make_plan
+    make_plan = sharded.make_plan
 
     def spying(model, sharder, *arguments):
         plan = make_plan(model, sharder, *arguments)
@@ -68,7 +73,7 @@ def check(case: Case) -> None:
         return plan
 
     remembered = planner.remembered
-    build.make_plan, planner.remembered = (
+    sharded.make_plan, planner.remembered = (
         spying,
         lambda folder: dict.fromkeys(("sparse", "wide"), case.chosen),
     )
@@ -84,7 +89,7 @@ def check(case: Case) -> None:
             )
         )
     finally:
-        build.make_plan, planner.remembered = make_plan, remembered
+        sharded.make_plan, planner.remembered = make_plan, remembered
     ((shapes, dense_numbers),) = seen
     for sizes in (case.batch_sizes, case.batch_sizes):  # the second step has nothing left to set up
         dense, labels, sparse = batch_of(sizes[rank])
@@ -119,7 +124,7 @@ def expected(case, shapes, dense_numbers, rank):
     link = Link(latency_s=0.0, bytes_per_s=1.0)
     per_node = case.ranks_per_node or num_ranks
     cluster = Cluster(num_ranks=num_ranks, ranks_per_node=per_node, inside=link, between=link)
-    wire_dtype = planner.WIRE_DTYPES[case.wire_dtype]
+    wire_dtype = laying.WIRE_DTYPES[case.wire_dtype]
     wanted = {"torchrec": "exchange", "des": "split", "auto": case.chosen}[case.strategy]
     values = ids = 0.0
     for shape in shapes:
