@@ -101,6 +101,55 @@ def test_all_combinations_learn(tables, dense, precision, shard_model, whole_tab
         assert not torch.equal(before, parameter)
 
 
+def step_once(model, dense, make_batch):
+    """The dense parameters before and after a step in which a plain SGD of rate 1 would move them far."""
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig())
+    before = [parameter.detach().clone() for parameter in dense_parameters(model)]
+    batch = make_batch(16, seed=1)
+    optimizers.begin_step(0)
+    (model(batch.dense, batch.sparse) * 100).sum().backward()
+    optimizers.step()
+    return before, [parameter.detach() for parameter in dense_parameters(model)]
+
+
+def test_clipping_is_of_all_dense_parameters_together(shard_model, make_batch):
+    dense = DenseConfig(optimizer="sgd", learning_rate=1.0, clip_norm=0.25)
+    before, after = step_once(shard_model(KINDS), dense, make_batch)
+    moved = torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.25, rel=1e-4)
+
+
+def test_clipping_leaves_tables_alone(shard_model, whole_tables, make_batch):
+    tables = []
+    for clip_norm in (0.0, 1e-3):
+        model = shard_model(KINDS)
+        step_once(model, DenseConfig(clip_norm=clip_norm), make_batch)
+        tables.append(whole_tables(model))
+    for name, unclipped in tables[0].items():
+        assert torch.equal(tables[1][name], unclipped), name
+
+
+def test_lamb_moves_each_layer_by_the_rate(shard_model, make_batch):
+    dense = DenseConfig(optimizer="lamb", learning_rate=0.01)
+    for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_lars_moves_each_layer_by_the_trust_coefficient(shard_model, make_batch):
+    dense = DenseConfig(optimizer="lars", learning_rate=2.0, trust_coefficient=0.02)
+    for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.04, rel=1e-3)
+
+
+def test_large_batch_optimizers_take_weight_decay(shard_model, make_batch):
+    ended = []
+    for decay in (0.0, 0.5):
+        dense = DenseConfig(optimizer="lars", learning_rate=2.0, weight_decay=decay)
+        ended.append(step_once(shard_model(KINDS), dense, make_batch)[1])
+    for plain, decayed in zip(*ended, strict=True):
+        assert torch.equal(plain, decayed) == (plain.dim() == 1)
+
+
 def test_without_replicated_tables_there_is_nothing_to_update(shard_model):
     replicated = ReplicatedTables(shard_model(), TablesConfig())
     assert replicated.optimizer is None

@@ -46,8 +46,13 @@ def make_operator_sharder(dense: DenseConfig, device: torch.device) -> Embedding
         device: where the tables live.
 
     Raises:
-        ValueError: FBGEMM lacks it there.
+        ValueError: FBGEMM lacks it there, or gradients are to be clipped.
     """
+    if dense.clip_norm:
+        raise ValueError(
+            "weights of an operator are updated in the backward pass, before gradients can be clipped; set "
+            "dense.clip_norm to 0, or sharding.strategy to torchrec"
+        )
     known = FUSED_OPTIMIZERS[device.type]
     if dense.optimizer not in known:
         raise ValueError(

@@ -223,3 +223,8 @@ def test_adam_is_refused_where_fbgemm_lacks_it():
     with pytest.raises(ValueError, match=r"by adam; set dense.optimizer to one of adagrad, sgd, or"):
         make_operator_sharder(adam, CPU)
     assert make_operator_sharder(adam, torch.device("cuda")).fused_params["eps"] == 1e-8
+
+
+def test_clipping_is_refused_where_it_comes_too_late():
+    with pytest.raises(ValueError, match=r"set dense\.clip_norm to 0, or sharding\.strategy to torchrec"):
+        make_operator_sharder(DenseConfig(optimizer="sgd", clip_norm=1.0), CPU)
