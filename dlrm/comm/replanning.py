@@ -1,0 +1,48 @@
+"""When to plan again: links change, as other jobs come and go, but asking all ranks costs an exchange too."""
+
+from statistics import median
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+CHECK_STEPS: Final = 500
+"""Steps between the times that ranks compare what they see."""
+MOVED: Final = 1.5
+"""Factor, up or down, by which exchanges must have changed."""
+
+
+class Watch:
+    """Compares the time of exchanges with that of the first steps after a plan.
+
+    A rank that is early waits for the others in its exchange, so that the least of all ranks' medians
+    counts: the time of who came last.
+
+    Args:
+        device: on which the group's backend exchanges tensors.
+        group: None is all ranks.
+    """
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        self._device, self._group = device, group
+        self._seen_s: list[float] = []
+        self._usual_s: float | None = None
+
+    def observe(self, exchange_s: float) -> bool:
+        """Whether to plan again now: the same answer on all ranks, which call it once a step.
+
+        Args:
+            exchange_s: what the exchange of this step took on this rank.
+        """
+        self._seen_s.append(exchange_s)
+        if len(self._seen_s) < CHECK_STEPS:
+            return False
+        now = torch.tensor([median(self._seen_s)], dtype=torch.float64, device=self._device)
+        self._seen_s.clear()
+        dist.all_reduce(now, op=dist.ReduceOp.MIN, group=self._group)
+        now_s = float(now)
+        usual_s = self._usual_s
+        moved = usual_s is not None and not usual_s / MOVED <= now_s <= usual_s * MOVED
+        if moved or usual_s is None:
+            self._usual_s = None if moved else now_s  # after a new plan, its first steps are the measure
+        return moved
