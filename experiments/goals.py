@@ -119,6 +119,7 @@ GOALS: Final[Sequence[Goal]] = [
         planner_hits_share=0.9,
         auto_worst_ratio=0.97,
     ),
+    *_goals("mstopk", Sense.AT_LEAST, mstopk_speedup_10m=3, mstopk_speedup_100m=3, mstopk_energy=0.99),
 ]
 
 

@@ -1,0 +1,178 @@
+"""Our MSTopK against `torch.topk`: `python -m experiments.mstopk [--quick]`.
+
+Both look for the largest magnitudes of a vector: of values that are normally distributed, Cauchy (a heavy
+tail), or nearly all 0 (fewer others than are looked for, as in the gradient of a network that sleeps);
+1 % of them and 0.1 %. `torch.topk` (unsorted) is given the magnitudes, our MSTopK makes them itself. They
+take turns, each as often first as second, on warm memory, which the C library keeps as our trainer has it do.
+Figures, each the worst over values and shares:
+
+- `mstopk_speedup_1m`, `mstopk_speedup_10m`, `mstopk_speedup_100m`: median over rounds of the time of
+  `torch.topk` / ours, of vectors of so many values; `..._low` and `..._high`: the extremes over those rounds.
+- `mstopk_energy`: sum of squares of the values that ours chose / of those that `torch.topk` chose, of all
+  vectors. That they are exactly as many, each once, is checked on the way.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dlrm.comm.compressors import MSTopK
+from dlrm.memory import keep_freed_memory
+from experiments.record import Record, Row
+
+SEED: Final = 1
+SHARES: Final = (0.01, 0.001)
+WANTED: Final = 3.0
+"""Speed-up that is to be reached from 10 million values on."""
+NOT_ZERO_EVERY: Final = 2500
+"""Of the values that are nearly all 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A length of vectors."""
+
+    label: str
+    """As in the figures."""
+    num_values: int
+    rounds: int
+
+
+SIZES: Final = (
+    Size(label="1m", num_values=1_000_000, rounds=21),
+    Size(label="10m", num_values=10_000_000, rounds=11),
+    Size(label="100m", num_values=100_000_000, rounds=5),
+)
+QUICK_SIZES: Final = tuple(
+    Size(label=size.label, num_values=max(size.num_values // 100, 100_000), rounds=2) for size in SIZES
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    quick = parser.parse_args(arguments).quick
+    sizes = QUICK_SIZES if quick else SIZES
+    keep_freed_memory()
+    config = {
+        "num_values": [size.num_values for size in sizes],
+        "rounds": [size.rounds for size in sizes],
+        "shares": SHARES,
+        "kinds": list(KINDS),
+        "threads": torch.get_num_threads(),
+    }
+    record = Record("mstopk", config, seeds=[SEED], quick=quick)
+    for size in sizes:
+        for kind in KINDS:
+            for share in SHARES:
+                key = f"{size.label} {kind} {share:.1%}"
+                row = record.measure(key, lambda: _measure(size, kind, share))  # noqa: B023
+                print(f"{key}: {_speed_up(row):.2f} x, energy {row['energy']:.4f}", flush=True)
+    figures = figures_of(record.rows)
+    path = record.finish(figures)
+    _draw(record.rows, path.with_suffix(".png"))
+    print(f"{figures}\nstored in {path}")
+    return 0
+
+
+def _normal(size: int, seed: int = SEED) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _cauchy(size: int) -> Tensor:
+    return _normal(size).div_(_normal(size, SEED + 1))
+
+
+def _nearly_zero(size: int) -> Tensor:
+    vector = _normal(size)
+    return torch.where(torch.arange(size) % NOT_ZERO_EVERY == 0, vector, 0.0)
+
+
+KINDS: Final[dict[str, Callable[[int], Tensor]]] = {
+    "normal": _normal,
+    "Cauchy": _cauchy,
+    "nearly all 0": _nearly_zero,
+}
+
+
+def _measure(size: Size, kind: str, share: float) -> Row:
+    """Times of both in every round, and the energy that ours keeps."""
+    vector = KINDS[kind](size.num_values)
+    magnitudes = vector.abs()
+    num_kept = int(share * size.num_values)
+    contenders: dict[str, Callable[[], Tensor]] = {
+        "topk_s": lambda: magnitudes.topk(num_kept, sorted=False).indices,
+        "mstopk_s": lambda: MSTopK().select(vector, num_kept),
+    }
+    exact, found = (find() for find in contenders.values())  # which warms the memory up, too
+    assert found.numel() == len(torch.unique(found)) == num_kept
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(size.rounds):
+        for name in list(contenders)[:: 1 if number % 2 else -1]:
+            start_s = time.perf_counter()
+            contenders[name]()
+            times[name].append(time.perf_counter() - start_s)
+    energy = float(_energy(vector, found) / _energy(vector, exact))
+    return {"size": size.label, "kind": kind, "share": share, **times, "energy": energy}
+
+
+def _energy(vector: Tensor, indices: Tensor) -> Tensor:
+    return vector[indices].double().square().sum()
+
+
+def _speed_ups(row: Row) -> list[float]:
+    """Of every round."""
+    return [theirs / ours for theirs, ours in zip(row["topk_s"], row["mstopk_s"], strict=True)]
+
+
+def _speed_up(row: Row) -> float:
+    return median(_speed_ups(row))
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+    """All figures."""
+    figures = {}
+    for label in dict.fromkeys(row["size"] for row in rows):
+        worst = min((row for row in rows if row["size"] == label), key=_speed_up)
+        figures[f"mstopk_speedup_{label}"] = _speed_up(worst)
+        figures[f"mstopk_speedup_{label}_low"] = min(_speed_ups(worst))
+        figures[f"mstopk_speedup_{label}_high"] = max(_speed_ups(worst))
+    return figures | {"mstopk_energy": min(row["energy"] for row in rows)}
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """Speed-up of every kind and share by size, with the extremes over rounds."""
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    labels = list(dict.fromkeys(row["size"] for row in rows))
+    lines = list(dict.fromkeys((row["kind"], row["share"]) for row in rows))
+    for number, (kind, share) in enumerate(lines):
+        mine = [row for row in rows if (row["kind"], row["share"]) == (kind, share)]
+        middles = [_speed_up(row) for row in mine]
+        edges = [
+            [middle - min(_speed_ups(row)) for row, middle in zip(mine, middles, strict=True)],
+            [max(_speed_ups(row)) - middle for row, middle in zip(mine, middles, strict=True)],
+        ]
+        places = [labels.index(row["size"]) + (number - (len(lines) - 1) / 2) * 0.13 for row in mine]
+        axes.errorbar(places, middles, yerr=edges, fmt="o", capsize=3, label=f"{kind}, {share:.1%}")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(WANTED, color="tab:red", linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(labels)), [f"{label.removesuffix('m')} million values" for label in labels])
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("time of torch.topk / MSTopK")
+    axes.set_title("Finding the largest magnitudes (bars: extremes over rounds; red: goal)", fontsize=10)
+    axes.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
