@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlrm.comm.largest import NOTHING, bound_below, largest, suggested_bound
+from dlrm.comm.largest import bound_below, largest, suggested_bound
 
 
 class Compressor(Protocol):
@@ -85,7 +85,7 @@ class MSTopK(_Stateless):
         found = largest(vector, num_kept, bound)
         num_missing = num_kept - found.numel()
         if num_missing:
-            rest = largest(vector, num_missing, NOTHING, up_to=bound)
+            rest = largest(vector, num_missing, bound_below(0), up_to=bound)
             found = torch.cat([found, rest]).sort().values
         return found
 

@@ -10,8 +10,10 @@ first bound decides is speed: one that a sample suggests lets little more than n
 """
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,29 +21,27 @@ MAGNITUDE: Final = 0x7FFFFFFF
 """All bits of a float but its sign."""
 NOTHING: Final = -1
 """The bound that every magnitude exceeds."""
-SAMPLE: Final = 2**16
+SAMPLE: Final = 2**15
 """Values in the sample at most."""
 SAMPLED: Final = 16
 """A sample is one of so many values at most."""
 MARGIN: Final = 4
 """How many standard deviations of the sample's error the suggested bound stays on the safe side."""
-CHUNK: Final = 2**15
-"""Values read at a time: with what is made of them they fit the cache of a core, or of two."""
+CHUNK: Final = 2**16
+"""Values read at a time on the CPU: with what is made of them they fit a core's cache."""
 CHUNK_OF_DEVICE: Final = 2**24
-"""The same where a launch costs more than the cache saves: on a GPU."""
+"""The same on a GPU, where starting costs more than the cache saves."""
 SPARE: Final = 2**16
 """Held at most, besides twice what is asked for."""
-WORD: Final = 8
-"""Flags that are looked at at once."""
 
 
-def bound_below(value: float) -> int:
-    """The bound that exactly magnitudes of at least `value`, as a float32, exceed."""
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32)) - 1
+def bound_below(value: float) -> Tensor:
+    """The bound that exactly magnitudes of at least `value`, as a float32, exceed; int32, no dimensions."""
+    return torch.tensor(value, dtype=torch.float32).view(torch.int32) - 1
 
 
 def suggested_bound(vector: Tensor, num_wanted: int) -> Tensor:
-    """A bound that `num_wanted` magnitudes, and few more, probably exceed; int32 without dimensions.
+    """A bound that `num_wanted` magnitudes, and few more, probably exceed; int32, no dimensions.
 
     Args:
         vector: fp32 `[d]`.
@@ -68,7 +68,7 @@ def sample_positions(size: int, device: torch.device) -> Tensor:
     return torch.arange(min(SAMPLE, size // SAMPLED), device=device).mul_(stride).remainder_(size)
 
 
-def largest(vector: Tensor, num_wanted: int, above: Tensor | int, up_to: Tensor | None = None) -> Tensor:
+def largest(vector: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None = None) -> Tensor:
     """Ascending indices of the `num_wanted` largest magnitudes within bounds, or of all if there are fewer.
 
     Of equal magnitudes the first ones are taken.
@@ -76,70 +76,82 @@ def largest(vector: Tensor, num_wanted: int, above: Tensor | int, up_to: Tensor 
     Args:
         vector: fp32 `[d]`.
         num_wanted: at least 1.
-        above: bound that the magnitudes exceed, as `suggested_bound` or `bound_below` makes it.
-        up_to: bound that they do not exceed, int32 without dimensions; None: there is none.
+        above: bound that the magnitudes exceed, int32 without dimensions.
+        up_to: bound that they do not exceed, likewise; None: there is none.
 
     Returns:
         int64 `[n]`, n <= `num_wanted`.
     """
-    bits = vector.view(torch.int32)
-    chunk = CHUNK if vector.device.type == "cpu" else CHUNK_OF_DEVICE
-    size = min(chunk, bits.numel())
-    # memory that every chunk uses again, since its first use costs more than all that is done in it
-    magnitudes, flags = bits.new_empty(size), bits.new_empty(size, dtype=torch.bool)
-    held = _Held(num_wanted, vector.device)
-    for number, part in enumerate(torch.split(bits, chunk)):
-        size = part.numel()
-        magnitude = torch.bitwise_and(part, MAGNITUDE, out=magnitudes[:size])
-        flag = torch.gt(magnitude, above, out=flags[:size])
-        if up_to is not None:
-            flag &= magnitude <= up_to
-        position = _positions(flag)
-        if position.numel() == 0:
-            continue
-        held.add(position + number * chunk, magnitude[position])
-        if held.num > 2 * num_wanted + SPARE:
-            above = held.drop_all_but_wanted()
-    if held.num > num_wanted:
-        held.drop_all_but_wanted()
-    return held.indices
+    bits = vector.detach().view(torch.int32)
+    held = _Held(num_wanted, above.to(vector.device))
+    scan = _scan_on_cpu if vector.device.type == "cpu" else _scan_on_device
+    for indices, magnitudes in scan(bits, held, up_to):
+        held.add(indices, magnitudes)
+    return held.largest()
 
 
 class _Held:
     """Indices and magnitudes that may be among those wanted, in ascending order of the indices."""
 
-    def __init__(self, num_wanted: int, device: torch.device) -> None:
+    def __init__(self, num_wanted: int, bound: Tensor) -> None:
+        self.bound = bound
+        """Only magnitudes that exceed it are of interest."""
         self.num = 0
         self._num_wanted = num_wanted
-        self._indices = [torch.empty(0, dtype=torch.int64, device=device)]
-        self._magnitudes = [torch.empty(0, dtype=torch.int32, device=device)]
-
-    @property
-    def indices(self) -> Tensor:
-        """All of them."""
-        return torch.cat(self._indices)
+        self._indices = [torch.empty(0, dtype=torch.int64, device=bound.device)]
+        self._magnitudes = [torch.empty(0, dtype=torch.int32, device=bound.device)]
 
     def add(self, indices: Tensor, magnitudes: Tensor) -> None:
         """Hold more, which come after those held."""
         self._indices.append(indices)
         self._magnitudes.append(magnitudes)
         self.num += indices.numel()
+        if self.num > 2 * self._num_wanted + SPARE:
+            self._drop()
 
-    def drop_all_but_wanted(self) -> Tensor:
-        """Keep the largest, and return the smallest of these."""
+    def largest(self) -> Tensor:
+        """Indices of those wanted, of all that were held."""
+        if self.num > self._num_wanted:
+            self._drop()
+        return torch.cat(self._indices)
+
+    def _drop(self) -> None:
+        """Drop all but those wanted. Later ones must exceed the smallest of these."""
         indices, magnitudes = torch.cat(self._indices), torch.cat(self._magnitudes)
-        least = magnitudes.topk(self._num_wanted, sorted=False).values.min()
-        larger, equal = magnitudes > least, magnitudes == least
+        self.bound = magnitudes.topk(self._num_wanted, sorted=False).values.min()
+        larger, equal = magnitudes > self.bound, magnitudes == self.bound
         kept = larger | (equal & (equal.cumsum(0) <= self._num_wanted - larger.sum()))
         self._indices, self._magnitudes = [indices[kept]], [magnitudes[kept]]
         self.num = self._num_wanted
-        return least
 
 
-def _positions(flags: Tensor) -> Tensor:
-    """Ascending positions of the flags that are set, where few are: whole words without one are skipped."""
-    if flags.numel() % WORD:
-        return flags.nonzero().view(-1)
-    words = flags.view(torch.int64).nonzero().view(-1)
-    pairs = flags.view(-1, WORD)[words].nonzero()
-    return words[pairs[:, 0]].mul_(WORD).add_(pairs[:, 1])
+def _scan_on_cpu(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Indices and magnitudes of what exceeds the bound that is held, chunk by chunk.
+
+    NumPy finds the few flags that are set many times faster than PyTorch does, and starts faster. It works
+    with one thread: at this length of chunk, threads would wait for each other more than they work.
+    """
+    everything = bits.numpy()
+    # memory that every chunk uses again: its first use costs more than all that is done in it
+    magnitudes, flags = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.bool_)
+    for start in range(0, everything.size, CHUNK):
+        chunk = everything[start : start + CHUNK]
+        magnitude = np.bitwise_and(chunk, MAGNITUDE, out=magnitudes[: chunk.size])
+        flag = np.greater(magnitude, held.bound.numpy(), out=flags[: chunk.size])
+        if up_to is not None:
+            flag &= magnitude <= up_to.numpy()
+        positions = np.flatnonzero(flag)
+        if positions.size:
+            found = torch.from_numpy(magnitude[positions])
+            yield torch.from_numpy(positions).add_(start), found
+
+
+def _scan_on_device(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_scan_on_cpu`, in chunks so large that the host waits for few."""
+    for number, chunk in enumerate(torch.split(bits, CHUNK_OF_DEVICE)):
+        magnitude = chunk & MAGNITUDE
+        flag = magnitude > held.bound
+        if up_to is not None:
+            flag &= magnitude <= up_to
+        positions = flag.nonzero().view(-1)
+        yield positions + number * CHUNK_OF_DEVICE, magnitude[positions]
