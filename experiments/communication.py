@@ -23,7 +23,8 @@ rare meeting (SelSync) are in the table and not in these figures: how much may b
 choice (`comm.ratio`), and only the way is `auto`'s.
 
 - `auto_worst_ratio`: throughput of `auto` over the best comparable contender, in the cell where it is lowest,
-  with `..._low` and `..._high`; exactly 1 where it is the best one.
+  with `..._low` and `..._high`; exactly 1 where it is the best one. Every other round says who is best, and
+  those between are compared: whoever won a round by luck does not win the next one by it.
 - `auto_best_share`: cells in which it is; `auto_dense_share`: in which it chose to send all values.
 - `wide_1gbps_speedup`: of `auto` over DDP on `wide` at 1 Gb/s, in the layout where it is lowest, with
   `..._low` and `..._high`; each layout's own under `..._WORKERS`.

@@ -40,7 +40,7 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
                 axes.set_title(f"{model}, {layout}", fontsize=10)
             else:
                 axes.set_axis_off()
-    figure.suptitle("Throughput over DDP's (framed: what auto chose; bold: best comparable)", fontsize=11)
+    figure.suptitle("Throughput over DDP's\nframed: auto's choice; bold: best comparable", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -81,7 +81,7 @@ def draw_trainings(
             for value in ("seconds", "auc")
         )
         style = {"color": "black", "linewidth": 2.0} if name == BASELINE else {"color": f"C{number % 10}"}
-        left.plot(seconds, aucs, "-o", markersize=3, label=name, **style)  # type: ignore[arg-type]
+        left.plot(seconds, aucs, "-o", markersize=3, label=name, **style)
     left.set(xlabel="seconds of training, mean over seeds", ylabel="AUC on the test day", title=title)
     left.legend(fontsize=7)
     _draw_deltas(right, [name for name in names if name != BASELINE], figures)

@@ -110,7 +110,10 @@ def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
 
 def distributed(model: nn.Module, rival: Rival) -> DistributedDataParallel:
     """A model under DDP, with the hook of a rival."""
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # PowerSGD sends several messages a bucket, the later ones from callbacks: with gloo, ranks would mix up
+    # those of two buckets
+    bucket_mb = num_dense(model) * 4e-6 + 1 if rival is Rival.POWER_SGD else None
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     register_hook(wrapped, rival, POWER_SGD_STARTS)
     return wrapped
 

@@ -120,6 +120,9 @@ GOALS: Final[Sequence[Goal]] = [
         auto_worst_ratio=0.97,
     ),
     *_goals("mstopk", Sense.AT_LEAST, mstopk_speedup_10m=3, mstopk_speedup_100m=3, mstopk_energy=0.99),
+    *_goals(
+        "communication", Sense.AT_LEAST, auto_worst_ratio=0.97, wide_1gbps_speedup=1.25, table_vi_hits=36
+    ),
 ]
 
 

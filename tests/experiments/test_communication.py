@@ -14,7 +14,6 @@ from experiments.communication_contenders import (
     CONTENDERS,
     LIMIT,
     TRAINED,
-    Rival,
     is_comparable,
     may_be_chosen,
     stepped,
@@ -62,7 +61,7 @@ def training(contender, seed, aucs, step_s=1.0):
 
 def test_the_best_is_sought_among_those_that_leave_no_more_behind():
     measured = cell(ddp=1.0, dense=0.8, ring_int8=0.5, nothing=0.01, power_sgd=0.1, **{"star_0.001": 0.1})
-    assert (measured.best, measured.fastest) == ("ring_int8", "power_sgd")
+    assert measured.best == "ring_int8"
     assert measured.auto_ratio.value == pytest.approx(0.5 / 0.8)
     assert measured.share.value == pytest.approx(0.99)
     comparable = {name for name in CONTENDERS if is_comparable(name)}
@@ -94,6 +93,13 @@ def test_a_ratio_is_of_rounds_that_have_both():
     assert measured.ratio("dense", "ddp").value == 3.0
     assert measured.ratio("tree", "ddp").value == pytest.approx(2 / 9)
     assert measured.ratio("dense", "dense") == measured.auto_ratio
+
+
+def test_who_is_best_by_luck_is_found_out():
+    rounds = [{"ddp": 1.0, "dense": 1.0, "tree": 1.0 + 0.1 * (-1) ** (number + 1)} for number in range(8)]
+    measured = cell(rounds=rounds)  # tree wins every other round, and loses those between
+    assert measured.best == "tree"
+    assert measured.auto_ratio.value == pytest.approx(1.1)
 
 
 def test_only_those_close_to_the_best_go_on():
@@ -211,13 +217,11 @@ def test_the_command_runs_and_counts_what_the_formulas_say(tmp_path, monkeypatch
     assert {row["contender"] for row in rows if "curve" in row} == {*QUICK.trained}
     for row in rows:
         for name, expected in row.get("formula_bytes", {}).items():
-            if name == "priority":
-                continue
             counted = row["link_bytes"][name]
             # headers and acknowledgements, and a barrier for each turn
             assert expected <= counted <= 1.1 * expected + 5000, (row["key"], name)
         if "link_bytes" in row and "rounds" in row:
-            assert row["link_bytes"][Rival.NOTHING.name.lower()] < 2000
+            assert row["link_bytes"][LIMIT] < 2000
             assert row["link_bytes"]["ddp"] == pytest.approx(row["link_bytes"]["dense"], rel=0.05)
             assert row["link_bytes"]["ddp_fp16"] < 0.6 * row["link_bytes"]["ddp"]
     assert all(
