@@ -43,15 +43,14 @@ test day; PowerSGD begins when `auto` plans. Against DDP's run of the same seed:
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from random import Random
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-from experiments.communication_contenders import TRAINED, stepped
+from experiments.communication_contenders import BASELINE
 from experiments.communication_figures import (
     Layout,
     cells_of,
@@ -60,8 +59,15 @@ from experiments.communication_figures import (
     share_of,
     trainings_of,
 )
-from experiments.communication_models import MODELS
 from experiments.communication_picture import draw_steps, draw_trainings
+from experiments.communication_tasks import (
+    QUICK,
+    TRAINED_GBIT_PER_S,
+    TRAINED_LAYOUT,
+    Scope,
+    Task,
+    tasks,
+)
 from experiments.network import Network, NoNetworkError, check_possible
 from experiments.precision import default_dataset
 from experiments.record import Record, Row
@@ -70,70 +76,6 @@ from experiments.workers import Workers
 
 WORKER: Final = "experiments.communication_worker"
 CORES: Final = 2
-LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
-"""In Gb/s; contenders are built on the fastest."""
-TRAINED_LAYOUT: Final = Layout(workers=2)
-TRAINED_GBIT_PER_S: Final = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scope:
-    """What is measured."""
-
-    layouts: tuple[Layout, ...] = (
-        Layout(workers=2),
-        Layout(workers=4),
-        Layout(workers=4, per_node=2),
-    )
-    links_gbit_per_s: tuple[float | None, ...] = LINKS
-    models: tuple[str, ...] = tuple(MODELS)
-    shared: tuple[str, ...] = ("tiny", "terabyte")
-    """Recipes of which the dense exchange's share is measured."""
-    share_s: float = 2.0
-    """Roughly, of a cell."""
-    cell_s: float = 4.0
-    large_cell_s: float = 35.0
-    rounds: tuple[int, int] = (4, 60)
-    """Of all contenders, and at most of those that are close."""
-    large_rounds: tuple[int, int] = (2, 12)
-    trained: tuple[str, ...] = TRAINED
-    seeds: tuple[int, ...] = (0, 1, 2)
-    trainings: dict[str, int] = field(
-        default_factory=lambda: {"steps": 320, "evaluations": 5, "test_batches": 48}
-    )
-
-    def links(self, model: str, layout: Layout) -> list[float | None]:
-        """Speeds of the cells of a model; few of a large one on many workers."""
-        if not MODELS[model].is_large or layout.workers <= 2:
-            return list(self.links_gbit_per_s)
-        wanted = (10.0, 1.0) if layout.per_node > 1 else (1.0,)
-        return [link for link in self.links_gbit_per_s if link in wanted]
-
-
-QUICK: Final = Scope(
-    layouts=(Layout(workers=2),),
-    links_gbit_per_s=(None, 1.0),
-    models=("tiny",),
-    shared=("tiny",),
-    share_s=0,
-    cell_s=0,
-    rounds=(2, 2),
-    trained=("ddp", "auto", "power_sgd", "selsync"),
-    seeds=(0, 1),
-    trainings={"steps": 14, "evaluations": 2, "test_batches": 4},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """One row to measure."""
-
-    key: str
-    gbit_per_s: float | None
-    request: dict[str, Any]
-    """To the workers."""
-    told: dict[str, Any]
-    """Besides their answer, in the row."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,49 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     draw_trainings(trainings_of(record.rows), figures, title, path.with_name("communication_training.png"))
     print(f"{figures}\nstored in {path}")
     return 0
-
-
-def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
-    """All rows of a layout, in the order in which they are measured: shares, trainings, steps."""
-    if layout.per_node == 1:
-        for recipe in scope.shared:
-            for link in scope.links_gbit_per_s:
-                yield Task(
-                    key=f"share {recipe} {layout} {link_name(link)}",
-                    gbit_per_s=link,
-                    request={"do": "share", "recipe": recipe, "cell_s": scope.share_s},
-                    told={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
-                )
-    if layout == TRAINED_LAYOUT:
-        yield from _trainings(scope)
-    for model in scope.models:
-        is_large = MODELS[model].is_large
-        names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
-        for link in scope.links(model, layout):
-            yield Task(
-                key=f"steps {model} {layout} {link_name(link)}",
-                gbit_per_s=link,
-                request={
-                    "do": "time",
-                    "model": model,
-                    "contenders": names,
-                    "rounds": scope.large_rounds if is_large else scope.rounds,
-                    "cell_s": scope.large_cell_s if is_large else scope.cell_s,
-                },
-                told={"model": model, **asdict(layout), "gbit_per_s": link},
-            )
-
-
-def _trainings(scope: Scope) -> Iterator[Task]:
-    """Seed by seed, in a random order, so that no contender is always the first or the last."""
-    for seed in scope.seeds:
-        for name in Random(seed).sample(scope.trained, len(scope.trained)):
-            yield Task(
-                key=f"train {name} seed {seed}",
-                gbit_per_s=TRAINED_GBIT_PER_S,
-                request={"do": "train", "contender": name, "seed": seed},
-                told={"contender": name, "seed": seed},
-            )
 
 
 class Progress:
@@ -237,7 +136,7 @@ def told(row: Row) -> str:
     (cell,) = cells_of([row])
     ratio = cell.auto_ratio
     return (
-        f"{cell.name}: auto is {cell.chosen}, {cell.ratio(cell.chosen, 'ddp').value:.2f} x DDP, "
+        f"{cell.name}: auto is {cell.chosen}, {cell.ratio(cell.chosen, BASELINE).value:.2f} x DDP, "
         f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) of {cell.best}; {len(cell.rounds)} rounds"
     )
 

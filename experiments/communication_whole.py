@@ -28,7 +28,7 @@ from dlrm.replicas import Replicas
 from dlrm.replicas.apart import Apart
 from dlrm.replicas.keeping import mean_over_ranks
 from experiments.communication_contenders import CONTENDERS, LIMIT, Contender, Rival
-from experiments.communication_steps import register_hook
+from experiments.communication_ways import register_hook
 from experiments.network import sent_bytes
 from experiments.splitting_workload import Workload as TerabyteWorkload
 from experiments.training import NUM_SCALARS, Keep, Keeper, Training

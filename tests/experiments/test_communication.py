@@ -8,7 +8,6 @@ import pytest
 
 from dlrm.inputs import Ranks
 from experiments import communication, network
-from experiments.communication import QUICK, Scope, tasks
 from experiments.communication_contenders import (
     BASELINE,
     CONTENDERS,
@@ -32,6 +31,7 @@ from experiments.communication_figures import (
 from experiments.communication_models import MODELS, DensePart, num_dense, samples
 from experiments.communication_picture import draw_steps, draw_trainings
 from experiments.communication_steps import still_in
+from experiments.communication_tasks import QUICK, Scope, tasks
 from tests.experiments.namespaces import own_namespaces
 
 SPEEDS = (1.0, 2.0, 4.0, 8.0)
