@@ -15,6 +15,8 @@ from data.synthetic import SyntheticConfig, generate
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
+RESIDUALS = ("comm.exchange=all_gather", "comm.ratio=0.02", "comm.wire_dtype=fp16")
+"""An exchange that leaves some on each rank, which must come back as well."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def dataset(tmp_path_factory):
 def undisturbed(start_for_all, dataset, tmp_path_factory):
     """A run that ends while the first test disturbs another; a function that waits for it, and its folder."""
     runs = tmp_path_factory.mktemp("undisturbed")
-    process = start_for_all("-m", "dlrm.train", *settings(dataset, runs), ranks=2)
+    process = start_for_all("-m", "dlrm.train", *settings(dataset, runs, *RESIDUALS), ranks=2)
 
     def whole():
         _, said = process.communicate(timeout=150)
@@ -53,9 +55,6 @@ def settings(dataset, runs, *more):
         "train.evaluate_every_steps=50",
         "train.log_every_steps=10",
         "schedule.warmup_steps=90",
-        "comm.exchange=all_gather",  # whose residuals must come back as well
-        "comm.ratio=0.02",
-        "comm.wire_dtype=fp16",
         *more,
     )
 
@@ -104,7 +103,7 @@ def test_wish_9_two_interruptions_in_one_epoch_change_nothing(start, dataset, un
     def train(*arguments):
         return start("-m", "dlrm.train", *arguments, ranks=2)
 
-    run = train(*settings(dataset, tmp_path, "checkpoint.every_steps=20"))
+    run = train(*settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"))
     folder = wait_for_step(run, tmp_path, 60)
     workers_of(run)[1].kill()
     _, said = run.communicate(timeout=60)
@@ -136,7 +135,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     run = start(
         "-m",
         "dlrm.train",
-        *settings(dataset, tmp_path, "checkpoint.every_steps=20"),
+        *settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"),
         ranks=2,
         restarts=3,
         environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
