@@ -84,6 +84,16 @@ def test_on_fast_links_going_through_partial_results_is_too_much():
     assert chosen(shape, cluster_of(2, link=FAST, memory_bytes_per_s=1e9), 10**6).strategy == "exchange"
 
 
+def test_what_travels_in_a_codec_is_fewer_bytes_for_the_exchange_alone():
+    shape = shape_of(2, 24 * 16 * 3 // 8)  # a split sends 3/4 of what the exchange does in fp32
+    coded = replace(shape, exchanged_bytes=1.5)
+    assert chosen(shape, cluster_of(2)).strategy == "split"
+    assert chosen(coded, cluster_of(2)).strategy == "exchange"
+    plain, others = (options(each, cluster_of(2), [1024] * 2) for each in (shape, coded))
+    assert others[0].value_bytes == plain[0].value_bytes * 1.5 / 4
+    assert others[1:] == plain[1:]
+
+
 def test_gradients_of_replicated_weights_count_for_the_exchange():
     shape = shape_of(2, 24 * 16)
     assert chosen(shape, cluster_of(2)).strategy == "exchange"
