@@ -21,7 +21,7 @@ MAGNITUDE: Final = 0x7FFFFFFF
 """All bits of a float but its sign."""
 NOTHING: Final = -1
 """The bound that every magnitude exceeds."""
-SAMPLE: Final = 2**15
+SAMPLE: Final = 2**14
 """Values in the sample at most."""
 SAMPLED: Final = 16
 """A sample is one of so many values at most."""
@@ -105,7 +105,7 @@ class _Held:
         """Hold more, which come after those held."""
         self._indices.append(indices)
         self._magnitudes.append(magnitudes)
-        self.num += indices.numel()
+        self.num += len(indices)
         if self.num > 2 * self._num_wanted + SPARE:
             self._drop()
 
@@ -121,15 +121,16 @@ class _Held:
         self.bound = magnitudes.topk(self._num_wanted, sorted=False).values.min()
         larger, equal = magnitudes > self.bound, magnitudes == self.bound
         kept = larger | (equal & (equal.cumsum(0) <= self._num_wanted - larger.sum()))
+        kept = kept.nonzero().view(-1)
         self._indices, self._magnitudes = [indices[kept]], [magnitudes[kept]]
         self.num = self._num_wanted
 
 
 def _scan_on_cpu(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices and magnitudes of what exceeds the bound that is held, chunk by chunk.
+    """Indices and magnitudes of what exceeds the bound of the moment, chunk by chunk.
 
-    NumPy finds the few flags that are set many times faster than PyTorch does, and starts faster. It works
-    with one thread: at this length of chunk, threads would wait for each other more than they work.
+    NumPy finds the few flags that are set many times faster than PyTorch does. It works with one thread, and
+    that is well: several would have to meet after each chunk, and on a busy machine wait long for each other.
     """
     everything = bits.numpy()
     # memory that every chunk uses again: its first use costs more than all that is done in it
@@ -142,8 +143,9 @@ def _scan_on_cpu(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tu
             flag &= magnitude <= up_to.numpy()
         positions = np.flatnonzero(flag)
         if positions.size:
-            found = torch.from_numpy(magnitude[positions])
-            yield torch.from_numpy(positions).add_(start), found
+            found = magnitude[positions]
+            positions += start
+            yield torch.from_numpy(positions), torch.from_numpy(found)
 
 
 def _scan_on_device(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
