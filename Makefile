@@ -44,7 +44,8 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 # Two files of tests at a time: within a file, tests share what is slow to start. Three were slower on 2 cores.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Not those with most tests go first, as xdist has it, but those that take longest: see tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(INSTALLED)
 	$(PYTEST) -m "not system"

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     job, rounds = Job(), options.rounds
     if options.quick:
-        job, rounds = Job(rows=4000, global_batch_size=256, steps_before=5), 1
+        job, rounds = Job(rows=4000, global_batch_size=64, steps_before=2), 1
     record = Record("checkpointing", asdict(job) | {"rounds": rounds}, seeds=[job.seed], quick=options.quick)
     with measuring(job, missing(record.rows, rounds), quick=options.quick) as next_row:
         for key in keys(rounds):

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "data.train_days": [0],
         "train.seed": 0,
         "train.epochs": 1000,
-        "train.max_steps": 400 if options.quick else 10_000,
+        "train.max_steps": 280 if options.quick else 10_000,
         "train.log_every_steps": 10 if options.quick else 100,
         "train.evaluate_every_steps": 40 if options.quick else 1000,
         "train.device": "cpu",

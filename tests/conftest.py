@@ -5,11 +5,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.programs import LENDER
+
+REPO = Path(__file__).parents[1]
 GRACE_S = 5.0
 """How long a thread that was told to stop may take to do so."""
 
@@ -31,6 +37,18 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Longest files first, by the time that their tests may take, so that no long one is alone at the end."""
+    if not hasattr(config, "workerinput"):
+        return  # one process: the order is the one in which files are found
+    longest_s: Counter[Path] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest_s[item.path] += int(marker.args[0] if marker else config.getini("timeout"))
+    items.sort(key=lambda item: -longest_s[item.path])
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +102,22 @@ def launcher() -> Iterator[int]:
 
     Workers are prepared once for all torchruns below it: those that find it in CPR_LAUNCH_PID.
     """
+    with _waiting_process() as pid:
+        yield pid
+
+
+@pytest.fixture(scope="session")
+def lender() -> Iterator[dict[str, str]]:
+    """What programs that are started by `-m tests.programs` need in their environment to start as forks."""
+    with _waiting_process() as pid:
+        environment = {LENDER: str(pid), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
+        prepared = [sys.executable, "-u", "-m", "tests.programs"]  # as torchrun starts workers
+        subprocess.run(prepared, env={**os.environ, **environment, "LOCAL_RANK": "0"}, check=True)
+        yield environment
+
+
+@contextmanager
+def _waiting_process() -> Iterator[int]:
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     yield process.pid
     process.communicate()

@@ -87,6 +87,7 @@ def undisturbed_auc(job, tmp_path):
 
 @pytest.mark.system
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forks")
 def test_quick_run_with_two_workers(tmp_path, monkeypatch):
     """The first seed; the second, which would be more of the same, is made up."""
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from experiments import emulation_runs, overhead
 from experiments.emulation import SCHEMES, Run
 from experiments.overhead import main, plan
 from experiments.overhead_accounting import OWN_RECOVERY, account
+from tests import forks
 
 SAVING = {"finished": "yes", "rows": [{"key": "memory"}]}
 for number, blocked_s in enumerate((0.01, 0.02, 0.09)):
@@ -110,6 +112,8 @@ def test_real_runs_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(overhead, "SCHEMES", ("mfu", "vanilla", "random"))
     monkeypatch.setattr(overhead, "CHOOSING", ("mfu",))
     monkeypatch.setattr(overhead, "NETWORKS", {"": overhead.NETWORKS[""]})
+    context = forks.context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     assert main(["--quick"]) == 0
     stored = json.loads((tmp_path / "runs/quick/overhead.json").read_text())
     rows = {row["key"]: row for row in stored["rows"]}

@@ -64,9 +64,9 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_quick_run_through_the_trainers_command(tmp_path, monkeypatch, launcher):
+@pytest.mark.usefixtures("forks")
+def test_quick_run_through_the_trainers_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CPR_LAUNCH_PID", str(launcher))  # after the first run, workers are forks
     assert main(["--quick"]) == 0
     stored = json.loads((tmp_path / "runs/quick/precision.json").read_text())
     assert [row["steps"] for row in stored["rows"]] == [4] * 4

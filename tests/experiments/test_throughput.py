@@ -120,6 +120,7 @@ def test_a_worker_measures_its_setting(setting, tmp_path):
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("forks")
 def test_two_workers_under_torchrun(tmp_path):
     out = tmp_path / "measured.json"
     torchrun("experiments.throughput_worker", [job(OURS[1], out)], processes=2, threads=1)

@@ -57,6 +57,7 @@ def test_the_interval_holds_the_mean_and_narrows_with_more_rounds():
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("forks")
 def test_the_command_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tracking.main(["--quick"]) == 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.programs import at_work
 from tests.system.ranks import Ranks
 
 REPO = Path(__file__).parents[2]
@@ -19,15 +20,23 @@ MEMORY = Path("/dev/shm")
 
 
 @contextmanager
-def starting():
-    """Starts programs in the repository; whatever is left of them afterwards is killed by its pid."""
+def starting(request):
+    """Starts programs in the repository; whatever is left of them afterwards is killed by its pid.
+
+    With `forks`, they and the workers of torchrun are forks of a process that has imported everything.
+    """
     started = []
 
-    def work(*command, ranks=0, restarts=0, environment=None):
-        if ranks:
-            torchrun = Path(sys.executable).with_name("torchrun")
-            workers = ("--nproc-per-node", ranks, "--max-restarts", restarts)
-            command = (torchrun, "--standalone", *workers, *command)
+    def work(*command, ranks=0, restarts=0, environment=None, forks=False):
+        torchrun = ("--standalone", "--nproc-per-node", ranks, "--max-restarts", restarts)
+        if forks:
+            environment = {**request.getfixturevalue("lender"), **(environment or {})}
+            program = ("-m", "tests.programs", *command[1:])
+            if ranks:
+                program = ("-m", "tests.programs", "torch.distributed.run", *torchrun, *program)
+            command = (sys.executable, "-u", *program)
+        elif ranks:
+            command = (Path(sys.executable).with_name("torchrun"), *torchrun, *command)
         else:
             command = (sys.executable, *command)
         process = subprocess.Popen(
@@ -47,7 +56,7 @@ def starting():
     finally:
         for process in started:
             if process.poll() is None:
-                parent = psutil.Process(process.pid)
+                parent = psutil.Process(at_work(process.pid))
                 for each in [*parent.children(recursive=True), parent]:
                     each.kill()
             process.wait()
@@ -56,16 +65,16 @@ def starting():
 
 
 @pytest.fixture
-def start():
+def start(request):
     """Starts programs for one test."""
-    with starting() as work:
+    with starting(request) as work:
         yield work
 
 
 @pytest.fixture(scope="module")
-def start_for_all():
+def start_for_all(request):
     """Starts programs that the tests of a file share."""
-    with starting() as work:
+    with starting(request) as work:
         yield work
 
 

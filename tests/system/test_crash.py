@@ -1,7 +1,6 @@
 """A process that saves is killed in the middle of everything; the newest complete state is always there."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ import torch.distributed as dist
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from tests.cpr.shards.models import shard
 from tests.system.crash_worker import KILLS_OF_A_KIND, LAYOUT, ROWS, SCRIPT, bags
-
-WORKER = Path(__file__).with_name("crash_worker.py")
 
 
 @pytest.fixture
@@ -35,7 +32,7 @@ def expected(step):
 @pytest.mark.system
 @pytest.mark.timeout(240)
 def test_wish_6_killed_at_any_moment_the_newest_complete_state_loads(start, tmp_path, world_of_one):
-    process = start(WORKER, tmp_path)
+    process = start("-m", "tests.system.crash_worker", tmp_path, forks=True)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said[-4000:]
     touched = json.loads((tmp_path / "moments.json").read_text())

@@ -36,7 +36,7 @@ def train(start, dataset, tmp_path):
         run = settings(
             dataset, tmp_path / name, f"train.max_steps={STEPS}", "train.precision=fp32", *dynamic, *more
         )
-        process = start("-m", "dlrm.train", *run, ranks=2, **options)
+        process = start("-m", "dlrm.train", *run, ranks=2, forks=True, **options)
         _, said = process.communicate(timeout=150)
         assert process.returncode == 0, said
         return said, only_folder(tmp_path / name)
@@ -62,7 +62,7 @@ def test_a_run_loses_nothing_to_a_worker_that_dies(train, memory, tmp_path):
 
 
 def test_raw_ids_need_dynamic_tables(start, dataset, tmp_path):
-    process = start("-m", "dlrm.train", *settings(dataset, tmp_path, "tables.dynamic=['cat_0']"))
+    process = start("-m", "dlrm.train", *settings(dataset, tmp_path, "tables.dynamic=['cat_0']"), forks=True)
     _, said = process.communicate(timeout=100)
     assert process.returncode != 0
     assert "cat_1 has raw ids" in said

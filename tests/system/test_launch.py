@@ -4,27 +4,24 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.system.test_meeting import check, free_port, generations
-
-WORKER = Path(__file__).with_name("meeting_worker.py")
+from tests.system.test_meeting import WORKER, check, free_port, generations
 
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["keeps the rendezvous", "does not"])
-def test_an_agent_is_killed_and_replaced(start, tmp_path, victim):
+def test_an_agent_is_killed_and_replaced(start, lender, tmp_path, victim):
     endpoint = f"localhost:{free_port()}"
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--nproc-per-node", 1)
     flags = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
-    command = ("-m", "cpr.cli", "run", "--", *torchrun, *flags, WORKER, tmp_path, -1)
-    first = start(*command)
+    command = ("-m", "cpr.cli", "run", "--", *torchrun, *flags, *WORKER, tmp_path, -1)
+    first = start(*command, environment=lender)
     wait_for(lambda: listens(first, endpoint))
-    runs = [first, start(*command)]
+    runs = [first, start(*command, environment=lender)]
     wait_for(lambda: len(list(tmp_path.glob("*.json"))) == 2)
 
     run = runs[0] if victim == "keeps the rendezvous" else runs[1]

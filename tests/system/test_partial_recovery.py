@@ -14,7 +14,7 @@ from cpr.estimator.history import read_history
 from tests.cpr.shards.models import batch
 from tests.system.recovery_worker import BASE_AT, BATCH, FAIL_AT, MORE, PRIORITY, ROWS, SAVE_AT
 
-WORKER = ("-m", "tests.system.prepared", "tests.system.recovery_worker")
+WORKER = ("-m", "tests.programs", "tests.system.prepared", "tests.system.recovery_worker")
 PATIENCE_S = 150
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -47,7 +47,7 @@ def torchrun(start, folder):
     def work(scenario, ranks=2, restarts=3):
         process = start(
             "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--max-restarts", restarts,
-            "--master-port", free_port(), *WORKER, folder, scenario,
+            "--master-port", free_port(), *WORKER, folder, scenario, forks=True,
         )  # fmt: skip
         _, said = process.communicate(timeout=PATIENCE_S)
         return process.returncode, said

@@ -105,14 +105,14 @@ def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
 def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_path):
     arguments = settings(dataset, tmp_path / "runs")
     environment = {"CPR_RESIDENT_ROOT": str(memory)}
-    run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment)
+    run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment, forks=True)
     wait_for_step(run, tmp_path / "runs", 60)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
     saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
     wait_until_free(memory)
     resume = ("--resume", only_folder(tmp_path / "runs"))
-    run = start("-m", "dlrm.train", *resume, ranks=2, restarts=3, environment=environment)
+    run = start("-m", "dlrm.train", *resume, ranks=2, restarts=3, environment=environment, forks=True)
     _, said = run.communicate(timeout=100)
     assert run.returncode == 0, said
     assert f"begins at step {saved_at} (resume)" in said

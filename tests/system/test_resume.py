@@ -11,6 +11,7 @@ import pytest
 
 from cpr.faults import AtStep, KillWorker, Plan, Raise
 from data.synthetic import SyntheticConfig, generate
+from tests.programs import at_work
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -32,7 +33,7 @@ def dataset(tmp_path_factory):
 def undisturbed(start_for_all, dataset, tmp_path_factory):
     """A run that ends while the first test disturbs another; a function that waits for it, and its folder."""
     runs = tmp_path_factory.mktemp("undisturbed")
-    process = start_for_all("-m", "dlrm.train", *settings(dataset, runs, *RESIDUALS), ranks=2)
+    process = start_for_all("-m", "dlrm.train", *settings(dataset, runs, *RESIDUALS), ranks=2, forks=True)
 
     def whole():
         _, said = process.communicate(timeout=150)
@@ -78,7 +79,9 @@ def wait_for_step(process, folder, step):
 
 def workers_of(process):
     """The ranks that torchrun has started."""
-    return [child for child in psutil.Process(process.pid).children() if "dlrm.train" in child.cmdline()]
+    return [
+        child for child in psutil.Process(at_work(process.pid)).children() if "dlrm.train" in child.cmdline()
+    ]
 
 
 def curve(folder):
@@ -101,7 +104,7 @@ def check_equal(folder, whole):
 
 def test_wish_9_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
     def train(*arguments):
-        return start("-m", "dlrm.train", *arguments, ranks=2)
+        return start("-m", "dlrm.train", *arguments, ranks=2, forks=True)
 
     run = train(*settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"))
     folder = wait_for_step(run, tmp_path, 60)
@@ -138,6 +141,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
         *settings(dataset, tmp_path, *RESIDUALS, "checkpoint.every_steps=20"),
         ranks=2,
         restarts=3,
+        forks=True,
         environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
     )
     _, said = run.communicate(timeout=200)

@@ -34,7 +34,7 @@ def train(start, dataset, tmp_path):
                 *settings(dataset, runs, f"train.max_steps={STEPS}", "train.precision=fp32", *more),
                 *arguments,
             )
-        process = start("-m", "dlrm.train", *command, ranks=ranks, **options)
+        process = start("-m", "dlrm.train", *command, ranks=ranks, forks=True, **options)
         _, said = process.communicate(timeout=150)
         assert process.returncode == 0, said
         return said, only_folder(runs)

@@ -18,7 +18,7 @@ def test_state_checkpoints_priority_and_recovery(start, launcher, tmp_path):
         "CPR_LAUNCH": uuid.uuid4().hex,
         "CPR_LAUNCH_PID": str(launcher),
     }
-    process = start(*WORKER, tmp_path, ranks=2, restarts=1, environment=environment)
+    process = start(*WORKER, tmp_path, ranks=2, restarts=1, environment=environment, forks=True)
     _, said = process.communicate(timeout=150)
     assert process.returncode == 0, said
     for rank in range(2):

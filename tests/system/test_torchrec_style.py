@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "torchrec_style.py"
-BATCHES = 60
+BATCHES = 45
 PATIENCE_S = 150
 
 
@@ -23,17 +23,18 @@ def free_port():
 class Run:
     """The script under torchrun, its journals, and its memory."""
 
-    def __init__(self, start, folder, monkeypatch, *options):
+    def __init__(self, start, folder, monkeypatch, *options, forks):
         self.folder = folder
         self.memory = folder / "memory"
         for each in ("memory", "journal"):
             (folder / each).mkdir(exist_ok=True)
         monkeypatch.setenv("CPR_RESIDENT_ROOT", str(self.memory))
+        module = ("-m", "tests.programs", "experiments.torchrec_style")
         self.process = start(
             "-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 3,
-            "--master-port", free_port(), "-m", "experiments.torchrec_style",
+            "--master-port", free_port(), *(module if forks else (module[0], module[2])),
             "--checkpoint", folder / "checkpoint", "--journal", folder / "journal",
-            "--batches", BATCHES, *options,
+            "--batches", BATCHES, *options, forks=forks,
         )  # fmt: skip
 
     def journal(self, rank):
@@ -76,9 +77,12 @@ def check_data(run):
 
 @pytest.mark.system
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("options", [(), ("--pipeline",)], ids=["loop", "pipeline"])
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(start, tmp_path, monkeypatch, options):
-    run = Run(start, tmp_path, monkeypatch, "--pause-s", 0.1, *options)
+@pytest.mark.parametrize(
+    ("options", "forks"), [((), False), (("--pipeline",), True)], ids=["loop", "pipeline"]
+)
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(start, tmp_path, monkeypatch, options, forks):
+    """One of them starts as a user starts it."""
+    run = Run(start, tmp_path, monkeypatch, "--pause-s", 0.05, *options, forks=forks)
     newest = run.wait_for(lambda line: line["event"] == "step" and line["step"] >= 22)
     os.kill(newest[1]["pid"], signal.SIGKILL)
     said = run.end()

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.synthetic import SyntheticConfig, generate
+from tests.programs import at_work
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -51,9 +52,10 @@ def own_dataset(dataset, tmp_path):
 def train(start, dataset, tmp_path):
     """Starts `-m dlrm.train` with the recipe tiny on a small data set."""
 
-    def work(*overrides, ranks=0, uri=dataset):
+    def work(*overrides, ranks=0, uri=dataset, forks=False):
         settings = (f"data.uri={uri}", "data.global_batch_size=200", f"train.run_folder={tmp_path / 'runs'}")
-        return start("-m", "dlrm.train", "--recipe", "tiny", "--set", *settings, *overrides, ranks=ranks)
+        command = ("-m", "dlrm.train", "--recipe", "tiny", "--set", *settings, *overrides)
+        return start(*command, ranks=ranks, forks=forks)
 
     return work
 
@@ -89,9 +91,9 @@ def wait_until_idle(process):
 
 def interrupt(process, signum):
     """Send a signal to the started process alone, as a shell or a scheduler does; all must end."""
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    family = psutil.Process(at_work(process.pid)).children(recursive=True)
     process.send_signal(signum)
-    _, left = psutil.wait_procs(family[:-1], timeout=ENDS_WITHIN_S)
+    _, left = psutil.wait_procs(family, timeout=ENDS_WITHIN_S)
     assert not left
     stdout, stderr = process.communicate(timeout=ENDS_WITHIN_S)
     assert f'File "{REPO}/dlrm' not in stderr, "no traceback of ours"
@@ -156,6 +158,7 @@ def test_sigterm_while_evaluating_saves_before_leaving(train, tmp_path):
         "data.global_batch_size=10",
         "checkpoint.every_steps=100000",
         ranks=2,
+        forks=True,
     )
     wait_for(process, tmp_path, '"kind": "evaluation", "step": 2,')
     _, stderr = interrupt(process, signal.SIGTERM)
@@ -172,9 +175,8 @@ def block(dataset, part):
 
 def test_ctrl_c_while_loading_from_storage_that_hangs(train, own_dataset, tmp_path):
     block(own_dataset, part=1)
-    process = train(
-        "data.window_batches=1", "train.log_every_steps=1", "data.shuffle=false", ranks=2, uri=own_dataset
-    )
+    options = ("data.window_batches=1", "train.log_every_steps=1", "data.shuffle=false")
+    process = train(*options, ranks=2, uri=own_dataset, forks=True)
     wait_for(process, tmp_path, '"step": 5,')  # the first file has 1000 samples, 5 steps
     _, stderr = interrupt(process, signal.SIGINT)
     assert stderr.count("stopped by SIGINT") == 1
@@ -236,7 +238,7 @@ def test_a_mistake_is_one_line(train, overrides, code, message):
 
 
 def test_a_mistake_of_all_ranks_is_said_once(train):
-    process = train("data.global_batch_size=201", ranks=2)
+    process = train("data.global_batch_size=201", ranks=2, forks=True)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1  # torchrun's
     assert said_by_us(stderr) == [
@@ -247,7 +249,7 @@ def test_a_mistake_of_all_ranks_is_said_once(train):
 def test_what_one_rank_alone_finds_out_is_said(train, own_dataset):
     """Rank 1 meets an id outside its table, in the middle of training; rank 0 hears a connection break."""
     spoil(own_dataset, part=1, change=lambda table: with_id(table, "cat_8", row=-1, value=77))
-    process = train("data.shuffle=false", "data.window_batches=1", ranks=2, uri=own_dataset)
+    process = train("data.shuffle=false", "data.window_batches=1", ranks=2, uri=own_dataset, forks=True)
     _, stderr = process.communicate(timeout=60)
     lines = [line for line in said_by_us(stderr) if line.startswith("dlrm.train: ")]
     (line,) = lines
