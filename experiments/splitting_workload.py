@@ -51,7 +51,7 @@ class Workload:
     """Samples in a step, over all ranks."""
     num_batches: int = 4
     """Different batches, used in turn."""
-    cell_s: float = 20.0
+    cell_s: float = 12.0
     """Roughly how long the contenders take turns in a cell."""
     rounds: tuple[int, int] = (12, 100)
     """At least and at most so many turns of each."""
