@@ -71,6 +71,7 @@ class Trainer:
             logger.warning("lost %s", lost)
         with self.stop.deferred():
             self._run()
+        self.telemetry.exchange(self.replicas.take_figures())  # of the steps since the last that were logged
         with self.stop.extended(self.session.leaving_takes):  # to finish is as good as to save and leave
             self.session.finish()
 

@@ -46,24 +46,23 @@ def build(size=SIZE, **options):
 
 
 def combinations():
-    """Sparse exchanges with each compressor, dense ones with each codec; codecs and controllers in turn."""
-    for first, exchange in enumerate(SPARSE):
-        for second, compressor in enumerate(COMPRESSORS):
-            is_threshold = compressor == "threshold"
-            yield {
-                "exchange": exchange,
-                "compressor": compressor,
-                "wire_dtype": CODECS[(first + second) % len(CODECS)],
-                "controller": "fixed"
-                if is_threshold
-                else CONTROLLERS[(first + 2 * second) % len(CONTROLLERS)],
-                "threshold": 0.5 if is_threshold else 0.0,
-                "ratio": 0.05,
-                "window_steps": 7,
-            }
-    for exchange in ("ring", "tree", "two_level"):
-        for wire_dtype in CODECS:
-            yield {"exchange": exchange, "wire_dtype": wire_dtype}
+    """Of all compressors, codecs and controllers in turn, two for each sparse exchange; and the others."""
+    for number, exchange in enumerate(SPARSE * 2):
+        compressor = COMPRESSORS[number % len(COMPRESSORS)]
+        is_threshold = compressor == "threshold"
+        yield {
+            "exchange": exchange,
+            "compressor": compressor,
+            "wire_dtype": CODECS[(number + number // 4) % len(CODECS)],
+            "controller": "fixed"
+            if is_threshold
+            else CONTROLLERS[(number + number // 4 + 1) % len(CONTROLLERS)],
+            "threshold": 0.5 if is_threshold else 0.0,
+            "ratio": 0.05,
+            "window_steps": 7,
+        }
+    for exchange, wire_dtype in (("ring", "int8"), ("tree", "bf16"), ("two_level", "fp16"), ("ring", "fp32")):
+        yield {"exchange": exchange, "wire_dtype": wire_dtype}
     yield {"exchange": "auto", "ratio": 0.05}
 
 
