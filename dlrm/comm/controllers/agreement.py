@@ -25,7 +25,7 @@ class Agree(Protocol):
 class SumOverRanks:
     """Agreement in a process group: everybody gathers everybody's numbers, and adds them in order of rank.
 
-    An all-reduce would be as many messages, but need not round alike on all ranks.
+    Nothing is decided then by how a backend rounds in its all-reduce, or in which order it adds.
 
     Args:
         device: on which the group's backend exchanges tensors.
