@@ -29,7 +29,6 @@ from experiments.communication_models import MODELS, DensePart, Samples, num_den
 from experiments.communication_ways import make_way
 from experiments.network import sent_bytes
 
-WARM_UP_STEPS: Final = 4
 STAYS_WITHIN: Final = 1.3
 """Times the fastest: what takes longer takes no further turns."""
 CPU: Final = torch.device("cpu")
@@ -50,7 +49,7 @@ class Contest:
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
         self._ways = {name: make_way(CONTENDERS[name], self._part, shape.steps) for name in names}
         for way in self._ways.values():
-            for _ in range(WARM_UP_STEPS):
+            for _ in range(way.warm_up_steps):
                 way.step(next(self._samples))
             way.drain()
         self._collectives = {name: figures.name for name, figures in self._take_figures().items()}

@@ -58,7 +58,7 @@ QUICK: Final = Scope(
     share_s=0,
     cell_s=0,
     rounds=(2, 2),
-    trained=("ddp", "auto", "power_sgd", "selsync"),
+    trained=("ddp", "auto", "power_sgd"),
     seeds=(0, 1),
     trainings={"steps": 14, "evaluations": 2, "test_batches": 4},
 )

@@ -26,7 +26,8 @@ from experiments.communication_models import Samples, num_dense
 POWER_SGD_STARTS: Final = 2
 """Step at which PowerSGD begins to compress: the first that it allows."""
 PRIORITY_STEPS: Final = 4
-"""Of a turn, at least: it sends beside the next forward pass, and the last step of a turn has none."""
+"""Of a turn, at least: it sends beside the next forward pass, and the last step of a turn has none. After as
+many it has found its order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Way:
     """After the backward pass."""
     drain: Callable[[], object] = lambda: None
     """After the last step of a turn."""
+    warm_up_steps: int = 2
+    """Until steps are alike: memory is there, and buckets are as they will be."""
     replicas: Replicas | None = None
     """Of ours."""
 
@@ -67,13 +70,26 @@ def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
     if isinstance(contender, Rival):
         forward = model if contender is Rival.NOTHING else distributed(model, contender)
         optimizer = _still(model)
-        return Way(forward=forward, optimizer=optimizer, steps=steps, update=optimizer.step)
+        return Way(
+            forward=forward,
+            optimizer=optimizer,
+            steps=steps,
+            update=optimizer.step,
+            warm_up_steps=POWER_SGD_STARTS + 2,
+        )
     if contender.exchange == "priority":  # takes gradients away from their parameters
         own = copy.deepcopy(model)
         optimizer = _still(own)
         exchange = PriorityExchange(own, optimizer)
         steps = max(PRIORITY_STEPS, steps)
-        return Way(forward=own, optimizer=optimizer, steps=steps, update=exchange.step, drain=exchange.finish)
+        return Way(
+            forward=own,
+            optimizer=optimizer,
+            steps=steps,
+            update=exchange.step,
+            drain=exchange.finish,
+            warm_up_steps=PRIORITY_STEPS,
+        )
     optimizer, replicas = _still(model), Replicas(list(model.parameters()), 0, contender)
 
     def update() -> None:
