@@ -10,8 +10,8 @@ two, which rounds nothing) and 1 for embeddings:
 - int8: `r / 510 + 1e-8 / s`, with `r` the range of the embedding's numbers: 256 levels from its smallest to
   its largest, which travel along in fp32. Where one number is not finite, all of that embedding become NaN.
 
-FBGEMM's fp8 and MX4 are not offered. Fp8 does not exist on the CPU, and with a scale for each row it takes the
-bytes of int8; MX4 is slow there, and TorchRec pads what its groups do not divide on the way there only.
+FBGEMM's fp8 and MX4 are not offered. Fp8 does not exist on the CPU, and with a scale for each row it takes
+the bytes of int8; MX4 is slow there, and TorchRec pads what its groups do not divide on the way there only.
 """
 
 import math
