@@ -3,17 +3,17 @@
 Magnitudes are compared as integers: without its sign, the bit pattern of a float grows with its magnitude,
 infinity comes after all numbers and NaN after infinity. Every float has its place, denormals too.
 
-The vector is read in chunks that fit a core's cache. Of each, only what exceeds a bound is held; when that
-is too much, all but the largest are dropped, and the smallest of these is the new bound. So the answer is
-exact, and memory of the order of what is asked for, whatever the vector and the first bound are. What the
-first bound decides is speed: one that a sample suggests lets little more than needed through.
+On the CPU the vector is read in chunks that fit a core's cache. Of each, only what exceeds a bound is held;
+when that is too much, all but the largest are dropped, and the smallest of these is the new bound. So the
+answer is exact, and memory of the order of what is asked for, whatever the vector and the first bound are.
+What the first bound decides is speed: one that a sample suggests lets little more than needed through.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,9 +28,7 @@ SAMPLED: Final = 16
 MARGIN: Final = 4
 """How many standard deviations of the sample's error the suggested bound stays on the safe side."""
 CHUNK: Final = 2**16
-"""Values read at a time on the CPU: with what is made of them they fit a core's cache."""
-CHUNK_OF_DEVICE: Final = 2**24
-"""The same on a GPU, where starting costs more than the cache saves."""
+"""Values read at a time: with what is made of them they fit a core's cache."""
 SPARE: Final = 2**16
 """Held at most, besides twice what is asked for."""
 
@@ -53,7 +51,8 @@ def suggested_bound(vector: Tensor, num_wanted: int) -> Tensor:
     rank = math.ceil(expected + MARGIN * math.sqrt(expected) + MARGIN)
     if rank >= positions.numel():
         return torch.full((), NOTHING, dtype=torch.int32, device=vector.device)
-    sample = vector[positions].view(torch.int32).bitwise_and_(MAGNITUDE)
+    # `take` starts no threads for so few, which indexing would do
+    sample = vector.take(positions).view(torch.int32).bitwise_and_(MAGNITUDE)
     return sample.topk(rank, sorted=False).values.min() - 1
 
 
@@ -83,77 +82,82 @@ def largest(vector: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None
         int64 `[n]`, n <= `num_wanted`.
     """
     bits = vector.detach().view(torch.int32)
-    held = _Held(num_wanted, above.to(vector.device))
-    scan = _scan_on_cpu if vector.device.type == "cpu" else _scan_on_device
-    for indices, magnitudes in scan(bits, held, up_to):
-        held.add(indices, magnitudes)
+    if vector.device.type != "cpu":
+        return largest_on_device(bits, num_wanted, above.to(vector.device), up_to)
+    found = _largest_on_cpu(bits.numpy(), num_wanted, int(above), None if up_to is None else int(up_to))
+    return torch.from_numpy(found)
+
+
+def largest_on_device(bits: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None) -> Tensor:
+    """`largest` where chunks would gain nothing and each would keep the host waiting: on a GPU."""
+    magnitudes = bits & MAGNITUDE
+    flags = magnitudes > above
+    if up_to is not None:
+        flags &= magnitudes <= up_to
+    indices = flags.nonzero().view(-1)
+    if len(indices) <= num_wanted:
+        return indices
+    magnitudes = magnitudes[indices]
+    least = magnitudes.topk(num_wanted, sorted=False).values.min()
+    larger, equal = magnitudes > least, magnitudes == least
+    return indices[larger | (equal & (equal.cumsum(0) <= num_wanted - larger.sum()))]
+
+
+def _largest_on_cpu(
+    bits: npt.NDArray[np.int32], num_wanted: int, above: int, up_to: int | None
+) -> npt.NDArray[np.int64]:
+    """`largest` by NumPy, which finds the few flags that are set many times faster than PyTorch does.
+
+    It works with one thread, and that is well: several would have to meet after each chunk, and on a busy
+    machine wait long for each other.
+    """
+    held = _Held(num_wanted, above)
+    # memory that every chunk uses again: its first use costs more than all that is done in it
+    magnitudes, flags = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.bool_)
+    for start in range(0, bits.size, CHUNK):
+        chunk = bits[start : start + CHUNK]
+        magnitude = np.bitwise_and(chunk, MAGNITUDE, out=magnitudes[: chunk.size])
+        flag = np.greater(magnitude, held.bound, out=flags[: chunk.size])
+        if up_to is not None:
+            flag &= magnitude <= up_to
+        positions = np.flatnonzero(flag)
+        if positions.size:
+            held.add(positions + start, magnitude[positions])
     return held.largest()
 
 
 class _Held:
     """Indices and magnitudes that may be among those wanted, in ascending order of the indices."""
 
-    def __init__(self, num_wanted: int, bound: Tensor) -> None:
+    def __init__(self, num_wanted: int, bound: int) -> None:
         self.bound = bound
         """Only magnitudes that exceed it are of interest."""
         self.num = 0
         self._num_wanted = num_wanted
-        self._indices = [torch.empty(0, dtype=torch.int64, device=bound.device)]
-        self._magnitudes = [torch.empty(0, dtype=torch.int32, device=bound.device)]
+        self._indices = [np.empty(0, np.int64)]
+        self._magnitudes = [np.empty(0, np.int32)]
 
-    def add(self, indices: Tensor, magnitudes: Tensor) -> None:
+    def add(self, indices: npt.NDArray[np.int64], magnitudes: npt.NDArray[np.int32]) -> None:
         """Hold more, which come after those held."""
         self._indices.append(indices)
         self._magnitudes.append(magnitudes)
-        self.num += len(indices)
+        self.num += indices.size
         if self.num > 2 * self._num_wanted + SPARE:
             self._drop()
 
-    def largest(self) -> Tensor:
+    def largest(self) -> npt.NDArray[np.int64]:
         """Indices of those wanted, of all that were held."""
         if self.num > self._num_wanted:
             self._drop()
-        return torch.cat(self._indices)
+        return np.concatenate(self._indices)
 
     def _drop(self) -> None:
         """Drop all but those wanted. Later ones must exceed the smallest of these."""
-        indices, magnitudes = torch.cat(self._indices), torch.cat(self._magnitudes)
-        self.bound = magnitudes.topk(self._num_wanted, sorted=False).values.min()
-        larger, equal = magnitudes > self.bound, magnitudes == self.bound
-        kept = larger | (equal & (equal.cumsum(0) <= self._num_wanted - larger.sum()))
-        kept = kept.nonzero().view(-1)
+        indices, magnitudes = np.concatenate(self._indices), np.concatenate(self._magnitudes)
+        self.bound = int(np.partition(magnitudes, -self._num_wanted)[-self._num_wanted])
+        kept = magnitudes >= self.bound
+        num_spare = np.count_nonzero(kept) - self._num_wanted
+        if num_spare:
+            kept[np.flatnonzero(magnitudes == self.bound)[-num_spare:]] = False
         self._indices, self._magnitudes = [indices[kept]], [magnitudes[kept]]
         self.num = self._num_wanted
-
-
-def _scan_on_cpu(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices and magnitudes of what exceeds the bound of the moment, chunk by chunk.
-
-    NumPy finds the few flags that are set many times faster than PyTorch does. It works with one thread, and
-    that is well: several would have to meet after each chunk, and on a busy machine wait long for each other.
-    """
-    everything = bits.numpy()
-    # memory that every chunk uses again: its first use costs more than all that is done in it
-    magnitudes, flags = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.bool_)
-    for start in range(0, everything.size, CHUNK):
-        chunk = everything[start : start + CHUNK]
-        magnitude = np.bitwise_and(chunk, MAGNITUDE, out=magnitudes[: chunk.size])
-        flag = np.greater(magnitude, held.bound.numpy(), out=flags[: chunk.size])
-        if up_to is not None:
-            flag &= magnitude <= up_to.numpy()
-        positions = np.flatnonzero(flag)
-        if positions.size:
-            found = magnitude[positions]
-            positions += start
-            yield torch.from_numpy(positions), torch.from_numpy(found)
-
-
-def _scan_on_device(bits: Tensor, held: _Held, up_to: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """As `_scan_on_cpu`, in chunks so large that the host waits for few."""
-    for number, chunk in enumerate(torch.split(bits, CHUNK_OF_DEVICE)):
-        magnitude = chunk & MAGNITUDE
-        flag = magnitude > held.bound
-        if up_to is not None:
-            flag &= magnitude <= up_to
-        positions = flag.nonzero().view(-1)
-        yield positions + number * CHUNK_OF_DEVICE, magnitude[positions]

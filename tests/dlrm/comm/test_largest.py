@@ -14,6 +14,7 @@ from dlrm.comm.largest import (
     SAMPLED,
     bound_below,
     largest,
+    largest_on_device,
     sample_positions,
     suggested_bound,
 )
@@ -48,16 +49,18 @@ def by_sorting(vector, num_wanted, above=NOTHING, up_to=0x7FFFFFFF):
     spare=st.integers(0, 40),
     bounds=st.tuples(FLOATS, FLOATS),
 )
-@pytest.mark.parametrize("scan", ["_scan_on_cpu", "_scan_on_device"])
-def test_it_is_what_sorting_finds(scan, values, num_wanted, chunk, spare, bounds):
+def test_it_is_what_sorting_finds(values, num_wanted, chunk, spare, bounds):
     vector = torch.tensor(values, dtype=torch.float32)
     above, up_to = sorted(int(magnitudes(torch.tensor(bound))) for bound in bounds)
-    scans = {"_scan_on_cpu": getattr(module, scan)}  # both can be had without a GPU
-    with mock.patch.multiple(module, CHUNK=chunk, CHUNK_OF_DEVICE=chunk, SPARE=spare, **scans):
+    with mock.patch.multiple(module, CHUNK=chunk, SPARE=spare):
         everything = largest(vector, num_wanted, EVERYTHING)
         inside = largest(vector, num_wanted, bound(above), up_to=bound(up_to))
     assert torch.equal(everything, by_sorting(vector, num_wanted))
     assert torch.equal(inside, by_sorting(vector, num_wanted, above, up_to))
+    # the way that is for GPUs can be gone without one
+    bits = vector.view(torch.int32)
+    assert torch.equal(largest_on_device(bits, num_wanted, EVERYTHING, None), everything)
+    assert torch.equal(largest_on_device(bits, num_wanted, bound(above), bound(up_to)), inside)
 
 
 @given(value=st.floats(0, width=32), other=st.floats(width=32, allow_nan=False))
@@ -73,7 +76,7 @@ def test_memory_is_of_the_order_of_what_is_asked_for(monkeypatch):
     add = module._Held.add
 
     def noting(self, indices, magnitudes):
-        held.append(self.num + indices.numel())
+        held.append(self.num + indices.size)
         add(self, indices, magnitudes)
 
     monkeypatch.setattr(module._Held, "add", noting)
