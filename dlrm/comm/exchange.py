@@ -155,7 +155,8 @@ class Exchange:
         Args:
             seconds: of the whole step on this rank, computing included; evaluation and saving left out.
         """
-        self._controller.observe(seconds)
+        if self._is_controlled:
+            self._controller.observe(seconds)
         self._tally.step(seconds)
         exchange_s = self._take_seconds()
         if self._planner is not None:
@@ -224,7 +225,7 @@ class Exchange:
         energy = self.residual.energy if is_measured else 0.0
         vector = self._memory.add(gradient) if was_owed else gradient
         num_values, choice = self.num_values, Choice(self.num_values)
-        if self.collective.is_sparse and not self._is_lossless(self.collective):
+        if self._is_controlled:
             choice = self._controller.choose(vector, self._compressor)
         intent = Intent(exchange=self.steps_done + 1, num_values=num_values, num_kept=choice.num_kept)
         energies, scalars = self._call(intent, problem, energy, scalars)
@@ -272,6 +273,11 @@ class Exchange:
     def _note(self, collective: Collective, num_kept: int) -> None:
         sent_bytes = collective.sent_bytes(self.num_values, num_kept)
         self._tally.exchange(num_kept, self.num_values, sent_bytes)
+
+    @property
+    def _is_controlled(self) -> bool:
+        """Whether the controller says how much travels."""
+        return self.collective.is_sparse and not self._is_lossless(self.collective)
 
     def _is_lossless(self, collective: Collective) -> bool:
         """Whether it leaves nothing behind: of one rank, none does."""

@@ -116,8 +116,10 @@ def test_a_whole_run(train, tmp_path):
         "steps",
         "training samples",
         "time",
+        "exchange of dense gradients",
         "run folder",
     ]
+    assert re.fullmatch(r"ring fp32: [\d.]+ ms, [\d.]+% of a step; 0\.24 MB a rank", list(table.values())[9])
     assert 0 < float(table["AUC"]) < 1
     assert table["steps"] == "20"
     assert table["training samples"] == "4,000"

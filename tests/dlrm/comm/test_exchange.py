@@ -5,7 +5,7 @@ import torch
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.codecs import Plain
-from dlrm.comm.collectives import SparseAllGather
+from dlrm.comm.collectives import Ring, SparseAllGather
 from dlrm.comm.compressors import TopK
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
@@ -104,3 +104,17 @@ def test_a_state_of_another_kind_begins_anew(world_of_one):
     fixed.load_state_dict(by_gravac.state_dict())
     assert fixed.steps_done == 1
     assert set(by_gravac.state_dict()["parts"]) == {"GraVAC", "ARTopK"}
+
+
+def test_a_controller_that_is_not_asked_is_not_told_either(world_of_one):
+    class Told(Fixed):
+        seconds = ()
+
+        def observe(self, seconds):
+            self.seconds += (seconds,)
+
+    controller = Told(0.5)
+    made = Exchange(4, Ring(Plain()), TopK(), NoMemory(4, CPU), controller, device=CPU)
+    made.sum(torch.ones(4))
+    made.observe(1.0)
+    assert controller.seconds == ()
