@@ -131,7 +131,7 @@ def hundred_steps() -> None:
             moved + gathered(vector).double().sum(0),
             gathered(put_in).double().sum(0),
             rtol=1e-4,
-            atol=1e-2,
+            atol=1e-3,
             msg=collective.name,
         )
 
