@@ -21,9 +21,8 @@ class Stopwatch:
     def start(self) -> None:
         """A stretch begins."""
         if self._on_gpu:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self._events.append((begin, end))
+            self._events.append((_event(), _event()))
+            self._events[-1][0].record()
         else:
             self._began_s = time.perf_counter()
 
@@ -42,3 +41,7 @@ class Stopwatch:
             self._events.clear()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

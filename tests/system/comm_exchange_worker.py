@@ -94,7 +94,7 @@ def replicas_stay_equal_and_nothing_is_forgotten():
 
 def everything_kept_is_dense():
     """To the bit, scalars included, and a mean as well."""
-    for exchange in SPARSE:
+    for exchange in ("dense", *SPARSE):
         for mean in (False, True):
             flat = torch.cat([drawn(SIZE, 2), torch.tensor([0.1, float(dist.get_rank())])])
             expected = flat.clone()
@@ -105,6 +105,7 @@ def everything_kept_is_dense():
             total, scalars = made.combine(flat, num_scalars=2, mean=mean)
             assert torch.equal(total, expected[:SIZE]), exchange
             torch.testing.assert_close(scalars, expected[SIZE:])
+            assert exchange != "dense" or torch.equal(scalars, expected[SIZE:])
             assert_same_bits(scalars)
 
 

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.config import CommConfig
 from dlrm.comm.hook import register
+from tests.cpr.shards.models import bags, batch, shard
 
 
 def gradients(model, inputs):
@@ -64,3 +65,17 @@ def test_a_model_with_nothing_to_train_is_refused(world_of_one):
 
     with pytest.raises(ValueError, match="nothing to exchange"):
         register(Frozen(), CommConfig())
+
+
+def test_a_torchrec_models_dense_part_goes_through_it_and_its_tables_do_not(world_of_one):
+    rows = {"a": 20, "b": 9}
+    model = shard({"a": "tw", "b": "rw"}, ebc=bags(**rows))
+    (data_parallel,) = (each for each in model.modules() if isinstance(each, DistributedDataParallel))
+    hook = register(data_parallel, CommConfig(exchange="all_gather", ratio=0.1))
+    dense = dict(model.module.dense.named_parameters())
+    for seed in range(2):
+        model.zero_grad()
+        model({"ebc": batch(seed, 4, **rows)}).square().sum().backward()
+    assert hook.take_figures().steps == 2
+    assert hook.exchange.num_values == sum(each.numel() for each in dense.values())
+    assert all(each.grad.any() for each in dense.values())

@@ -1,0 +1,49 @@
+"""Replicas of one rank, and a run that changes its way of exchange; of several ranks, see tests/system."""
+
+import logging
+
+import torch
+from torch import nn
+
+from dlrm.comm.config import CommConfig
+from dlrm.replicas import Replicas
+from dlrm.replicas.apart import Apart
+from dlrm.replicas.keeping import warn_of_dropped
+
+
+def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
+    for comm in (None, CommConfig(exchange="all_gather")):
+        layer = nn.Linear(3, 1)
+        replicas = Replicas(list(layer.parameters()), 2, comm)
+        layer(torch.ones(3)).backward()
+        before = [parameter.grad for parameter in layer.parameters()]
+        scalars = torch.tensor([1.0, 2.0])
+        assert replicas.average(scalars) is scalars
+        assert all(parameter.grad is each for parameter, each in zip(layer.parameters(), before, strict=True))
+        replicas.updated(0.1)
+        assert replicas.take_figures() is None
+        assert replicas.settle() is None
+
+
+def test_what_ranks_that_are_gone_owed_reaches_a_rank_alone(world_of_one):
+    layer = nn.Linear(3, 1)
+    replicas = Replicas(list(layer.parameters()), 1, CommConfig(exchange="star"))
+    residual = {"rank": 1, "num_ranks": 2, "memory": {"residual": torch.arange(4.0)}, "compressor": {}}
+    replicas.own.inherit([residual, {**residual, "rank": 0, "memory": {}}])
+    replicas.settle()
+    layer(torch.ones(3)).backward()
+    assert replicas.average(torch.zeros(1)).tolist() == [0]
+    assert [parameter.grad.tolist() for parameter in layer.parameters()] == [[[1, 2, 3]], [4]]
+
+
+def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog):
+    with caplog.at_level(logging.WARNING):
+        warn_of_dropped({})
+        warn_of_dropped({"exchange": {"owners": 0}})
+        assert caplog.messages == []
+        layer = nn.Linear(2, 1)
+        apart = Apart(list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0)
+        apart.load_state_dict({"exchange": {"owners": 2}})
+    assert len(caplog.messages) == 1
+    assert "go on with comm.exchange=ring for some steps" in caplog.messages[0]
+    assert apart.state_dict() == {"apart": {"steps": 0, "is_apart": False}}
