@@ -45,13 +45,14 @@ lint: $(INSTALLED)
 
 # Two files of tests at a time: within a file, tests share what is slow to start. Three were slower on 2 cores.
 # Not those with most tests go first, as xdist has it, but those that take longest: see tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept whatever the shell says, or every run would rewrite the assertions of all tests anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(INSTALLED)
 	$(PYTEST) -m "not system"
 
 system: $(INSTALLED)
-	$(PYTEST) -m system
+	$(PYTEST) -m system tests
 
 install: $(INSTALLED)
 

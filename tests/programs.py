@@ -7,6 +7,7 @@ tests of what programs do, not of how they start or who is whose parent.
 
 import atexit
 import inspect
+import logging
 import os
 import runpy
 import sys
@@ -35,6 +36,7 @@ IMPORTED = (
 def prepare() -> None:
     for name in IMPORTED:
         import_module(name)
+    logging.getLogger().handlers.clear()  # which some import has set up, before the program could
     # where torchrun asks who called it, as it often does, `inspect` would look for this in all modules
     inspect.modulesbyfile["<frozen runpy>"] = "runpy"
 

@@ -103,7 +103,7 @@ def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
 
 
 def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_path):
-    arguments = settings(dataset, tmp_path / "runs")
+    arguments = settings(dataset, tmp_path / "runs", "train.evaluate_every_steps=200")
     environment = {"CPR_RESIDENT_ROOT": str(memory)}
     run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment, forks=True)
     wait_for_step(run, tmp_path / "runs", 60)

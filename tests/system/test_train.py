@@ -226,7 +226,7 @@ def with_id(table, name, row, value):
     ids=["unknown_key", "no_dataset", "diverges"],
 )
 def test_a_mistake_is_one_line(train, overrides, code, message):
-    process = train(*overrides)
+    process = train(*overrides, forks=True)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == code
     assert stdout == ""
