@@ -32,14 +32,14 @@ class Scope:
     share_s: float = 2.0
     """Roughly, of a cell."""
     cell_s: float = 4.0
-    large_cell_s: float = 35.0
+    large_cell_s: float = 30.0
     rounds: tuple[int, int] = (4, 60)
     """Of all contenders, and at most of those that are close."""
     large_rounds: tuple[int, int] = (2, 12)
     trained: tuple[str, ...] = TRAINED
     seeds: tuple[int, ...] = (0, 1, 2)
     trainings: dict[str, int] = field(
-        default_factory=lambda: {"steps": 320, "evaluations": 5, "test_batches": 48}
+        default_factory=lambda: {"steps": 256, "evaluations": 4, "test_batches": 48}
     )
 
     def links(self, model: str, layout: Layout) -> list[float | None]:
