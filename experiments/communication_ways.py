@@ -104,7 +104,10 @@ def distributed(model: nn.Module, rival: Rival) -> DistributedDataParallel:
     # PowerSGD sends several messages a bucket, the later ones from callbacks: with gloo, ranks would mix up
     # those of two buckets
     bucket_mb = num_dense(model) * 4e-6 + 1 if rival is Rival.POWER_SGD else None
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+    # the rest as TorchRec has it
+    wrapped = DistributedDataParallel(
+        model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
     register_hook(wrapped, rival, POWER_SGD_STARTS)
     return wrapped
 
