@@ -68,12 +68,20 @@ STEPPED_LARGE: Final = tuple(
     name for name in STEPPED if name not in {"ring_bf16", "star_0.1", "star_0.001", "var_0.01"}
 )
 """Of a large model on few workers, as many as memory and time allow."""
-STEPPED_LARGEST: Final = (
-    *("nothing", "ddp", "ddp_fp16", "dense", "tree"),
-    *("all_gather_0.01", "star_0.01", "star_tree_0.01"),
-)
-"""Of a large model on many workers."""
+STEPPED_LARGEST: Final = ("nothing", "ddp", "ddp_fp16", "dense", "all_gather_0.01")
+"""Of a large model on many workers, with one of these two:"""
+LARGEST_FLAT: Final = ("star_0.01",)
 LARGEST_LEVELS: Final = ("two_level", "hi_topk_0.01")
+CHOSEN: Final[Mapping[str, str]] = {
+    "ring fp32": "dense",
+    "tree fp32": "tree",
+    "two levels fp32": "two_level",
+    "sparse all-gather fp32": "all_gather_0.01",
+    "AR-Topk STAR, ring fp32": "star_0.01",
+    "AR-Topk STAR, tree fp32": "star_tree_0.01",
+    "HiTopK fp32": "hi_topk_0.01",
+}
+"""What `auto` may choose, by the name of the collective, and who does the same without choosing."""
 TRAINED: Final = (
     *("ddp", "auto", "ddp_fp16", "power_sgd", "ring_int8", "all_gather_0.01", "all_gather_0.001"),
     *("star_0.01", "var_0.01", "gravac", "selsync"),
@@ -93,7 +101,7 @@ def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ..
         return STEPPED + (LEVELS if per_node > 1 else ())
     if num_workers <= 2:
         return STEPPED_LARGE
-    return STEPPED_LARGEST + (LARGEST_LEVELS if per_node > 1 else ())
+    return STEPPED_LARGEST + (LARGEST_LEVELS if per_node > 1 else LARGEST_FLAT)
 
 
 def is_comparable(name: str) -> bool:
@@ -109,12 +117,3 @@ def is_comparable(name: str) -> bool:
     if contender.exchange in DENSE:
         return True
     return contender.exchange in SPARSE and contender.controller == "fixed" and contender.ratio >= AUTO.ratio
-
-
-def may_be_chosen(name: str) -> bool:
-    """Whether `auto` may turn out to be this contender."""
-    contender = CONTENDERS[name]
-    if isinstance(contender, Rival) or contender.exchange in {"priority", "selsync", "auto"}:
-        return False
-    is_plain = contender.wire_dtype == AUTO.wire_dtype and contender.controller == AUTO.controller
-    return is_plain and (contender.exchange in DENSE or contender.ratio == AUTO.ratio)

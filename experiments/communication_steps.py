@@ -20,13 +20,13 @@ from dlrm.inputs import Ranks
 from experiments.communication_contenders import (
     AUTO,
     BASELINE,
+    CHOSEN,
     CONTENDERS,
     LIMIT,
     is_comparable,
-    may_be_chosen,
 )
 from experiments.communication_models import MODELS, DensePart, Samples, num_dense, samples
-from experiments.communication_ways import make_way
+from experiments.communication_ways import Way, make_way
 from experiments.network import sent_bytes
 
 STAYS_WITHIN: Final = 1.3
@@ -47,12 +47,10 @@ class Contest:
         shape = MODELS[model]
         self._part = DensePart(shape)
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
-        self._ways = {name: make_way(CONTENDERS[name], self._part, shape.steps) for name in names}
-        for way in self._ways.values():
-            for _ in range(way.warm_up_steps):
-                way.step(next(self._samples))
-            way.drain()
-        self._collectives = {name: figures.name for name, figures in self._take_figures().items()}
+        self._steps = shape.steps
+        self._ways: dict[str, Way] = {}
+        for name in names:
+            self._add(name)
 
     def time(self, rounds: Sequence[int], cell_s: float) -> dict[str, Any]:
         """On the links as they are now.
@@ -67,6 +65,8 @@ class Contest:
             what a rank sends, on average, without what TCP adds; `num_values` of a gradient.
         """
         chosen, why = self._plan()
+        if chosen not in self._ways:
+            self._add(chosen)
         self._take_figures()  # of what went before
         measured, counted = self._rounds(chosen, rounds, cell_s)
         return {
@@ -94,13 +94,14 @@ class Contest:
         with _told() as lines:
             chosen = planner.choose(gradient)
         assert chosen is not None, "auto plans when its dense steps are over"
-        return self._contender_of(chosen.name), "\n".join(lines)
+        return CHOSEN[chosen.name], "\n".join(lines)
 
-    def _contender_of(self, collective: str) -> str:
-        for name, its_collective in self._collectives.items():
-            if may_be_chosen(name) and its_collective == collective:
-                return name
-        raise RuntimeError(f"auto chose {collective!r}, which none of {', '.join(self._ways)} is")
+    def _add(self, name: str) -> None:
+        way = make_way(CONTENDERS[name], self._part, self._steps)
+        for _ in range(way.warm_up_steps):
+            way.step(next(self._samples))
+        way.drain()
+        self._ways[name] = way
 
     def _take_figures(self) -> dict[str, ExchangeFigures]:
         """Of our contenders, since this was last asked; of those that have made a step."""
