@@ -16,6 +16,7 @@ SCALE_BYTES: Final = 4
 LEVELS: Final = 127
 """Of each sign in `Int8`."""
 HALVES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+LARGEST_FP32: Final = torch.finfo(torch.float32).max
 
 
 class Codec(Protocol):
@@ -96,8 +97,10 @@ class Half:
 
     def encode(self, values: Tensor) -> Tensor:
         """See `Codec.encode`."""
-        saturated = values.clamp(-self._largest, self._largest)
-        return torch.where(values.isinf(), values, saturated).to(self._dtype).view(torch.uint8)
+        # what is not finite is kept by adding it again, which is several times as fast as torch.where
+        not_finite = values.sub(values.clamp(-LARGEST_FP32, LARGEST_FP32))
+        saturated = not_finite.add_(values.clamp(-self._largest, self._largest))
+        return saturated.to(self._dtype).view(torch.uint8)
 
     def decode(self, data: Tensor, num_values: int) -> Tensor:
         """See `Codec.decode`."""
