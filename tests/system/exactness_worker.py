@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
-from dlrm import build
+from dlrm import build, sharded
 from dlrm.config import (
     Config,
     DenseConfig,
@@ -99,7 +99,7 @@ def my_part(seed, count):
 @contextmanager
 def laid_out_on_purpose():
     """The trainer's own plan with the kinds of CUT, column pieces dealt out to the ranks in turn."""
-    constraints_of, make_plan = plan._constraints, build.make_plan
+    constraints_of, make_plan = plan._constraints, sharded.make_plan
 
     def with_cuts(*arguments):
         constraints = constraints_of(*arguments)
@@ -117,11 +117,11 @@ def laid_out_on_purpose():
                     piece.placement = dist._remote_device(f"rank:{rank}/cpu")
         return laid_out
 
-    plan._constraints, build.make_plan = with_cuts, spread
+    plan._constraints, sharded.make_plan = with_cuts, spread
     try:
         yield
     finally:
-        plan._constraints, build.make_plan = constraints_of, make_plan
+        plan._constraints, sharded.make_plan = constraints_of, make_plan
 
 
 def sharded_model(case):
