@@ -43,11 +43,10 @@ class Scope:
     )
 
     def links(self, model: str, layout: Layout) -> list[float | None]:
-        """Speeds of the cells of a model; few of a large one on many workers."""
+        """Speeds of the cells of a model; of a large one on many workers, the lowest alone."""
         if not MODELS[model].is_large or layout.workers <= 2:
             return list(self.links_gbit_per_s)
-        wanted = (10.0, 1.0) if layout.per_node > 1 else (1.0,)
-        return [link for link in self.links_gbit_per_s if link in wanted]
+        return [link for link in self.links_gbit_per_s if link == min(filter(None, self.links_gbit_per_s))]
 
 
 QUICK: Final = Scope(
