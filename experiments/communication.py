@@ -14,8 +14,9 @@ Steps: the dense parts of both recipes, and `wide`, the latter's with 52 million
 in the same processes, in a new order each round. After some rounds of all, only those go on that are within
 1.3 times the best comparable one, DDP, and what `auto` chose. The ratio of two contenders is the median over
 the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds). Of `wide`,
-less was measured: fewer contenders, and on 4 workers links of 1 Gb/s alone, as memory and time allow. Controllers need whole
-trainings and are there alone. `auto` plans anew in each cell, and is then what it chose.
+less was measured: fewer contenders, and on 4 workers links of 1 Gb/s alone, as memory and time allow.
+Controllers need whole trainings and are there alone. `auto` plans anew in each cell, and is then what it
+chose.
 
 Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
 encoding, or at least a share of 0.01 of them, with error feedback. A thousandth, a low rank (PowerSGD) or a
