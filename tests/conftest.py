@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.programs import LENDER
-
 REPO = Path(__file__).parents[1]
 GRACE_S = 5.0
 """How long a thread that was told to stop may take to do so."""
@@ -109,6 +107,8 @@ def launcher() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def lender() -> Iterator[dict[str, str]]:
     """What programs that are started by `-m tests.programs` need in their environment to start as forks."""
+    from tests.programs import LENDER  # noqa: PLC0415  # a copy of this file works elsewhere, see test_conftest
+
     with _waiting_process() as pid:
         environment = {LENDER: str(pid), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
         prepared = [sys.executable, "-u", "-m", "tests.programs"]  # as torchrun starts workers
