@@ -14,7 +14,7 @@ from data.prepare.ids import HashIds, IdRule, ModuloIds, RawIds
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span, find_inputs
 from data.prepare.lookup import VocabularyIds
 from data.prepare.passes import PassResult, run_pass
-from data.prepare.pieces import PieceRecord, durable_file
+from data.prepare.pieces import PieceRecord, durable_file, remove_leftovers
 from data.prepare.pool import WorkerPool
 from data.prepare.rejects import check_rejects, collect_rejects
 from data.prepare.state import MAKER, close_state, is_finished, locked, open_state
@@ -36,8 +36,12 @@ def prepare(config: PrepareConfig) -> DatasetManifest:
     with locked(config.out):
         if not is_finished(config.out, identity):
             state = open_state(config.out, identity)
-            with WorkerPool(config.processes) as pool:
-                _Job(config, inputs, state, pool).run(identity)
+            try:
+                with WorkerPool(config.processes) as pool:
+                    _Job(config, inputs, state, pool).run(identity)
+            except BaseException:
+                remove_leftovers(config.out)  # of workers that were ended in the middle of a file
+                raise
         close_state(config.out)
     return read_manifest(str(config.out))
 

@@ -28,8 +28,8 @@ NUM_OWED = 30
 PRIORITY = cpr.PriorityConfig(scheme="mfu", ratio=0.25, covering=0.85)  # all tables but c, the smallest
 
 
-def values(recovery, model, exchange):
-    """All that is to come back, with where it lies."""
+def values(recovery, model, exchange=None):
+    """All that is to come back, with where it lies; of an exchange, what this rank owes."""
     shards = [
         {
             "table": each.table_fqn,
@@ -40,8 +40,11 @@ def values(recovery, model, exchange):
         for each in recovery.checkpointer.shards
     ]
     dense = {name: value.clone() for name, value in model.module.dense.state_dict().items()}
-    owed = exchange.residual.state_dict()["memory"].get("residual", torch.zeros(NUM_OWED)).clone()
-    return {"shards": shards, "dense": dense, "samples": recovery.samples_done, "owed": owed}
+    found = {"shards": shards, "dense": dense, "samples": recovery.samples_done}
+    if exchange is not None:
+        memory = exchange.residual.state_dict()["memory"]
+        found["owed"] = memory.get("residual", torch.zeros(NUM_OWED)).clone()
+    return found
 
 
 def kill_oneself():
