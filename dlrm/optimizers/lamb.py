@@ -9,18 +9,17 @@ You et al., arXiv 1904.00962, algorithm 2, with the identity for its function ph
 decay of biases; every tensor, biases too, has a step of its own length, Adam's where its weights are all 0.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dlrm.comm.pto import Norms, local_norms
-from dlrm.optimizers.layers import check_options, decay_of, paired_norms, trust
+from dlrm.optimizers.layers import LayerOptimizer, check_options, decay_of, paired_norms, trust
 
 
-class LAMB(Optimizer):
+class LAMB(LayerOptimizer):
     """Layer-wise adaptive moments.
 
     Args:
@@ -49,33 +48,16 @@ class LAMB(Optimizer):
         check_options(lr, weight_decay)
         if not all(0 <= beta < 1 for beta in betas) or eps <= 0:
             raise ValueError(f"betas={betas} must be from 0 to below 1, and eps={eps} positive")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._norms = norms
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, options, norms)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: computes the loss, and gradients, again; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            changes = [self._change(parameter, group) for parameter in parameters]
-            weights_norm, changes_norm = paired_norms(self._norms, parameters, changes)
-            unknown = (weights_norm == 0) | (changes_norm == 0)
-            lengths = trust(weights_norm, changes_norm, unknown) * -group["lr"]
-            for parameter, change, length in zip(parameters, changes, lengths.unbind(), strict=True):
-                parameter.addcmul_(change, length)
-        return loss
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        changes = [self._change(parameter, group) for parameter in parameters]
+        weights_norm, changes_norm = paired_norms(self._norms, parameters, changes)
+        unknown = (weights_norm == 0) | (changes_norm == 0)
+        lengths = trust(weights_norm, changes_norm, unknown) * -group["lr"]
+        for parameter, change, length in zip(parameters, changes, lengths.unbind(), strict=True):
+            parameter.addcmul_(change, length)
 
     def _change(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
         """Adam's step and the decay of a parameter, before its length is set."""

@@ -9,18 +9,17 @@ This is the form in which Jia et al. (arXiv 1807.11205) use the LARS of You, Git
 the trust coefficient where weights or gradient are all 0.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dlrm.comm.pto import Norms, local_norms
-from dlrm.optimizers.layers import check_options, decay_of, paired_norms, trust
+from dlrm.optimizers.layers import LayerOptimizer, check_options, decay_of, paired_norms, trust
 
 
-class LARS(Optimizer):
+class LARS(LayerOptimizer):
     """Layer-wise adaptive rate scaling.
 
     Args:
@@ -58,31 +57,10 @@ class LARS(Optimizer):
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
         }
-        super().__init__(params, options)
-        self._norms = norms
+        super().__init__(params, options, norms)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: computes the loss, and gradients, again; its value is returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        gradients: list[Tensor] = [parameter.grad for parameter in parameters]
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        gradients = [each.grad for each in parameters if each.grad is not None]
         decays = [decay_of(parameter, group["weight_decay"]) for parameter in parameters]
         weights_norm, gradients_norm = paired_norms(self._norms, parameters, gradients)
         decayed = gradients_norm + weights_norm * weights_norm.new_tensor(decays)

@@ -1,11 +1,51 @@
-"""What LARS and LAMB share: which parameters decay, and how far a layer is trusted."""
+"""What LARS and LAMB share: the step, which parameters decay, and how far a layer is trusted."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dlrm.comm.pto import Norms
+
+
+class LayerOptimizer(Optimizer):
+    """An optimizer that asks for norms of layers.
+
+    Args:
+        params: as for `torch.optim.Optimizer`.
+        options: of all groups that have no others.
+        norms: how norms are found.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], options: dict[str, Any], norms: Norms) -> None:
+        super().__init__(params, options)
+        self._norms = norms
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: computes the loss, and gradients, again; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._update([each for each in group["params"] if each.grad is not None], group)
+        return loss
+
+    @abstractmethod
+    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        """Update these, which have gradients, by the options of their group; called without autograd."""
 
 
 def decay_of(parameter: nn.Parameter, weight_decay: float) -> float:

@@ -5,15 +5,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.codecs import Codec
-from dlrm.comm.collectives.buffers import Buffers
-from dlrm.comm.collectives.collective import Collective, Select
+from dlrm.comm.collectives.collective import Select
+from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import after, share, slices, swap
-from dlrm.comm.collectives.packing import Packing
 from dlrm.comm.links import Links
 
 
-class Ring(Collective):
+class Ring(EncodedSum):
     """An all-reduce of all values; with plain fp32, that of the backend.
 
     Encoded, each rank sums one slice in fp32: the others send it theirs, and it sends the sum to all. What
@@ -25,15 +23,7 @@ class Ring(Collective):
         buffers: as for `Collective`.
     """
 
-    is_sparse = False
-
-    def __init__(
-        self, codec: Codec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
-    ) -> None:
-        super().__init__(group, buffers)
-        self._packing = Packing(codec)
-        self.name = f"ring {codec.name}"
-        self.is_lossless = self._packing.is_lossless
+    shape = "ring"
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
         """As `Collective.sent_bytes`."""

@@ -7,13 +7,13 @@ from torch import Tensor
 from dlrm.comm import cost
 from dlrm.comm.codecs import Codec
 from dlrm.comm.collectives.buffers import Buffers
-from dlrm.comm.collectives.collective import Collective, Select
+from dlrm.comm.collectives.collective import Select
+from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import swap
-from dlrm.comm.collectives.packing import Packing
 from dlrm.comm.links import Links
 
 
-class Tree(Collective):
+class Tree(EncodedSum):
     """An all-reduce of all values: log N hops to rank 0, which sums, and log N back.
 
     Encoded, each rank encodes the sum of its branch, and rank 0 that of all; what is lost by that stays
@@ -25,15 +25,12 @@ class Tree(Collective):
         buffers: as for `Collective`.
     """
 
-    is_sparse = False
+    shape = "tree"
 
     def __init__(
         self, codec: Codec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
     ) -> None:
-        super().__init__(group, buffers)
-        self._packing = Packing(codec)
-        self.name = f"tree {codec.name}"
-        self.is_lossless = self._packing.is_lossless
+        super().__init__(codec, group, buffers)
         lowest = self.rank & -self.rank or 1 << (self.num_ranks - 1).bit_length()
         self._parent = self.rank - lowest if self.rank else None
         steps = [1 << bit for bit in range(lowest.bit_length() - 1)]
