@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dlrm.comm.pto import Norms, local_norms
 from dlrm.optimizers.layers import LayerOptimizer, check_options, decay_of, paired_norms, trust
