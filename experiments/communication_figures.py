@@ -7,13 +7,11 @@ from math import inf
 from statistics import median
 from typing import Final
 
-import numpy as np
-
 from experiments.communication_contenders import BASELINE, CONTENDERS, LIMIT, Rival, is_comparable
 from experiments.communication_winners import table_vi_hits
 from experiments.emulation_figures import Estimate
 from experiments.record import Row
-from experiments.splitting_figures import RESAMPLES, Ratio, link_name
+from experiments.splitting_figures import Ratio, link_name
 
 WIDE: Final = "wide"
 WIDE_GBIT_PER_S: Final = 1.0
@@ -59,7 +57,7 @@ class Cell:
 
     def ratio(self, one: str, other: str) -> Ratio:
         """Throughput of `one` contender over that of the `other`, in the rounds that have both."""
-        return median_ratio(_ratios(self.rounds, one, other))
+        return Ratio.of(_ratios(self.rounds, one, other))
 
     def speedups(self) -> dict[str, float]:
         """Throughput of each contender over the baseline's."""
@@ -79,7 +77,7 @@ class Cell:
 
         Of the rounds that had no say in who is the best: in those that had, it was lucky, too.
         """
-        return median_ratio(_ratios(self.rounds[1::2], self.chosen, self.best))
+        return Ratio.of(_ratios(self.rounds[1::2], self.chosen, self.best))
 
     @property
     def share(self) -> Ratio:
@@ -119,14 +117,6 @@ def _ratios(rounds: Sequence[Mapping[str, float]], one: str, other: str) -> list
 def _speedups(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for each in rounds for name in each)
     return {name: median(_ratios(rounds, name, BASELINE)) for name in names}
-
-
-def median_ratio(ratios: Sequence[float]) -> Ratio:
-    """The median over rounds, and its 95 % interval (bootstrap over rounds)."""
-    measured = np.array(ratios)
-    drawn = np.random.default_rng(0).choice(measured, (RESAMPLES, len(measured)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-    return Ratio(value=float(np.median(measured)), low=float(low), high=float(high))
 
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
@@ -177,7 +167,7 @@ def share_figures(rows: Sequence[Row]) -> dict[str, float]:
 
 def share_of(row: Row) -> Ratio:
     """What a step of a whole model gets shorter by if nothing but scalars is exchanged."""
-    return median_ratio([1 - each[LIMIT] / each["dense"] for each in row["rounds"]])
+    return Ratio.of([1 - each[LIMIT] / each["dense"] for each in row["rounds"]])
 
 
 def step_figures(cells: Sequence[Cell]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -26,6 +26,14 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Self:
+        """Of the ratios within rounds: bootstrap over rounds."""
+        measured = np.array(ratios)
+        drawn = np.random.default_rng(0).choice(measured, (RESAMPLES, len(measured)))
+        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+        return cls(value=float(np.median(measured)), low=float(low), high=float(high))
 
     @property
     def is_firm(self) -> bool:
@@ -68,10 +76,7 @@ class Cell:
 
     def ratio(self, one: str, other: str) -> Ratio:
         """Throughput of `one` contender over that of the `other`."""
-        ratios = np.array([each[other] / each[one] for each in self.rounds])
-        drawn = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
-        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
-        return Ratio(value=float(np.median(ratios)), low=float(low), high=float(high))
+        return Ratio.of([each[other] / each[one] for each in self.rounds])
 
     @property
     def better(self) -> str:
