@@ -1,6 +1,6 @@
 """Lookups that wait until there are enough of them for one sweep over a tracker's memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,10 +25,12 @@ class Backlog:
     Args:
         group: what is tracked.
         period: of the lookups of all passes in a row, one of so many is kept.
-        sweep: takes what was looked up, pass after pass.
+        sweep: takes what some passes looked up, in their order.
     """
 
-    def __init__(self, group: TrackedGroup, sweep: Callable[[Lookups], None], period: int = 1) -> None:
+    def __init__(
+        self, group: TrackedGroup, sweep: Callable[[Sequence[Lookups]], None], period: int = 1
+    ) -> None:
         self._layout: Final = group.layout
         self._period: Final = period
         self._sweep: Final = sweep
@@ -49,7 +51,7 @@ class Backlog:
         size = HEAD + ends.numel() + ids.numel()
         if self._log is None or size > CAPACITY:
             self.sweep()
-            self._sweep(lookups.every(self._period, first))
+            self._sweep([lookups.every(self._period, first)])
             return
         if self._log[0] + size > CAPACITY:
             self.sweep()
@@ -64,8 +66,7 @@ class Backlog:
         """Bring the tracker up to date."""
         if self._log is None or not self._log[0]:
             return
-        for lookups in self._entries(self._log):
-            self._sweep(lookups)
+        self._sweep(list(self._entries(self._log)))
         self._log[0] = 0
 
     def _entries(self, log: np.ndarray) -> Iterator[Lookups]:

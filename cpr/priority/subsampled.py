@@ -1,6 +1,6 @@
 """SSU: a bounded list of sub-sampled used rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Final
 
@@ -98,10 +98,11 @@ class SubsampledTracker:
         self._backlog.sweep()
         return self._lists[table]
 
-    def _offer(self, sample: Lookups) -> None:
-        ids = sample.ids.to(torch.int32)
-        places = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
-        self._slots.scatter_(0, places.add_(sample.expand(self._first)), ids + 1)
+    def _offer(self, samples: Sequence[Lookups]) -> None:
+        for sample in samples:
+            ids = sample.ids.to(torch.int32)
+            places = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
+            self._slots.scatter_(0, places.add_(sample.expand(self._first)), ids + 1)
 
 
 def _hash(ids: Tensor) -> Tensor:

@@ -31,7 +31,11 @@ def test_every_kept_lookup_is_swept_once_and_in_order(passes, period):
     capacity, backlog.CAPACITY = backlog.CAPACITY, 40  # a few passes, and less than the longest
     try:
         swept, position = [], 0
-        waiting = Backlog(make_group(scheme="mfu"), lambda found: swept.extend(found.rows.tolist()), period)
+
+        def take(found):
+            swept.extend(row for each in found for row in each.rows.tolist())
+
+        waiting = Backlog(make_group(scheme="mfu"), take, period)
         for each in passes:
             if each == "sweep":
                 waiting.sweep()
