@@ -26,7 +26,8 @@ is about as fast as two cores can send), TorchRec's plan (`torchrec`, which repl
 rows, as by default) and ours (`des`) take turns of a few steps in the same processes, in a random order each
 round. `auto` chooses anew for each speed. What it chooses is one of these two plans, or else it takes turns
 with them. Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap over
-rounds):
+rounds). Rounds of a cell go on until intervals reach no more than 2.5 % from their ratios, whatever these
+are, or its time is up:
 
 - `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one: the whole
   interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and

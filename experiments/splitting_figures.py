@@ -36,6 +36,11 @@ class Ratio:
         return cls(value=float(np.median(measured)), low=float(low), high=float(high))
 
     @property
+    def reach(self) -> float:
+        """How far from the ratio its interval reaches, as a share of it."""
+        return max(self.high / self.value - 1, 1 - self.low / self.value)
+
+    @property
     def is_firm(self) -> bool:
         """Whether the whole interval is on one side."""
         return not self.low <= 1 <= self.high

@@ -25,7 +25,7 @@ from dlrm.inputs import Inputs, Ranks
 from dlrm.memory import keep_freed_memory
 from dlrm.sharding.splitting.choice_file import CHOICE_NAME
 from experiments.splitting_counting import count
-from experiments.splitting_figures import PLANS, plan_with, strategies_in
+from experiments.splitting_figures import PLANS, Ratio, plan_with, strategies_in
 from experiments.splitting_workload import Workload
 from experiments.training import Training
 from experiments.workers import ANSWER
@@ -97,13 +97,9 @@ class Contest:
         for training in self._trainings.values():
             training.timed_steps(WARM_UP_STEPS)
         order, shuffled = sorted(self._trainings), random.Random(self._workload.seed)
+        rounds: list[dict[str, float]] = []
         began = perf_counter()
-        self._round(order)
-        least, most = self._workload.rounds
-        wanted = torch.tensor(max(least, min(most, int(self._workload.cell_s / (perf_counter() - began)))))
-        dist.broadcast(wanted, 0)
-        rounds = []
-        for _ in range(int(wanted)):
+        while not self._agreed(self._is_enough(rounds, perf_counter() - began)):
             shuffled.shuffle(order)
             rounds.append(self._round(order))
         return rounds
@@ -111,12 +107,33 @@ class Contest:
     def _round(self, order: list[str]) -> dict[str, float]:
         took_s = {}
         for name in order:
+            self._trainings[name].timed_steps(1)  # it finds in the caches what others left there
             dist.barrier()
             began = perf_counter()
             self._trainings[name].timed_steps(self._workload.steps)
             dist.barrier()
             took_s[name] = (perf_counter() - began) / self._workload.steps
         return took_s
+
+    def _is_enough(self, rounds: list[dict[str, float]], elapsed_s: float) -> bool:
+        """Whether ratios are known well, whatever they are; or else, whether time is up."""
+        least, most = self._workload.rounds
+        if len(rounds) < least:
+            return False
+        if len(rounds) >= most or elapsed_s > self._workload.cell_s:
+            return True
+        ratios = [
+            Ratio.of([each["torchrec"] / each[name] for each in rounds])
+            for name in self._trainings
+            if name != "torchrec"
+        ]
+        return max(each.reach for each in ratios) <= self._workload.reach
+
+    def _agreed(self, decision: bool) -> bool:
+        """That of rank 0, which alone may look at the clock."""
+        held = [decision]
+        dist.broadcast_object_list(held)
+        return held[0]
 
 
 if __name__ == "__main__":

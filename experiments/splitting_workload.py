@@ -51,12 +51,14 @@ class Workload:
     """Samples in a step, over all ranks."""
     num_batches: int = 4
     """Different batches, used in turn."""
-    cell_s: float = 12.0
-    """Roughly how long the contenders take turns in a cell."""
-    rounds: tuple[int, int] = (12, 100)
+    cell_s: float = 36.0
+    """After which no further round begins in a cell, where the least of them were made."""
+    rounds: tuple[int, int] = (12, 120)
     """At least and at most so many turns of each."""
+    reach: float = 0.025
+    """How far from a ratio its interval may reach for a cell to be over sooner."""
     steps: int = 2
-    """Of a turn."""
+    """Of a turn that are timed; one before them is not."""
     seed: int = 1
     """Decides batches and the order of turns."""
 

@@ -1,4 +1,8 @@
-"""What takes less time, found out by doing it: contenders take turns, and all ranks agree on the outcome."""
+"""What takes less time, found out by doing it: contenders take turns, and all ranks agree on the outcome.
+
+Machines that others use as well are slower at one time than at another, by more than contenders differ. So
+each round is compared within itself, and rounds go on until they agree or time is up.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,15 +13,22 @@ import torch
 import torch.distributed as dist
 
 WARM_UP: Final = 3
-"""Turns of each that do not count."""
-LEAST_TURNS: Final = 7
-MOST_TURNS: Final = 60
-LASTS_S: Final = 6.0
-"""About how long all turns together take, where the least of them do not take longer."""
+"""Calls of each before the first round: memory is fresh, connections are made."""
+CALLS: Final = 2
+"""Of a turn, that are timed; the one before them is not, as it finds in the caches what others left there."""
+LEAST_ROUNDS: Final = 8
+MOST_ROUNDS: Final = 60
+LASTS_S: Final = 15.0
+"""After which no further round begins, where the least of them have been made."""
+
+Contender = Callable[[], None]
 
 
-def race(contenders: Sequence[Callable[[], None]], device: torch.device) -> list[float]:
-    """Seconds that a turn of each takes on the slowest rank: the median, the same on all ranks.
+def race(contenders: Sequence[Contender], device: torch.device) -> list[float]:
+    """Seconds that a call of each takes on the slowest rank, the same numbers on all ranks.
+
+    For the first contender it is the median over rounds; for each other one, that times the median of its
+    ratio to the first within a round.
 
     Args:
         contenders: each is the same work for all ranks together, done when the call returns.
@@ -26,21 +37,47 @@ def race(contenders: Sequence[Callable[[], None]], device: torch.device) -> list
     for each in contenders:
         for _ in range(WARM_UP):
             each()
-    first = _turns(contenders, 1, device)
-    turns = max(LEAST_TURNS, min(MOST_TURNS, int(LASTS_S / sum(took[0] for took in first))))
-    return [median(took) for took in _turns(contenders, turns, device)]
+    rounds: list[list[float]] = []
+    began = time.perf_counter()
+    while not is_over(rounds):
+        *took, elapsed_s = _slowest([*_round(contenders, len(rounds)), time.perf_counter() - began], device)
+        rounds.append(took)
+        if elapsed_s > LASTS_S and len(rounds) >= LEAST_ROUNDS:
+            break
+    return typical(rounds)
 
 
-def _turns(contenders: Sequence[Callable[[], None]], turns: int, device: torch.device) -> list[list[float]]:
-    """Seconds of each contender in each turn; in each, another one comes first."""
-    took = torch.zeros(len(contenders), turns, dtype=torch.float64, device=device)
-    for turn in range(turns):
-        for place in range(len(contenders)):
-            mine = (place + turn) % len(contenders)
-            dist.barrier()
-            began = time.perf_counter()
+def is_over(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether further rounds would tell nothing new: the same contender won them all, or they are many.
+
+    Args:
+        rounds: seconds of each contender.
+    """
+    winners = {min(range(len(took)), key=took.__getitem__) for took in rounds}
+    return len(rounds) >= MOST_ROUNDS or (len(rounds) >= LEAST_ROUNDS and len(winners) == 1)
+
+
+def typical(rounds: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each contender, of all rounds; see `race`."""
+    first_s = median(took[0] for took in rounds)
+    return [first_s * median(took[each] / took[0] for took in rounds) for each in range(len(rounds[0]))]
+
+
+def _round(contenders: Sequence[Contender], number: int) -> list[float]:
+    """Seconds of a call of each contender on this rank; in each round, another one comes first."""
+    took = [0.0] * len(contenders)
+    for place in range(len(contenders)):
+        mine = (place + number) % len(contenders)
+        contenders[mine]()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(CALLS):
             contenders[mine]()
-            took[mine, turn] = time.perf_counter() - began
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    times: list[list[float]] = took.tolist()
-    return times
+        took[mine] = (time.perf_counter() - began) / CALLS
+    return took
+
+
+def _slowest(values: Sequence[float], device: torch.device) -> list[float]:
+    held = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    return [float(value) for value in held.tolist()]
