@@ -11,12 +11,12 @@ gradients; `dense_share_wide_...` of the dense part alone, under DDP.
 
 Steps: the dense parts of both recipes, and `wide`, the latter's with 52 million parameters (four layers of
 4096 on top, global batch 128). Everybody in `experiments.communication_contenders` takes turns of a few steps
-in the same processes, in a new order each round. After some rounds of all, only those go on that are within
-1.3 times the best comparable one, DDP, and what `auto` chose. The ratio of two contenders is the median over
-the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds). Of `wide`,
-less was measured: fewer contenders, and on 4 workers links of 1 Gb/s alone, as memory and time allow.
-Controllers need whole trainings and are there alone. `auto` plans anew in each cell, and is then what it
-chose.
+in the same processes, in a new order each round; the first step of a turn does not count, but for `wide`.
+After some rounds of all, only those go on that are within 1.2 times the best comparable one, DDP, and what
+`auto` chose. The ratio of two contenders is the median over the rounds that have both of their ratio in a
+round, with a 95 % interval (bootstrap over rounds). Of `wide`, less was measured: fewer contenders, and on 4
+workers links of 1 Gb/s alone, as memory and time allow. Controllers need whole trainings and are there alone.
+`auto` makes steps in each cell until it has chosen, and is then what it chose.
 
 Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
 encoding, or at least a share of 0.01 of them, with error feedback. A thousandth, a low rank (PowerSGD) or a

@@ -35,6 +35,8 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     "tree": CommConfig(exchange="tree"),
     "two_level": CommConfig(exchange="two_level"),
     "priority": CommConfig(exchange="priority"),
+    "two_level_bf16": CommConfig(exchange="two_level", wire_dtype="bf16"),
+    "two_level_int8": CommConfig(exchange="two_level", wire_dtype="int8"),
     "ring_bf16": CommConfig(exchange="ring", wire_dtype="bf16"),
     "ring_fp16": CommConfig(exchange="ring", wire_dtype="fp16"),
     "ring_int8": CommConfig(exchange="ring", wire_dtype="int8"),
@@ -76,6 +78,10 @@ CHOSEN: Final[Mapping[str, str]] = {
     "ring fp32": "dense",
     "tree fp32": "tree",
     "two levels fp32": "two_level",
+    "ring bf16": "ring_bf16",
+    "ring int8": "ring_int8",
+    "two levels bf16": "two_level_bf16",
+    "two levels int8": "two_level_int8",
     "sparse all-gather fp32": "all_gather_0.01",
     "AR-Topk STAR, ring fp32": "star_0.01",
     "AR-Topk STAR, tree fp32": "star_tree_0.01",
@@ -107,9 +113,9 @@ def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ..
 def is_comparable(name: str) -> bool:
     """Whether a contender leaves no more of a gradient behind than `auto` may.
 
-    `auto` sends all values, or a share of `CommConfig.ratio`, in fp32; it does not decide for its user that a
-    tenth of that will do, nor that a low rank or a rare meeting will: what those cost is a matter of the
-    model, and of the trainings.
+    `auto` sends all values, in whatever encoding, or a share of `CommConfig.ratio`; it does not decide for
+    its user that a tenth of that will do, nor that a low rank or a rare meeting will: what those cost is a
+    matter of the model, and of the trainings.
     """
     contender = CONTENDERS[name]
     if isinstance(contender, Rival):

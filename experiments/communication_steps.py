@@ -7,14 +7,11 @@ from contextlib import contextmanager
 from itertools import cycle
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from dlrm.comm import automatic
-from dlrm.comm.build import build_planner
 from dlrm.comm.figures import ExchangeFigures
 from dlrm.inputs import Ranks
 from experiments.communication_contenders import (
@@ -29,9 +26,14 @@ from experiments.communication_models import MODELS, DensePart, Samples, num_den
 from experiments.communication_ways import Way, make_way
 from experiments.network import sent_bytes
 
-STAYS_WITHIN: Final = 1.3
+STAYS_WITHIN: Final = 1.2
 """Times the fastest: what takes longer takes no further turns."""
-CPU: Final = torch.device("cpu")
+TOLD: Final = 2
+"""Lines of the log until `auto` has chosen: what it tries, and what came of it."""
+PLANNED_STEPS: Final = 5
+"""Between looks at the log."""
+
+Decision = TypeVar("Decision")
 
 
 class Contest:
@@ -48,6 +50,8 @@ class Contest:
         self._part = DensePart(shape)
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
         self._steps = shape.steps
+        # that do not count, as they find in the caches what others left there; they hold no large gradient
+        self._steps_before = 0 if shape.is_large else 1
         self._ways: dict[str, Way] = {}
         for name in names:
             self._add(name)
@@ -79,22 +83,16 @@ class Contest:
         }
 
     def _plan(self) -> tuple[str, str]:
-        """Of `auto`: the contender that is what it chooses, and its reasons.
-
-        It is led through its dense steps by the times of those of `dense`, without making them.
-        """
-        self._take_figures()
-        self._turn("dense")
-        figures = self._take_figures()["dense"]
-        gradient = torch.cat([_gradient(each).view(-1) for each in self._part.parameters()])
-        planner = build_planner(AUTO, gradient.numel(), CPU)
-        for _ in range(automatic.DENSE_STEPS):
-            planner.choose(gradient)
-            planner.observe(figures.step_seconds, figures.seconds)
+        """Of `auto`: the contender that is what it chooses after trying out others, and its reasons."""
+        way = make_way(AUTO, self._part, self._steps)
+        assert way.replicas is not None, "it is one of ours"
         with _told() as lines:
-            chosen = planner.choose(gradient)
-        assert chosen is not None, "auto plans when its dense steps are over"
-        return CHOSEN[chosen.name], "\n".join(lines)
+            while not _agreed(len(lines) == TOLD):
+                for _ in range(PLANNED_STEPS):
+                    way.step(next(self._samples))
+        figures = way.replicas.take_figures()
+        assert figures is not None, "it has made steps"
+        return CHOSEN[figures.name], "\n".join(lines)
 
     def _add(self, name: str) -> None:
         way = make_way(CONTENDERS[name], self._part, self._steps)
@@ -133,6 +131,9 @@ class Contest:
     def _turn(self, name: str) -> tuple[float, float]:
         """Seconds and bytes of a step."""
         way = self._ways[name]
+        for _ in range(self._steps_before):
+            way.step(next(self._samples))
+        way.drain()
         dist.barrier()
         began, sent = perf_counter(), sent_bytes()
         for _ in range(way.steps):
@@ -156,16 +157,12 @@ def still_in(rounds: Sequence[dict[str, float]], always: set[str]) -> list[str]:
     return sorted(always | close)
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "a backward pass was made"
-    return parameter.grad
-
-
-def _agreed(names: list[str]) -> list[str]:
-    """Those of rank 0, which alone may look at the clock."""
-    held: list[Any] = [names]
+def _agreed(decision: Decision) -> Decision:
+    """That of rank 0, which alone may look at the clock, and is told what `auto` thinks."""
+    held: list[Any] = [decision]
     dist.broadcast_object_list(held)
-    return list(held[0])
+    agreed: Decision = held[0]
+    return agreed
 
 
 def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:

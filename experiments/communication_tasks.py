@@ -31,8 +31,8 @@ class Scope:
     """Recipes of which the dense exchange's share is measured."""
     share_s: float = 2.0
     """Roughly, of a cell."""
-    cell_s: float = 4.0
-    large_cell_s: float = 30.0
+    cell_s: float = 24.0
+    large_cell_s: float = 45.0
     rounds: tuple[int, int] = (4, 60)
     """Of all contenders, and at most of those that are close."""
     large_rounds: tuple[int, int] = (2, 12)

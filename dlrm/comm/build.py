@@ -20,7 +20,7 @@ from dlrm.comm.collectives import (
     keeping,
 )
 from dlrm.comm.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
-from dlrm.comm.config import PLAIN, CommConfig
+from dlrm.comm.config import PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
 from dlrm.comm.controllers.choice import num_kept_of
 from dlrm.comm.exchange import Exchange
@@ -54,13 +54,16 @@ def build_exchange(
     if config.exchange in PLAIN and config.exchange != "dense":
         raise ValueError(f"comm.exchange={config.exchange} does not sum whole gradients: choose another one")
     compressor = _compressor(config, dist.get_rank(group))
-    make = Collectives(config, compressor.is_exact, device, group)
+    make = Collectives(config.codec, compressor.is_exact, device, group)
     is_auto = config.exchange == "auto"
     plans = is_auto and dist.get_world_size(group) > 1
     collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
     # others may have to send what was owed by a run that goes on under them
     num_owed = 0 if config.exchange == "dense" else num_values
     keeps = config.error_feedback and num_owed
+    planner = None
+    if plans:
+        planner = Automatic(_candidates(config, make, compressor, num_values), device, group)
     return Exchange(
         num_values,
         collective,
@@ -70,64 +73,48 @@ def build_exchange(
         dense=make("ring"),
         device=device,
         group=group,
-        planner=build_planner(config, num_values, device, group) if plans else None,
+        planner=planner,
     )
-
-
-def build_planner(
-    config: CommConfig, num_values: int, device: torch.device, group: dist.ProcessGroup | None = None
-) -> Automatic:
-    """What an `auto` exchange asks; by itself, too, to see what it would choose.
-
-    Args:
-        config: its ratio, compressor and wire_dtype are those of the candidates.
-        num_values: of the gradient.
-        device: of the gradient.
-        group: of the ranks; None: all.
-    """
-    compressor = _compressor(config, dist.get_rank(group))
-    make = Collectives(config, compressor.is_exact, device, group)
-    return Automatic(_candidates(config, make, compressor, num_values), device, group)
 
 
 class Collectives:
     """Makes collectives by their names; they share buffers, as one is at work at a time.
 
     Args:
-        config: says how values travel.
+        codec: of `dlrm.comm.config.CODECS`: how values travel, unless another one is asked for.
         exact: all ranks select equally many.
         device: of the gradient.
         group: of the ranks; None: all.
     """
 
     def __init__(
-        self, config: CommConfig, exact: bool, device: torch.device, group: dist.ProcessGroup | None
+        self, codec: str, exact: bool, device: torch.device, group: dist.ProcessGroup | None
     ) -> None:
-        self._codec = CODECS[config.wire_dtype]
+        self._codec = codec
         self._exact, self._device, self._group = exact, device, group
         self._buffers = Buffers()
         self._nodes: Nodes | None = None
-        self._makers: dict[str, Callable[[], Collective]] = {
+        self._makers: dict[str, Callable[[Codec], Collective]] = {
             "ring": self._ring,
             "tree": self._tree,
-            "two_level": lambda: TwoLevel(self._codec, self.nodes, self._buffers),
-            "all_gather": lambda: SparseAllGather(
-                self._codec, exact=exact, group=group, buffers=self._buffers
+            "two_level": lambda codec: TwoLevel(codec, self.nodes, self._buffers),
+            "all_gather": lambda codec: SparseAllGather(
+                codec, exact=exact, group=group, buffers=self._buffers
             ),
-            "star": lambda: ARTopK("star", self._ring(), exact=exact),
-            "star_tree": lambda: ARTopK("star", self._tree(), exact=exact),
-            "var": lambda: ARTopK("var", self._ring(), exact=exact),
-            "var_tree": lambda: ARTopK("var", self._tree(), exact=exact),
-            "hi_topk": lambda: HiTopK(self._codec, self.nodes, exact=exact, buffers=self._buffers),
+            "star": lambda codec: ARTopK("star", self._ring(codec), exact=exact),
+            "star_tree": lambda codec: ARTopK("star", self._tree(codec), exact=exact),
+            "var": lambda codec: ARTopK("var", self._ring(codec), exact=exact),
+            "var_tree": lambda codec: ARTopK("var", self._tree(codec), exact=exact),
+            "hi_topk": lambda codec: HiTopK(codec, self.nodes, exact=exact, buffers=self._buffers),
         }
 
-    def __call__(self, name: str) -> Collective:
+    def __call__(self, name: str, codec: str | None = None) -> Collective:
         """The collective of that name in `CommConfig.exchange`."""
-        return self._makers[name]()
+        return self._makers[name](CODECS[codec or self._codec])
 
     def plain_ring(self) -> Ring:
         """The backend's all-reduce."""
-        return Ring(CODECS["fp32"], self._group, self._buffers)
+        return self._ring(CODECS["fp32"])
 
     @property
     def nodes(self) -> Nodes:
@@ -136,23 +123,26 @@ class Collectives:
             self._nodes = make_nodes(self._device, self._group)
         return self._nodes
 
-    def _ring(self) -> Ring:
-        return Ring(self._codec, self._group, self._buffers)
+    def _ring(self, codec: Codec) -> Ring:
+        return Ring(codec, self._group, self._buffers)
 
-    def _tree(self) -> Tree:
-        return Tree(self._codec, self._group, self._buffers)
+    def _tree(self, codec: Codec) -> Tree:
+        return Tree(codec, self._group, self._buffers)
 
 
 def _candidates(
     config: CommConfig, make: Collectives, compressor: Compressor, num_values: int
 ) -> list[Candidate]:
     """What `auto` chooses from; in two levels only where there are two."""
-    names = ["ring", "tree", "all_gather", "star", "star_tree"]
+    dense, sparse = ["ring", "tree"], ["all_gather", "star", "star_tree"]
     if make.nodes.num_nodes > 1 and make.nodes.per_node > 1:
-        names += ["two_level", "hi_topk"]
+        dense.append("two_level")
+        sparse.append("hi_topk")
     num_kept = num_kept_of(num_values, config.ratio)
     select = keeping(compressor, num_kept, num_values)
-    collectives = [make(name) for name in names]
+    collectives = [make(name) for name in (*dense, *sparse)]
+    if config.wire_dtype == "auto":  # a tree is for few values, which are soon sent as they are
+        collectives += [make(name, codec) for name in dense if name != "tree" for codec in TRIED_CODECS]
     if not any(each.is_lossless for each in collectives):
         collectives.append(make.plain_ring())
     return [

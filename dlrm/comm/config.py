@@ -13,6 +13,8 @@ PLAIN: Final = ("dense", "priority", "selsync")
 """They are fp32, and keep nothing for later."""
 COMPRESSORS: Final = ("mstopk", "topk", "threshold", "random")
 CODECS: Final = ("fp32", "bf16", "fp16", "int8")
+TRIED_CODECS: Final = ("bf16", "int8")
+"""By `auto`, besides fp32, where wire_dtype is not given: fp16 takes as long as bf16 and overflows."""
 CONTROLLERS: Final = ("fixed", "gravac", "gravac_geometric", "pareto")
 
 
@@ -42,8 +44,9 @@ class CommConfig:
     """Share of the values that a rank sends, with controller `fixed`; of compressor `threshold`, at most."""
     threshold: float = 0.0
     """compressor `threshold`: least magnitude of a value that is sent."""
-    wire_dtype: str = "fp32"
-    """Values travel in `fp32`, `bf16`, `fp16` or `int8` (with a scale for every 1,024)."""
+    wire_dtype: str = "auto"
+    """Values travel in `fp32`, `bf16`, `fp16` or `int8` (with a scale for every 1,024). `auto`: in `fp32`;
+    exchange `auto` also tries out all values in `bf16` and in `int8`."""
     error_feedback: bool = True
     """Whether values that were not sent are added to the next gradient; false: they are lost."""
     controller: str = "fixed"
@@ -59,7 +62,7 @@ class CommConfig:
     def __post_init__(self) -> None:
         _check_choice("exchange", self.exchange, EXCHANGES)
         _check_choice("compressor", self.compressor, COMPRESSORS)
-        _check_choice("wire_dtype", self.wire_dtype, CODECS)
+        _check_choice("wire_dtype", self.wire_dtype, (*CODECS, "auto"))
         _check_choice("controller", self.controller, CONTROLLERS)
         _check(0 < self.ratio <= 1, "comm.ratio is a share, above 0 and at most 1")
         _check(0 < self.min_gain <= 1, "comm.min_gain is a share, above 0 and at most 1")
@@ -82,10 +85,15 @@ class CommConfig:
         """Whether some of the values travel, or may."""
         return self.exchange == "auto" or self.exchange in SPARSE
 
+    @property
+    def codec(self) -> str:
+        """Of `CODECS`, the one that values travel in; where it is found out, the one to compare with."""
+        return "fp32" if self.wire_dtype == "auto" else self.wire_dtype
+
     def _check_that_all_is_read(self) -> None:
         """Refuse what the exchange has no use for."""
         _check(
-            self.wire_dtype == "fp32" or self.exchange not in PLAIN,
+            self.codec == "fp32" or self.exchange not in PLAIN,
             f"comm.exchange={self.exchange} is fp32; for comm.wire_dtype={self.wire_dtype} set comm.exchange "
             "to ring, or another one that says so",
         )

@@ -1,13 +1,15 @@
-"""Which exchange is fastest here: predicted for all candidates, timed for the best few, agreed by all ranks.
+"""Which exchange is fastest here: predicted for all candidates, timed for some, tried in training by a few.
 
 Predictions need the speeds of the links (`dlrm.comm.links`), the formulas that each collective composes of
 `dlrm.comm.cost`, and the time that a compressor takes. They only choose what is timed: in place, on the
-gradient's own size and values. Whatever leaves something behind costs accuracy, so that it must be worth it:
-where the dense exchange is a small share of the step, the answer is dense.
+gradient's own size and values. Times of the exchange alone only choose what is tried: in a step caches are
+cold, and ranks are not there at the same moment. Steps decide. Whatever leaves something behind costs
+accuracy, so that it must be worth it: where the dense exchange is a small share of the step, the answer is
+dense.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,12 +21,15 @@ from dlrm.comm.collectives import Collective, Select
 from dlrm.comm.links import Links, best_time_s, finish
 
 MAX_TIMED: Final = 3
-"""Candidates of either kind, lossless and lossy, that are timed."""
+"""Candidates of each kind, lossless, encoded and sparse, that are timed."""
 TIMED_WITHIN: Final = 2.0
 """Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed."""
 MAX_ROUNDS: Final = 5
 BUDGET_S: Final = 5.0
 """For timing: as many rounds of all as fit, at least one."""
+MAX_TRIED: Final = 5
+TRIED_WITHIN: Final = 1.25
+"""Times the shortest step, as exchanges by themselves tell it: what makes a longer one is not tried."""
 WORTH: Final = 0.02
 """Share of the step that a lossy exchange must save."""
 
@@ -47,12 +52,15 @@ class Estimate:
 
     name: str
     is_lossless: bool
+    is_sparse: bool
     sent_bytes: float
     """A rank and step, on average over ranks."""
     predicted_s: float
     """Links and compressor."""
     timed_s: float | None = None
     """Of the round in which the slowest rank was fastest; None: it was not timed."""
+    step_s: float | None = None
+    """A step of training with it; None: it was not tried."""
     reason: str = ""
     """Why it was chosen, or not."""
 
@@ -65,8 +73,6 @@ class Plan:
     """Of all candidates, in their order."""
     chosen: int
     """Index of the one to use."""
-    rest_of_step_s: float
-    """What a step takes besides the exchange, on the slowest rank."""
 
     @property
     def is_dense(self) -> bool:
@@ -76,30 +82,30 @@ class Plan:
     def describe(self) -> str:
         """A table for people, with the reasons."""
         width = max(len(each.name) for each in self.estimates)
-        lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>10}  {'timed':>10}"]
+        lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>12}  {'timed':>12}  {'step':>12}"]
         for each in self.estimates:
-            timed = "" if each.timed_s is None else f"{each.timed_s * 1e3:,.2f} ms"
-            predicted = f"{each.predicted_s * 1e3:,.2f} ms"
-            numbers = f"{each.sent_bytes / 1e6:9,.2f}  {predicted:>10}  {timed:>10}"
-            lines.append(f"{each.name:{width}}  {numbers}  {each.reason}".rstrip())
+            times = "  ".join(map(_in_ms, (each.predicted_s, each.timed_s, each.step_s)))
+            sent = f"{each.sent_bytes / 1e6:9,.2f}"
+            lines.append(f"{each.name:{width}}  {sent}  {times}  {each.reason}".rstrip())
         return "\n".join(lines)
 
 
-def plan(
+def _in_ms(seconds: float | None) -> str:
+    return f"{'' if seconds is None else f'{seconds * 1e3:,.2f} ms':>12}"
+
+
+def estimate(
     candidates: Sequence[Candidate],
     gradient: Tensor,
     links: Links,
-    *,
-    rest_of_step_s: float,
     group: dist.ProcessGroup | None = None,
-) -> Plan:
-    """Choose; all ranks call it together, with the same candidates, and get the same plan.
+) -> list[Estimate]:
+    """What exchanges take by themselves; all ranks call it together, and get the same.
 
     Args:
-        candidates: to choose from.
+        candidates: the same on all ranks.
         gradient: fp32 `[d]`, such as this rank exchanges each step; left as it is.
         links: of the group's ranks.
-        rest_of_step_s: what a step takes on this rank besides the exchange.
         group: None is all ranks.
 
     Raises:
@@ -107,47 +113,61 @@ def plan(
     """
     if not any(each.collective.is_lossless for each in candidates):
         raise ValueError("a plan compares with a dense exchange: add a lossless candidate, such as a Ring")
-    (rest_of_step_s,) = _slowest([rest_of_step_s], gradient.device, group)
     estimates = _predict(candidates, gradient, links, group)
-    timed = _shortlist(estimates)
-    times = _time(candidates, timed, gradient, group)
-    estimates = [
-        replace(each, timed_s=times.get(index), reason="" if index in times else "predicted to be slower")
-        for index, each in enumerate(estimates)
-    ]
-    return decide(estimates, rest_of_step_s)
+    times = _time(candidates, _shortlist(estimates), gradient, group)
+    return [replace(each, timed_s=times.get(index)) for index, each in enumerate(estimates)]
 
 
-def decide(estimates: Sequence[Estimate], rest_of_step_s: float) -> Plan:
-    """The fastest of those timed, but a lossy one only if it is worth it.
+def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]:
+    """Indices of those to try in training, at least one: all that may be the fastest; a dense one first.
 
     Args:
         estimates: of which one that is lossless has been timed.
-        rest_of_step_s: what a step takes besides the exchange.
+        rest_of_step_s: what a step takes besides the exchange, the same on all ranks.
     """
     times = {index: each.timed_s for index, each in enumerate(estimates) if each.timed_s is not None}
-    dense = min((index for index in times if estimates[index].is_lossless), key=times.__getitem__)
-    fastest = min(times, key=times.__getitem__)
-    dense_step_s = rest_of_step_s + times[dense]
-    saved = (times[dense] - times[fastest]) / dense_step_s
-    chosen = fastest if saved > WORTH else dense
-    share = times[dense] / dense_step_s
-    reasons = {
-        index: f"{100 * (seconds - times[chosen]) / dense_step_s:+.1f} % of the step"
+    dense_s, dense = min((seconds, index) for index, seconds in times.items() if estimates[index].is_lossless)
+    is_worth_trying = dense_s > WORTH * (rest_of_step_s + dense_s)
+    may_be_fastest = [
+        index
         for index, seconds in times.items()
-    }
-    reasons[dense] += f"; dense, {100 * share:.1f} % of the step"
-    if chosen == dense:
-        reasons[dense] += f": chosen, as nothing else would save more than {100 * WORTH:.0f} %"
-    else:
-        reasons[chosen] = f"chosen: it saves {100 * saved:.1f} % of the step"
+        if estimates[index].is_lossless or (is_worth_trying and seconds < dense_s)
+    ]
+    longest_s = TRIED_WITHIN * (rest_of_step_s + min(times[index] for index in may_be_fastest))
+    close = [index for index in may_be_fastest if rest_of_step_s + times[index] <= longest_s]
+    return sorted(close, key=lambda index: (index != dense, times[index]))[:MAX_TRIED]
+
+
+def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Plan:
+    """The one with the shortest step, but a lossy one only if it is worth it.
+
+    Args:
+        estimates: of all candidates.
+        tried_s: by index, seconds of a step, the same on all ranks. Where no lossless one is among them,
+            they all take too long.
+    """
+    chosen = min(tried_s, key=tried_s.__getitem__)
+    reason = "chosen: the shortest steps"
+    lossless = [index for index in tried_s if estimates[index].is_lossless]
+    if lossless:
+        dense = min(lossless, key=tried_s.__getitem__)
+        saved = 1 - tried_s[chosen] / tried_s[dense]
+        reason = f"chosen: steps are {saved:.1%} shorter than with the best dense one"
+        if saved <= WORTH:
+            chosen, reason = dense, f"chosen: nothing else makes steps more than {WORTH:.0%} shorter"
+    reasons = {index: f"{seconds / tried_s[chosen] - 1:+.1%}" for index, seconds in tried_s.items()}
+    reasons[chosen] = reason
     return Plan(
         estimates=tuple(
-            replace(each, reason=reasons.get(index, each.reason)) for index, each in enumerate(estimates)
+            replace(each, step_s=tried_s.get(index), reason=reasons.get(index, _not_tried(each)))
+            for index, each in enumerate(estimates)
         ),
         chosen=chosen,
-        rest_of_step_s=rest_of_step_s,
     )
+
+
+def _not_tried(estimate: Estimate) -> str:
+    return "predicted to be slower" if estimate.timed_s is None else "slower by itself, or too little to gain"
 
 
 def _predict(
@@ -166,6 +186,7 @@ def _predict(
             Estimate(
                 name=each.name,
                 is_lossless=collective.is_lossless,
+                is_sparse=collective.is_sparse,
                 sent_bytes=collective.sent_bytes(gradient.numel(), each.num_kept),
                 predicted_s=wire_s + seconds,
             )
@@ -184,11 +205,12 @@ def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None)
 def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
     """Indices of those to time: never empty of lossless ones."""
     best_first = sorted(range(len(estimates)), key=lambda index: estimates[index].predicted_s)
-    dense = [index for index in best_first if estimates[index].is_lossless]
-    lossy = [index for index in best_first if not estimates[index].is_lossless]
+    lossless = [index for index in best_first if estimates[index].is_lossless]
+    sparse = [index for index in best_first if estimates[index].is_sparse and index not in lossless]
+    encoded = [index for index in best_first if index not in lossless and index not in sparse]
     return [
         index
-        for kind, best in ((dense, dense[0]), (lossy, best_first[0]))
+        for kind, best in ((lossless, lossless[0]), (encoded, best_first[0]), (sparse, best_first[0]))
         for index in kind[:MAX_TIMED]
         if estimates[index].predicted_s <= TIMED_WITHIN * estimates[best].predicted_s
     ]
@@ -202,7 +224,7 @@ def _time(
 
     def turn() -> list[float]:
         here = [_exchange_s(candidates[index], gradient, residual, group) for index in timed]
-        return _slowest(here, gradient.device, group)
+        return slowest(here, gradient.device, group)
 
     turn()  # connections and buffers are made
     rounds = [turn()]
@@ -233,8 +255,14 @@ def _exchange_s(
     return seconds
 
 
-def _slowest(values: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    """The maximum over ranks, so that all decide by the same numbers."""
+def slowest(values: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
+    """The maximum over ranks, so that all decide by the same numbers.
+
+    Args:
+        values: as many on all ranks.
+        device: on which the group's backend exchanges tensors.
+        group: None is all ranks.
+    """
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return [float(value) for value in tensor.tolist()]

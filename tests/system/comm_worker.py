@@ -16,7 +16,8 @@ from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, T
 from dlrm.comm.compressors import Threshold, TopK
 from dlrm.comm.links import Link, Links, measure_links
 from dlrm.comm.nodes import make_nodes
-from dlrm.comm.planner import Candidate, plan
+from dlrm.comm.planner import Candidate, estimate, finalists
+from dlrm.comm.trial import Trial
 
 CPU = torch.device("cpu")
 PLAIN = Plain()
@@ -301,7 +302,7 @@ class Hesitating(Ring):
 
 def plans_are_agreed() -> None:
     """Whatever each rank sees, all choose the same, and not what is slow on one of them."""
-    rank, size = dist.get_rank(), 5000
+    size = 5000
     gradient = reals(size, 8)
     before = gradient.clone()
     select = keeping(TopK(), 50, size)
@@ -315,20 +316,25 @@ def plans_are_agreed() -> None:
         )
     ]
     links = measure_links(CPU)
-    found = plan(candidates, gradient, links, rest_of_step_s=100.0 + rank)
+    found = estimate(candidates, gradient, links)
     everybody = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, found)
     assert everybody == [found] * len(everybody)
-    assert found.rest_of_step_s == 103.0
-    assert found.is_dense
-    assert candidates[found.chosen].name != "hesitating"
     assert torch.equal(gradient, before)
+    # what a rank makes slow is left, where the rest of the step is long for a dense one
+    assert candidates[finalists(found, rest_of_step_s=100.0)[0]].name != "hesitating"
+    assert finalists(found[:1] + found[2:3], rest_of_step_s=0.0) == [1]
     with pytest.raises(ValueError, match="add a lossless candidate"):
-        plan(candidates[2:3], gradient, links, rest_of_step_s=1.0)
-    # where nothing else takes time, what a rank makes slow is left for what is not exact
-    found = plan([candidates[0], candidates[2]], gradient, links, rest_of_step_s=0.0)
-    assert found.chosen == 1
-    assert "chosen: it saves" in found.describe()
+        estimate(candidates[2:3], gradient, links)
+
+
+def trials_are_agreed() -> None:
+    """The finalist that is slow on one rank alone is slow for all, and rounds end at the same step."""
+    trial = Trial(2, CPU)
+    while not trial.is_over:
+        hesitates = trial.turn == 0 and dist.get_rank() == 1
+        trial.observe(2.0 if hesitates else 1.0)
+    assert trial.times_s == [2.0, 1.0]
 
 
 def plans_are_made_again_together() -> None:

@@ -20,6 +20,7 @@ def test_sums_bytes_and_plans_of_four_ranks(start_ranks):
         comm_worker.not_finite_values_are_seen_by_all,
         comm_worker.who_chooses_for_all,
         comm_worker.plans_are_agreed,
+        comm_worker.trials_are_agreed,
         comm_worker.plans_are_made_again_together,
     )
     start_ranks(in_group, *work, world_size=4).wait(timeout_s=150)

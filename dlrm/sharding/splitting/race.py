@@ -1,22 +1,18 @@
-"""What takes less time, found out by doing it: contenders take turns, and all ranks agree on the outcome.
-
-Machines that others use as well are slower at one time than at another, by more than contenders differ. So
-each round is compared within itself, and rounds go on until they agree or time is up.
-"""
+"""What takes less time, found out by doing it: contenders take turns, and all ranks agree on the outcome."""
 
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
+from dlrm.comm.rounds import LEAST_ROUNDS, agree, typical
+
 WARM_UP: Final = 3
 """Calls of each before the first round: memory is fresh, connections are made."""
 CALLS: Final = 2
 """Of a turn, that are timed; the one before them is not, as it finds in the caches what others left there."""
-LEAST_ROUNDS: Final = 8
 MOST_ROUNDS: Final = 60
 LASTS_S: Final = 15.0
 """After which no further round begins, where the least of them have been made."""
@@ -25,10 +21,7 @@ Contender = Callable[[], None]
 
 
 def race(contenders: Sequence[Contender], device: torch.device) -> list[float]:
-    """Seconds that a call of each takes on the slowest rank, the same numbers on all ranks.
-
-    For the first contender it is the median over rounds; for each other one, that times the median of its
-    ratio to the first within a round.
+    """Seconds that a call of each takes on the slowest rank, as `typical`: the same numbers on all ranks.
 
     Args:
         contenders: each is the same work for all ranks together, done when the call returns.
@@ -39,28 +32,12 @@ def race(contenders: Sequence[Contender], device: torch.device) -> list[float]:
             each()
     rounds: list[list[float]] = []
     began = time.perf_counter()
-    while not is_over(rounds):
+    while len(rounds) < MOST_ROUNDS and not agree(rounds):
         *took, elapsed_s = _slowest([*_round(contenders, len(rounds)), time.perf_counter() - began], device)
         rounds.append(took)
         if elapsed_s > LASTS_S and len(rounds) >= LEAST_ROUNDS:
             break
     return typical(rounds)
-
-
-def is_over(rounds: Sequence[Sequence[float]]) -> bool:
-    """Whether further rounds would tell nothing new: the same contender won them all, or they are many.
-
-    Args:
-        rounds: seconds of each contender.
-    """
-    winners = {min(range(len(took)), key=took.__getitem__) for took in rounds}
-    return len(rounds) >= MOST_ROUNDS or (len(rounds) >= LEAST_ROUNDS and len(winners) == 1)
-
-
-def typical(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each contender, of all rounds; see `race`."""
-    first_s = median(took[0] for took in rounds)
-    return [first_s * median(took[each] / took[0] for took in rounds) for each in range(len(rounds[0]))]
 
 
 def _round(contenders: Sequence[Contender], number: int) -> list[float]:

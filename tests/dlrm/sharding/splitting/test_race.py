@@ -6,8 +6,9 @@ from itertools import cycle
 import pytest
 import torch
 
+from dlrm.comm.rounds import LEAST_ROUNDS
 from dlrm.sharding.splitting import race as module
-from dlrm.sharding.splitting.race import CALLS, LEAST_ROUNDS, MOST_ROUNDS, WARM_UP, is_over, race, typical
+from dlrm.sharding.splitting.race import CALLS, WARM_UP, race
 
 CPU = torch.device("cpu")
 
@@ -61,22 +62,6 @@ def test_rounds_that_do_not_agree_go_on_until_time_is_up(world_of_one, monkeypat
 
     race([contender(0), contender(1)], CPU)
     assert calls == [WARM_UP + LEAST_ROUNDS * (1 + CALLS)] * 2
-
-
-def test_rounds_go_on_while_they_disagree():
-    first, second = [1.0, 2.0], [2.0, 1.0]
-    assert not is_over([])
-    assert not is_over([first] * (LEAST_ROUNDS - 1))
-    assert is_over([first] * LEAST_ROUNDS)
-    assert not is_over([first] * LEAST_ROUNDS + [second])
-    assert is_over([first, second] * (MOST_ROUNDS // 2))
-
-
-def test_times_are_compared_within_rounds():
-    """The machine is three times slower from the third round on; the second contender takes a tenth less."""
-    rounds = [[speed, 0.9 * speed] for speed in (1.0, 1.0, 3.0, 3.0, 3.0)]
-    rounds[1][1] *= 5  # somebody else was at work for a moment
-    assert typical(rounds) == [3.0, pytest.approx(2.7)]
 
 
 def test_an_error_of_a_contender_is_no_time(world_of_one):

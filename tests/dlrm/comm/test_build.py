@@ -1,0 +1,33 @@
+"""What a configuration becomes."""
+
+import pytest
+import torch
+
+from dlrm.comm.build import Collectives, _candidates
+from dlrm.comm.compressors import MSTopK
+from dlrm.comm.config import CODECS, DENSE, PLAIN, SPARSE, CommConfig
+
+CPU = torch.device("cpu")
+
+
+def names(**options):
+    config = CommConfig(exchange="auto", **options)
+    make = Collectives(config.codec, True, CPU, None)
+    return [each.name for each in _candidates(config, make, MSTopK(), 1000)]
+
+
+def test_auto_tries_all_values_in_fewer_bits_unless_it_is_told_how_they_travel(world_of_one):
+    ways = ["ring", "tree", "sparse all-gather", "AR-Topk STAR, ring", "AR-Topk STAR, tree"]
+    assert names() == [*(f"{way} fp32" for way in ways), "ring bf16", "ring int8"]
+    assert names(wire_dtype="fp32") == [f"{way} fp32" for way in ways]
+    # something lossless is always there to compare with
+    assert names(wire_dtype="int8") == [*(f"{way} int8" for way in ways), "ring fp32"]
+
+
+@pytest.mark.parametrize("exchange", [name for name in (*DENSE, *SPARSE) if name not in PLAIN])
+@pytest.mark.parametrize("codec", CODECS)
+def test_values_travel_as_they_are_told_and_without_a_word_in_fp32(exchange, codec, world_of_one):
+    config = CommConfig(exchange=exchange, wire_dtype=codec)
+    made = Collectives(config.codec, True, CPU, None)(exchange)
+    assert made.name.endswith(codec)
+    assert CommConfig(exchange=exchange).codec == "fp32"
