@@ -239,10 +239,11 @@ class ShardingConfig:
     """Tables with at most this many rows are replicated on every rank (with more than one rank)."""
     min_column_dim: int = 16
     """column_wise: columns a piece has at least."""
-    strategy: str = "torchrec"
+    strategy: str = "auto"
     """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
     partial results instead; `auto`: for each operator, what takes less time on these links, found out by
-    trying when a run begins."""
+    trying when a run begins. Strategies give the same results but for rounding; who wants the same bits on
+    any machine names one."""
     wire_dtype: str = "fp32"
     """Partial results, of split operators and of row_wise tables on the CPU, travel in `bf16` or `fp16`; with
     `fp32`, as they are computed."""

@@ -41,6 +41,7 @@ def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
         f"train.run_folder={tempfile.gettempdir()}",
         f"data.global_batch_size={job.global_batch_size}",
         "tables.optimizer=rowwise_adagrad",
+        "sharding.strategy=torchrec",
         'sharding.kinds=["table_wise"]',
         "sharding.data_parallel_rows=0",
     ]

@@ -62,6 +62,7 @@ def _measure(setting: Setting, workload: Workload, ranks: Ranks, profiled: bool)
             "train.max_steps": len(batches),
             "train.run_folder": scratch,
             "data.global_batch_size": workload.global_batch_size,
+            "sharding.strategy": "torchrec",  # as the rival's
         }
         config = load_config(workload.recipe, [f"{name}={value}" for name, value in overrides.items()])
         if setting.trainer == "ours":

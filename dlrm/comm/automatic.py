@@ -7,9 +7,9 @@ get much slower or faster; all ranks at the same steps.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ class Automatic:
     """Plans, and plans again; see `dlrm.comm.exchange.Planner`.
 
     Args:
-        candidates: to choose from, the same on all ranks; one of them is lossless.
+        candidates: to choose from, the same on all ranks, each with a name of its own; one is lossless.
         device: of the gradients.
         group: of the ranks; None: all.
     """
@@ -42,24 +42,24 @@ class Automatic:
     ) -> None:
         self._candidates = candidates
         self._device, self._group = device, group
-        self._rests_s: deque[float] = deque([0.0], maxlen=REMEMBERED_STEPS)
-        self._watch = Watch(device, group)
-        self._steps = 0
+        self._dense_steps_left = DENSE_STEPS
+        self._rests_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._is_due = False
-        self._trial: Trial | None = None
         self._estimates: list[Estimate] = []
-        self._finalists: list[int] = []
+        self._trial: Trial | None = None
+        self._watch = Watch(device, group)
+        self.chosen: Collective | None = None
+        """See `Planner`."""
 
     def choose(self, gradient: Tensor) -> Collective | None:
         """See `Planner`."""
-        self._steps += 1
-        if self._is_due or self._steps == DENSE_STEPS + 1:
-            self._is_due = False
+        if self._is_due:
+            self._is_due, self.chosen = False, None
             self._begin(gradient)
         if self._trial is None:
-            return None
+            return self.chosen
         if not self._trial.is_over:
-            return self._candidates[self._finalists[self._trial.turn]].collective
+            return self._candidates[self._trial.turn].collective
         trial, self._trial = self._trial, None
         return self._decide(trial.times_s)
 
@@ -67,24 +67,50 @@ class Automatic:
         """See `Planner`."""
         if self._trial is not None:
             self._trial.observe(step_s)
+            return
+        self._rests_s.append(max(0.0, step_s - exchange_s))
+        if self.chosen is not None:
+            self._is_due = self._watch.observe(exchange_s)
         else:
-            self._rests_s.append(max(0.0, step_s - exchange_s))
-            if self._steps > DENSE_STEPS:
-                self._is_due = self._watch.observe(exchange_s)
+            self._dense_steps_left -= 1
+            self._is_due = self._dense_steps_left <= 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Planner`."""
+        return {
+            "num_ranks": dist.get_world_size(self._group),
+            "chosen": None if self.chosen is None else self.chosen.name,
+            "usual_s": self._watch.usual_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Planner`; if exchanges then take another time than they did, everything is tried again."""
+        by_name = {each.name: each.collective for each in self._candidates}
+        if state["num_ranks"] == dist.get_world_size(self._group) and state["chosen"] in by_name:
+            self.chosen = by_name[state["chosen"]]
+            self._watch.usual_s = state["usual_s"]
 
     def _begin(self, gradient: Tensor) -> None:
-        """Find out who may be the fastest."""
+        """Find out who may be the fastest, and let them take turns if they are several."""
         links = measure_links(self._device, self._group)
         self._estimates = estimate(self._candidates, gradient, links, self._group)
         (rest_of_step_s,) = slowest([median(self._rests_s)], self._device, self._group)
-        self._finalists = finalists(self._estimates, rest_of_step_s)
-        self._trial = Trial(len(self._finalists), self._device, self._group)
-        if dist.get_rank(self._group) == 0:
-            names = ", ".join(self._estimates[index].name for index in self._finalists)
-            logger.info("exchange of dense gradients, %s; the next steps try %s", links.describe(), names)
+        found = finalists(self._estimates, rest_of_step_s)
+        self._tell(
+            f"exchange of dense gradients, {links.describe()}; to be tried: "
+            + ", ".join(self._estimates[index].name for index in found)
+        )
+        if len(found) > 1:
+            self._trial = Trial(found, self._device, self._group)
+        else:
+            self._decide({found[0]: rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)})
 
-    def _decide(self, times_s: Sequence[float]) -> Collective:
-        made = decide(self._estimates, dict(zip(self._finalists, times_s, strict=True)))
+    def _decide(self, times_s: Mapping[int, float]) -> Collective:
+        made = decide(self._estimates, times_s)
+        self._tell(f"exchange of dense gradients:\n{made.describe()}")
+        self.chosen = self._candidates[made.chosen].collective
+        return self.chosen
+
+    def _tell(self, message: str) -> None:
         if dist.get_rank(self._group) == 0:
-            logger.info("exchange of dense gradients:\n%s", made.describe())
-        return self._candidates[made.chosen].collective
+            logger.info("%s", message)

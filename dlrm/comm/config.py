@@ -14,7 +14,7 @@ PLAIN: Final = ("dense", "priority", "selsync")
 COMPRESSORS: Final = ("mstopk", "topk", "threshold", "random")
 CODECS: Final = ("fp32", "bf16", "fp16", "int8")
 TRIED_CODECS: Final = ("bf16", "int8")
-"""By `auto`, besides fp32, where wire_dtype is not given: fp16 takes as long as bf16 and overflows."""
+"""By `auto`, besides fp32, where wire_dtype is not given; fp16 takes as long as bf16."""
 CONTROLLERS: Final = ("fixed", "gravac", "gravac_geometric", "pareto")
 
 
@@ -48,7 +48,8 @@ class CommConfig:
     """Values travel in `fp32`, `bf16`, `fp16` or `int8` (with a scale for every 1,024). `auto`: in `fp32`;
     exchange `auto` also tries out all values in `bf16` and in `int8`."""
     error_feedback: bool = True
-    """Whether values that were not sent are added to the next gradient; false: they are lost."""
+    """Whether values that were not sent are added to the next gradient; false: they are lost, with exchange
+    `auto` also in the steps in which it tries others out."""
     controller: str = "fixed"
     """How much is sent: `ratio` (`fixed`), or what is worth most, by trying: `gravac`, `gravac_geometric` (in
     smaller steps) or `pareto`."""
@@ -87,7 +88,7 @@ class CommConfig:
 
     @property
     def codec(self) -> str:
-        """Of `CODECS`, the one that values travel in; where it is found out, the one to compare with."""
+        """Of `CODECS`, the one that values travel in; `auto` may choose another."""
         return "fp32" if self.wire_dtype == "auto" else self.wire_dtype
 
     def _check_that_all_is_read(self) -> None:
@@ -101,6 +102,12 @@ class CommConfig:
             self.is_sparse or (self.compressor == "mstopk" and self.controller == "fixed"),
             f"comm.exchange={self.exchange} sends all values: comm.compressor and comm.controller are for "
             f"auto, {', '.join(SPARSE)}",
+        )
+        _check(
+            self.exchange != "auto" or self.controller == "fixed",
+            f"comm.exchange=auto compares ways to send the same share of values, and comm.controller="
+            f"{self.controller} changes the share: name an exchange, such as all_gather, or set "
+            "comm.controller=fixed",
         )
         _check(
             self.error_feedback or self.exchange not in PLAIN,

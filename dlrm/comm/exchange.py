@@ -31,6 +31,9 @@ ENERGY_STEPS: Final = 100
 class Planner(Protocol):
     """Says which collective to use, alike on all ranks; they call it together."""
 
+    chosen: Collective | None
+    """The collective that was decided for; None: not yet."""
+
     def choose(self, gradient: Tensor) -> Collective | None:
         """The collective for this gradient and those that follow; None: the same as before.
 
@@ -40,6 +43,12 @@ class Planner(Protocol):
 
     def observe(self, step_s: float, exchange_s: float) -> None:
         """A step is over; it took so long on this rank, and the exchange in it so long."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was decided, and what for."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was decided, if that was for ranks like these."""
 
 
 class Exchange:
@@ -162,6 +171,12 @@ class Exchange:
         if self._planner is not None:
             self._planner.observe(seconds, exchange_s)
 
+    @property
+    def chosen(self) -> str | None:
+        """Of `auto`: the name of the collective that it has decided for; None: of none, or of none yet."""
+        decided = None if self._planner is None else self._planner.chosen
+        return None if decided is None else decided.name
+
     def take_figures(self) -> ExchangeFigures | None:
         """What exchanges took since this was last asked; None if there was none. Waits for the device."""
         self._take_seconds()
@@ -192,6 +207,7 @@ class Exchange:
             "energies": list(self._energies),
             "losses": [asdict(each) for each in self.losses],
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            **({} if self._planner is None else {"planner": self._planner.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -199,6 +215,9 @@ class Exchange:
         self.steps_done = state["steps_done"]
         self._owners, self._energies = state["owners"], list(state["energies"])
         self.losses = tuple(LostResiduals.from_dict(each) for each in state["losses"])
+        if self._planner is not None and "planner" in state:
+            self._planner.load_state_dict(state["planner"])
+            self.collective = self._planner.chosen or self.collective
         for name, part in self._parts().items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])

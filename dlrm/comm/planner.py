@@ -11,7 +11,7 @@ dense.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,16 @@ TIMED_WITHIN: Final = 2.0
 """Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed."""
 MAX_ROUNDS: Final = 5
 BUDGET_S: Final = 5.0
-"""For timing: as many rounds of all as fit, at least one."""
+"""For timing: as many rounds of all as fit, at least one, after one that does not count."""
 MAX_TRIED: Final = 5
 TRIED_WITHIN: Final = 1.25
 """Times the shortest step, as exchanges by themselves tell it: what makes a longer one is not tried."""
 WORTH: Final = 0.02
 """Share of the step that a lossy exchange must save."""
+
+
+Kind = Literal["lossless", "encoded", "sparse"]
+"""All values as they are, all in fewer bits, or some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +49,20 @@ class Candidate:
     num_kept: int
     """Of the vector's values that each rank sends; of no meaning where all are sent."""
 
+    @property
+    def kind(self) -> Kind:
+        """What becomes of values."""
+        if self.collective.is_lossless:
+            return "lossless"
+        return "sparse" if self.collective.is_sparse else "encoded"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What is known of a candidate: the same on all ranks."""
 
     name: str
-    is_lossless: bool
-    is_sparse: bool
+    kind: Kind
     sent_bytes: float
     """A rank and step, on average over ranks."""
     predicted_s: float
@@ -77,7 +87,7 @@ class Plan:
     @property
     def is_dense(self) -> bool:
         """Whether nothing is left behind."""
-        return self.estimates[self.chosen].is_lossless
+        return self.estimates[self.chosen].kind == "lossless"
 
     def describe(self) -> str:
         """A table for people, with the reasons."""
@@ -119,19 +129,24 @@ def estimate(
 
 
 def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]:
-    """Indices of those to try in training, at least one: all that may be the fastest; a dense one first.
+    """Indices of those to try in training, at most `MAX_TRIED`; a dense one, if among them, is first.
+
+    Not tried is what cannot be worth it, what takes longer by itself than the best dense one though it leaves
+    something behind, and what makes steps much longer than another.
 
     Args:
         estimates: of which one that is lossless has been timed.
         rest_of_step_s: what a step takes besides the exchange, the same on all ranks.
     """
     times = {index: each.timed_s for index, each in enumerate(estimates) if each.timed_s is not None}
-    dense_s, dense = min((seconds, index) for index, seconds in times.items() if estimates[index].is_lossless)
+    dense_s, dense = min(
+        (seconds, index) for index, seconds in times.items() if estimates[index].kind == "lossless"
+    )
     is_worth_trying = dense_s > WORTH * (rest_of_step_s + dense_s)
     may_be_fastest = [
         index
         for index, seconds in times.items()
-        if estimates[index].is_lossless or (is_worth_trying and seconds < dense_s)
+        if estimates[index].kind == "lossless" or (is_worth_trying and seconds < dense_s)
     ]
     longest_s = TRIED_WITHIN * (rest_of_step_s + min(times[index] for index in may_be_fastest))
     close = [index for index in may_be_fastest if rest_of_step_s + times[index] <= longest_s]
@@ -147,9 +162,9 @@ def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Plan:
             they all take too long.
     """
     chosen = min(tried_s, key=tried_s.__getitem__)
-    reason = "chosen: the shortest steps"
-    lossless = [index for index in tried_s if estimates[index].is_lossless]
-    if lossless:
+    reason = "chosen: the shortest steps" if len(tried_s) > 1 else "chosen: nothing else may be worth it"
+    lossless = [index for index in tried_s if estimates[index].kind == "lossless"]
+    if lossless and len(tried_s) > 1:
         dense = min(lossless, key=tried_s.__getitem__)
         saved = 1 - tried_s[chosen] / tried_s[dense]
         reason = f"chosen: steps are {saved:.1%} shorter than with the best dense one"
@@ -177,7 +192,7 @@ def _predict(
     estimates = []
     for each in candidates:
         collective, seconds = each.collective, 0.0
-        if not collective.is_lossless and collective.is_sparse:
+        if each.kind == "sparse":
             if each.select not in select_s:
                 select_s[each.select] = _select_s(each.select, gradient, group)
             seconds = select_s[each.select]
@@ -185,8 +200,7 @@ def _predict(
         estimates.append(
             Estimate(
                 name=each.name,
-                is_lossless=collective.is_lossless,
-                is_sparse=collective.is_sparse,
+                kind=each.kind,
                 sent_bytes=collective.sent_bytes(gradient.numel(), each.num_kept),
                 predicted_s=wire_s + seconds,
             )
@@ -205,15 +219,15 @@ def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None)
 def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
     """Indices of those to time: never empty of lossless ones."""
     best_first = sorted(range(len(estimates)), key=lambda index: estimates[index].predicted_s)
-    lossless = [index for index in best_first if estimates[index].is_lossless]
-    sparse = [index for index in best_first if estimates[index].is_sparse and index not in lossless]
-    encoded = [index for index in best_first if index not in lossless and index not in sparse]
-    return [
-        index
-        for kind, best in ((lossless, lossless[0]), (encoded, best_first[0]), (sparse, best_first[0]))
-        for index in kind[:MAX_TIMED]
-        if estimates[index].predicted_s <= TIMED_WITHIN * estimates[best].predicted_s
-    ]
+    kinds: dict[Kind, list[int]] = {"lossless": [], "encoded": [], "sparse": []}
+    for index in best_first:
+        kinds[estimates[index].kind].append(index)
+    found = []
+    for kind, indices in kinds.items():
+        best = kinds["lossless"][0] if kind == "lossless" else best_first[0]
+        longest_s = TIMED_WITHIN * estimates[best].predicted_s
+        found += [index for index in indices[:MAX_TIMED] if estimates[index].predicted_s <= longest_s]
+    return found
 
 
 def _time(
@@ -255,7 +269,7 @@ def _exchange_s(
     return seconds
 
 
-def slowest(values: list[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
+def slowest(values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
     """The maximum over ranks, so that all decide by the same numbers.
 
     Args:

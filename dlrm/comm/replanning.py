@@ -26,7 +26,8 @@ class Watch:
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self._device, self._group = device, group
         self._seen_s: list[float] = []
-        self._usual_s: float | None = None
+        self.usual_s: float | None = None
+        """What exchanges took when they were first compared; None: they were not yet."""
 
     def observe(self, exchange_s: float) -> bool:
         """Whether to plan again now: the same answer on all ranks, which call it once a step.
@@ -41,8 +42,8 @@ class Watch:
         self._seen_s.clear()
         dist.all_reduce(now, op=dist.ReduceOp.MIN, group=self._group)
         now_s = float(now)
-        usual_s = self._usual_s
+        usual_s = self.usual_s
         moved = usual_s is not None and not usual_s / MOVED <= now_s <= usual_s * MOVED
         if moved or usual_s is None:
-            self._usual_s = None if moved else now_s  # after a new plan, its first steps are the measure
+            self.usual_s = None if moved else now_s  # after a new plan, its first steps are the measure
         return moved

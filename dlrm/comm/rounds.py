@@ -1,7 +1,7 @@
 """Comparing what takes turns, on machines that others use as well.
 
 Such a machine is slower at one time than at another, by more than contenders differ. So each round is
-compared within itself, and rounds go on until they agree or are many.
+compared within itself, and rounds go on until some in a row agree, or they are as many as anybody wants.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,17 @@ from statistics import median
 from typing import Final
 
 LEAST_ROUNDS: Final = 8
-"""That may agree by chance once in 128 times, if two contenders are equal."""
+"""In a row that agree; of two equal contenders, the same one wins as many once in 128 times."""
 
 Rounds = Sequence[Sequence[float]]
 """Seconds of each contender, round by round."""
 
 
 def agree(rounds: Rounds) -> bool:
-    """Whether there are enough rounds, and the same contender has won them all."""
-    winners = {min(range(len(took)), key=took.__getitem__) for took in rounds}
-    return len(rounds) >= LEAST_ROUNDS and len(winners) == 1
+    """Whether the same contender has won the last `LEAST_ROUNDS` rounds."""
+    winners = [min(range(len(took)), key=took.__getitem__) for took in rounds]
+    latest = set(winners[-LEAST_ROUNDS:])
+    return len(rounds) >= LEAST_ROUNDS and len(latest) == 1
 
 
 def typical(rounds: Rounds) -> list[float]:

@@ -18,38 +18,46 @@ class Trial:
     """Says who makes the next step, and who has made them fastest. All ranks call it in the same order.
 
     Args:
-        num: of finalists.
+        finalists: their indices.
         device: on which the group's backend exchanges tensors.
         group: None is all ranks.
     """
 
-    def __init__(self, num: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-        self._num, self._device, self._group = num, device, group
+    def __init__(
+        self, finalists: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._finalists, self._device, self._group = finalists, device, group
         self._rounds: list[Sequence[float]] = []
-        self._took_s: list[list[float]] = [[] for _ in range(num)]
-        self._steps = 0
+        self._begin_round()
 
     @property
     def is_over(self) -> bool:
-        """Whether more steps would tell nothing new."""
+        """Whether the last rounds agree, or there are as many as there may be."""
         return len(self._rounds) >= MOST_ROUNDS or agree(self._rounds)
 
     @property
     def turn(self) -> int:
-        """Of which finalist the next step is; in each round, another one comes first."""
-        return (self._steps // (1 + STEPS) + len(self._rounds)) % self._num
+        """Index of the finalist whose step is the next; in each round, another one comes first."""
+        return self._finalists[self._place]
 
     @property
-    def times_s(self) -> list[float]:
-        """Seconds of a step of each finalist on the slowest rank, the same on all ranks."""
-        return typical(self._rounds)
+    def times_s(self) -> dict[int, float]:
+        """Seconds of a step by index, on the slowest rank: the same on all ranks."""
+        return dict(zip(self._finalists, typical(self._rounds), strict=True))
 
     def observe(self, step_s: float) -> None:
         """The step of `turn` is over; it took so long on this rank."""
-        if self._steps % (1 + STEPS):
-            self._took_s[self.turn].append(step_s)
-        self._steps += 1
-        if self._steps == self._num * (1 + STEPS):
-            here = [sum(took) / STEPS for took in self._took_s]
-            self._rounds.append(slowest(here, self._device, self._group))
-            self._took_s, self._steps = [[] for _ in range(self._num)], 0
+        if self._steps_done % (1 + STEPS):
+            self._took_s[self._place] += step_s / STEPS
+        self._steps_done += 1
+        if self._steps_done == len(self._finalists) * (1 + STEPS):
+            self._rounds.append(slowest(self._took_s, self._device, self._group))
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._steps_done = 0
+        self._took_s = [0.0] * len(self._finalists)
+
+    @property
+    def _place(self) -> int:
+        return (self._steps_done // (1 + STEPS) + len(self._rounds)) % len(self._finalists)

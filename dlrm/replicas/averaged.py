@@ -49,6 +49,11 @@ class Replicas:
         """See `KeptAlike`."""
         return self._exchange.losses
 
+    @property
+    def chosen(self) -> str | None:
+        """Of comm.exchange=auto: the collective that it has decided for, by name; None: not yet."""
+        return self._exchange.chosen
+
     def average(self, scalars: Tensor) -> Tensor:
         """Replace each parameter's gradient by its mean over all ranks; return the mean of `scalars`.
 

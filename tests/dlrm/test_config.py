@@ -106,12 +106,12 @@ def test_a_wire_dtype_is_for_those_who_send_partial_results():
     for options in ({"strategy": "des"}, {"strategy": "auto"}, {"kinds": ("table_wise", "row_wise")}):
         assert ShardingConfig(wire_dtype="bf16", **options).wire_dtype == "bf16"
     with pytest.raises(ValueError, match=r"set sharding\.strategy to des or auto"):
-        ShardingConfig(wire_dtype="bf16")
+        ShardingConfig(wire_dtype="bf16", strategy="torchrec")
 
 
 def test_on_a_gpu_a_wire_dtype_is_for_split_operators_alone():
     ShardingConfig(wire_dtype="bf16", strategy="auto").check_device("cuda")
-    by_rows = ShardingConfig(wire_dtype="bf16", kinds=("row_wise",))
+    by_rows = ShardingConfig(wire_dtype="bf16", kinds=("row_wise",), strategy="torchrec")
     by_rows.check_device("cpu")
     with pytest.raises(ValueError, match="on cuda, TorchRec itself sums row_wise tables"):
         by_rows.check_device("cuda")

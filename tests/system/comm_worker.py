@@ -321,20 +321,19 @@ def plans_are_agreed() -> None:
     dist.all_gather_object(everybody, found)
     assert everybody == [found] * len(everybody)
     assert torch.equal(gradient, before)
-    # what a rank makes slow is left, where the rest of the step is long for a dense one
-    assert candidates[finalists(found, rest_of_step_s=100.0)[0]].name != "hesitating"
-    assert finalists(found[:1] + found[2:3], rest_of_step_s=0.0) == [1]
+    # what a rank makes slow is not tried first, however long the rest of a step is
+    assert found[finalists(found, rest_of_step_s=100.0)[0]].name != "hesitating"
     with pytest.raises(ValueError, match="add a lossless candidate"):
         estimate(candidates[2:3], gradient, links)
 
 
 def trials_are_agreed() -> None:
     """The finalist that is slow on one rank alone is slow for all, and rounds end at the same step."""
-    trial = Trial(2, CPU)
+    trial = Trial([0, 1], CPU)
     while not trial.is_over:
         hesitates = trial.turn == 0 and dist.get_rank() == 1
         trial.observe(2.0 if hesitates else 1.0)
-    assert trial.times_s == [2.0, 1.0]
+    assert trial.times_s == {0: 2.0, 1: 1.0}
 
 
 def plans_are_made_again_together() -> None:

@@ -37,6 +37,10 @@ def test_every_exchange_works_as_it_comes():
             {"wire_dtype": "fp16"},
             "comm.exchange=dense is fp32; for comm.wire_dtype=fp16 set comm.exchange to ring",
         ),
+        (
+            {"exchange": "auto", "controller": "gravac"},
+            "comm.exchange=auto compares ways to send the same share of values, and comm.controller=gravac",
+        ),
         ({"exchange": "selsync", "wire_dtype": "int8"}, "comm.exchange=selsync is fp32"),
         ({"exchange": "ring", "compressor": "topk"}, "comm.exchange=ring sends all values"),
         ({"exchange": "tree", "controller": "pareto"}, "comm.exchange=tree sends all values"),

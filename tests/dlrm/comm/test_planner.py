@@ -4,10 +4,10 @@ from dlrm.comm.planner import MAX_TIMED, MAX_TRIED, Estimate, _shortlist, decide
 
 
 def estimate(name, predicted_s, timed_s=None, lossless=False):
+    kind = "lossless" if lossless else "sparse" if "sparse" in name else "encoded"
     return Estimate(
         name=name,
-        is_lossless=lossless,
-        is_sparse="sparse" in name,
+        kind=kind,
         sent_bytes=1e6,
         predicted_s=predicted_s,
         timed_s=timed_s,
@@ -42,6 +42,7 @@ def test_among_lossless_ones_the_fastest_is_chosen_however_little_it_saves():
 def test_what_was_not_tried_is_not_chosen():
     plan = decide([ring(1.0), estimate("unlikely", 9.0), estimate("slow", 1.0, 5.0)], {0: 2.0})
     assert plan.chosen == 0
+    assert plan.estimates[0].reason == "chosen: nothing else may be worth it"
     table = plan.describe().splitlines()
     assert len(table) == 4
     assert table[1].split()[:8] == ["ring", "1.00", "1,000.00", "ms", "1,000.00", "ms", "2,000.00", "ms"]
@@ -59,7 +60,7 @@ def test_what_makes_steps_clearly_longer_is_not_tried():
     quick = estimate("sparse int8", 1.0, 0.2)
     assert finalists([ring(2.0), tree, slow, quick], rest_of_step_s=1.0) == [3]
     assert finalists([ring(2.0), tree, slow, quick], rest_of_step_s=4.0) == [3, 2]
-    assert finalists([ring(2.0), tree, slow, quick], rest_of_step_s=8.0) == [0, 3, 2]
+    assert finalists([ring(2.0), tree, slow, quick], rest_of_step_s=8.0) == [0, 3, 2, 1]
     assert finalists([ring(1.0), estimate("sparse", 1.0, 1.1)], rest_of_step_s=8.0) == [0]
 
 

@@ -5,12 +5,13 @@ import pytest
 from dlrm.comm.rounds import LEAST_ROUNDS, agree, typical
 
 
-def test_rounds_agree_when_there_are_enough_and_one_has_won_them_all():
+def test_rounds_agree_when_the_same_one_has_won_enough_of_them_in_a_row():
     first, second = [1.0, 2.0], [2.0, 1.0]
     assert not agree([])
     assert not agree([first] * (LEAST_ROUNDS - 1))
     assert agree([first] * LEAST_ROUNDS)
     assert not agree([*[first] * LEAST_ROUNDS, second])
+    assert agree([second, *[first] * LEAST_ROUNDS])
 
 
 def test_times_are_compared_within_rounds():

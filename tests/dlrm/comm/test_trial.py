@@ -18,22 +18,22 @@ def run(trial, step_s):
 
 
 def test_turns_are_several_steps_and_another_one_comes_first_each_round(world_of_one):
-    trial = Trial(3, CPU)
+    trial = Trial([4, 0, 7], CPU)
     turns = run(trial, lambda turn, _: 1.0 + turn)
-    assert turns[:: 1 + STEPS][:6] == [0, 1, 2, 1, 2, 0]
+    assert turns[:: 1 + STEPS][:6] == [4, 0, 7, 0, 7, 4]
     assert turns == [turn for turn in turns[:: 1 + STEPS] for _ in range(1 + STEPS)]
     assert len(turns) == LEAST_ROUNDS * 3 * (1 + STEPS)  # all rounds agree
-    assert trial.times_s == [1.0, 2.0, 3.0]
+    assert trial.times_s == {4: 5.0, 0: 1.0, 7: 8.0}
 
 
 def test_the_first_step_of_a_turn_does_not_count(world_of_one):
-    trial = Trial(2, CPU)
+    trial = Trial([0, 1], CPU)
     run(trial, lambda turn, step: 100.0 if step % (1 + STEPS) == 1 else 1.0 + turn)
-    assert trial.times_s == [1.0, 2.0]
+    assert trial.times_s == {0: 1.0, 1: 2.0}
 
 
 def test_rounds_that_do_not_agree_come_to_an_end(world_of_one):
-    trial = Trial(2, CPU)
+    trial = Trial([0, 1], CPU)
     steps = 2 * (1 + STEPS)
     turns = run(trial, lambda turn, step: 1.0 + (turn + (step - 1) // steps) % 2)
     assert len(turns) == MOST_ROUNDS * steps
