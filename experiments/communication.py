@@ -9,36 +9,48 @@ of at most 50,000 rows: what is gained at most. Figures `dense_share_MODEL_WORKE
 `..._high`: 1 minus the time of a step that exchanges nothing but scalars over that of one that also sums all
 gradients; `dense_share_wide_...` of the dense part alone, under DDP.
 
-Steps: the dense parts of both recipes, and `wide`, the latter's with 52 million parameters (four layers of
-4096 on top, global batch 128). Everybody in `experiments.communication_contenders` takes turns of a few steps
-in the same processes, in a new order each round; the first step of a turn does not count, but for `wide`.
-After some rounds of all, only those go on that are within 1.2 times the best comparable one, DDP, and what
-`auto` chose. The ratio of two contenders is the median over the rounds that have both of their ratio in a
-round, with a 95 % interval (bootstrap over rounds). Of `wide`, less was measured: fewer contenders, and on 4
-workers links of 1 Gb/s alone, as memory and time allow. Controllers need whole trainings and are there alone.
-`auto` makes steps in each cell until it has chosen, and is then what it chose.
+Steps: the dense parts of the recipes (`mlperf`, DCN-v2, with a global batch of 128), and `wide`, that of
+`terabyte` with 52 million parameters (four layers of 4096 on top, global batch 128). In each cell, `auto`
+first trains until it has decided, and is then what it chose. Everybody in
+`experiments.communication_contenders` takes turns of a few steps in the same processes, in a new order each
+round; the first step of a turn does not count, but for large models. After the first rounds, of all, only
+those go on that are about as fast as the best, and DDP: for 8 rounds at least, and until the intervals of
+`auto`'s ratios reach no more than 1 % from them, or time is up. The ratio of two contenders is the median
+over the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds; fewer
+than 4 are refused). Of `wide` and `mlperf`, which are large, and of `kaggle` not all links, layouts and
+contenders were measured, as memory and time allow. Controllers need whole trainings and are there alone.
 
 Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
-encoding, or at least a share of 0.01 of them, with error feedback. A thousandth, a low rank (PowerSGD) or a
-rare meeting (SelSync) are in the table and not in these figures: how much may be left behind is the user's
-choice (`comm.ratio`), and only the way is `auto`'s.
+encoding, or at least a share of 0.01 of them, with error feedback. A thousandth or a low rank (PowerSGD) are
+in the table and in one figure alone: how much may be left behind is the user's choice (`comm.ratio`), and
+only the way is `auto`'s.
 
 - `auto_worst_ratio`: throughput of `auto` over the best comparable contender, in the cell where it is lowest,
-  with `..._low` and `..._high`; exactly 1 where it is the best one. Every other round says who is best, and
-  those between are compared: whoever won a round by luck does not win the next one by it.
-- `auto_best_share`: cells in which it is; `auto_dense_share`: in which it chose to send all values.
+  with `..._low` and `..._high`. Every other round says who is best, and those between compare, and the other
+  way round; the ratios of both are pooled. So whoever won a round by luck does not win the next one by it.
+  Where `auto` is what is best, the ratio is exactly 1.
+- `auto_worst_ratio_whole_table`: the same over the best of all that exchange anything. Without a goal.
+- `auto_best_share`: cells in which nothing comparable is clearly better (the interval reaches 1).
+- `auto_lossless_share`: cells in which it chose to send all values in fp32;
+  `auto_lossless_share_where_small`: of those in which the exchange is at most 3 % of DDP's step.
 - `wide_1gbps_speedup`: of `auto` over DDP on `wide` at 1 Gb/s, in the layout where it is lowest, with
   `..._low` and `..._high`; each layout's own under `..._WORKERS`.
+- `bytes_share_CONTENDER` (a point in its name becomes `_`, below as well): what leaves a node in a step,
+  counted, over DDP's: `wide` on 2 workers.
 - `table_vi_hits`: winners of Table VI of arXiv 2312.02493, of 36, that the formulas name.
 
-Trainings: the `tiny` recipe with a top MLP of 512, 256 and 1, of which compressing is worth while, on 2
-workers with links of 1 Gb/s, all on the same samples in the same order, tested on the first samples of the
-test day; PowerSGD begins when `auto` plans. Against DDP's run of the same seed:
+Trainings: half an epoch of the `tiny` recipe (512 steps) with a top MLP of 512, 256 and 1, of which
+compressing is worth while, on 2 workers with links of 1 Gb/s, tested four times on the first samples of the
+test day. All get the same samples in the same order, so that only the exchange differs; SelSync too, which
+is meant for `data.order=seldp`. PowerSGD begins when `auto` plans. Against DDP's run of the same seed:
 
 - `auc_delta_CONTENDER`, with `..._ci`: AUC after equal samples minus DDP's, mean over seeds and half its 95 %
-  interval.
+  interval. Three seeds tell a difference from 0 if it is 2.5 times its standard deviation from seed to seed,
+  and no smaller one. More than 0 is no merit of sending less: so short a training, at the recipe's learning
+  rate, has not converged, and gradients that are sent late and summed change the steps that Adagrad makes.
 - `time_to_auc_speedup_CONTENDER`, with `..._ci`: how many times sooner it reaches the AUC that DDP has after
   three quarters of the samples; planning and trying count.
+- `auto_decided_at_step`: the first step that `auto` made as decided, the latest of all seeds.
 """
 
 import argparse
@@ -95,11 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = Progress(sum(1 for layout in scope.layouts for _ in tasks(scope, layout)))
     for layout in scope.layouts:
         _measure(record, list(tasks(scope, layout)), scope, layout, dataset, progress)
-    figures, cells = figures_of(record.rows), cells_of(record.rows)
-    path = record.finish(figures, notes_of(cells, figures))
+    figures, cells, trainings = figures_of(record.rows), cells_of(record.rows), trainings_of(record.rows)
+    path = record.finish(figures, notes_of(cells, trainings, figures))
     draw_steps(cells, path.with_name("communication.png"))
     title = f"{TRAINED_LAYOUT}, {link_name(TRAINED_GBIT_PER_S)}"
-    draw_trainings(trainings_of(record.rows), figures, title, path.with_name("communication_training.png"))
+    draw_trainings(trainings, figures, title, path.with_name("communication_training.png"))
     print(f"{figures}\nstored in {path}")
     return 0
 
@@ -169,9 +181,18 @@ def _measure(
 
 
 def _ask(running: Workers, task: Task) -> Row:
-    return {**task.told, **running.ask(**task.request)}
+    row = dict(task.told)
+    for request in task.requests:
+        row |= running.ask(**request)
+    return row
+
+
+def _end(*_: object) -> None:
+    """Rather than leave workers and namespaces behind; another signal does not disturb that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # rather than leave namespaces behind
+    signal.signal(signal.SIGTERM, _end)
     raise SystemExit(main())

@@ -20,6 +20,8 @@ POWER_SGD_RANK: Final = 2
 RATIOS: Final = (0.1, 0.01, 0.001)
 
 Contender = CommConfig | Rival
+AUTO_NAME: Final = "auto"
+AUTO: Final = CommConfig(exchange="auto")
 
 
 def _sparse(exchange: str, ratios: tuple[float, ...] = RATIOS) -> dict[str, Contender]:
@@ -46,18 +48,18 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     **_sparse("var", (0.01,)),
     **_sparse("hi_topk"),
     "gravac": CommConfig(exchange="all_gather", controller="gravac", window_steps=20),
+    "gravac_geometric": CommConfig(exchange="all_gather", controller="gravac_geometric", window_steps=20),
     "pareto": CommConfig(exchange="all_gather", controller="pareto"),
     "selsync": CommConfig(exchange="selsync"),
-    "auto": CommConfig(exchange="auto"),
+    AUTO_NAME: AUTO,
 }
 """By their names in rows and figures."""
 
 BASELINE: Final = "ddp"
 LIMIT: Final = "nothing"
 """No exchange is faster than none."""
-AUTO: Final = CommConfig(exchange="auto")
 
-LEVELS: Final = ("two_level", *_sparse("hi_topk"))
+LEVELS: Final = ("two_level", "two_level_bf16", "two_level_int8", *_sparse("hi_topk"))
 """For nodes of more than one worker."""
 STEPPED: Final = (
     *("nothing", "ddp", "ddp_fp16", "power_sgd", "dense", "tree", "priority"),
@@ -66,10 +68,12 @@ STEPPED: Final = (
     *("star_0.1", "star_0.01", "star_0.001", "star_tree_0.01", "var_0.01"),
 )
 """Those whose steps are all alike, so that a few of them tell all; controllers need a whole training."""
-STEPPED_LARGE: Final = tuple(
-    name for name in STEPPED if name not in {"ring_bf16", "star_0.1", "star_0.001", "var_0.01"}
+STEPPED_LARGE: Final = (
+    *("nothing", "ddp", "ddp_fp16", "power_sgd", "dense", "ring_bf16", "ring_int8"),
+    *("all_gather_0.01", "all_gather_0.001", "star_0.01", "star_0.001", "star_tree_0.01"),
 )
-"""Of a large model on few workers, as many as memory and time allow."""
+"""Of a large model on few workers: without what can only be slower there, all fp32 values in other ways than
+by a ring, and a tenth of them."""
 STEPPED_LARGEST: Final = ("nothing", "ddp", "ddp_fp16", "dense", "all_gather_0.01")
 """Of a large model on many workers, with one of these two:"""
 LARGEST_FLAT: Final = ("star_0.01",)
@@ -89,8 +93,8 @@ CHOSEN: Final[Mapping[str, str]] = {
 }
 """What `auto` may choose, by the name of the collective, and who does the same without choosing."""
 TRAINED: Final = (
-    *("ddp", "auto", "ddp_fp16", "power_sgd", "ring_int8", "all_gather_0.01", "all_gather_0.001"),
-    *("star_0.01", "var_0.01", "gravac", "selsync"),
+    *("ddp", "auto", "ddp_fp16", "power_sgd", "ring_int8", "all_gather_0.01", "star_0.01"),
+    *("gravac", "gravac_geometric", "pareto", "selsync"),
 )
 """Those that train a model to the end."""
 
@@ -108,6 +112,14 @@ def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ..
     if num_workers <= 2:
         return STEPPED_LARGE
     return STEPPED_LARGEST + (LARGEST_LEVELS if per_node > 1 else LARGEST_FLAT)
+
+
+def is_lossless(name: str) -> bool:
+    """Whether a contender sends all values as they are, in fp32."""
+    contender = CONTENDERS[name]
+    if isinstance(contender, Rival):
+        return contender is Rival.DDP
+    return contender.exchange in DENSE and contender.codec == "fp32"
 
 
 def is_comparable(name: str) -> bool:

@@ -1,13 +1,14 @@
 """Figures of `experiments.communication` from its rows; what each means is said there."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import Final
 
-from experiments.communication_contenders import BASELINE, CONTENDERS, LIMIT, Rival, is_comparable
+from experiments.communication_contenders import AUTO_NAME, BASELINE, LIMIT, is_comparable, is_lossless
+from experiments.communication_rounds import Rounds, ratios
 from experiments.communication_winners import table_vi_hits
 from experiments.emulation_figures import Estimate
 from experiments.record import Row
@@ -17,6 +18,10 @@ WIDE: Final = "wide"
 WIDE_GBIT_PER_S: Final = 1.0
 TARGET_SHARE: Final = 0.75
 """Of the samples: the AUC that the baseline has by then is the target."""
+SMALL_SHARE: Final = 0.03
+"""Of a step of the baseline: so little can be gained at most that all values should be sent as they are."""
+LEAST_SAMPLES: Final = 4
+"""Rounds without which a ratio has no interval worth the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +48,7 @@ class Cell:
     layout: Layout
     gbit_per_s: float | None
     """Of a node's link; None: not limited."""
-    rounds: Sequence[Mapping[str, float]]
-    """Seconds of a step by contender; not all are in every round."""
+    rounds: Rounds
     link_bytes: Mapping[str, float]
     """That left the busiest node in a step."""
     chosen: str
@@ -57,33 +61,50 @@ class Cell:
 
     def ratio(self, one: str, other: str) -> Ratio:
         """Throughput of `one` contender over that of the `other`, in the rounds that have both."""
-        return Ratio.of(_ratios(self.rounds, one, other))
+        return _interval(ratios(self.rounds, one, other))
 
     def speedups(self) -> dict[str, float]:
         """Throughput of each contender over the baseline's."""
-        return _speedups(self.rounds)
+        names = dict.fromkeys(name for each in self.rounds for name in each)
+        return {name: median(ratios(self.rounds, name, BASELINE)) for name in names}
 
     @property
     def best(self) -> str:
-        """Of the comparable contenders, by every other round."""
-        comparable = {
-            name: value for name, value in _speedups(self.rounds[::2]).items() if is_comparable(name)
-        }
-        return max(comparable, key=comparable.__getitem__)
+        """Of the comparable contenders."""
+        return self._best(self.rounds, is_comparable)
+
+    @property
+    def best_of_all(self) -> str:
+        """Of all that exchange anything, whatever they leave behind."""
+        return self._best(self.rounds, _exchanges)
 
     @property
     def auto_ratio(self) -> Ratio:
-        """`auto` over the best comparable contender; exactly 1 where it is that one.
+        """`auto` over the best comparable contender; where it is that one, exactly 1."""
+        return self._ratio_to_best(is_comparable)
 
-        Of the rounds that had no say in who is the best: in those that had, it was lucky, too.
-        """
-        return Ratio.of(_ratios(self.rounds[1::2], self.chosen, self.best))
+    @property
+    def whole_table_ratio(self) -> Ratio:
+        """`auto` over the best of all."""
+        return self._ratio_to_best(_exchanges)
+
+    def _ratio_to_best(self, among: Callable[[str], bool]) -> Ratio:
+        """Each half of the rounds is compared with who was best in the other: no luck counts twice."""
+        halves = self.rounds[::2], self.rounds[1::2]
+        pooled: list[float] = []
+        for judging, compared in (halves, halves[::-1]):
+            pooled += ratios(compared, self.chosen, self._best(judging, among))
+        return _interval(pooled)
+
+    def _best(self, rounds: Rounds, among: Callable[[str], bool]) -> str:
+        """In these rounds, among those that took turns to the end."""
+        last = filter(among, self.rounds[-1])
+        return max(last, key=lambda name: median(ratios(rounds, name, BASELINE)))
 
     @property
     def share(self) -> Ratio:
         """What is gained at most: the share of a step of the baseline that goes if nothing is exchanged."""
-        gone = self.ratio(LIMIT, BASELINE)
-        return Ratio(value=1 - 1 / gone.value, low=1 - 1 / gone.low, high=1 - 1 / gone.high)
+        return _share(self.ratio(LIMIT, BASELINE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +115,8 @@ class Training:
     seed: int
     curve: Sequence[Mapping[str, float]]
     """`samples`, `seconds` so far and `auc`, by time."""
+    decisions: Sequence[tuple[int, str]] = ()
+    """Of `auto`: steps and collectives."""
 
     @property
     def auc(self) -> float:
@@ -110,13 +133,26 @@ class Training:
         return inf
 
 
-def _ratios(rounds: Sequence[Mapping[str, float]], one: str, other: str) -> list[float]:
-    return [each[other] / each[one] for each in rounds if {one, other} <= each.keys()]
+def ending_of(contender: str) -> str:
+    """Of its figures: a format string could not name one with a point."""
+    return contender.replace(".", "_")
 
 
-def _speedups(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in rounds for name in each)
-    return {name: median(_ratios(rounds, name, BASELINE)) for name in names}
+def _exchanges(name: str) -> bool:
+    return name != LIMIT
+
+
+def _interval(measured: Sequence[float]) -> Ratio:
+    """With its interval.
+
+    Raises:
+        ValueError: it is of so few rounds that it has none.
+    """
+    if len(measured) < LEAST_SAMPLES:
+        raise ValueError(
+            f"a ratio of {len(measured)} rounds has no interval: measure {LEAST_SAMPLES} or more"
+        )
+    return Ratio.of(measured)
 
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
@@ -138,7 +174,12 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
 def trainings_of(rows: Sequence[Row]) -> list[Training]:
     """All trainings."""
     return [
-        Training(contender=row["contender"], seed=row["seed"], curve=row["curve"])
+        Training(
+            contender=row["contender"],
+            seed=row["seed"],
+            curve=row["curve"],
+            decisions=[(step, name) for step, name in row.get("decisions", [])],
+        )
         for row in rows
         if "curve" in row
     ]
@@ -167,22 +208,38 @@ def share_figures(rows: Sequence[Row]) -> dict[str, float]:
 
 def share_of(row: Row) -> Ratio:
     """What a step of a whole model gets shorter by if nothing but scalars is exchanged."""
-    return Ratio.of([1 - each[LIMIT] / each["dense"] for each in row["rounds"]])
+    return _share(_interval(ratios(row["rounds"], LIMIT, "dense")))
 
 
-def step_figures(cells: Sequence[Cell]) -> dict[str, float]:
+def step_figures(cells: Sequence[Cell]) -> dict[str, float | None]:
     """How good `auto` is, and what it is worth on the wide model."""
-    figures: dict[str, float] = _ranged("auto_worst_ratio", worst_cell(cells).auto_ratio)
-    figures["auto_best_share"] = sum(cell.chosen == cell.best for cell in cells) / len(cells)
-    figures["auto_dense_share"] = sum(_is_dense(cell.chosen) for cell in cells) / len(cells)
+    worst, worst_of_all = worst_cell(cells), worst_cell_of_all(cells)
+    figures: dict[str, float | None] = {
+        **_ranged("auto_worst_ratio", worst.auto_ratio),
+        **_ranged("auto_worst_ratio_whole_table", worst_of_all.whole_table_ratio),
+        "auto_best_share": sum(cell.auto_ratio.high >= 1 for cell in cells) / len(cells),
+        "auto_lossless_share": _lossless_share(cells),
+        "auto_lossless_share_where_small": _lossless_share(small_cells(cells)),
+    }
     wide = wide_cells(cells)
     if wide:
-        worst = min(wide, key=lambda cell: cell.ratio(cell.chosen, BASELINE).value)
-        figures |= _ranged("wide_1gbps_speedup", worst.ratio(worst.chosen, BASELINE))
+        slowest = min(wide, key=lambda cell: cell.ratio(cell.chosen, BASELINE).value)
+        figures |= _ranged("wide_1gbps_speedup", slowest.ratio(slowest.chosen, BASELINE))
+        figures |= byte_figures(wide[0])
     for cell in wide:
         figures |= _ranged(f"wide_1gbps_speedup_{cell.layout.ending}", cell.ratio(cell.chosen, BASELINE))
         figures |= _ranged(f"dense_share_wide_{cell.layout.ending}_1gbps", cell.share)
     return figures
+
+
+def byte_figures(cell: Cell) -> dict[str, float]:
+    """Bytes that leave the busiest node in a step, over the baseline's, of all that exchange anything."""
+    sent = cell.link_bytes
+    return {
+        f"bytes_share_{ending_of(name)}": sent[name] / sent[BASELINE]
+        for name in sent
+        if name not in {LIMIT, BASELINE}
+    }
 
 
 def training_figures(trainings: Sequence[Training]) -> dict[str, float | None]:
@@ -193,14 +250,14 @@ def training_figures(trainings: Sequence[Training]) -> dict[str, float | None]:
     for name, of_seeds in by_name.items():
         if name != BASELINE:
             deltas = [each.auc - baseline[seed].auc for seed, each in of_seeds.items()]
-            figures |= Estimate.of(deltas).figures(f"auc_delta_{name}")
-            ratios = [time_ratio(baseline[seed], each) for seed, each in of_seeds.items()]
-            reached = min(ratios) > 0
-            figures |= (
-                Estimate.of(ratios).figures(f"time_to_auc_speedup_{name}")
-                if reached
-                else {f"time_to_auc_speedup_{name}": None}
-            )
+            figures |= Estimate.of(deltas).figures(f"auc_delta_{ending_of(name)}")
+            times = [time_ratio(baseline[seed], each) for seed, each in of_seeds.items()]
+            found = Estimate.of(times).figures(f"time_to_auc_speedup_{ending_of(name)}")
+            figures |= found if min(times) > 0 else dict.fromkeys(found)
+    steps = [step for each in trainings for step, _ in each.decisions[:1]]
+    if AUTO_NAME in by_name:
+        complete = len(steps) == len(by_name[AUTO_NAME])
+        figures["auto_decided_at_step"] = max(steps) if complete else None
     return figures
 
 
@@ -216,30 +273,55 @@ def worst_cell(cells: Sequence[Cell]) -> Cell:
     return min(cells, key=lambda cell: cell.auto_ratio.value)
 
 
+def worst_cell_of_all(cells: Sequence[Cell]) -> Cell:
+    """Where `auto` falls behind the best of the whole table most."""
+    return min(cells, key=lambda cell: cell.whole_table_ratio.value)
+
+
+def small_cells(cells: Iterable[Cell]) -> list[Cell]:
+    """Those in which next to nothing can be gained."""
+    return [cell for cell in cells if cell.share.value <= SMALL_SHARE]
+
+
 def wide_cells(cells: Iterable[Cell]) -> list[Cell]:
     """Those of the wide model on slow links."""
     return [cell for cell in cells if (cell.model, cell.gbit_per_s) == (WIDE, WIDE_GBIT_PER_S)]
 
 
-def notes_of(cells: Sequence[Cell], figures: Mapping[str, float | None]) -> dict[str, str]:
-    """Which cells the extremes are, where `auto` was not the best, and what never reached a target."""
-    worst = worst_cell(cells)
+def notes_of(
+    cells: Sequence[Cell], trainings: Sequence[Training], figures: Mapping[str, float | None]
+) -> dict[str, str]:
+    """Which cells the extremes are, where `auto` was not the best, and what is not known, and why."""
+    worst, worst_of_all, small = worst_cell(cells), worst_cell_of_all(cells), small_cells(cells)
     behind = "; ".join(
         f"{cell.name}: {cell.chosen} where {cell.best} was best" for cell in cells if cell.auto_ratio.high < 1
     )
+    decisions = [each.decisions for each in trainings if each.contender == AUTO_NAME]
     notes = {
         "auto_worst_ratio": f"{worst.name}: it chose {worst.chosen}, and {worst.best} was best",
+        "auto_worst_ratio_whole_table": (
+            f"{worst_of_all.name}: it chose {worst_of_all.chosen}, and {worst_of_all.best_of_all} was best"
+        ),
         "auto_best_share": f"clearly not the best: {behind or 'nowhere'}",
+        "auto_lossless_share_where_small": f"{len(small)} of {len(cells)} cells are such",
+        "auto_decided_at_step": "; ".join(
+            ", ".join(f"{name} from step {step} on" for step, name in each) or "not decided"
+            for each in decisions
+        ),
     }
     for name, value in figures.items():
-        if value is None:
+        if value is None and name.startswith("time_to_auc"):
             notes[name] = "not all seeds reached the target with the same samples"
     return notes
 
 
-def _is_dense(name: str) -> bool:
-    contender = CONTENDERS[name]
-    return not isinstance(contender, Rival) and not contender.is_sparse
+def _lossless_share(cells: Sequence[Cell]) -> float | None:
+    return sum(is_lossless(cell.chosen) for cell in cells) / len(cells) if cells else None
+
+
+def _share(gone: Ratio) -> Ratio:
+    """Of a step, from how many times faster it is without what is asked for."""
+    return Ratio(value=1 - 1 / gone.value, low=1 - 1 / gone.low, high=1 - 1 / gone.high)
 
 
 def _by_contender(trainings: Iterable[Training]) -> dict[str, dict[int, Training]]:

@@ -1,7 +1,7 @@
 """The dense parts that `experiments.communication` trains: shared by the launcher and its workers.
 
-Bottom MLP, interaction and top MLP of a DLRM, whose embeddings come from nowhere: random vectors take the
-place of the tables' output, so that nothing but dense gradients travels.
+Bottom MLP, interaction or cross layers, and top MLP, whose embeddings come from nowhere: random vectors take
+the place of the tables' output, so that nothing but dense gradients travels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,8 @@ from data.dataset import Feature
 from dlrm.config import Config
 from dlrm.inputs import Ranks
 from dlrm.models.build import build_model
+from dlrm.models.cross import LowRankCross
+from dlrm.models.dcn import DCNv2
 from dlrm.models.dlrm import DLRM
 from dlrm.recipe import load_config
 
@@ -37,6 +39,9 @@ class Shape:
     """Of a turn: enough to take some 10 ms."""
     is_large: bool = False
     """A gradient is so large that few contenders fit in memory."""
+    links_gbit_per_s: Mapping[int, Sequence[float]] | None = None
+    """Speeds at which it is measured, by number of workers, where memory and time do not allow all; on
+    others, nothing is."""
 
     @property
     def config(self) -> Config:
@@ -48,19 +53,28 @@ class Shape:
 MODELS: Final[Mapping[str, Shape]] = {
     "tiny": Shape(recipe="tiny", steps=5),
     "terabyte": Shape(recipe="terabyte", steps=2),
+    "kaggle": Shape(recipe="kaggle", steps=5, links_gbit_per_s={2: (25.0, 1.0)}),
+    "mlperf": Shape(
+        recipe="mlperf-dcnv2",
+        global_batch_size=128,
+        steps=1,
+        is_large=True,
+        links_gbit_per_s={2: (25.0, 1.0)},
+    ),
     "wide": Shape(
         recipe="terabyte",
         overrides=("model.top_mlp=[4096, 4096, 4096, 4096, 1]",),
         global_batch_size=128,
         steps=1,
         is_large=True,
+        links_gbit_per_s={2: (25.0, 5.0, 1.0), 4: (1.0,)},
     ),
 }
-"""By their names in rows and figures."""
+"""By their names in rows and figures, the one that takes most memory last."""
 
 
 class DensePart(nn.Module):
-    """A DLRM without its tables.
+    """A DLRM or a DCN-v2 without its tables.
 
     Args:
         shape: of which; its initial weights are always the same.
@@ -70,12 +84,24 @@ class DensePart(nn.Module):
         super().__init__()
         features = [Feature(name=name, rows=1) for name in CATEGORY_NAMES]
         torch.manual_seed(SEED)
-        model = cast("DLRM", build_model(shape.config.model, features, NUM_DENSE, torch.float32))
-        self.bottom, self.interaction, self.top = model.bottom, model.sparse.interaction, model.top
+        model = cast("DLRM | DCNv2", build_model(shape.config.model, features, NUM_DENSE, torch.float32))
+        self.bottom = model.bottom
+        self.between: nn.Module
+        self.between, self.top = (
+            (model.sparse.cross, model.sparse.top)
+            if isinstance(model, DCNv2)
+            else (model.sparse.interaction, model.top)
+        )
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """fp32 logits `[B]` from dense `[B, num_dense]` and the tables' output `[B, F * dim]`."""
-        logits: Tensor = self.top(self.interaction(self.bottom(dense), pooled, CATEGORY_NAMES))
+        vector = self.bottom(dense)
+        between = (
+            self.between(torch.cat([vector, pooled], dim=1))
+            if isinstance(self.between, LowRankCross)
+            else self.between(vector, pooled, CATEGORY_NAMES)
+        )
+        logits: Tensor = self.top(between)
         return logits
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.communication_contenders import BASELINE, CONTENDERS
-from experiments.communication_figures import Cell, Training
+from experiments.communication_figures import Cell, Training, ending_of
 from experiments.emulation_figures import TEN_THOUSANDTHS, Estimate
 from experiments.splitting_figures import link_name
 
@@ -40,7 +40,10 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
                 axes.set_title(f"{model}, {layout}", fontsize=10)
             else:
                 axes.set_axis_off()
-    figure.suptitle("Throughput over DDP's\nframed: auto's choice; bold: best comparable", fontsize=10)
+    figure.suptitle(
+        "Throughput over DDP's; what leaves a node in a step\nframed: auto's choice; bold: best comparable",
+        fontsize=10,
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -57,7 +60,13 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell]) -> None:
             text = f"{table[row, column]:.2f}"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, fontweight=weight, bbox=box)
     axes.set_xticks(range(len(by_speed)), [link_name(cell.gbit_per_s) for cell in by_speed], fontsize=7)
-    axes.set_yticks(range(len(shown)), shown, fontsize=7)
+    axes.set_yticks(range(len(shown)), [_with_bytes(name, by_speed) for name in shown], fontsize=7)
+
+
+def _with_bytes(name: str, cells: Sequence[Cell]) -> str:
+    """A contender, and what leaves the busiest node in a step with it; any link has the same bytes."""
+    sent = next(cell.link_bytes[name] for cell in cells if name in cell.link_bytes)
+    return f"{name}, {sent / 1e6:.3g} MB"
 
 
 def draw_trainings(
@@ -91,7 +100,7 @@ def draw_trainings(
 def _draw_deltas(axes: Axes, names: Sequence[str], figures: Mapping[str, float | None]) -> None:
     found = []
     for name in names:
-        value, ci = figures[f"auc_delta_{name}"], figures[f"auc_delta_{name}_ci"]
+        value, ci = (figures[f"auc_delta_{ending_of(name)}{end}"] for end in ("", "_ci"))
         assert value is not None
         assert ci is not None
         found.append(Estimate(value, ci))

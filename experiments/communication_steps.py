@@ -1,5 +1,6 @@
 """Contenders of `experiments.communication` take turns on a dense part, in its workers: seconds and bytes."""
 
+import gc
 import logging
 import random
 from collections.abc import Iterator, Sequence
@@ -7,31 +8,18 @@ from contextlib import contextmanager
 from itertools import cycle
 from statistics import median
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from dlrm.comm import automatic
 from dlrm.comm.figures import ExchangeFigures
 from dlrm.inputs import Ranks
-from experiments.communication_contenders import (
-    AUTO,
-    BASELINE,
-    CHOSEN,
-    CONTENDERS,
-    LIMIT,
-    is_comparable,
-)
+from experiments.communication_contenders import AUTO, BASELINE, CHOSEN, CONTENDERS
 from experiments.communication_models import MODELS, DensePart, Samples, num_dense, samples
+from experiments.communication_rounds import Effort, is_over, still_in
 from experiments.communication_ways import Way, make_way
 from experiments.network import sent_bytes
-
-STAYS_WITHIN: Final = 1.2
-"""Times the fastest: what takes longer takes no further turns."""
-TOLD: Final = 2
-"""Lines of the log until `auto` has chosen: what it tries, and what came of it."""
-PLANNED_STEPS: Final = 5
-"""Between looks at the log."""
 
 Decision = TypeVar("Decision")
 
@@ -53,46 +41,50 @@ class Contest:
         # that do not count, as they find in the caches what others left there; they hold no large gradient
         self._steps_before = 0 if shape.is_large else 1
         self._ways: dict[str, Way] = {}
+        self._chosen = BASELINE  # until `choose` has been called
         for name in names:
             self._add(name)
 
-    def time(self, rounds: Sequence[int], cell_s: float) -> dict[str, Any]:
-        """On the links as they are now.
-
-        Args:
-            rounds: of all contenders, and at most, of those that are close.
-            cell_s: after which no further round begins.
+    def choose(self) -> dict[str, Any]:
+        """Let `auto` train until it has decided, on the links as they are now.
 
         Returns:
-            `chosen` by `auto`: a contender's name, and `plan`, why; `rounds`: seconds of a step by contender;
-            `link_bytes`, counted, that left the busiest node in a step; `formula_bytes` of our contenders:
-            what a rank sends, on average, without what TCP adds; `num_values` of a gradient.
+            `chosen`: the contender that is what it chose; `plan`: its reasons; `decided_at_step`: the first
+            step that was made in that way.
         """
-        chosen, why = self._plan()
-        if chosen not in self._ways:
-            self._add(chosen)
+        way = make_way(AUTO, self._part, self._steps)
+        assert way.replicas is not None, "it is one of ours"
+        steps = 0
+        with _told() as lines:
+            while way.replicas.chosen is None:  # which all ranks learn in the same step
+                way.step(next(self._samples))
+                steps += 1
+        self._chosen = CHOSEN[way.replicas.chosen]
+        del way
+        gc.collect()  # what it has tried refers to each other, and may be as large as the model
+        return {"chosen": self._chosen, "plan": "\n".join(lines), "decided_at_step": steps}
+
+    def time(self, effort: Effort) -> dict[str, Any]:
+        """What was chosen, and everybody else, on the same links.
+
+        Args:
+            effort: allowed.
+
+        Returns:
+            `rounds`: seconds of a step by contender; `link_bytes`, counted, that left the busiest node in a
+            step; `formula_bytes` of our contenders: what a rank sends, on average, without what TCP adds;
+            `num_values` of a gradient.
+        """
+        if self._chosen not in self._ways:
+            self._add(self._chosen)
         self._take_figures()  # of what went before
-        measured, counted = self._rounds(chosen, rounds, cell_s)
+        measured, counted = self._rounds(effort)
         return {
-            "chosen": chosen,
-            "plan": why,
             "rounds": measured,
             "link_bytes": _of_busiest(counted),
             "formula_bytes": {name: figures.sent_bytes for name, figures in self._take_figures().items()},
             "num_values": num_dense(self._part),
         }
-
-    def _plan(self) -> tuple[str, str]:
-        """Of `auto`: the contender that is what it chooses after trying out others, and its reasons."""
-        way = make_way(AUTO, self._part, self._steps)
-        assert way.replicas is not None, "it is one of ours"
-        with _told() as lines:
-            while not _agreed(len(lines) == TOLD):
-                for _ in range(PLANNED_STEPS):
-                    way.step(next(self._samples))
-        figures = way.replicas.take_figures()
-        assert figures is not None, "it has made steps"
-        return CHOSEN[figures.name], "\n".join(lines)
 
     def _add(self, name: str) -> None:
         way = make_way(CONTENDERS[name], self._part, self._steps)
@@ -108,11 +100,8 @@ class Contest:
         }
         return {name: figures for name, figures in taken.items() if figures is not None}
 
-    def _rounds(
-        self, chosen: str, rounds: Sequence[int], cell_s: float
-    ) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+    def _rounds(self, effort: Effort) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
         """Seconds of each round, and bytes; in a new order each time, on all ranks alike."""
-        full, most = rounds
         shuffled, began = random.Random(0), perf_counter()
         measured: list[dict[str, float]] = []
         counted: dict[str, list[float]] = {name: [] for name in self._ways}
@@ -123,9 +112,11 @@ class Contest:
             for name in names:
                 measured[-1][name], sent = self._turn(name)
                 counted[name].append(sent)
-            late = perf_counter() - began > cell_s or len(measured) == most
-            if len(measured) >= full:
-                names = _agreed([] if late else still_in(measured, {BASELINE, LIMIT, chosen}))
+            if len(measured) == effort.full_rounds:
+                began = perf_counter()
+            if len(measured) >= effort.full_rounds:
+                over = is_over(measured, self._chosen, effort, perf_counter() - began)
+                names = _agreed([] if over else still_in(measured, self._chosen))
         return measured, counted
 
     def _turn(self, name: str) -> tuple[float, float]:
@@ -143,22 +134,8 @@ class Contest:
         return (perf_counter() - began) / way.steps, (sent_bytes() - sent) / way.steps
 
 
-def still_in(rounds: Sequence[dict[str, float]], always: set[str]) -> list[str]:
-    """Who takes another turn: who always does, and comparable contenders about as fast as the best.
-
-    Args:
-        rounds: seconds by contender.
-        always: names that stay.
-    """
-    typical = {name: median(each[name] for each in rounds if name in each) for name in rounds[0]}
-    comparable = {name: seconds for name, seconds in typical.items() if is_comparable(name)}
-    limit = STAYS_WITHIN * min(comparable.values())
-    close = {name for name, seconds in comparable.items() if seconds <= limit and name in rounds[-1]}
-    return sorted(always | close)
-
-
 def _agreed(decision: Decision) -> Decision:
-    """That of rank 0, which alone may look at the clock, and is told what `auto` thinks."""
+    """That of rank 0, which alone may look at the clock."""
     held: list[Any] = [decision]
     dist.broadcast_object_list(held)
     agreed: Decision = held[0]

@@ -8,12 +8,18 @@ from typing import Any, Final
 from experiments.communication_contenders import TRAINED, stepped
 from experiments.communication_figures import Layout
 from experiments.communication_models import MODELS
+from experiments.communication_rounds import Effort
 from experiments.splitting_figures import link_name
 
 LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
 """In Gb/s; contenders are built on the fastest."""
 TRAINED_LAYOUT: Final = Layout(workers=2)
 TRAINED_GBIT_PER_S: Final = 1.0
+
+
+SHARE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=100, seconds=6.0, reach=0.005)
+SMALL: Final = Effort(full_rounds=3, least_rounds=8, most_rounds=60, seconds=8.0, reach=0.01)
+LARGE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=20, seconds=30.0, reach=0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,24 +35,22 @@ class Scope:
     models: tuple[str, ...] = tuple(MODELS)
     shared: tuple[str, ...] = ("tiny", "terabyte")
     """Recipes of which the dense exchange's share is measured."""
-    share_s: float = 2.0
-    """Roughly, of a cell."""
-    cell_s: float = 24.0
-    large_cell_s: float = 45.0
-    rounds: tuple[int, int] = (4, 60)
-    """Of all contenders, and at most of those that are close."""
-    large_rounds: tuple[int, int] = (2, 12)
+    share: Effort = SHARE
+    small: Effort = SMALL
+    large: Effort = LARGE
+    """Of models so large that few contenders fit in memory."""
     trained: tuple[str, ...] = TRAINED
     seeds: tuple[int, ...] = (0, 1, 2)
     trainings: dict[str, int] = field(
-        default_factory=lambda: {"steps": 256, "evaluations": 4, "test_batches": 48}
+        default_factory=lambda: {"steps": 512, "evaluations": 4, "test_batches": 48}
     )
 
     def links(self, model: str, layout: Layout) -> list[float | None]:
-        """Speeds of the cells of a model; of a large one on many workers, the lowest alone."""
-        if not MODELS[model].is_large or layout.workers <= 2:
+        """Speeds of the cells of a model."""
+        few = MODELS[model].links_gbit_per_s
+        if few is None:
             return list(self.links_gbit_per_s)
-        return [link for link in self.links_gbit_per_s if link == min(filter(None, self.links_gbit_per_s))]
+        return [link for link in self.links_gbit_per_s if link in few.get(layout.workers, ())]
 
 
 QUICK: Final = Scope(
@@ -54,9 +58,8 @@ QUICK: Final = Scope(
     links_gbit_per_s=(None, 1.0),
     models=("tiny",),
     shared=("tiny",),
-    share_s=0,
-    cell_s=0,
-    rounds=(2, 2),
+    share=Effort(full_rounds=1, least_rounds=4, most_rounds=4, seconds=0, reach=0),
+    small=Effort(full_rounds=2, least_rounds=4, most_rounds=4, seconds=0, reach=0),
     trained=("ddp", "auto", "power_sgd"),
     seeds=(0, 1),
     trainings={"steps": 14, "evaluations": 2, "test_batches": 4},
@@ -69,10 +72,10 @@ class Task:
 
     key: str
     gbit_per_s: float | None
-    request: dict[str, Any]
-    """To the workers."""
+    requests: tuple[dict[str, Any], ...]
+    """To the workers, one after the other."""
     told: dict[str, Any]
-    """Besides their answer, in the row."""
+    """Besides their answers, in the row."""
 
 
 def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
@@ -83,25 +86,23 @@ def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
                 yield Task(
                     key=f"share {recipe} {layout} {link_name(link)}",
                     gbit_per_s=link,
-                    request={"do": "share", "recipe": recipe, "cell_s": scope.share_s},
+                    requests=({"do": "share", "recipe": recipe, "effort": asdict(scope.share)},),
                     told={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
                 )
     if layout == TRAINED_LAYOUT:
         yield from _trainings(scope)
     for model in scope.models:
         is_large = MODELS[model].is_large
+        effort = asdict(scope.large if is_large else scope.small)
         names = stepped(is_large=is_large, num_workers=layout.workers, per_node=layout.per_node)
         for link in scope.links(model, layout):
             yield Task(
                 key=f"steps {model} {layout} {link_name(link)}",
                 gbit_per_s=link,
-                request={
-                    "do": "time",
-                    "model": model,
-                    "contenders": names,
-                    "rounds": scope.large_rounds if is_large else scope.rounds,
-                    "cell_s": scope.large_cell_s if is_large else scope.cell_s,
-                },
+                requests=(
+                    {"do": "choose", "model": model, "contenders": names},
+                    {"do": "time", "model": model, "contenders": names, "effort": effort},
+                ),
                 told={"model": model, **asdict(layout), "gbit_per_s": link},
             )
 
@@ -113,6 +114,6 @@ def _trainings(scope: Scope) -> Iterator[Task]:
             yield Task(
                 key=f"train {name} seed {seed}",
                 gbit_per_s=TRAINED_GBIT_PER_S,
-                request={"do": "train", "contender": name, "seed": seed},
+                requests=({"do": "train", "contender": name, "seed": seed},),
                 told={"contender": name, "seed": seed},
             )

@@ -28,6 +28,7 @@ from dlrm.replicas import Replicas
 from dlrm.replicas.apart import Apart
 from dlrm.replicas.keeping import mean_over_ranks
 from experiments.communication_contenders import CONTENDERS, LIMIT, Contender, Rival
+from experiments.communication_rounds import Effort, is_known
 from experiments.communication_ways import register_hook
 from experiments.network import sent_bytes
 from experiments.splitting_workload import Workload as TerabyteWorkload
@@ -39,8 +40,39 @@ SHARE_BATCHES: Final = 8
 SHARE_STEPS: Final = 4
 """Of a turn."""
 WARM_UP_STEPS: Final = 6
-LEAST_ROUNDS: Final = 3
 CPU: Final = torch.device("cpu")
+
+
+class Watched:
+    """Keeps parameters alike as `auto` does, and remembers when that has decided.
+
+    Args:
+        replicas: that do it.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.decisions: list[tuple[int, str]] = []
+        """The first step that was made as decided, and the collective's name; again whenever it was."""
+        self._steps = 0
+        self._is_decided = False
+
+    def average(self, scalars: Tensor) -> Tensor:
+        """See `Keeper`."""
+        return self.replicas.average(scalars)
+
+    def updated(self, seconds: float) -> None:
+        """See `Keeper`."""
+        self.replicas.updated(seconds)
+        self._steps += 1
+        chosen = self.replicas.chosen
+        if chosen is not None and not self._is_decided:
+            self.decisions.append((self._steps, chosen))
+        self._is_decided = chosen is not None
+
+    def join(self) -> None:
+        """See `Keeper`."""
+        self.replicas.join()
 
 
 class ByOthers:
@@ -70,19 +102,20 @@ def keep_as(contender: Contender) -> Keep:
         parameters = dense_parameters(model)
         if contender.exchange == "selsync":
             return Apart(parameters, optimizers.dense, contender.sync_change, save_every_steps=0)
-        return Replicas(parameters, NUM_SCALARS, contender)
+        replicas = Replicas(parameters, NUM_SCALARS, contender)
+        return Watched(replicas) if contender.exchange == "auto" else replicas
 
     return keep
 
 
-def time_share(recipe: str, dataset: str, ranks: Ranks, cell_s: float) -> dict[str, Any]:
+def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[str, Any]:
     """What the dense exchange takes of a step of a whole model, as it is trained.
 
     Args:
         recipe: `tiny` or `terabyte`.
         dataset: of `tiny`.
         ranks: this process and the others.
-        cell_s: after which no further round begins.
+        effort: allowed.
 
     Returns:
         `rounds`: seconds of a step with `dense` gradients exchanged, and with `nothing` but scalars.
@@ -104,10 +137,11 @@ def time_share(recipe: str, dataset: str, ranks: Ranks, cell_s: float) -> dict[s
         rounds.append({})
         for name in order:
             training.keeper = keepers[name]
+            training.timed_steps(1)  # it finds in the caches what the other one left there
             rounds[-1][name] = _timed(training, SHARE_STEPS) / SHARE_STEPS
-        held = [len(rounds) < LEAST_ROUNDS or perf_counter() - began < cell_s]
+        held = [is_known(rounds, "dense", LIMIT, effort, perf_counter() - began)]
         dist.broadcast_object_list(held)
-        goes_on = held[0]
+        goes_on = not held[0]
     num_values = sum(each.numel() for each in dense_parameters(training.model))
     del training
     gc.collect()  # its tables refer to each other
@@ -135,7 +169,8 @@ class Trainings:
 
         Returns:
             `curve`: `samples`, `seconds` of training so far, `auc` and `log_loss` on the test batches; and
-            `link_bytes`, that left the busiest node in a step, embeddings included.
+            `link_bytes`, that left the busiest node in a step, embeddings included. Of ours also what they
+            say of their exchanges since the beginning; of `auto`, its `decisions`, as `Watched` says.
         """
         inputs, batches, tests = _samples(self, seed)
         training = Training(inputs, iter(batches), keep=keep_as(CONTENDERS[name]))
@@ -163,10 +198,15 @@ class Trainings:
 
 def _told(keeper: Keeper) -> dict[str, Any]:
     """What ours says of its exchanges since the beginning."""
+    told: dict[str, Any] = {}
+    if isinstance(keeper, Watched):
+        told = {"decisions": keeper.decisions}
+        keeper = keeper.replicas
     figures = keeper.take_figures() if isinstance(keeper, Replicas | Apart) else None
-    if figures is None:
-        return {}
-    return {"collective": figures.name, "kept_share": figures.kept_share, "formula_bytes": figures.sent_bytes}
+    if figures is not None:
+        told |= {"collective": figures.name, "kept_share": figures.kept_share}
+        told |= {"formula_bytes": figures.sent_bytes}
+    return told
 
 
 def _timed(training: Training, steps: int) -> float:

@@ -1,6 +1,7 @@
 """One worker of `experiments.communication`; started by it in a network namespace, not by people.
 
-`{"do": "share"}` times whole models, `{"do": "time"}` contenders on a dense part, `{"do": "train"}` trains.
+`{"do": "share"}` times whole models, `{"do": "train"}` trains one; on a dense part, `{"do": "choose"}` lets
+`auto` choose, and `{"do": "time"}` all contenders take turns.
 """
 
 import gc
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from dlrm.build import start_process_group
 from dlrm.inputs import Ranks
 from dlrm.memory import keep_freed_memory
+from experiments.communication_rounds import Effort
 from experiments.communication_steps import Contest
 from experiments.communication_whole import Trainings, time_share
 from experiments.workers import ANSWER
@@ -52,12 +54,14 @@ class Worker:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What came of it; all ranks are asked the same."""
         match request:
-            case {"do": "share", "recipe": recipe, "cell_s": cell_s}:
-                return time_share(recipe, self._trainings.dataset, self._ranks, cell_s)
+            case {"do": "share", "recipe": recipe, "effort": effort}:
+                return time_share(recipe, self._trainings.dataset, self._ranks, Effort(**effort))
             case {"do": "train", "contender": contender, "seed": seed}:
                 return self._trainings.train(contender, seed)
-            case {"do": "time", "model": model, "contenders": names, "rounds": rounds, "cell_s": cell_s}:
-                return self._contest_of(model, names).time(rounds, cell_s)
+            case {"do": "choose", "model": model, "contenders": names}:
+                return self._contest_of(model, names).choose()
+            case {"do": "time", "model": model, "contenders": names, "effort": effort}:
+                return self._contest_of(model, names).time(Effort(**effort))
         raise ValueError(f"a worker cannot do {request}")
 
     def _contest_of(self, model: str, names: list[str]) -> Contest:

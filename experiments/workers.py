@@ -59,10 +59,12 @@ class Workers:
             )
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()  # which is how they know that they are done
+            if failed is not None:  # in the middle of a request, which nobody waits for any more
+                process.kill()
         until_s = monotonic() + LEAVES_WITHIN_S
         for process in self._processes:
             try:
