@@ -25,6 +25,9 @@ from experiments.report_results import Measured, read_results
         (Sense.WITHIN, 2.5, -9.0, 9.0, Verdict.MISSED_IN_PART),
         (Sense.WITHIN, -2.5, -3.0, -2.1, Verdict.MISSED),
         (Sense.WITHIN, None, None, None, Verdict.OPEN),
+        (Sense.NOT_CLEARLY_BELOW, 1.9, 1.7, 2.1, Verdict.MET),
+        (Sense.NOT_CLEARLY_BELOW, 3.0, 2.9, 3.1, Verdict.MET),
+        (Sense.NOT_CLEARLY_BELOW, 1.9, 1.85, 1.95, Verdict.MISSED),
     ],
 )
 def test_verdicts(sense, value, low, high, verdict):
