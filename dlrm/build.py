@@ -66,11 +66,17 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
 
 def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
     config = inputs.config
-    if config.sharding.strategy == "torchrec":
+    if config.sharding.strategy == "torchrec" or _is_alone(inputs, folder):
         keep_ordinary(before.model, folder)
         return Planned(plan=before.plan, sharders=[before.sharder], strategies={})
     layout = Layout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
     return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, StandIn(inputs))
+
+
+def _is_alone(inputs: Inputs, folder: Path | None) -> bool:
+    """Whether `auto` has nothing to choose, as there is one rank, and none has chosen before it."""
+    is_auto = inputs.config.sharding.strategy == "auto"
+    return is_auto and dist.get_world_size() == 1 and remembered(folder) is None
 
 
 def settle_strategies(inputs: Inputs, folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.dataset import Feature
-from dlrm import stand_in
+from dlrm import build, stand_in
 from dlrm.build import settle_strategies
 from dlrm.config import Config, ModelConfig, ShardingConfig
 from dlrm.sharding.splitting import planner
@@ -63,6 +63,7 @@ def test_batches_have_as_many_ids_as_the_data(inputs):
 
 def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatch):
     """Two ways that are possible, of which the other one turns out to be faster."""
+    monkeypatch.setattr(build, "_is_alone", lambda *_: False)
     tried = []
     other = {"wide": "exchange", "sparse": "split"}
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, other])
@@ -79,6 +80,7 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
 
 
 def test_random_numbers_go_on_as_if_nothing_had_been_tried(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_is_alone", lambda *_: False)
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, HEADS])
     settle_strategies(inputs, tmp_path)
     drawn = torch.rand(3)

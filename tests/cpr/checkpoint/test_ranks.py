@@ -28,6 +28,7 @@ def work(rank, folder, pipe):
     signal.pause()
 
 
+@pytest.mark.system
 @pytest.mark.timeout(2 * SAFETY_NET_S)
 def test_a_rank_that_hangs_does_not_hold_those_that_want_to_save(tmp_path):
     context = forks.context()

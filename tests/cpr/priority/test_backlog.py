@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpr.priority import backlog
 from cpr.priority.backlog import Backlog
-from tests.cpr.priority.groups import batches, make_group, make_lookups, make_tracker
+from tests.cpr.priority.groups import batches, make_group, make_lookups, make_tracker, zeros
 
 
 class Outliving:
@@ -17,7 +17,7 @@ class Outliving:
         self.tensors = {}
 
     def __call__(self, name, dtype, numel):
-        return self.tensors.setdefault(name, torch.zeros(numel, dtype=dtype))
+        return self.tensors.setdefault(name, zeros(name, dtype, numel))
 
 
 def kept(period, passes):

@@ -10,6 +10,7 @@ from cpr.priority import Prioritizer, PriorityConfig
 from cpr.priority.config import SCHEMES
 from cpr.priority.frequency import FrequencyTracker
 from cpr.shards import find_shards
+from tests.cpr.priority.groups import zeros
 from tests.cpr.shards.models import bags, batch, shard
 
 ROWS = {"a": 40, "b": 30, "c": 24, "d": 20, "e": 3}
@@ -193,7 +194,7 @@ def test_trackers_that_outlive_a_worker(model):
     memory = {}
 
     def allocate(name, dtype, numel):
-        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+        return memory.setdefault(name, zeros(name, dtype, numel))
 
     with make(model, allocate=allocate) as first:
         first.forget_all()
@@ -213,7 +214,7 @@ def test_a_worker_that_dies_as_a_full_save_begins_leaves_nothing_to_believe(mode
     memory = {}
 
     def allocate(name, dtype, numel):
-        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+        return memory.setdefault(name, zeros(name, dtype, numel))
 
     def die(*_):
         raise KeyboardInterrupt

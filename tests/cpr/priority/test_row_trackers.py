@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from tests.cpr.priority.groups import (
     make_tracker,
     play,
     rows_of_table,
+    zeros,
 )
 
 RATIO = 0.4
@@ -110,7 +110,7 @@ def test_memory_that_outlives_its_worker(scheme, history, after):
     memory = {}
 
     def allocate(name, dtype, numel):
-        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+        return memory.setdefault(name, zeros(name, dtype, numel))
 
     first, oracle = make_tracker(scheme=scheme, ratio=RATIO, allocate=allocate), SCHEMES[scheme]()
     play(first, oracle, history)

@@ -17,6 +17,7 @@ from tests.cpr.priority.groups import (
     make_tracker,
     play,
     rows_of_table,
+    zeros,
 )
 
 BUDGETS = {
@@ -156,7 +157,7 @@ def test_a_worker_that_goes_on_from_memory_and_state(history, after):
     memory = {}
 
     def allocate(name, dtype, numel):
-        return memory.setdefault(name, torch.zeros(numel, dtype=dtype))
+        return memory.setdefault(name, zeros(name, dtype, numel))
 
     first = make_tracker(scheme="ssu", ratio=0.5, allocate=allocate)
     play(first, Offered(first, 2, BUDGETS[0.5]), history)

@@ -114,6 +114,7 @@ def hang_outside_of_python():
     libc.pthread_mutex_lock(mutex)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("hang", [hang_in_python, hang_outside_of_python])
 def test_a_worker_that_is_told_to_stop_saves_its_tables_wherever_it_hangs(home, start, hang):
     child, pipe = start(_copy_and_hang, home, hang)
@@ -136,6 +137,7 @@ def _handle_signals(pipe):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.system
 def test_a_program_that_handles_the_signal_still_does_so_afterwards(start):
     child, pipe = start(_handle_signals)
     assert [pipe.recv() for _ in range(4)] == ["saved", "handled", "goes on", "handled"]
@@ -149,6 +151,7 @@ def _fail_to_copy(pipe):
         hang_in_python()
 
 
+@pytest.mark.system
 def test_a_failing_copy_does_not_keep_the_worker_alive(start):
     child, _ = start(_fail_to_copy)
     child.join(30)

@@ -42,6 +42,7 @@ def _seal_and_fork(pipe, home):
     signal.pause()
 
 
+@pytest.mark.system
 def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
     child, pipe = start(_seal_and_fork, home)
     loader = pipe.recv()
@@ -66,6 +67,7 @@ def _claim(pipe, folder):
     pipe.recv()
 
 
+@pytest.mark.system
 def test_of_several_that_claim_at_once_one_wins(home, start):
     segment, _ = sealed(home)
     segment.release()
@@ -89,6 +91,7 @@ def _look_slowly(pipe, home):
     home.find()
 
 
+@pytest.mark.system
 def test_looking_around_does_not_disturb_those_who_claim(home, start):
     segment, _ = sealed(home)
     segment.release()

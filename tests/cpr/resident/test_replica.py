@@ -150,6 +150,7 @@ def _write_for_ever(pipe, folder):
             pipe.send("writing")
 
 
+@pytest.mark.system
 def test_kill_9_at_any_moment_leaves_one_whole_state(tmp_path, start):
     moments = random.Random(4)
     for attempt in range(12):
