@@ -86,7 +86,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.steps_done, self.samples_done = state["steps_done"], state["samples_done"]
-        self.replicas.load_state_dict(state.get("replicas", {}))  # older runs have none
+        self.replicas.load_state_dict(state.get("replicas", {}), self.steps_done)  # older runs have none
 
     def should_continue(self) -> bool:
         """Whether epochs and steps are left."""

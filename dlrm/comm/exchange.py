@@ -1,12 +1,15 @@
 """One exchange a step: dense gradients of all ranks in, their sum out, in as few bytes as its parts allow.
 
+    roll_call(...)                           all are about to do the same; else all raise, and nothing is sent
     vector = memory.add(gradient)            what this rank owes: its gradient, and what it did not send
     choice = controller.choose(vector, ...)  how much of that travels now
     total  = collective.reduce(vector, ...)  the sum over ranks of what travelled; the rest stays in memory
 
-Where all of it travels as it is, and nothing is owed, it is one sum in place and nothing else.
+Where all of it travels as it is, and nothing is owed, it is one sum in place and nothing else: a rank that
+has no gradient sends zeros, and says so in the same sum (`dlrm.comm.objections`).
 """
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, Protocol
@@ -20,6 +23,7 @@ from dlrm.comm.compressors import Compressor
 from dlrm.comm.controllers import Choice, Controller
 from dlrm.comm.figures import ExchangeFigures, Tally
 from dlrm.comm.memory import Memory
+from dlrm.comm.objections import NUM_PLACES, Objections
 from dlrm.comm.residual import LostResiduals, Residual, losses_of
 from dlrm.comm.rollcall import Intent, RollCall
 from dlrm.comm.stopwatch import Stopwatch
@@ -29,7 +33,10 @@ ENERGY_STEPS: Final = 100
 
 
 class Planner(Protocol):
-    """Says which collective to use, alike on all ranks; they call it together."""
+    """Says which collective to use, alike on all ranks; they call it together.
+
+    It decides by how long steps take: without `observe` after each of them, nothing is ever decided.
+    """
 
     chosen: Collective | None
     """The collective that was decided for; None: not yet."""
@@ -87,8 +94,10 @@ class Exchange:
         self._compressor, self._memory, self._controller = compressor, memory, controller
         self._device, self._group, self._planner = device, group, planner
         self._num_ranks = dist.get_world_size(group)
-        self._call = RollCall(device, group)
-        self.residual = Residual(memory, compressor, dist.get_rank(group), self._num_ranks)
+        rank = dist.get_rank(group)
+        self._call, self._objections = RollCall(device, group), Objections(rank, device.type == "cuda")
+        self._room: Tensor | None = None
+        self.residual = Residual(memory, compressor, rank, self._num_ranks)
         """What this rank owes, as a state of its own."""
         self.steps_done = 0
         """Exchanges, those before the loaded state included."""
@@ -99,20 +108,38 @@ class Exchange:
         self._stopwatch = Stopwatch(device)
         self._tally = Tally()
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether the length of steps decides how gradients travel: time them as the device ends them."""
+        return self._planner is not None
+
+    def make_room(self, num_scalars: int = 0) -> Tensor:
+        """Zeros fp32 `[d + num_scalars + n]` for `combine`; the last n places are for its own use."""
+        return torch.zeros(self.num_values + num_scalars + NUM_PLACES, device=self._device)
+
     def sum(self, gradient: Tensor) -> Tensor:
         """The sum over ranks of what they send; what they do not send, they add to their next gradient.
 
+        Call `observe` after each step: `auto`, and controllers that try out ratios, learn from nothing else.
+
         Args:
-            gradient: fp32 `[d]`, contiguous; left as it is.
+            gradient: fp32 `[d]`; left as it is.
 
         Returns:
             fp32 `[d]`, the same bits on all ranks; its memory is used again by the next call.
 
         Raises:
-            DisagreementError: ranks would have done different things; nothing was sent.
+            DisagreementError: ranks would have done different things. Nothing counts as sent, and what each
+                rank owes is what it was. On a GPU, where all values travel as they are, the others hear of a
+                rank with a problem in their `observe`, or next `sum`.
             ValueError: the gradient is not one that this exchange is for; other ranks raise the former.
         """
-        return self.combine(gradient.clone())[0]
+        if self._room is None:
+            self._room = self.make_room()
+        problem = self._problem_of(gradient)
+        if problem is None:
+            self._room[: self.num_values].copy_(gradient)
+        return self.combine(self._room, problem=problem)[0]
 
     def combine(
         self,
@@ -128,8 +155,9 @@ class Exchange:
         any number of ranks.
 
         Args:
-            flat: fp32 `[d + num_scalars]`, contiguous: the gradient, then scalars. It is overwritten.
-            num_scalars: the same on all ranks.
+            flat: as `make_room` has made it: the gradient, then scalars. It is overwritten.
+            num_scalars: the same on all ranks. If there are any, the caller reads them in the same step, and
+                so hears of a rank with a problem at once, also on a GPU.
             mean: divide by the number of ranks.
             problem: why this rank has no gradient; it is raised, and the others do not wait for it in vain.
 
@@ -140,34 +168,41 @@ class Exchange:
         Raises:
             DisagreementError, ValueError: as `sum`.
         """
+        self._objections.read_late()
+        problem = problem or self._problem_of(flat[: flat.numel() - num_scalars - NUM_PLACES])
+        if problem is not None:  # zeros go with the others to where all hear of it
+            flat = self.make_room(num_scalars)
+        gradient = flat[: self.num_values]
         if self._planner is not None:
-            self.collective = self._planner.choose(flat[: self.num_values]) or self.collective
+            self.collective = self._planner.choose(gradient) or self.collective
         self._stopwatch.start()
         if self._is_lossless(self.collective) and not self.residual.is_owed:
-            problem = problem or self._problem_of(flat[: flat.numel() - num_scalars])
-            if problem is not None:
-                raise problem
-            self.collective.sum_in_place(flat)
-            if mean:
-                flat /= self._num_ranks
-            total, scalars = flat[: self.num_values], flat[self.num_values :]
-            self._note(self.collective, self.num_values)
+            self._sum_in_place(flat, num_scalars, mean, problem)
+            total, scalars = gradient, flat[self.num_values : -NUM_PLACES]
         else:
-            total, scalars = self._combine_lossily(flat, num_scalars, mean, problem)
+            scalars = self._call_roll(flat[self.num_values : -NUM_PLACES], problem)
+            if mean:
+                gradient /= self._num_ranks
+                scalars = scalars / self._num_ranks
+            total = self._sum_what_is_sent(gradient)
         self.steps_done += 1
         self._stopwatch.stop()
         return total, scalars
 
     def observe(self, seconds: float) -> None:
-        """A step is over; controllers learn from it.
+        """A step is over; controllers and planners learn from it. All ranks call it.
 
         Args:
             seconds: of the whole step on this rank, computing included; evaluation and saving left out.
+
+        Raises:
+            DisagreementError: as `sum`.
         """
         if self._is_controlled:
             self._controller.observe(seconds)
         self._tally.step(seconds)
         exchange_s = self._take_seconds()
+        self._objections.read_late()
         if self._planner is not None:
             self._planner.observe(seconds, exchange_s)
 
@@ -195,6 +230,8 @@ class Exchange:
         dist.all_gather_object(held, self.residual.taken_over, group=self._group)
         self.residual.is_owed = any(map(bool, held))
         lost = losses_of(self._owners, self._energies, held, self.steps_done)
+        if self._owners != self._num_ranks:
+            self._energies = []  # they are of other ranks than those that owe from now on
         if lost is not None:
             self.losses = (*self.losses, lost)
         return lost
@@ -229,48 +266,71 @@ class Exchange:
             parts[type(self.collective).__name__] = self.collective
         return parts
 
-    def _combine_lossily(
-        self, flat: Tensor, num_scalars: int, mean: bool, problem: Exception | None
-    ) -> tuple[Tensor, Tensor]:
-        """As `combine`, if not all of it travels as it is, or if something was left behind before."""
-        gradient, scalars = torch.split(flat, [flat.numel() - num_scalars, num_scalars])
-        problem = problem or self._problem_of(gradient)
-        if problem is not None:  # goes with the others to where all hear of it
-            gradient = torch.zeros(self.num_values, device=self._device)
+    def _sum_in_place(self, flat: Tensor, num_scalars: int, mean: bool, problem: Exception | None) -> None:
+        """All of it travels as it is."""
+        places = flat[-NUM_PLACES:]
+        self._objections.write(places, problem)
+        self.collective.sum_in_place(flat)
+        self._objections.read(places, problem, self.steps_done + 1, at_once=num_scalars > 0)
         if mean:
-            gradient /= self._num_ranks
-        was_owed = self.residual.is_owed
-        is_measured = was_owed and self.steps_done % ENERGY_STEPS == 1
+            flat /= self._num_ranks
+        self._note(self.collective, self.num_values)
+
+    def _call_roll(self, scalars: Tensor, problem: Exception | None) -> Tensor:
+        """Go on only if all ranks can, and will do the same; the sums of their scalars.
+
+        It comes before the gradient is added to what is owed, which stays as it was if this raises; and
+        before the controller is asked, who may have something to ask the other ranks.
+        """
+        is_measured = self.residual.is_owed and self.steps_done % ENERGY_STEPS == 1
         energy = self.residual.energy if is_measured else 0.0
-        vector = self._memory.add(gradient) if was_owed else gradient
-        num_values, choice = self.num_values, Choice(self.num_values)
-        if self._is_controlled:
-            choice = self._controller.choose(vector, self._compressor)
-        intent = Intent(exchange=self.steps_done + 1, num_values=num_values, num_kept=choice.num_kept)
+        intent = Intent(exchange=self.steps_done + 1, num_values=self.num_values, way=self._way)
         energies, scalars = self._call(intent, problem, energy, scalars)
         if is_measured:
             self._energies = energies
-        if self.collective.is_sparse and choice.num_kept >= num_values:
-            collective = self._dense
+        return scalars
+
+    @property
+    def _way(self) -> int:
+        """Of all that decides, besides gradients, which messages this rank will send: a number to compare."""
+        parts = (self._compressor, self._memory, self._controller)
+        kinds = [type(each).__name__ for each in parts]
+        state = self.collective.state_dict() if hasattr(self.collective, "state_dict") else None
+        way = (self.collective.name, state, kinds, self.residual.is_owed, self._controller.position)
+        return zlib.crc32(repr(way).encode())
+
+    def _sum_what_is_sent(self, gradient: Tensor) -> Tensor:
+        """The sum over ranks of what they choose to send of this and of what they owe."""
+        vector = self._memory.add(gradient) if self.residual.is_owed else gradient
+        choice = Choice(self.num_values)
+        if self._is_controlled:
+            choice = self._controller.choose(vector, self._compressor)
+        collective = self._collective_for(choice)
+        is_lossless = self._is_lossless(collective)
+        if vector is not gradient:
+            total = collective.reduce(vector, self._select(vector, choice))
+        elif is_lossless:
+            collective.sum_in_place(gradient)
+            total = gradient
         else:
-            collective = self.collective
-        if not was_owed and not self._is_lossless(collective):
             vector = self._memory.add(gradient)
-        self.residual.is_owed = self.residual.is_kept and not self._is_lossless(collective)
-        self._note(collective, choice.num_kept if collective.is_sparse else num_values)
-        if mean:
-            scalars = scalars / self._num_ranks
-        if vector is gradient:
-            collective.sum_in_place(vector)
-            return vector, scalars
-        return collective.reduce(vector, self._select(vector, choice)), scalars
+            total = collective.reduce(vector, self._select(vector, choice))
+        self.residual.is_owed = self.residual.is_kept and not is_lossless
+        self._note(collective, choice.num_kept if collective.is_sparse else self.num_values)
+        return total
+
+    def _collective_for(self, choice: Choice) -> Collective:
+        """A sparse one has no use for all values: they travel without their indices."""
+        is_all = self.collective.is_sparse and choice.num_kept >= self.num_values
+        return self._dense if is_all else self.collective
 
     def _problem_of(self, gradient: Tensor) -> ValueError | None:
-        if gradient.numel() == self.num_values and gradient.dtype == torch.float32:
+        if gradient.shape == (self.num_values,) and gradient.dtype == torch.float32:
             return None
         return ValueError(
-            f"the gradient is {gradient.dtype} of {gradient.numel():,} values, and this exchange is for fp32 "
-            f"of {self.num_values:,}: make it for the parameters that are trained"
+            f"the gradient is {gradient.dtype} of {' x '.join(map(str, gradient.shape))} values, and this "
+            f"exchange is for fp32 of {self.num_values:,} in one vector: make it for the parameters that are "
+            "trained"
         )
 
     def _select(self, vector: Tensor, choice: Choice) -> Select:

@@ -25,6 +25,7 @@ from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.links import finish
 from dlrm.comm.parameters import check_alike
 from dlrm.comm.residual import LostResiduals
 
@@ -79,13 +80,13 @@ class GradientHook:
         device = next(iter(named.values())).device
         sizes = [parameter.numel() for parameter in named.values()]
         self._mean, self._keeps_views = mean, model.gradient_as_bucket_view
-        self._flat = torch.zeros(sum(sizes), device=device)
+        self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
+        """What sums the gradients."""
+        self._flat = self.exchange.make_room()
         self._places = dict(zip(map(id, named.values()), _slices(sizes), strict=True))
         self._buckets: list[_Bucket] = []
         self._num_taken = 0
         self._began_s: float | None = None
-        self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
-        """What sums the gradients."""
 
     def take_figures(self) -> ExchangeFigures | None:
         """What exchanges took since this was last asked; None if there was none."""
@@ -119,7 +120,8 @@ class GradientHook:
             What will hold the bucket's gradients, summed.
 
         Raises:
-            RuntimeError: buckets come in a wrong order. Where values are chosen, the other ranks raise, too.
+            RuntimeError: buckets come in a wrong order. The other ranks raise, too: those that send all
+                values as they are, on a GPU, with their next exchange.
         """
         problem = None
         if bucket.index() == 0:  # what an earlier backward pass has left in the middle is forgotten
@@ -139,16 +141,18 @@ class GradientHook:
         )
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         self._buckets.append(_Bucket(bucket.buffer(), pairs, future))
-        if problem is None and bucket.is_last() and self._num_taken != self._flat.numel():
+        if problem is None and bucket.is_last() and self._num_taken != self.exchange.num_values:
             problem = RuntimeError(
-                f"the buckets have {self._num_taken:,} values in all, of {self._flat.numel():,}: parameters "
-                "of the model were added or frozen; register the hook after that"
+                f"the buckets have {self._num_taken:,} values in all, of {self.exchange.num_values:,}: "
+                "parameters of the model were added or frozen; register the hook after that"
             )
         if problem is not None or bucket.is_last():
             self._exchange(problem)
         return future
 
     def _exchange(self, problem: Exception | None) -> None:
+        if self.exchange.is_planned:
+            finish(self._flat.device)  # or what a GPU still has to do would count as the next step's
         begin_s = time.perf_counter()
         if self._began_s is not None:
             self.exchange.observe(begin_s - self._began_s)

@@ -112,7 +112,8 @@ class NoMemory:
         if state:
             raise ValueError(
                 f"without error feedback there is no place for the saved {sorted(state)}, and to drop it "
-                "would lose gradients. Go on with error feedback, or start without the saved state"
+                "would lose gradients. Go on with error feedback (with comm.exchange=ring, where it is dense "
+                "now: that sends what is owed), or start without the saved state"
             )
 
     @property

@@ -69,6 +69,11 @@ class Residual:
         return bool(self._memory.state_dict())
 
     @property
+    def is_worth_saving(self) -> bool:
+        """Whether a checkpoint needs this: for what may be owed, or to go on with a compressor's draws."""
+        return self.is_kept or bool(self._compressor.state_dict())
+
+    @property
     def energy(self) -> float:
         """Sum of the squares of what is owed; waits for the device."""
         return self._memory.energy
@@ -121,7 +126,7 @@ def losses_of(
 
     Args:
         owners: ranks that there were; 0: nothing went before.
-        energies: of their residuals, by rank; empty: not known.
+        energies: of their residuals, by rank; of another number of ranks, or none: not known.
         held: by new rank, number of ranks and rank of those whose residuals it holds.
         step: exchanges done.
 
@@ -132,6 +137,6 @@ def losses_of(
     lost = tuple(rank for rank in range(owners) if rank not in found)
     if not lost:
         return None
-    owed = sum(energies)
+    owed = sum(energies) if len(energies) == owners else 0.0
     share = sum(energies[rank] for rank in lost) / owed if owed else None
     return LostResiduals(step=step, ranks=lost, of_ranks=owners, energy_share=share)

@@ -1,8 +1,9 @@
 """What ranks tell each other before an exchange: a few numbers, so that no two of them do different things.
 
-Which messages an exchange sends depends on how many values travel. Ranks that disagreed about that would wait
-for messages that nobody sends, or take one for another. So each rank tells all others first what it is about
-to do, and whether it can; where they disagree, all of them know it at once and say so.
+Which messages an exchange sends depends on what ranks have agreed on before: how many values travel, whose
+turn it is to choose. Ranks whose states differed would wait for messages that nobody sends, or take one for
+another. So each rank tells all others first where it stands, and whether it can go on; where they disagree,
+all of them know it at once and say so.
 
 The same message carries scalars that must arrive whole, whatever becomes of the gradient.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 class DisagreementError(RuntimeError):
-    """Ranks are about to do different exchanges, or one of them cannot do its part. Nothing was sent."""
+    """Ranks are about to do different exchanges, or one of them cannot do its part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +28,11 @@ class Intent:
     """Which one of the run, counted from 1."""
     num_values: int
     """Of its gradient."""
-    num_kept: int
-    """Of them, that it will send."""
+    way: int
+    """A digest of what decides which messages it will send, 32 bits."""
 
     def __str__(self) -> str:
-        return (
-            f"is at exchange {self.exchange:,} and would send {self.num_kept:,} of {self.num_values:,} values"
-        )
+        return f"is at exchange {self.exchange:,} of {self.num_values:,} values, in state {self.way:08x}"
 
 
 class RollCall:
@@ -69,7 +68,7 @@ class RollCall:
             if problem is not None:
                 raise problem
             return [energy], scalars
-        words = [problem is not None, intent.exchange, intent.num_values, intent.num_kept, energy]
+        words = [problem is not None, intent.exchange, intent.num_values, intent.way, energy]
         own = torch.tensor(list(map(float, words)), dtype=torch.float64)
         mine = torch.cat([own.to(self._device), scalars.double()])
         every = [torch.empty_like(mine) for _ in range(self._num_ranks)]
@@ -84,8 +83,8 @@ class RollCall:
 
 
 def _intent(numbers: Sequence[float]) -> Intent:
-    exchange, num_values, num_kept = map(int, numbers)
-    return Intent(exchange=exchange, num_values=num_values, num_kept=num_kept)
+    exchange, num_values, way = map(int, numbers)
+    return Intent(exchange=exchange, num_values=num_values, way=way)
 
 
 def _check(has_problem: Sequence[bool], intents: Sequence[Intent]) -> None:

@@ -16,20 +16,25 @@ class Stopwatch:
         self._on_gpu = device.type == "cuda"
         self._began_s = 0.0
         self._seconds = 0.0
+        self._begin: torch.cuda.Event | None = None
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """A stretch begins."""
+        """A stretch begins; one that was begun before and not ended, as where work failed, does not count."""
         if self._on_gpu:
-            self._events.append((_event(), _event()))
-            self._events[-1][0].record()
+            self._begin = _event()
+            self._begin.record()
         else:
             self._began_s = time.perf_counter()
 
     def stop(self) -> None:
         """The stretch is over."""
         if self._on_gpu:
-            self._events[-1][1].record()
+            assert self._begin is not None, "a stretch begins before it ends"
+            end = _event()
+            end.record()
+            self._events.append((self._begin, end))
+            self._begin = None
         else:
             self._seconds += time.perf_counter() - self._began_s
 

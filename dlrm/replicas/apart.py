@@ -12,7 +12,7 @@ from dlrm.comm.controllers import SelSync, SumOverRanks, averaged_state
 from dlrm.comm.figures import ExchangeFigures, Tally
 from dlrm.comm.residual import LostResiduals
 from dlrm.comm.stopwatch import Stopwatch
-from dlrm.replicas.keeping import mean_over_ranks, warn_of_dropped
+from dlrm.replicas.keeping import warn_of_dropped
 
 
 class Apart:
@@ -25,7 +25,8 @@ class Apart:
         parameters: dense fp32 parameters, equal on all ranks.
         optimizer: that updates them.
         change: of a gradient's energy, relative, from which on ranks meet; 0: in each step.
-        save_every_steps: how often everything is saved; 0: never, or nobody knows when.
+        save_every_steps: everything is saved after steps of the run whose number is a multiple of this; 0:
+            never, or nobody knows when.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Apart:
         self._stopwatch, self._tally = Stopwatch(device), Tally()
         self._meets = False
         self._was_apart = False
-        self._steps = 0
+        self._steps_done = 0  # of the run, those before it was kept alike in this way included
 
     losses: Sequence[LostResiduals] = ()
     """None: nobody owes gradients here."""
@@ -53,7 +54,7 @@ class Apart:
         return self._sync
 
     def average(self, scalars: Tensor) -> Tensor:
-        """The mean of the scalars; gradients stay as they are, and ranks agree whether to meet."""
+        """The mean of the scalars, and whether to meet, in one sum; gradients stay as they are."""
         self._stopwatch.start()
         gradients = []
         for parameter in self._parameters:
@@ -61,15 +62,14 @@ class Apart:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        self._meets = self._sync.should_sync(norm)
-        scalars = mean_over_ranks(scalars)
+        self._meets, sums = self._sync.should_sync(norm, scalars)
         self._stopwatch.stop()
-        return scalars
+        return sums / dist.get_world_size()
 
     def updated(self, seconds: float) -> None:
         """Meet, if that was agreed."""
         self._tally.step(seconds)
-        self._steps += 1
+        self._steps_done += 1
         if self._meets or self._is_saved:
             self._stopwatch.start()
             num_values = self._average()
@@ -77,7 +77,8 @@ class Apart:
         else:
             num_values = 0
         num_ranks = dist.get_world_size()
-        self._tally.exchange(int(num_values > 0), 1, 2 * (num_ranks - 1) / num_ranks * 4 * num_values)
+        sent_bytes = 2 * (num_ranks - 1) / num_ranks * 4 * (num_values + 1)  # and the flag
+        self._tally.exchange(int(num_values > 0), 1, sent_bytes)
 
     def join(self) -> None:
         """Meet, unless replicas are equal."""
@@ -100,17 +101,17 @@ class Apart:
 
     def state_dict(self) -> dict[str, Any]:
         """See `KeptAlike`."""
-        return {"apart": {"steps": self._steps, "is_apart": not self._sync.is_joined}}
+        return {"apart": {"is_apart": not self._sync.is_joined}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
         """See `KeptAlike`."""
-        if "apart" in state:
-            self._steps, self._was_apart = state["apart"]["steps"], state["apart"]["is_apart"]
+        self._steps_done = steps_done
+        self._was_apart = "apart" in state and state["apart"]["is_apart"]
         warn_of_dropped(state)
 
     @property
     def _is_saved(self) -> bool:
-        return self._save_every_steps > 0 and self._steps % self._save_every_steps == 0
+        return self._save_every_steps > 0 and self._steps_done % self._save_every_steps == 0
 
     def _average(self) -> int:
         """Meet; the number of values that took."""

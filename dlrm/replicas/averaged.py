@@ -34,15 +34,16 @@ class Replicas:
         self._sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._num_scalars = num_scalars
-        self._flat = torch.zeros(sum(self._sizes) + num_scalars, device=device)
-        *pieces, self._scalars = torch.split(self._flat, [*self._sizes, num_scalars])
-        self._gradients = self._shaped(pieces)
         self._exchange = build_exchange(comm or CommConfig(), sum(self._sizes), device)
+        self._flat = self._exchange.make_room(num_scalars)
+        used = sum(self._sizes) + num_scalars
+        *pieces, self._scalars = torch.split(self._flat[:used], [*self._sizes, num_scalars])
+        self._gradients = self._shaped(pieces)
 
     @property
     def own(self) -> Residual | None:
-        """See `KeptAlike`: the gradients that this rank has not sent yet."""
-        return self._exchange.residual if self._exchange.residual.is_kept else None
+        """See `KeptAlike`: the gradients that this rank has not sent yet, and its compressor's draws."""
+        return self._exchange.residual if self._exchange.residual.is_worth_saving else None
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
@@ -97,7 +98,7 @@ class Replicas:
         """See `KeptAlike`."""
         return {EXCHANGE: self._exchange.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
         """See `KeptAlike`."""
         if EXCHANGE in state:
             self._exchange.load_state_dict(state[EXCHANGE])

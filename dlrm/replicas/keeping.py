@@ -56,8 +56,13 @@ class KeptAlike(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """What is the same on all ranks."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+    def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
+        """Go on from there.
+
+        Args:
+            state: of whoever kept replicas alike before; empty: nobody said.
+            steps_done: of the run.
+        """
 
 
 def mean_over_ranks(scalars: Tensor) -> Tensor:

@@ -73,6 +73,6 @@ class Prioritized:
         """Nothing."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
         """Nothing comes back; see `warn_of_dropped`."""
         warn_of_dropped(state)

@@ -1,5 +1,6 @@
 """What the four ranks of `test_comm_exchange` do with whole exchanges, and with hooks of DDP models."""
 
+import itertools
 import os
 
 import pytest
@@ -8,11 +9,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm.comm.build import build_exchange
-from dlrm.comm.config import CODECS, COMPRESSORS, CONTROLLERS, SPARSE, CommConfig
+from dlrm.comm.build import Collectives, build_exchange
+from dlrm.comm.collectives import keeping
+from dlrm.comm.compressors import MSTopK
+from dlrm.comm.config import CODECS, COMPRESSORS, CONTROLLERS, EXCHANGES, PLAIN, SPARSE, CommConfig
+from dlrm.comm.controllers import Fixed
+from dlrm.comm.exchange import Exchange
 from dlrm.comm.hook import register
+from dlrm.comm.memory import ErrorFeedback, NoMemory
 from dlrm.comm.residual import LostResiduals
-from dlrm.comm.rollcall import DisagreementError
 from dlrm.replicas import Replicas
 from dlrm.replicas.apart import Apart
 from dlrm.replicas.prioritized import Prioritized
@@ -20,7 +25,9 @@ from dlrm.replicas.prioritized import Prioritized
 CPU = torch.device("cpu")
 SIZE = 203
 STEPS = 100
+STEPS_OF_PAIRS = 15
 PER_NODE = 2
+SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 
 
 def drawn(size, seed):
@@ -45,35 +52,49 @@ def build(size=SIZE, **options):
     return build_exchange(CommConfig(**options), size, CPU)
 
 
-def combinations():
-    """Of all compressors, codecs and controllers in turn, two for each sparse exchange; and the others."""
-    for number, exchange in enumerate(SPARSE * 2):
-        compressor = COMPRESSORS[number % len(COMPRESSORS)]
-        is_threshold = compressor == "threshold"
-        yield {
-            "exchange": exchange,
-            "compressor": compressor,
-            "wire_dtype": CODECS[(number + number // 4) % len(CODECS)],
-            "controller": "fixed"
-            if is_threshold
-            else CONTROLLERS[(number + number // 4 + 1) % len(CONTROLLERS)],
-            "threshold": 0.5 if is_threshold else 0.0,
-            "ratio": 0.05,
-            "window_steps": 7,
-        }
-    for exchange, wire_dtype in (("ring", "int8"), ("tree", "bf16"), ("two_level", "fp16"), ("ring", "fp32")):
+def in_pairs():
+    """Few combinations in which each two values of different options meet at least once."""
+    values = {
+        "exchange": SPARSE,
+        "compressor": COMPRESSORS,
+        "wire_dtype": CODECS,
+        "controller": CONTROLLERS,
+        "error_feedback": (True, False),
+    }
+    every = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    # a threshold says itself how much is sent
+    every = [each for each in every if each["compressor"] != "threshold" or each["controller"] == "fixed"]
+    left = {pair for each in every for pair in itertools.combinations(each.items(), 2)}
+    while left:
+        best = max(every, key=lambda each: len(left.intersection(itertools.combinations(each.items(), 2))))
+        left.difference_update(itertools.combinations(best.items(), 2))
+        threshold = 0.5 if best["compressor"] == "threshold" else 0.0
+        yield {**best, "threshold": threshold, "ratio": 0.05, "window_steps": 7}
+
+
+def by_themselves():
+    """Every exchange by default, and sums in other encodings."""
+    for exchange in SUMMING:
+        yield {"exchange": exchange, "ratio": 0.05}
+    for exchange, wire_dtype in (("ring", "int8"), ("tree", "bf16"), ("two_level", "fp16")):
         yield {"exchange": exchange, "wire_dtype": wire_dtype}
-    yield {"exchange": "auto", "ratio": 0.05}
+        yield {"exchange": exchange, "wire_dtype": wire_dtype, "error_feedback": False}
+
+
+def owed_by(exchange):
+    return exchange.residual.state_dict()["memory"].get("residual", torch.zeros(SIZE)).clone()
 
 
 def replicas_stay_equal_and_nothing_is_forgotten():
     """SGD towards another target on each rank, so that gradients depend on what was exchanged before."""
-    for options in combinations():
+    cases = [(options, STEPS) for options in by_themselves()]
+    cases += [(options, STEPS_OF_PAIRS) for options in in_pairs()]
+    for options, steps in cases:
         exchange = build(**options)
         parameters, target = torch.zeros(SIZE), drawn(SIZE, 1)
         computed = torch.zeros(SIZE, dtype=torch.float64)
         sent = torch.zeros(SIZE, dtype=torch.float64)
-        for step in range(STEPS):
+        for step in range(steps):
             gradient = (parameters - target) / dist.get_world_size()
             computed += gradient
             total = exchange.sum(gradient)
@@ -81,27 +102,128 @@ def replicas_stay_equal_and_nothing_is_forgotten():
             parameters = parameters - 0.05 * total
             exchange.observe(0.001 * (1 + step % 3))
         assert_same_bits(parameters)
-        owed = exchange.residual.state_dict()["memory"].get("residual", torch.zeros(SIZE))
+        figures = exchange.take_figures()
+        assert (figures.steps, figures.kept_share <= 1) == (steps, True)
+        if not options.get("error_feedback", True):
+            assert not owed_by(exchange).any()
+            continue
         everything = of_all(computed).sum(0)
-        left = everything - sent - of_all(owed.double()).sum(0)
+        left = everything - sent - of_all(owed_by(exchange).double()).sum(0)
         assert float(left.abs().max()) <= 1e-4 * float(everything.abs().max()), options
         mean = of_all(target).mean(0)
-        assert float((parameters - mean).norm() / mean.norm()) < 0.8, options
-        figures = exchange.take_figures()
-        assert (figures.steps, figures.kept_share <= 1) == (STEPS, True)
+        assert float((parameters - mean).norm() / mean.norm()) < (0.8 if steps == STEPS else 1), options
         assert figures.residual_energy is None or figures.residual_energy > 0
+
+
+class InTurn:
+    """A planner that has another collective for each step."""
+
+    def __init__(self, collectives):
+        self._collectives, self._step = collectives, 0
+
+    @property
+    def chosen(self):
+        return self._collectives[self._step % len(self._collectives)]
+
+    def choose(self, gradient):
+        chosen = self.chosen
+        self._step += 1
+        return chosen
+
+    def observe(self, step_s, exchange_s):
+        pass
+
+    def state_dict(self):
+        return {"step": self._step}
+
+    def load_state_dict(self, state):
+        self._step = state["step"]
+
+
+def collectives_in_turn():
+    os.environ["LOCAL_WORLD_SIZE"] = str(PER_NODE)
+    make = Collectives("fp32", exact=True, device=CPU, group=None)
+    names = (
+        ("ring", "fp32"),
+        ("all_gather", "fp32"),
+        ("ring", "int8"),
+        ("star", "fp32"),
+        ("hi_topk", "fp32"),
+    )
+    return [make(*name) for name in names]
+
+
+def exchange_in_turn(error_feedback):
+    collectives = collectives_in_turn()
+    memory = (ErrorFeedback if error_feedback else NoMemory)(SIZE, CPU)
+    planner = InTurn(collectives)
+    return Exchange(
+        SIZE, collectives[0], MSTopK(), memory, Fixed(0.1), dense=collectives[0], device=CPU, planner=planner
+    )
+
+
+def what_is_owed_goes_on_from_one_collective_to_the_next():
+    """Lossless and lossy ones in turn, a NaN of one rank on its way, and new exchanges from its state on."""
+    exchange, num_seen, place = exchange_in_turn(error_feedback=True), 0, 17
+    others = torch.arange(SIZE) != place
+    computed = sent = torch.zeros(SIZE, dtype=torch.float64)
+    for step in range(23):
+        gradient = drawn(SIZE, step)
+        if step == 8 and dist.get_rank() == 2:  # rank 0 or another chooses for all then
+            gradient[place] = float("nan")
+        total = exchange.sum(gradient)
+        assert_same_bits(total)
+        num_seen += int(total[place].isnan())
+        assert total[others].isfinite().all()
+        computed, sent = computed + gradient, sent + total
+        left = of_all(computed).sum(0) - sent - of_all(owed_by(exchange).double()).sum(0)
+        assert float(left[others].abs().max()) < 1e-4, step
+        if step % 5 == 0:  # in the ring, all that was owed was sent
+            assert not owed_by(exchange).any()
+        if step in {11, 14}:
+            state, residual = exchange.state_dict(), exchange.residual.state_dict()
+            exchange = exchange_in_turn(error_feedback=True)
+            exchange.load_state_dict(state)
+            exchange.residual.load_state_dict(residual)
+            assert exchange.settle() is None
+    assert num_seen == 1
+    assert owed_by(exchange).isfinite().all()
+
+
+def without_error_feedback_each_step_stands_alone():
+    exchange, by_hand = exchange_in_turn(error_feedback=False), collectives_in_turn()
+    select = keeping(MSTopK(), round(0.1 * SIZE), SIZE)
+    for step in range(13):
+        gradient = drawn(SIZE, step)
+        if step in {3, 6} and dist.get_rank() == 2:
+            gradient[17] = float("nan")
+        expected = by_hand[step % len(by_hand)].reduce(gradient.clone(), select)
+        torch.testing.assert_close(exchange.sum(gradient), expected, rtol=0, atol=0, equal_nan=True)
+        assert not exchange.residual.is_owed
+        if step == 6:
+            state, exchange = exchange.state_dict(), exchange_in_turn(error_feedback=False)
+            exchange.load_state_dict(state)
+            assert exchange.settle() is None
+            exchange._planner._collectives[3].load_state_dict(by_hand[3].state_dict())
+
+
+def with_room(exchange, values, num_scalars=0):
+    """For `combine`: a gradient, scalars, and the exchange's own places."""
+    flat = exchange.make_room(num_scalars)
+    flat[: values.numel()] = values
+    return flat
 
 
 def everything_kept_is_dense():
     """To the bit, scalars included, and a mean as well."""
     for exchange in ("dense", *SPARSE):
         for mean in (False, True):
-            flat = torch.cat([drawn(SIZE, 2), torch.tensor([0.1, float(dist.get_rank())])])
-            expected = flat.clone()
+            expected = torch.cat([drawn(SIZE, 2), torch.tensor([0.1, float(dist.get_rank())])])
+            made = build(exchange=exchange, ratio=1.0)
+            flat = with_room(made, expected, num_scalars=2)
             dist.all_reduce(expected)
             if mean:
                 expected /= dist.get_world_size()
-            made = build(exchange=exchange, ratio=1.0)
             total, scalars = made.combine(flat, num_scalars=2, mean=mean)
             assert torch.equal(total, expected[:SIZE]), exchange
             torch.testing.assert_close(scalars, expected[SIZE:])
@@ -114,14 +236,15 @@ def scalars_arrive_whatever_becomes_of_the_gradient():
     for step in range(5):
         scalars = torch.tensor([1e-30, 3.0 + dist.get_rank(), float("nan")])
         gradient = drawn(SIZE, step)
-        _, summed = made.combine(torch.cat([gradient, scalars]), num_scalars=3)
+        _, summed = made.combine(with_room(made, torch.cat([gradient, scalars]), 3), num_scalars=3)
         assert summed[1] == 3.0 * 4 + 6
         assert summed[0] == pytest.approx(4e-30)
         assert summed[2].isnan()
 
 
 def gradients_that_are_no_numbers_reach_all_and_do_not_stay():
-    for options in combinations():
+    remembering = [options for options in in_pairs() if options["error_feedback"]]
+    for options in (*by_themselves(), *remembering):
         made = build(**options)
         seen = False
         for step in range(2 * dist.get_world_size()):
@@ -135,30 +258,6 @@ def gradients_that_are_no_numbers_reach_all_and_do_not_stay():
         zeros = build(**options)
         for _ in range(3):
             assert not zeros.sum(torch.zeros(SIZE)).any()
-
-
-def a_rank_that_would_do_something_else_is_told_of_by_all():
-    rank = dist.get_rank()
-    for exchange in SPARSE:
-        made = build(exchange=exchange)
-        with pytest.raises(ValueError if rank == 1 else DisagreementError) as caught:
-            made.sum(torch.ones(SIZE + (rank == 1)))
-        said = "this exchange is for fp32" if rank == 1 else "rank 1 cannot take part in exchange 1"
-        assert said in str(caught.value)
-
-        made = build(exchange=exchange, ratio=0.2 if rank == 3 else 0.1)
-        with pytest.raises(
-            DisagreementError, match=r"rank 0 is at exchange 1 and would send 20 of 203.*rank 3"
-        ):
-            made.sum(torch.ones(SIZE))
-
-        made = build(exchange=exchange)
-        if rank == 2:
-            made.load_state_dict({**made.state_dict(), "steps_done": 7})
-        with pytest.raises(DisagreementError, match="rank 2 is at exchange 8"):
-            made.sum(torch.ones(SIZE))
-    made = build(exchange="all_gather", ratio=1.0)  # no message of the above is still on its way
-    assert torch.equal(made.sum(torch.ones(SIZE)), torch.full((SIZE,), 4.0))
 
 
 def what_was_owed_comes_back_is_handed_on_or_counts_as_lost():
@@ -265,7 +364,7 @@ def a_hook_does_what_an_exchange_of_the_whole_gradient_does():
                 for each, optimizer in zip((model, alone), optimizers, strict=True):
                     optimizer.zero_grad()
                     (each(inputs[mine], spare) - targets[mine]).square().mean().backward()
-                total, _ = exchange.combine(flat_gradient(alone), mean=mean)
+                total, _ = exchange.combine(with_room(exchange, flat_gradient(alone)), mean=mean)
                 assert torch.equal(flat_gradient(model), total), (as_view, mean, step)
                 for parameter, piece in zip(
                     alone.parameters(), total.split([p.numel() for p in alone.parameters()]), strict=True
@@ -297,66 +396,20 @@ def a_hooks_state_goes_on_to_the_bit():
 def uneven_batches_train_as_one_process_on_all_samples():
     """Losses are scaled once, by a rank's share of all samples, and all is summed; a rank may have none."""
     sizes = (7, 1, 0, 4)
-    model, alone = ddp(), Layers()
-    register(model, CommConfig(exchange="ring"), mean=False)
     inputs, targets, mine = samples(sizes, 9)
-    for _ in range(3):
-        for each, part in ((model, mine), (alone, slice(None))):
-            each.zero_grad()
-            (each(inputs[part], True) - targets[part]).square().sum().div(sum(sizes)).backward()
-            with torch.no_grad():
-                for parameter in each.parameters():
-                    parameter.sub_(0.1 * parameter.grad)
-        torch.testing.assert_close(flat_gradient(model), flat_gradient(alone), rtol=1e-5, atol=1e-6)
-
-
-class Bucket:
-    """Of a backward pass that nobody made."""
-
-    def __init__(self, model, number, last):
-        self._parameters, self._number, self._last = list(model.module.parameters()), number, last
-
-    def index(self):
-        return self._number
-
-    def is_last(self):
-        return self._last
-
-    def parameters(self):
-        return self._parameters
-
-    def gradients(self):
-        return [torch.ones_like(parameter) for parameter in self._parameters]
-
-    def buffer(self):
-        return torch.zeros(1)
-
-
-def hooks_that_are_called_in_a_wrong_order_say_so():
-    rank = dist.get_rank()
-    model = ddp()
-    hook = register(model, CommConfig(exchange="all_gather"))
-    with pytest.raises(
-        RuntimeError if rank == 2 else DisagreementError, match=r"bucket 1 .* due|rank 2 cannot"
-    ):
-        hook.take(Bucket(model, number=1 if rank == 2 else 0, last=True))
-    hook.take(Bucket(model, number=0, last=True))  # and all is well again
-
-    module = Layers()
-    if rank == 1:
-        module.second = nn.Linear(40, 1, bias=False)
-    with pytest.raises(ValueError, match="rank 1"):
-        register(Unlike(module), CommConfig(exchange="all_gather"))
-
-
-class Unlike:
-    """A DDP model that DDP itself would have refused."""
-
-    parameters_to_ignore = frozenset()
-    gradient_as_bucket_view = False
-
-    def __init__(self, module):
-        self.module, self.process_group = module, dist.group.WORLD
+    for exchange in SUMMING:
+        model, alone = ddp(), Layers()
+        register(model, CommConfig(exchange=exchange, ratio=1.0), mean=False)
+        for _ in range(3):
+            for each, part in ((model, mine), (alone, slice(None))):
+                each.zero_grad()
+                (each(inputs[part], True) - targets[part]).square().sum().div(sum(sizes)).backward()
+                with torch.no_grad():
+                    for parameter in each.parameters():
+                        parameter.sub_(0.1 * parameter.grad)
+            torch.testing.assert_close(
+                flat_gradient(model), flat_gradient(alone), rtol=1e-5, atol=1e-6, msg=exchange
+            )
 
 
 class Stepping:
@@ -401,15 +454,25 @@ def all_ways_to_keep_replicas_alike():
 
     model, _, kept = trained(apart(change=0.0))
     torch.testing.assert_close(flat_values(model), together)
+    model, _, kept = trained(apart(change=0.0), STEPS)
+    assert_same_bits(flat_values(model))
     assert kept.take_figures().kept_share == 1
+
+    model, _, kept = trained(apart(change=0.05), STEPS)
+    assert 0 < kept.take_figures().kept_share < 1
+    kept.join()
+    assert_same_bits(flat_values(model))
 
     model, optimizers, kept = trained(apart(change=1e9, save_every_steps=5))
     mine = flat_values(model)
     assert not torch.equal(of_all(mine)[0], of_all(mine)[1])
-    assert kept.take_figures().kept_share == pytest.approx(1 / 6)
+    figures = kept.take_figures()
+    assert figures.kept_share == pytest.approx(1 / 6)
+    num_exchanged = 2 * mine.numel() / 6 + 1  # with momentum, in one of the steps; and a flag in each
+    assert figures.sent_bytes == pytest.approx(1.5 * 4 * num_exchanged)
     state = kept.state_dict()
     other = apart(change=1e9)(model, optimizers)  # as after a failure, with live parameters
-    other.load_state_dict(state)
+    other.load_state_dict(state, steps_done=6)
     assert other.settle() is None
     torch.testing.assert_close(flat_values(model), of_all(mine).mean(0))
     assert_same_bits(flat_values(model))

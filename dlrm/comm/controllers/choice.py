@@ -25,6 +25,13 @@ class Controller(Protocol):
     All ranks call its methods in the same steps: some calls of `choose` exchange a few numbers.
     """
 
+    @property
+    def position(self) -> object:
+        """Plain values that all its next decisions depend on, besides the vectors: the same on all ranks.
+
+        Ranks compare them before `choose` exchanges anything.
+        """
+
     def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
         """What is sent of this step's vector.
 

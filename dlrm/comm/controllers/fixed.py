@@ -20,6 +20,11 @@ class Fixed:
             raise ValueError(f"the share of a gradient to send is {ratio}; choose one above 0 and at most 1")
         self._ratio = ratio
 
+    @property
+    def position(self) -> object:
+        """See `Controller`."""
+        return self._ratio
+
     def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
         """Its share of `vector`; whoever reduces it selects."""
         return Choice(num_kept_of(vector.numel(), self._ratio))

@@ -97,6 +97,11 @@ class GraVAC:
         self._throughputs: dict[float, float]
         self._explore()
 
+    @property
+    def position(self) -> object:
+        """See `Controller`."""
+        return self._steps, self._window_steps, self._tolerance, self.state_dict()
+
     def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
         """What is sent of `vector`; see `Controller`."""
         if self._steps == self._window_steps:

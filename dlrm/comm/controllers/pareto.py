@@ -103,6 +103,11 @@ class Pareto:
         self._settled: Point | None
         self._explore()
 
+    @property
+    def position(self) -> object:
+        """See `Controller`."""
+        return self._steps, self._sample_steps, self._rest, self._rest_steps, self.state_dict()
+
     def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
         """What is sent of `vector`; see `Controller`."""
         if self._steps == self._sample_steps:

@@ -1,9 +1,10 @@
 """SelSync (arXiv 2307.07950): ranks train on by themselves, and meet when a gradient has changed much.
 
 Each step, a rank updates its replicas of the dense parameters with its own gradient alone. It says with one
-flag whether the smoothed energy of its gradients has changed by a share of `delta` or more; if any rank has
-said so, all replace their parameters by the mean over ranks. Parameters are averaged and not gradients:
-after steps alone they differ, and the same update would leave them apart.
+flag whether the smoothed energy of its gradients has changed by a share of `delta` or more; the flag travels
+in a sum of scalars that is due in any case. If any rank has said so, all replace their parameters by the mean
+over ranks. Parameters are averaged and not gradients: after steps alone they differ, and the same update
+would leave them apart.
 
 With delta 0 ranks meet in each step. For SGD, also with momentum, that is bulk-synchronous training; the mean
 of updates is the update by the mean. For Adagrad and Adam it is an algorithm of its own, because their
@@ -17,10 +18,11 @@ accumulators would have the last word. Step counters are equal on all ranks as t
 Only replicas are averaged. Shards of tables have one owner; what the caller does not hand over is not
 touched.
 
-A checkpoint holds one set of dense parameters, and so is taken where ranks have met: call `join` before
-saving, and before evaluating. It costs an exchange, of those steps only. A run that saves thus meets in steps
-in which another does not. A worker that dies between two meetings takes its own steps since the last one
-along; the others `average` with whoever takes its place, after that one has copied a survivor's.
+A checkpoint holds one set of dense parameters, and so is taken where ranks have met: unless `is_joined`, call
+`average` before saving, and before evaluating. It costs an exchange, of those steps only. A run that saves
+thus meets in steps in which another does not. A worker that dies between two meetings takes its own steps
+since the last one along; the others `average` with whoever takes its place, after that one has copied a
+survivor's.
 """
 
 import math
@@ -63,7 +65,7 @@ class SelSync:
     All ranks call its methods in the same steps.
 
     Args:
-        agree: adds numbers over ranks.
+        agree: tells the number of ranks, and whether all of them average equally many values.
         delta: relative change of the smoothed squared norm from which on it is significant; 0: meet in each
             step. The paper uses 0.3 and 0.5.
         total: gives the sum over ranks of an fp32 `[d]`, the same bits on all ranks; it may change its
@@ -77,35 +79,26 @@ class SelSync:
             raise ValueError(f"delta is {delta}; choose 0 (meet in each step) or more, such as 0.3")
         self._agree, self._delta, self._total = agree, delta, total
         self._energy = Ewma(agree.num_ranks)
-        self._is_joined = True
-        self._num_met = self._num_alone = 0
-
-    @property
-    def is_joined(self) -> bool:
+        self.is_joined = True
         """Whether the replicas are equal: nobody has taken a step since they were averaged."""
-        return self._is_joined
 
-    @property
-    def local_share(self) -> float:
-        """Share of steps in which ranks did not meet (the paper's LSSR); 0 before the first."""
-        steps = self._num_met + self._num_alone
-        return self._num_alone / steps if steps else 0.0
-
-    def should_sync(self, gradient_norm: float | Tensor) -> bool:
+    def should_sync(self, gradient_norm: float | Tensor, scalars: Tensor) -> tuple[bool, Tensor]:
         """Whether any rank finds its gradient significant; once a step, between backward and update.
 
         If it says so, call `average` after the update.
 
         Args:
             gradient_norm: L2 norm of this rank's gradient; no number counts as significant, for all must see.
+            scalars: fp32 `[n]`, whatever has to be summed in this step: the flag travels as one more.
+
+        Returns:
+            Whether; and the sums of the scalars over ranks.
         """
         change = self._relative_change(float(gradient_norm) ** 2)
-        is_significant = not change < self._delta
-        (wishes,) = self._agree(torch.tensor([float(is_significant)], dtype=torch.float64))
-        self._is_joined = False
-        self._num_met += wishes > 0
-        self._num_alone += wishes == 0
-        return wishes > 0
+        flag = scalars.new_tensor([not change < self._delta])
+        *sums, flags = torch.split(self._total(torch.cat([scalars, flag])), [scalars.numel(), 1])
+        self.is_joined = False
+        return bool(flags > 0), sums[0]
 
     def average(self, parameters: Sequence[Tensor], optimizer_state: Sequence[Tensor] = ()) -> None:
         """Replace parameters and optimizer state by their means over ranks, in place.
@@ -124,22 +117,16 @@ class SelSync:
         pieces = torch.split(total, [tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))
-        self._is_joined = True
-
-    def join(self, parameters: Sequence[Tensor], optimizer_state: Sequence[Tensor] = ()) -> None:
-        """`average`, unless the replicas are equal already: before they are saved or evaluated."""
-        if not self._is_joined:
-            self.average(parameters, optimizer_state)
+        self.is_joined = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Smoothed energies, which differ from rank to rank, and counts; ready for JSON. `join` before."""
-        return {"energies": self._energy.state_dict(), "met": self._num_met, "alone": self._num_alone}
+        """Smoothed energies, which differ from rank to rank; ready for JSON."""
+        return {"energies": self._energy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there, with equal replicas. A rank without a state may begin anew: flags are agreed."""
         self._energy.load_state_dict(state["energies"])
-        self._num_met, self._num_alone = state["met"], state["alone"]
-        self._is_joined = True
+        self.is_joined = True
 
     def _relative_change(self, energy: float) -> float:
         """Of the smoothed energy, by this step's; 0 in the first step, which has nothing to compare with."""

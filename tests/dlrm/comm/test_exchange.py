@@ -19,7 +19,7 @@ SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 @pytest.mark.parametrize("exchange", SUMMING)
 def test_a_rank_alone_keeps_its_gradient_and_owes_nothing(exchange, world_of_one):
     made = build_exchange(CommConfig(exchange=exchange), 50, CPU)
-    for step in range(12):  # past the first plan of `auto`
+    for step in range(12):  # `auto` has nothing to plan here
         gradient = torch.randn(50)
         before = gradient.clone()
         assert torch.equal(made.sum(gradient), before)
@@ -52,17 +52,25 @@ def test_what_ranks_that_are_gone_owed_travels_with_the_next_gradient(controller
 def test_a_gradient_of_another_model_is_refused(world_of_one):
     for exchange in ("dense", "all_gather"):
         made = build_exchange(CommConfig(exchange=exchange), 4, CPU)
-        with pytest.raises(ValueError, match="float32 of 5 values, and this exchange is for fp32 of 4"):
+        with pytest.raises(ValueError, match=r"float32 of 5 values, .* is for fp32 of 4 in one"):
             made.sum(torch.ones(5))
         with pytest.raises(ValueError, match="float64 of 4 values"):
             made.sum(torch.ones(4, dtype=torch.float64))
+        with pytest.raises(ValueError, match="2 x 2 values"):
+            made.sum(torch.ones(2, 2))
+        with pytest.raises(ValueError, match=r"2 values, .* of 4 in one"):
+            made.combine(torch.ones(4))  # without room for objections
         with pytest.raises(KeyError, match="mine"):
-            made.combine(torch.ones(4), problem=KeyError("mine"))
+            made.combine(made.make_room(), problem=KeyError("mine"))
+        assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
+        assert made.steps_done == 1
 
 
 def test_scalars_and_means_of_one(world_of_one):
     made = build_exchange(CommConfig(), 2, CPU)
-    mean, scalars = made.combine(torch.tensor([1.0, 2, 3, 4, 5]), num_scalars=3, mean=True)
+    flat = made.make_room(num_scalars=3)
+    flat[:5] = torch.tensor([1.0, 2, 3, 4, 5])
+    mean, scalars = made.combine(flat, num_scalars=3, mean=True)
     assert (mean.tolist(), scalars.tolist()) == ([1, 2], [3, 4, 5])
 
 
@@ -89,6 +97,37 @@ def test_figures_are_means_since_they_were_last_taken(world_of_one):
 def test_a_sparse_exchange_needs_a_dense_one_for_steps_that_send_all(world_of_one):
     with pytest.raises(ValueError, match="sparse all-gather fp32 is sparse: name a dense"):
         Exchange(4, SparseAllGather(Plain()), TopK(), NoMemory(4, CPU), Fixed(0.5), device=CPU)
+
+
+def test_energies_of_other_ranks_are_forgotten_when_it_is_known_what_they_are_good_for(world_of_one):
+    made = build_exchange(CommConfig(exchange="star"), 4, CPU)
+    made.load_state_dict({**made.state_dict(), "steps_done": 9, "owners": 2, "energies": [1.0, 3.0]})
+    made.residual.inherit(
+        [{"rank": 0, "num_ranks": 2, "memory": {"residual": torch.ones(4)}, "compressor": {}}]
+    )
+    lost = made.settle()
+    assert (lost.ranks, lost.of_ranks, lost.energy_share) == ((1,), 2, 0.75)
+    assert made.state_dict()["energies"] == []
+    assert made.state_dict()["owners"] == 1
+
+
+def test_a_problem_is_settled_before_a_plan_is_made(world_of_one):
+    """A planner times collectives on what it is given: of the length that all ranks have."""
+    shapes = []
+
+    class Timing:
+        chosen = None
+
+        def choose(self, gradient):
+            shapes.append(gradient.shape)
+
+    exchange = Exchange(4, Ring(Plain()), TopK(), NoMemory(4, CPU), Fixed(0.5), device=CPU, planner=Timing())
+    for wrong in (torch.ones(3), torch.ones(5)):
+        with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
+            exchange.sum(wrong)
+        with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
+            exchange.combine(torch.ones(wrong.numel() + 2))
+    assert shapes == [(4,)] * 4
 
 
 @pytest.mark.parametrize("exchange", ["priority", "selsync"])

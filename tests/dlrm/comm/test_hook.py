@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dlrm.comm import hook as module
 from dlrm.comm.config import CommConfig
 from dlrm.comm.hook import register
 from tests.cpr.shards.models import bags, batch, shard
@@ -55,6 +56,32 @@ def test_parameters_that_are_frozen_later_are_told_of(world_of_one):
 
     with pytest.raises(RuntimeError, match="4 values in all, of 6"):
         hook.take(Half())
+
+
+def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkeypatch):
+    told, now_s = [], iter([1.0, 3.5, 7.0])
+    monkeypatch.setattr(module, "finish", lambda device: told.append(device.type))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: told.append("time") or next(now_s))
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    hook = register(model, CommConfig(exchange="ring"))
+    for is_planned in (False, True, True):
+        monkeypatch.setattr(type(hook.exchange), "is_planned", is_planned)
+        monkeypatch.setattr(hook.exchange, "combine", lambda flat, **_: (flat, None))
+        monkeypatch.setattr(hook.exchange, "observe", told.append)
+        gradients(model, torch.ones(1, 2))
+    assert told == ["time", "cpu", "time", 2.5, "cpu", "time", 3.5]
+
+
+def test_what_is_owed_is_not_dropped_by_a_hook_that_has_no_place_for_it(world_of_one):
+    hooks = [
+        register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
+        for exchange in ("star", "dense", "ring")
+    ]
+    state = hooks[0].state_dict()
+    state["residual"] = {**state["residual"], "memory": {"residual": torch.ones(6)}}
+    with pytest.raises(ValueError, match=r"with comm.exchange=ring, where it is dense"):
+        hooks[1].load_state_dict(state)
+    assert hooks[2].load_state_dict(state) is None
 
 
 def test_a_model_with_nothing_to_train_is_refused(world_of_one):

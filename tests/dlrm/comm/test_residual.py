@@ -73,7 +73,18 @@ def test_a_residual_of_another_model_is_refused():
 def test_without_error_feedback_there_is_nothing_to_keep():
     residual = Residual(NoMemory(2, CPU), TopK(), 0, 1)
     assert not residual.is_kept
+    assert not residual.is_worth_saving
     assert residual.state_dict()["memory"] == {}
+
+
+def test_draws_go_on_without_error_feedback_as_well():
+    vector, drawing, again = torch.zeros(50), RandomK(7), RandomK(7)
+    residual = Residual(NoMemory(50, CPU), drawing, 0, 2)
+    drawing.select(vector, 5)
+    assert residual.is_worth_saving
+    state = residual.state_dict()
+    Residual(NoMemory(50, CPU), again, 0, 2).inherit([state])
+    assert torch.equal(again.select(vector, 5), drawing.select(vector, 5))
 
 
 def test_what_nobody_brought_back_is_lost_with_its_share():
@@ -82,6 +93,10 @@ def test_what_nobody_brought_back_is_lost_with_its_share():
     assert "step 40, gradients that rank 2 of 3 had not sent yet: 62.5% of the energy" in str(lost)
     unknown = losses_of(2, [], [[], [(2, 1)]], step=1)
     assert (unknown.ranks, unknown.energy_share) == ((0,), None)
+    of_fewer = losses_of(4, [1.0, 2.0], [[(4, 0)], [(4, 1)], [(4, 2)], []], step=1)
+    assert (of_fewer.ranks, of_fewer.energy_share) == ((3,), None)
+    of_more = losses_of(1, [1.0, 2.0], [[]], step=1)
+    assert (of_more.ranks, of_more.energy_share) == ((0,), None)
     assert "an unknown share" in str(unknown)
     assert LostResiduals.from_dict({**vars(lost), "ranks": [2]}) == lost
     assert losses_of(0, [], [[], []], step=0) is None

@@ -34,7 +34,8 @@ def train_selectively(member, delta, optimizer=SGD, **options):
     for step in range(STEPS):
         dense.zero_grad()
         loss_of(weight, *batch(step, member.rank)).backward()
-        must_meet = sync.should_sync(weight.grad.norm())
+        must_meet, sums = sync.should_sync(weight.grad.norm(), torch.tensor([float(member.rank), 1.0]))
+        assert sums.tolist() == [sum(range(RANKS)), RANKS]
         dense.step()
         met.append(must_meet)
         if must_meet:
@@ -51,6 +52,15 @@ def train_in_step(optimizer=SGD, **options):
         sum(loss_of(weight, *batch(step, rank)) / RANKS for rank in range(RANKS)).backward()
         dense.step()
     return weight.detach()
+
+
+def alone(delta, num_ranks=1):
+    """Of ranks that all see the same."""
+    return SelSync(agree=Alone(num_ranks), delta=delta, total=lambda vector: num_ranks * vector)
+
+
+def wishes_of(sync, norms):
+    return [sync.should_sync(norm, torch.zeros(0))[0] for norm in norms]
 
 
 def train_alone(rank):
@@ -77,7 +87,7 @@ def test_a_huge_delta_is_training_alone():
     for rank, (weight, _, _, met, sync) in enumerate(ranks):
         assert met == [False] * STEPS
         assert torch.equal(weight, train_alone(rank))
-        assert (sync.local_share, sync.is_joined) == (1.0, False)
+        assert not sync.is_joined
     assert not torch.equal(ranks[0][0], ranks[1][0])
 
 
@@ -97,7 +107,7 @@ def test_ranks_meet_now_and_then_and_together():
     met = ranks[0][3]
     assert 0 < sum(met) < STEPS
     assert all(other == met for _, _, _, other, _ in ranks)
-    assert ranks[0][4].local_share == met.count(False) / STEPS
+    assert [sync.is_joined for *_, sync in ranks] == [met[-1]] * RANKS
 
 
 def test_shards_of_tables_are_left_alone():
@@ -109,7 +119,7 @@ def test_the_wish_of_one_rank_is_that_of_all():
     def work(member):
         sync = SelSync(agree=member, delta=0.5, total=member.total)
         norms = [1.0] * 5 + [30.0 if member.rank == 2 else 1.0]
-        return [sync.should_sync(norm) for norm in norms]
+        return wishes_of(sync, norms)
 
     assert together(RANKS, work) == [[False] * 5 + [True]] * RANKS
 
@@ -124,8 +134,7 @@ def test_significance_is_the_relative_change_of_the_smoothed_energy():
         return sum(w * v for w, v in zip(weights, last, strict=True)) / sum(weights)
 
     delta = 0.1
-    sync = SelSync(agree=Alone(num_ranks=16), delta=delta)
-    said = [sync.should_sync(norm) for norm in norms]
+    said = wishes_of(alone(num_ranks=16, delta=delta), norms)
     changes = [abs(smoothed(step) / smoothed(step - 1) - 1) for step in range(2, len(norms) + 1)]
     assert said == [False] + [change >= delta for change in changes]
     assert 5 < sum(said) < 55
@@ -142,8 +151,7 @@ def test_significance_is_the_relative_change_of_the_smoothed_energy():
     ],
 )
 def test_no_numbers_count_as_significant_and_zeros_do_not(norms, said):
-    sync = SelSync(agree=Alone(), delta=0.3)
-    assert [sync.should_sync(torch.tensor(norm)) for norm in norms] == said
+    assert wishes_of(alone(delta=0.3), map(torch.tensor, norms)) == said
 
 
 def test_unequally_many_values_are_refused_on_all_ranks():
@@ -156,35 +164,21 @@ def test_unequally_many_values_are_refused_on_all_ranks():
     assert all(together(RANKS, work))
 
 
-def test_join_exchanges_only_what_has_parted():
+def test_the_flag_travels_with_the_scalars_and_in_no_other_message():
     def work(member):
         sync = SelSync(agree=member, delta=10, total=member.total)
-        weight = torch.nn.Parameter(torch.full((2, 2), float(member.rank)))
-        counts = []
-        for _ in range(2):
-            sync.join([weight])
-            counts.append(member.sums)
-        sync.should_sync(1.0)
-        sync.join([weight])
-        return weight.detach(), counts, sync.is_joined, member.sums
+        sums = [sync.should_sync(1.0, torch.tensor([float("nan"), 2.0]))[1].tolist()[1] for _ in range(3)]
+        return sums, member.sums
 
-    for weight, counts, is_joined, sums in together(RANKS, work):
-        assert counts == [0, 0]
-        assert sums > 1
-        assert is_joined
-        assert torch.equal(weight, torch.full((2, 2), 1.0))
+    assert together(RANKS, work) == [([2.0 * RANKS] * 3, 3)] * RANKS
 
 
 def test_going_on_from_a_state_changes_nothing():
     norms = (torch.rand(40, generator=torch.Generator().manual_seed(4)) + 0.5).tolist()
-    sync, resumed = (SelSync(agree=Alone(4), delta=0.05) for _ in range(2))
-    for norm in norms[:30]:
-        sync.should_sync(norm)
+    sync, resumed = (alone(num_ranks=4, delta=0.05) for _ in range(2))
+    wishes_of(sync, norms[:30])
     resumed.load_state_dict(json.loads(json.dumps(sync.state_dict())))
-    assert [resumed.should_sync(norm) for norm in norms[30:]] == [
-        sync.should_sync(norm) for norm in norms[30:]
-    ]
-    assert resumed.local_share == sync.local_share
+    assert wishes_of(resumed, norms[30:]) == wishes_of(sync, norms[30:])
 
 
 def test_parameters_of_any_shape_are_averaged_in_place():
