@@ -14,7 +14,7 @@ Steps: the dense parts of the recipes (`mlperf`, DCN-v2, with a global batch of 
 first trains until it has decided, and is then what it chose. Everybody in
 `experiments.communication_contenders` takes turns of a few steps in the same processes, in a new order each
 round; the first step of a turn does not count, but for large models. After the first rounds, of all, only
-those go on that are about as fast as the best, and DDP: for 8 rounds at least, and until the intervals of
+those go on that may be about as fast as the best, and DDP: for 8 rounds at least, and until the intervals of
 `auto`'s ratios reach no more than 1 % from them, or time is up. The ratio of two contenders is the median
 over the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds; fewer
 than 4 are refused). Of `wide` and `mlperf`, which are large, and of `kaggle` not all links, layouts and
@@ -175,12 +175,15 @@ def _measure(
         network = stack.enter_context(Network(layout.workers, layout.per_node))
         running = stack.enter_context(Workers(network, WORKER, job, threads))
         for task in missing:
-            network.limit(task.gbit_per_s)
-            row = record.measure(task.key, partial(_ask, running, task))
+            row = record.measure(task.key, partial(_ask, running, network, task))
             progress.tell(row)
 
 
-def _ask(running: Workers, task: Task) -> Row:
+def _ask(running: Workers, network: Network, task: Task) -> Row:
+    if task.preparation is not None:
+        network.limit(None)
+        running.ask(**task.preparation)
+    network.limit(task.gbit_per_s)
     row = dict(task.told)
     for request in task.requests:
         row |= running.ask(**request)

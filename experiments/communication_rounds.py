@@ -8,10 +8,10 @@ from typing import Final
 from experiments.communication_contenders import BASELINE, LIMIT, is_comparable
 from experiments.splitting_figures import Ratio
 
-STAYS_WITHIN: Final = 1.2
-"""Times the fastest: what takes longer takes no further turns."""
+STAYS_WITHIN: Final = 1.1
+"""Times the fastest: what clearly takes longer takes no further turns."""
 FIRST_STAYS_WITHIN: Final = 1.5
-"""The same after fewer than `SURE_ROUNDS` rounds, in which a contender may have had bad luck."""
+"""The same after fewer than `SURE_ROUNDS` rounds, which tell nothing of how much luck there was."""
 SURE_ROUNDS: Final = 3
 
 Rounds = Sequence[Mapping[str, float]]
@@ -36,23 +36,23 @@ class Effort:
 def still_in(rounds: Rounds, chosen: str) -> list[str]:
     """Who takes another turn.
 
-    Those that all are compared with, what `auto` chose, comparable contenders that are about as fast as the
-    best of these, and others that are about as fast as the best of all.
+    Those that all are compared with, what `auto` chose, comparable contenders that may be about as fast as
+    the best of these, and others that may be about as fast as the best of all.
 
     Args:
         rounds: so far.
         chosen: by `auto`.
     """
-    typical = {name: median(each[name] for each in rounds) for name in rounds[-1]}
     within = STAYS_WITHIN if len(rounds) >= SURE_ROUNDS else FIRST_STAYS_WITHIN
-    best = min(seconds for name, seconds in typical.items() if name != LIMIT)
-    best_comparable = min(seconds for name, seconds in typical.items() if is_comparable(name))
-    close = {
-        name
-        for name, seconds in typical.items()
-        if seconds <= within * (best_comparable if is_comparable(name) else best)
-    }
-    return sorted(close | {BASELINE, LIMIT, chosen} & typical.keys())
+    typical = {name: median(each[name] for each in rounds) for name in rounds[-1] if name != LIMIT}
+    best = min(typical, key=typical.__getitem__)
+    best_comparable = min(filter(is_comparable, typical), key=typical.__getitem__)
+
+    def is_close(name: str) -> bool:
+        other = best_comparable if is_comparable(name) else best
+        return Ratio.of(ratios(rounds, name, other)).high >= 1 / within
+
+    return sorted({*filter(is_close, typical)} | {BASELINE, LIMIT, chosen} & rounds[-1].keys())
 
 
 def is_over(rounds: Rounds, chosen: str, effort: Effort, elapsed_s: float) -> bool:

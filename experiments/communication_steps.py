@@ -34,6 +34,8 @@ class Contest:
     """
 
     def __init__(self, model: str, names: Sequence[str], ranks: Ranks) -> None:
+        self.model = model
+        """Its name."""
         shape = MODELS[model]
         self._part = DensePart(shape)
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))

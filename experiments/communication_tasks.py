@@ -12,7 +12,7 @@ from experiments.communication_rounds import Effort
 from experiments.splitting_figures import link_name
 
 LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
-"""In Gb/s; contenders are built on the fastest."""
+"""In Gb/s."""
 TRAINED_LAYOUT: Final = Layout(workers=2)
 TRAINED_GBIT_PER_S: Final = 1.0
 
@@ -74,6 +74,8 @@ class Task:
     gbit_per_s: float | None
     requests: tuple[dict[str, Any], ...]
     """To the workers, one after the other."""
+    preparation: dict[str, Any] | None = None
+    """The same, before, on links of any speed; of its answer nothing is kept."""
     told: dict[str, Any]
     """Besides their answers, in the row."""
 
@@ -99,10 +101,8 @@ def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
             yield Task(
                 key=f"steps {model} {layout} {link_name(link)}",
                 gbit_per_s=link,
-                requests=(
-                    {"do": "choose", "model": model, "contenders": names},
-                    {"do": "time", "model": model, "contenders": names, "effort": effort},
-                ),
+                preparation={"do": "build", "model": model, "contenders": names},
+                requests=({"do": "choose"}, {"do": "time", "effort": effort}),
                 told={"model": model, **asdict(layout), "gbit_per_s": link},
             )
 

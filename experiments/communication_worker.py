@@ -1,7 +1,7 @@
 """One worker of `experiments.communication`; started by it in a network namespace, not by people.
 
-`{"do": "share"}` times whole models, `{"do": "train"}` trains one; on a dense part, `{"do": "choose"}` lets
-`auto` choose, and `{"do": "time"}` all contenders take turns.
+`{"do": "share"}` times whole models, `{"do": "train"}` trains one. `{"do": "build"}` makes a dense part with
+its contenders; on that, `{"do": "choose"}` lets `auto` choose, and `{"do": "time"}` all of them take turns.
 """
 
 import gc
@@ -49,7 +49,7 @@ class Worker:
         self._trainings = Trainings(**job["trainings"])
         self._ranks = Ranks.from_environment()
         start_process_group(self._ranks, torch.device("cpu"))
-        self._contest: tuple[str, Contest] | None = None
+        self._contest: Contest | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What came of it; all ranks are asked the same."""
@@ -58,18 +58,20 @@ class Worker:
                 return time_share(recipe, self._trainings.dataset, self._ranks, Effort(**effort))
             case {"do": "train", "contender": contender, "seed": seed}:
                 return self._trainings.train(contender, seed)
-            case {"do": "choose", "model": model, "contenders": names}:
-                return self._contest_of(model, names).choose()
-            case {"do": "time", "model": model, "contenders": names, "effort": effort}:
-                return self._contest_of(model, names).time(Effort(**effort))
+            case {"do": "build", "model": model, "contenders": names}:
+                self._build(model, names)
+                return {}
+            case {"do": "choose"} if self._contest is not None:
+                return self._contest.choose()
+            case {"do": "time", "effort": effort} if self._contest is not None:
+                return self._contest.time(Effort(**effort))
         raise ValueError(f"a worker cannot do {request}")
 
-    def _contest_of(self, model: str, names: list[str]) -> Contest:
-        if self._contest is None or self._contest[0] != model:
+    def _build(self, model: str, names: list[str]) -> None:
+        if self._contest is None or self._contest.model != model:
             self._contest = None
             gc.collect()  # contenders refer to each other; two models do not fit in memory
-            self._contest = model, Contest(model, names, self._ranks)
-        return self._contest[1]
+            self._contest = Contest(model, names, self._ranks)
 
 
 if __name__ == "__main__":
