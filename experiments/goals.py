@@ -44,9 +44,12 @@ class Goal:
     figure: str
     sense: Sense
     limit: float
+    where: str = ""
+    """Under which circumstances, if the figure's name does not say."""
 
     def __str__(self) -> str:
-        return f"{self.sense.value}{number(self.limit, 3)}"
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.sense.value}{number(self.limit, 3)}{where}"
 
     def verdict(self, measured: Measured) -> Verdict:
         """The value decides; its range, where it has one, says how firmly.
@@ -73,9 +76,9 @@ class Goal:
                 return -self.limit, self.limit
 
 
-def _goals(experiment: str, sense: Sense, **limits: float) -> list[Goal]:
+def _goals(experiment: str, sense: Sense, where: str = "", **limits: float) -> list[Goal]:
     return [
-        Goal(experiment=experiment, figure=figure, sense=sense, limit=limit)
+        Goal(experiment=experiment, figure=figure, sense=sense, limit=limit, where=where)
         for figure, limit in limits.items()
     ]
 
@@ -119,12 +122,12 @@ GOALS: Final[Sequence[Goal]] = [
     *_goals(
         "splitting",
         Sense.AT_LEAST,
+        "4 workers, 214 ids a sample, which are left out as in the paper",
         bytes_saved_lr=0.7226,
         bytes_saved_fm=0.7226,
         bytes_saved_deepfm=0.7226,
-        planner_hits_share=0.9,
-        auto_worst_ratio=0.97,
     ),
+    *_goals("splitting", Sense.AT_LEAST, planner_hits_share=0.9, auto_worst_ratio=0.97),
     *_goals("mstopk", Sense.AT_LEAST, mstopk_speedup_10m=3, mstopk_speedup_100m=3, mstopk_energy=0.99),
     *_goals(
         "communication", Sense.AT_LEAST, auto_worst_ratio=0.97, wide_1gbps_speedup=1.25, table_vi_hits=36

@@ -81,10 +81,20 @@ SPLITTING: Final[Sequence[Row]] = [
             ),
         )
         for ending, baseline in (
-            ("", "a parameter server's, multi-hot samples"),
-            ("_one_hot", "a parameter server's, one id a feature"),
-            ("_a2a", "an all-to-all of embeddings"),
+            ("", "a parameter server's, multi-hot samples, ids left out as in the paper"),
+            ("_with_ids", "the same, ids that we send counted"),
+            ("_one_hot", "a parameter server's, one id a feature, ids left out"),
+            ("_with_ids_one_hot", "the same, ids counted"),
+            ("_a2a", "an all-to-all of embeddings, ids left out"),
         )
+    ),
+    Row(
+        experiment="splitting",
+        what="error of a step by partial results in bf16 and fp16, worst model, 2 workers, relative to fp32",
+        result=(
+            "gradients **{wire_error_bf16:.1e}** and **{wire_error_fp16:.1e}**, "
+            "logits {wire_error_bf16_logits:.1e} and {wire_error_fp16_logits:.1e}"
+        ),
     ),
     Row(
         experiment="splitting",

@@ -2,7 +2,8 @@
 
 An experiment adds rows as it measures them; each is on disk at once, so an interrupted experiment
 goes on where it stopped. Rows carry a `key` that says which measurement they are. A file belongs to
-one configuration, commit, machine and set of versions: rows measured under others are not mixed in.
+one configuration, commit, machine and set of versions: rows measured under others are not mixed in,
+but for rows of another commit that are kept on purpose (`Record.keep`), each of which says so.
 """
 
 import json
@@ -62,16 +63,41 @@ class Record:
             "notes": {},
             "rows": [],
         }
+        self._stored: dict[str, Any] = {}
         if self.path.exists():
-            stored = json.loads(self.path.read_text())
+            self._stored = stored = json.loads(self.path.read_text())
             same = all(stored[name] == self._body[name] for name in CIRCUMSTANCES)
             if same and stored["finished"] is None:
-                self._body["rows"] = stored["rows"]
+                self._body["rows"] = list(stored["rows"])
 
     @property
     def rows(self) -> list[Row]:
         """The rows measured so far."""
         return list(self._body["rows"])
+
+    def keep(self, is_kept: Callable[[Row], bool]) -> None:
+        """Take over rows that were stored before, at whatever commit, which each says from now on (`commit`).
+
+        Args:
+            is_kept: which of them.
+
+        Raises:
+            ValueError: none are stored, or others than the commit are different circumstances.
+        """
+        others = [name for name in CIRCUMSTANCES if name != "commit"]
+        differing = [name for name in others if self._stored.get(name) != self._body[name]]
+        if differing:
+            raise ValueError(
+                f"no rows of {self.path} can be kept: it is not there, or of other {', '.join(differing)}; "
+                "measure all of them"
+            )
+        have = {row["key"] for row in self._body["rows"]}
+        self._body["rows"] += [
+            {"commit": self._stored["commit"], **row}
+            for row in self._stored["rows"]
+            if is_kept(row) and row["key"] not in have
+        ]
+        self._body["command"] = self._stored["command"]  # the one that measures them too
 
     def measure(self, key: str, function: Callable[[], Row]) -> Row:
         """The stored row named `key`, or the one that `function` measures now."""

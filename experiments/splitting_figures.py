@@ -7,13 +7,16 @@ from typing import Any, Final, Self
 import numpy as np
 
 from experiments.record import Row
-from experiments.splitting_traffic import rows_of, saved
+from experiments.splitting_errors import WIRE_DTYPES
+from experiments.splitting_traffic import ids_of, rows_of, saved
 
 MAIN_WORKERS: Final = 4
 """Of the figures without a number of workers: the most whose bytes are counted."""
 RESAMPLES: Final = 2000
 TIE: Final = 0.05
 """How far from 1 the interval of a tie may reach; a wider one leaves open what is faster."""
+BAG_ENDINGS: Final = {"multi_hot": "", "one_hot": "_one_hot"}
+ERROR_ENDINGS: Final = {"gradients": "", "logits": "_logits"}
 PLANS: Final = ("torchrec", "des")
 WORDS: Final = {frozenset({"exchange"}): "torchrec", frozenset({"split"}): "des"}
 """Strategies of all heads, and the contender that has the same."""
@@ -134,18 +137,35 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
-    return byte_figures(rows) | time_figures(cells_of(rows))
+    return byte_figures(rows) | error_figures(rows) | time_figures(cells_of(rows))
 
 
 def byte_figures(rows: Sequence[Row]) -> dict[str, float]:
     """Shares of bytes saved, by model and number of workers."""
-    figures = {}
+    figures, ids = {}, ids_of(rows)
     for (model, workers), row in rows_of(rows).items():
         ending = "" if workers == MAIN_WORKERS else f"_{workers}_workers"
-        figures[f"bytes_saved_{model}{ending}"] = saved(row, row["pull_and_push"]["multi_hot"])
-        figures[f"bytes_saved_{model}_one_hot{ending}"] = saved(row, row["pull_and_push"]["one_hot"])
+        for bags, of_bags in BAG_ENDINGS.items():
+            pulled, sent = row["pull_and_push"][bags], ids[model, workers][bags]
+            figures[f"bytes_saved_{model}{of_bags}{ending}"] = saved(row, pulled)
+            figures[f"bytes_saved_{model}_with_ids{of_bags}{ending}"] = saved(row, pulled, sent)
         figures[f"bytes_saved_{model}_a2a{ending}"] = saved(row, row["all_to_all"])
     return figures
+
+
+def error_figures(rows: Sequence[Row]) -> dict[str, float]:
+    """What rounding partial results on their way does to a step, by wire dtype, in the worst model."""
+    measured = errors_of(rows).values()
+    return {
+        f"wire_error_{dtype}{ending}": max(errors[dtype][kind] for errors in measured)
+        for dtype in WIRE_DTYPES
+        for kind, ending in ERROR_ENDINGS.items()
+    }
+
+
+def errors_of(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    """Relative errors by wire dtype, of each kind, by model."""
+    return {row["model"]: row["wire_errors"] for row in rows if "wire_errors" in row}
 
 
 def time_figures(cells: Sequence[Cell]) -> dict[str, float]:
@@ -176,8 +196,19 @@ def best_cell(cells: Sequence[Cell]) -> Cell:
     return max(cells, key=lambda cell: cell.ratio("des", "torchrec").value)
 
 
-def notes_of(cells: Sequence[Cell]) -> dict[str, str]:
-    """Which cells the extremes are, and where the planner was wrong."""
+def notes_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Which models and cells the extremes are, where the planner was wrong, and what was timed before."""
+    errors = errors_of(rows)
+    worst = {
+        f"wire_error_{dtype}": max(errors, key=lambda model: errors[model][dtype]["gradients"])
+        for dtype in WIRE_DTYPES
+    }
+    commits = sorted({row["commit"] for row in rows if "rounds" in row and "commit" in row})
+    kept = {"times": f"cells were timed at commit {', '.join(commits)}"} if commits else {}
+    return worst | _notes_on(cells_of(rows)) | kept
+
+
+def _notes_on(cells: Sequence[Cell]) -> dict[str, str]:
     ratios = {cell.name: cell.choice_ratio for cell in cells}
     wrong = "; ".join(name for name, ratio in ratios.items() if ratio.high < 1)
     unsure = "; ".join(name for name, ratio in ratios.items() if not (ratio.is_firm or ratio.is_tie))

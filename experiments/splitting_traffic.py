@@ -5,6 +5,7 @@ the batches themselves, in tables of Criteo Terabyte's size.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from math import isclose
 from statistics import mean
@@ -16,7 +17,7 @@ from torch import nn
 from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.savings import traffic_of
+from dlrm.sharding.splitting.savings import id_traffic_of, traffic_of
 from dlrm.sharding.splitting.shapes import heads_of, numbers_outside_tables
 from experiments.record import Row
 from experiments.splitting_counting import table_dims
@@ -40,6 +41,17 @@ def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
         "all_to_all": found["one_hot"].all_to_all,
         "pull_and_push": {bags: traffic.pull_and_push for bags, traffic in found.items()},
         "unique_rows": {bags: sum(rows) for bags, rows in unique.items()},
+    }
+
+
+def id_formulas(model: str, num_ranks: int, workload: Workload) -> Row:
+    """Ids and bags' lengths that a rank sends in a step besides: a row of its own, for those without it."""
+    unsharded, batch_size = workload.unsharded(model), workload.global_batch_size // num_ranks
+    found = {bags: id_traffic_of(unsharded, num_ranks, batch_size, sum(each)) for bags, each in BAGS.items()}
+    return {
+        "model": model,
+        "workers": num_ranks,
+        "id_bytes": {bags: asdict(traffic) for bags, traffic in found.items()},
     }
 
 
@@ -96,11 +108,23 @@ def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
     return costs.most_sent(costs.all_reduce(numbers, num_ranks))
 
 
-def saved(row: Row, against: float) -> float:
-    """Share of bytes that the better of splitting and exchanging the whole model saves against a baseline."""
-    return float(1 - min(row["split"], row["all_to_all"]) / against)
+def saved(row: Row, against: float, ids: Mapping[str, float] | None = None) -> float:
+    """Share of bytes that the better of splitting and exchanging the whole model saves against a baseline.
+
+    Args:
+        row: from `formulas`.
+        against: bytes of the baseline, those of its keys among them.
+        ids: bytes of ids under each of the two plans, which then count as well; None: they do not.
+    """
+    sent = {plan: row[plan] + (ids[plan] if ids else 0) for plan in ("split", "all_to_all")}
+    return float(1 - min(sent.values()) / against)
 
 
 def rows_of(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
     """Those with formulas, by model and number of workers."""
     return {(row["model"], row["workers"]): row for row in rows if "split" in row}
+
+
+def ids_of(rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, dict[str, float]]]:
+    """Bytes of ids by plan for each kind of bags, by model and number of workers."""
+    return {(row["model"], row["workers"]): row["id_bytes"] for row in rows if "id_bytes" in row}

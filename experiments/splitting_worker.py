@@ -1,7 +1,8 @@
 """One worker of `experiments.splitting`; started by it in a network namespace, not by people.
 
 It reads its job as JSON from the command line, then requests as lines of JSON, until there are none; rank 0
-answers each with a line. `{"do": "count"}` counts bytes; `{"do": "time"}` lets the contenders take turns.
+answers each with a line. `{"do": "count"}` counts bytes; `{"do": "errors"}` measures what rounding does to a
+step; `{"do": "time"}` lets the contenders take turns.
 """
 
 import gc
@@ -25,6 +26,7 @@ from dlrm.inputs import Inputs, Ranks
 from dlrm.memory import keep_freed_memory
 from dlrm.sharding.splitting.choice_file import CHOICE_NAME
 from experiments.splitting_counting import count
+from experiments.splitting_errors import wire_errors
 from experiments.splitting_figures import PLANS, Ratio, plan_with, strategies_in
 from experiments.splitting_workload import Workload
 from experiments.training import Training
@@ -44,6 +46,7 @@ def main() -> int:
     contest = Contest(job["model"], workload, ranks)
     requests: dict[str, Callable[[], dict[str, Any]]] = {
         "count": lambda: count(job["model"], workload, ranks),
+        "errors": lambda: wire_errors(job["model"], workload, ranks),
         "time": contest.time,
     }
     for line in sys.stdin:

@@ -37,7 +37,8 @@ def test_verdicts(sense, value, low, high, verdict):
 
 def test_a_goal_reads_as_it_was_set():
     assert str(Goal(experiment="x", figure="a", sense=Sense.WITHIN, limit=0.0005)) == "within ± 0.0005"
-    assert str(Goal(experiment="x", figure="a", sense=Sense.AT_MOST, limit=1 / 6)) == "at most 0.167"
+    goal = Goal(experiment="x", figure="a", sense=Sense.AT_MOST, limit=1 / 6, where="on 4 workers")
+    assert str(goal) == "at most 0.167 (on 4 workers)"
 
 
 def test_no_goal_is_set_twice():

@@ -95,3 +95,28 @@ def test_a_quick_run_leaves_the_stored_result_alone(tmp_path, monkeypatch):
     quick.finish({"speed": 1.0})
     assert quick.path.resolve() != (tmp_path / "results" / "speed.json").resolve()
     assert (tmp_path / "results" / "speed.json").read_text() == stored
+
+
+def test_rows_of_another_commit_are_kept_on_purpose_and_say_so(tmp_path, monkeypatch):
+    first = open_record(tmp_path)
+    for key in ("slow", "quick"):
+        first.measure(key, lambda: {"took_s": 1.5})
+    first.finish({"speed": 3.0})
+    for commit in ("def", "ghi"):
+        monkeypatch.setattr(module, "_commit", lambda commit=commit: commit)
+        later = open_record(tmp_path)
+        later.keep(lambda row: row["key"] == "slow")
+        assert later.rows == [{"commit": "abc", "key": "slow", "took_s": 1.5}]
+        later.measure("quick", lambda: {"took_s": 0.5})
+        assert json.loads(later.path.read_text())["commit"] == commit
+    again = open_record(tmp_path)  # interrupted before it was finished
+    again.keep(lambda row: row["key"] == "slow")
+    assert [row["key"] for row in again.rows] == ["slow", "quick"]
+
+
+def test_rows_of_other_circumstances_than_the_commit_cannot_be_kept(tmp_path):
+    with pytest.raises(ValueError, match="is not there"):
+        open_record(tmp_path).keep(lambda row: True)
+    open_record(tmp_path).measure("slow", lambda: {"took_s": 1.5})
+    with pytest.raises(ValueError, match="of other config; measure all of them"):
+        open_record(tmp_path, {"size": (1, 3)}).keep(lambda row: True)

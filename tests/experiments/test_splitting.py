@@ -12,8 +12,8 @@ from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
 from experiments import network, splitting
 from experiments.network import Network
-from experiments.splitting_figures import Cell, byte_figures, notes_of, time_figures
-from experiments.splitting_traffic import check, formulas, replicated_bytes, unique_rows
+from experiments.splitting_figures import Cell, byte_figures, error_figures, notes_of, time_figures
+from experiments.splitting_traffic import check, formulas, id_formulas, replicated_bytes, unique_rows
 from experiments.splitting_workload import BAGS, MODELS, Workload
 from experiments.workers import Workers
 from tests.experiments.namespaces import own_namespaces
@@ -81,8 +81,20 @@ def test_a_mixture_is_compared_itself():
     assert time_figures([replace(mixed, chosen={"head": "rows"})])["planner_firm_hits_share"] == 1
 
 
+def row_of(cell):
+    """As it is stored."""
+    heads = {path: {"strategy": strategy} for path, strategy in cell.chosen.items()}
+    return {**asdict(cell), "chosen": {"by": "auto", "heads": heads}}
+
+
 def test_notes_name_the_cells():
-    notes = notes_of([WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES])
+    cells = [WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES]
+    errors = {"bf16": {"gradients": 0.1}, "fp16": {"gradients": 0.2}}
+    rows = [*map(row_of, cells), {"model": "lr", "wire_errors": errors}]
+    notes = notes_of(rows)
+    assert notes["wire_error_fp16"] == "lr"
+    assert "times" not in notes
+    assert notes_of([{**row, "commit": "abc"} for row in rows])["times"].endswith("at commit abc")
     assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
     assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
     assert notes["planner_hits_share"] == ("wrong: fm, 2 workers, 1 Gb/s. Left open: dcn, 2 workers, 1 Gb/s")
@@ -95,17 +107,52 @@ def test_shares_of_bytes_are_of_the_better_plan():
         "all_to_all": 4.0,
         "pull_and_push": {"multi_hot": 20.0, "one_hot": 8.0},
     }
-    figures = byte_figures([{**row, "workers": 4}, {**row, "workers": 8, "all_to_all": 1.0}])
+    ids = {"multi_hot": {"split": 12.0, "all_to_all": 3.0}, "one_hot": {"split": 1.0, "all_to_all": 1.0}}
+    figures = byte_figures(
+        [
+            {**row, "workers": 4},
+            {**row, "workers": 8, "all_to_all": 1.0},
+            *({"model": "lr", "workers": workers, "id_bytes": ids} for workers in (4, 8)),
+        ]
+    )
     assert figures == pytest.approx(
         {
             "bytes_saved_lr": 0.9,
+            "bytes_saved_lr_with_ids": 1 - 7 / 20,  # the exchange is the better one then
             "bytes_saved_lr_one_hot": 0.75,
+            "bytes_saved_lr_with_ids_one_hot": 1 - 3 / 8,
             "bytes_saved_lr_a2a": 0.5,
             "bytes_saved_lr_8_workers": 0.95,
+            "bytes_saved_lr_with_ids_8_workers": 1 - 4 / 20,
             "bytes_saved_lr_one_hot_8_workers": 0.875,
+            "bytes_saved_lr_with_ids_one_hot_8_workers": 1 - 2 / 8,
             "bytes_saved_lr_a2a_8_workers": 0.0,
         }
     )
+
+
+def test_errors_are_those_of_the_worst_model():
+    def row(model, gradients, logits):
+        errors = {"gradients": gradients, "logits": logits}
+        return {"model": model, "wire_errors": {"bf16": errors, "fp16": {"gradients": 0.1, "logits": 0.2}}}
+
+    assert error_figures([row("lr", 0.5, 0.25), row("fm", 0.375, 0.75)]) == {
+        "wire_error_bf16": 0.5,
+        "wire_error_bf16_logits": 0.75,
+        "wire_error_fp16": 0.1,
+        "wire_error_fp16_logits": 0.2,
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ids_that_are_sent_for_each_head(model):
+    """By hand: 3 of 4 ranks' ids and lengths go elsewhere, once a head, or to all where columns are split."""
+    found = id_formulas(model, 4, SMALL)["id_bytes"]
+    heads = {"lr": 1, "dlrm": 1, "dcn": 1}.get(model, 2)
+    for bags, num_ids in (("multi_hot", 214), ("one_hot", 26)):
+        once = 16 * (num_ids + 26) * 8 * 3 / 4
+        assert found[bags]["all_to_all"] == pytest.approx(heads * once)
+        assert found[bags]["split"] == pytest.approx((4 if model == "dlrm" else heads) * once)
 
 
 def test_different_rows_are_those_of_a_rank_of_its_own_samples():
@@ -178,11 +225,12 @@ def test_the_command_runs(tmp_path, monkeypatch):
     assert splitting.main(["--quick"]) == 0
     result = json.loads((tmp_path / "runs" / "quick" / "splitting.json").read_text())
     figures = result["figures"]
-    assert {f"bytes_saved_{model}{ending}" for model in MODELS for ending in ("", "_a2a", "_one_hot")} <= {
-        *figures
-    }
+    endings = ("", "_a2a", "_one_hot", "_with_ids", "_with_ids_one_hot")
+    assert {f"bytes_saved_{model}{ending}" for model in MODELS for ending in endings} <= {*figures}
     assert 0 <= figures["planner_hits_share"] <= 1
     assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= figures["auto_worst_ratio_high"]
+    for ending in ("", "_logits"):  # 8 and 11 binary digits
+        assert 0 < figures[f"wire_error_fp16{ending}"] < figures[f"wire_error_bf16{ending}"] < 0.05
     # two models, two speeds
     assert sum("rounds" in row for row in result["rows"]) == 4
     assert (tmp_path / "runs" / "quick" / "splitting.png").stat().st_size

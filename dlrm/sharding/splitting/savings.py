@@ -4,8 +4,10 @@ Two baselines: the all-to-all of pooled embeddings, which is TorchRec's, and pul
 which is a parameter server's and the one that the DES paper compares with (72.26 % to 99.77 % less by its
 theory [paper, first version]). Tables lie evenly over the ranks, and numbers are fp32. Gradients of an
 operator's own weights, which a split keeps in place, are averaged once a step in both baselines; dense
-weights that are replicated either way are left out. So are ids, except for a parameter server's keys, which
-come with its rows: DES reads features where their keys live, and TorchRec sends ids with either plan.
+weights that are replicated either way are left out. So are ids in `traffic_of`, except for a parameter
+server's keys, which come with its rows: that is the DES paper's convention, which reads features where their
+keys live. Here they do not live there: with either plan TorchRec sends ids, not only the different ones, and
+bags' lengths to where they are looked up, 8 bytes each. `id_traffic_of` says how many those are.
 """
 
 from collections.abc import Sequence
@@ -38,6 +40,14 @@ class Traffic:
         return 1 - self.split / self.all_to_all
 
 
+@dataclass(frozen=True, kw_only=True)
+class IdTraffic:
+    """Bytes of ids and of bags' lengths that leave a rank in a step."""
+
+    split: float
+    all_to_all: float
+
+
 def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
     """Of all heads of a model together.
 
@@ -54,6 +64,33 @@ def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: S
         all_to_all=sum(one.all_to_all for one in each),
         pull_and_push=sum(one.pull_and_push for one in each),
     )
+
+
+def id_traffic_of(model: nn.Module, num_ranks: int, batch_size: int, ids: float) -> IdTraffic:
+    """Of all heads of a model together, each of which gets the ids of its tables by itself.
+
+    A head that is split by columns needs all ids on every rank; every other one is sent each id once.
+
+    Args:
+        model: unsharded, each of whose heads can be split.
+        num_ranks: that train it.
+        batch_size: samples of each rank.
+        ids: that a sample has, for all features together.
+    """
+    heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
+    return IdTraffic(
+        split=sum(
+            _of_inputs(head, num_ranks, batch_size, ids, everywhere=head.split_by == "columns")
+            for head in heads
+        ),
+        all_to_all=sum(_of_inputs(head, num_ranks, batch_size, ids, everywhere=False) for head in heads),
+    )
+
+
+def _of_inputs(head: Head, num_ranks: int, batch_size: int, ids: float, everywhere: bool) -> float:
+    share = 1 if everywhere else 1 / num_ranks
+    bags, looked_up = ([share * each] * num_ranks for each in (len(head.names), ids))
+    return costs.most_sent(costs.input_exchange(bags, looked_up, [batch_size] * num_ranks))
 
 
 def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
