@@ -1,11 +1,13 @@
 """Two ranks with split heads of every kind, on which all that works on tables must work.
 
 `main(FOLDER)` is run by workers under torchrun. The first generation looks at the tables in every way, trains
-and kills itself; the second writes down what it has found in memory, and trains on.
+and kills itself; the second writes down what it has found in memory, and trains on until its last worker
+loses its memory with its life; so does the third, to the end.
 """
 
 import copy
 import os
+import shutil
 import signal
 from dataclasses import dataclass
 from itertools import chain
@@ -29,10 +31,13 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.shards import dense_tensors, find_shards
 from data.dataset import Feature
+from dlrm.config import DenseConfig
+from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
 from dlrm.optim import dense_parameters
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
+from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import split_plan
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder
@@ -43,14 +48,24 @@ DIM = 8
 BATCH = 8
 WAYS = {"dot": "columns", "wide": "tables", "far": "rows", "tiny": "rows"}
 """How each head is split. Of tiny's one row, the second rank has nothing; of far's last table too."""
+DEEP = {"deep": "tables"}
+"""Has tables for the weights of its operator too, which nobody has who does not split it."""
 RANKS = 2
-ALL = PriorityConfig(scheme="touched", covering=1.0)
+ALL = PriorityConfig(scheme="touched", ratio=1.0, covering=1.0)
+SAVE_EVERY = 4
+FAIL_AT, LOSE_AT, END_AT = 6, 11, 13
+SAVED_AT = LOSE_AT // SAVE_EVERY * SAVE_EVERY
+"""The last save before a memory is lost."""
 
 
 class Model(nn.Module):
-    """A head for each way to split one, between dense layers."""
+    """A head for each way to split one, between dense layers.
 
-    def __init__(self):
+    Args:
+        deep: whether there is also one with weights.
+    """
+
+    def __init__(self, deep):
         super().__init__()
         self.dot = DotHead(FEATURES, DIM, torch.float32)
         self.wide = LinearHead(FEATURES, prefix="wide_")
@@ -58,19 +73,22 @@ class Model(nn.Module):
         self.tiny = LinearHead(FEATURES[3:], prefix="tiny_")
         self.bottom = nn.Linear(3, DIM)
         self.dense = nn.Linear(self.dot.out_features, 1)
+        self.deep = DeepFMHead(FEATURES, 3, DIM, (6, 1), torch.float32) if deep else None
 
     def forward(self, dense, sparse):
         linear = self.wide(sparse) + self.far(sparse) + self.tiny(sparse)
-        return self.dense(self.dot(sparse, self.bottom(dense))) + linear
+        out = self.dense(self.dot(sparse, self.bottom(dense))) + linear
+        return out if self.deep is None else out + self.deep(sparse, dense).unsqueeze(1)
 
 
-def build(split):
+def build(split, deep=False):
     """The model, its heads split, or only its tables sharded."""
     torch.manual_seed(5)
-    model = Model()
+    model = Model(deep)
     tables = RowSplitSharder({"optimizer": FUSED_OPTIMIZERS["rowwise_adagrad"], "learning_rate": 0.1})
+    operators = make_operator_sharder(DenseConfig(optimizer="adagrad"), torch.device("cpu"))
     plan = {}
-    for name, way in WAYS.items():
+    for name, way in (WAYS | DEEP if deep else WAYS).items():
         head = model.get_submodule(name)
         if split:
             plan[name] = split_plan(head, way, [1] * len(head.names), tables, (RANKS, RANKS), "cpu")
@@ -82,7 +100,8 @@ def build(split):
             plan[f"{name}.tables"] = construct_module_sharding_plan(
                 head.tables, first, tables, RANKS, RANKS, "cpu"
             )
-    sharders = [HeadSharder(DotHead, tables), HeadSharder(LinearHead, tables), tables]
+    kinds = (DotHead, LinearHead, DeepFMHead)
+    sharders = [*(HeadSharder(kind, tables, operators=operators) for kind in kinds), tables]
     return DistributedModelParallel(
         model, device=torch.device("cpu"), plan=ShardingPlan(plan), sharders=sharders
     )
@@ -276,12 +295,24 @@ def pipelines_change_nothing(model):
     assert_same(columns(other), columns(model))
 
 
+def look_at_tables(folder):
+    """In every way."""
+    model, plain = build(split=True), build(split=False)
+    tables_are_where_they_belong(model)
+    state_dicts_come_back(model, plain)
+    checkpoints_load_into_any_layout(model, plain, folder)
+    lookups_are_counted(model)
+    pipelines_change_nothing(model)
+    any_model_may_have_rows(None, 1e-6)
+    any_model_may_have_rows(torch.bfloat16, 2**-7)
+
+
 def main(folder):
     folder = Path(folder)
     torch.set_num_threads(1)
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),
-        save_every_steps=4,
+        save_every_steps=SAVE_EVERY,
         priority=ALL,
         moment="consistent",
         total_samples=1000 * BATCH,
@@ -290,27 +321,32 @@ def main(folder):
         recovery.init_process_group("gloo")
         rank, generation = dist.get_rank(), recovery._meeting.generation
         with recovery.building():
-            model = build(split=True)
+            model = build(split=True, deep=True)
         if not generation:
-            plain = build(split=False)
-            tables_are_where_they_belong(model)
-            state_dicts_come_back(model, plain)
-            checkpoints_load_into_any_layout(model, plain, folder)
-            lookups_are_counted(model)
-            pipelines_change_nothing(model)
-            any_model_may_have_rows(None, 1e-6)
-            any_model_may_have_rows(torch.bfloat16, 2**-7)
+            look_at_tables(folder)
         optimizer = torch.optim.Adagrad(dense_parameters(model), lr=0.1)
         recovery.restore(model, optimizers=[optimizer])
         torch.save(values(recovery, model), folder / f"begin-{generation}-{rank}.pt")
-        for number in range(recovery.batches_done, recovery.batches_done + 6):
+        while recovery.steps_done < (FAIL_AT, LOSE_AT, END_AT)[generation]:
             optimizer.zero_grad()
-            train(model, [number])
+            train(model, [recovery.batches_done])
             optimizer.step()
             recovery.step(samples=BATCH * RANKS)
-        if not generation:
-            torch.save(values(recovery, model), folder / f"alive-{rank}.pt")
-            dist.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
+            if recovery.steps_done == SAVED_AT:
+                recovery.checkpointer.wait_until_idle()
+                torch.save(values(recovery, model), folder / f"saved-{rank}.pt")
+        torch.save(values(recovery, model), folder / f"alive-{generation}-{rank}.pt")
+        if generation < 2:
+            die(recovery, alone=generation == 1)
     (folder / f"end-{rank}").touch()
     dist.destroy_process_group()
+
+
+def die(recovery, alone):
+    """All at once; or the last one `alone`, and its memory with it."""
+    dist.barrier()
+    if alone and dist.get_rank() == RANKS - 1:
+        shutil.rmtree(recovery._memory.segment.folder)
+    if not alone or dist.get_rank() == RANKS - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()  # the others find out here

@@ -1,7 +1,9 @@
 """What the ranks of `test_wire` do: count the bytes of a step, for the planner's formulas."""
 
+import logging
 import os
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +46,9 @@ class Case:
     """0: all are on one."""
     small_rows: int = 0
     """Tables with at most so many are replicated where TorchRec's plan is kept."""
+    dim: int = DIM
+    refusal: str = ""
+    """Why nothing is split although it is asked for; TorchRec's plan is kept, and told of."""
 
 
 def check(case: Case) -> None:
@@ -52,7 +57,7 @@ def check(case: Case) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(case.ranks_per_node or num_ranks)
     config = Config(
         model=ModelConfig(
-            kind=case.kind, embedding_dim=DIM, bottom_mlp=(8, DIM), top_mlp=(12, 1), cross_rank=8
+            kind=case.kind, embedding_dim=case.dim, bottom_mlp=(8, case.dim), top_mlp=(12, 1), cross_rank=8
         ),
         sharding=ShardingConfig(
             data_parallel_rows=case.small_rows,
@@ -77,6 +82,8 @@ def check(case: Case) -> None:
         spying,
         lambda folder: dict.fromkeys(("sparse", "wide"), case.chosen),
     )
+    heard = BufferingHandler(capacity=100)
+    planner.logger.addHandler(heard)
     try:
         model = build.shard(
             SimpleNamespace(
@@ -90,6 +97,10 @@ def check(case: Case) -> None:
         )
     finally:
         sharded.make_plan, planner.remembered = make_plan, remembered
+        planner.logger.removeHandler(heard)
+    warned = [record.getMessage() for record in heard.buffer if record.levelno >= logging.WARNING]
+    assert len(warned) == (bool(case.refusal) and rank == 0), warned
+    assert all("keeps TorchRec's plan" in each and case.refusal in each for each in warned)
     ((shapes, dense_numbers),) = seen
     for sizes in (case.batch_sizes, case.batch_sizes):  # the second step has nothing left to set up
         dense, labels, sparse = batch_of(sizes[rank])
@@ -125,7 +136,8 @@ def expected(case, shapes, dense_numbers, rank):
     per_node = case.ranks_per_node or num_ranks
     cluster = Cluster(num_ranks=num_ranks, ranks_per_node=per_node, inside=link, between=link)
     wire_dtype = laying.WIRE_DTYPES[case.wire_dtype]
-    wanted = {"torchrec": "exchange", "des": "split", "auto": case.chosen}[case.strategy]
+    split = "exchange" if case.refusal else "split"
+    wanted = {"torchrec": "exchange", "des": split, "auto": case.chosen}[case.strategy]
     values = ids = 0.0
     for shape in shapes:
         dense_numbers -= shape.weights  # its own, which the option counts
@@ -134,6 +146,7 @@ def expected(case, shapes, dense_numbers, rank):
         )
         (option,) = [each for each in options if each.strategy == wanted]
         assert not option.illegal
+        assert not case.refusal or all(case.refusal in each.illegal for each in options if each is not option)
         values += sum(each.sent_by(rank) for each in option.values)
         ids += sum(each.sent_by(rank) for each in option.inputs)
     values += sum(each.sent_by(rank) for each in costs.all_reduce(dense_numbers, num_ranks))

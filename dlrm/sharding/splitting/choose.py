@@ -1,6 +1,7 @@
 """Which strategy each head gets, and why: bytes and time of every legal one, for one cluster.
 
-Pure functions of shapes and measured speeds. `planner` says what to do with the answer.
+Pure functions of shapes and measured speeds. `planner` says what to do with the answer. Two levels are sums
+inside nodes before those between them; why not an exchange between nodes, `two_level` derives.
 """
 
 from collections.abc import Mapping, Sequence

@@ -56,6 +56,11 @@ class Exchange:
         That is how DES has it: the dense part is replicated, not data parallel. An all-reduce, whose backward
         pass sends nothing: as each rank takes the mean loss of all samples, each has the whole gradient.
 
+        For heads of your own, in models whose ranks all have all samples' dense features and labels: call it
+        in `Head.split` where those here call `sum_to_owners`, and average no gradients, which are equal. No
+        head here does. The trainer's dense part is data parallel, so that each rank works through its own
+        samples alone; replicated, it would work through all of them, for as many bytes.
+
         Args:
             partial: `[samples of all ranks, ...]`.
 

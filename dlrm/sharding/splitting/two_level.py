@@ -1,5 +1,20 @@
 """Sums in two: inside each node first, so that between nodes each number travels once and not once a rank.
 
+The other way to have two levels is to exchange pooled embeddings between nodes and to split the operator
+among the ranks of each. It is left out because the exchange or this one sends as little between nodes, or
+less [derived]. With `M` nodes of `L` ranks, `B` samples, `T` tables of `k` columns, and `out` numbers a
+sample that are summed, a node sends in a step, both ways together and in numbers:
+
+- exchange: `2 (M-1)/M B/M T k`, the embeddings of its `T/M` tables for all other nodes' samples
+- exchange between nodes, split inside: the same, since all `T k` have to reach each node; and, as each needs
+  all of the operator's weights then, their gradients, which no split operator is to send
+- split, sums in one: `2 (M-1)/M B L out`, from each of its ranks
+- split, sums in two: `2 (M-1)/M B out`
+
+So the third costs less than the first where `M L out < T k`, and the last already where `M out < T k`; the
+second never does. What it would save is inside a node, where a rank sends `1/M` of this one's
+`2 (L-1)/L B out`: on the faster links.
+
 Ranks of one node meet in one all-to-all, then those with the same place in their nodes in another. Both are
 collectives of the whole group in which most ranks send each other nothing, so that no groups are made.
 """

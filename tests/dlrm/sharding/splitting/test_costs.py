@@ -29,6 +29,29 @@ def test_even_ranks_have_the_closed_form(num_ranks):
     assert sent(split)[0] / sent(exchange)[0] == pytest.approx(num_ranks * out / (tables * dim))
 
 
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_between_nodes_sums_in_two_have_the_closed_form(num_nodes):
+    """What `two_level` derives from: numbers that leave a node."""
+    per_node, batch, tables, dim, out = 3, 24, 12 * num_nodes, 8, 5
+    sizes = [batch] * (num_nodes * per_node)
+
+    def leaving(collectives):
+        return sum(
+            sent / 4
+            for each in collectives
+            for rank in range(per_node)
+            for target, sent in enumerate(each.sent[rank])
+            if target >= per_node
+        )
+
+    exchange = costs.pooled_exchange([tables * dim / len(sizes)] * len(sizes), sizes)
+    others = (num_nodes - 1) / num_nodes
+    assert leaving(exchange) == pytest.approx(2 * others * sum(sizes) / num_nodes * tables * dim)
+    crossing = Crossing(way="sum_to_owners", width=out)
+    assert leaving(costs.crossing(crossing, sizes, ())) == 2 * others * sum(sizes) * per_node * out
+    assert leaving(costs.two_level(crossing, sizes, per_node)) == 2 * others * sum(sizes) * out
+
+
 @given(COUNTS, st.integers(1, 5))
 def test_what_stays_is_free_and_gradients_take_the_way_back(sizes, width):
     for way in ("sum_to_owners", "deal_columns"):
