@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from torch import nn
 
+from dlrm.comm.objections import NUM_PLACES
 from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
@@ -100,8 +101,8 @@ def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None
 
 
 def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
-    """Gradients that are averaged under every plan, which the formulas of savings leave out."""
-    numbers = NUM_SCALARS + numbers_outside_tables(unsharded)
+    """Gradients that are averaged under every plan, and what travels with them: left out of savings."""
+    numbers = NUM_SCALARS + NUM_PLACES + numbers_outside_tables(unsharded)
     for head in heads_of(unsharded).values():
         assert isinstance(head, Head)
         numbers -= numbers_outside_tables(head) - head.traffic().replicated

@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from data.dataset import Feature
 from dlrm import build, sharded
 from dlrm.comm.links import Link
+from dlrm.comm.objections import NUM_PLACES
 from dlrm.config import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.inputs import Ranks
 from dlrm.optim import dense_parameters
@@ -149,5 +150,6 @@ def expected(case, shapes, dense_numbers, rank):
         assert not case.refusal or all(case.refusal in each.illegal for each in options if each is not option)
         values += sum(each.sent_by(rank) for each in option.values)
         ids += sum(each.sent_by(rank) for each in option.inputs)
-    values += sum(each.sent_by(rank) for each in costs.all_reduce(dense_numbers, num_ranks))
+    averaged = dense_numbers + NUM_PLACES
+    values += sum(each.sent_by(rank) for each in costs.all_reduce(averaged, num_ranks))
     return values, ids
