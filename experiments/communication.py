@@ -17,8 +17,9 @@ round; the first step of a turn does not count, but for large models. After the 
 those go on that may be about as fast as the best, and DDP: for 8 rounds at least, and until the intervals of
 `auto`'s ratios reach no more than 1 % from them, or time is up. The ratio of two contenders is the median
 over the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds; fewer
-than 4 are refused). Of `wide` and `mlperf`, which are large, and of `kaggle` not all links, layouts and
-contenders were measured, as memory and time allow. Controllers need whole trainings and are there alone.
+than 4 are refused). Memory and time do not allow all of it: `kaggle` and `mlperf` were measured on 2 workers
+and links of 25 and 1 Gb/s, `wide` there and of 5 Gb/s, and on 4 workers in nodes of 2 with links of 1 Gb/s;
+large models with fewer contenders. Controllers need whole trainings and are there alone.
 
 Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
 encoding, or at least a share of 0.01 of them, with error feedback. A thousandth or a low rank (PowerSGD) are

@@ -39,9 +39,9 @@ class Shape:
     """Of a turn: enough to take some 10 ms."""
     is_large: bool = False
     """A gradient is so large that few contenders fit in memory."""
-    links_gbit_per_s: Mapping[int, Sequence[float]] | None = None
-    """Speeds at which it is measured, by number of workers, where memory and time do not allow all; on
-    others, nothing is."""
+    links_gbit_per_s: Mapping[tuple[int, int], Sequence[float]] | None = None
+    """Speeds at which it is measured, by the number of workers, in all and in a node, where memory and time
+    do not allow everything; others are left out."""
 
     @property
     def config(self) -> Config:
@@ -53,13 +53,13 @@ class Shape:
 MODELS: Final[Mapping[str, Shape]] = {
     "tiny": Shape(recipe="tiny", steps=5),
     "terabyte": Shape(recipe="terabyte", steps=2),
-    "kaggle": Shape(recipe="kaggle", steps=5, links_gbit_per_s={2: (25.0, 1.0)}),
+    "kaggle": Shape(recipe="kaggle", steps=5, links_gbit_per_s={(2, 1): (25.0, 1.0)}),
     "mlperf": Shape(
         recipe="mlperf-dcnv2",
         global_batch_size=128,
         steps=1,
         is_large=True,
-        links_gbit_per_s={2: (25.0, 1.0)},
+        links_gbit_per_s={(2, 1): (25.0, 1.0)},
     ),
     "wide": Shape(
         recipe="terabyte",
@@ -67,7 +67,7 @@ MODELS: Final[Mapping[str, Shape]] = {
         global_batch_size=128,
         steps=1,
         is_large=True,
-        links_gbit_per_s={2: (25.0, 5.0, 1.0), 4: (1.0,)},
+        links_gbit_per_s={(2, 1): (25.0, 5.0, 1.0), (4, 2): (1.0,)},
     ),
 }
 """By their names in rows and figures, the one that takes most memory last."""

@@ -18,7 +18,7 @@ TRAINED_GBIT_PER_S: Final = 1.0
 
 
 SHARE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=100, seconds=6.0, reach=0.005)
-SMALL: Final = Effort(full_rounds=3, least_rounds=8, most_rounds=60, seconds=8.0, reach=0.01)
+SMALL: Final = Effort(full_rounds=2, least_rounds=8, most_rounds=60, seconds=8.0, reach=0.01)
 LARGE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=20, seconds=30.0, reach=0.01)
 
 
@@ -50,7 +50,9 @@ class Scope:
         few = MODELS[model].links_gbit_per_s
         if few is None:
             return list(self.links_gbit_per_s)
-        return [link for link in self.links_gbit_per_s if link in few.get(layout.workers, ())]
+        return [
+            link for link in self.links_gbit_per_s if link in few.get((layout.workers, layout.per_node), ())
+        ]
 
 
 QUICK: Final = Scope(
