@@ -18,14 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.collectives import Collective, Select, keeping
+from dlrm.comm.collectives import Collective
 from dlrm.comm.compressors import Compressor
-from dlrm.comm.controllers import Choice, Controller
+from dlrm.comm.controllers import Controller
 from dlrm.comm.figures import ExchangeFigures, Tally
 from dlrm.comm.memory import Memory
 from dlrm.comm.objections import NUM_PLACES, Objections
 from dlrm.comm.residual import LostResiduals, Residual, losses_of
 from dlrm.comm.rollcall import Intent, RollCall
+from dlrm.comm.sending import Sending, is_controlled, is_lossless
 from dlrm.comm.stopwatch import Stopwatch
 
 ENERGY_STEPS: Final = 100
@@ -90,8 +91,8 @@ class Exchange:
             raise ValueError(f"{collective.name} is sparse: name a dense collective as well, for all values")
         self.num_values = num_values
         self.collective = collective
-        self._dense = dense or collective
-        self._compressor, self._memory, self._controller = compressor, memory, controller
+        self._controller = controller
+        self._sending = Sending(num_values, compressor, memory, controller, dense or collective)
         self._device, self._group, self._planner = device, group, planner
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
@@ -176,7 +177,7 @@ class Exchange:
         if self._planner is not None:
             self.collective = self._planner.choose(gradient) or self.collective
         self._stopwatch.start()
-        if self._is_lossless(self.collective) and not self.residual.is_owed:
+        if is_lossless(self.collective) and not self.residual.is_owed:
             self._sum_in_place(flat, num_scalars, mean, problem)
             total, scalars = gradient, flat[self.num_values : -NUM_PLACES]
         else:
@@ -184,7 +185,7 @@ class Exchange:
             if mean:
                 gradient /= self._num_ranks
                 scalars = scalars / self._num_ranks
-            total = self._sum_what_is_sent(gradient)
+            total = self._send(gradient)
         self.steps_done += 1
         self._stopwatch.stop()
         return total, scalars
@@ -198,7 +199,7 @@ class Exchange:
         Raises:
             DisagreementError: as `sum`.
         """
-        if self._is_controlled:
+        if is_controlled(self.collective):
             self._controller.observe(seconds)
         self._tally.step(seconds)
         exchange_s = self._take_seconds()
@@ -284,45 +285,19 @@ class Exchange:
         """
         is_measured = self.residual.is_owed and self.steps_done % ENERGY_STEPS == 1
         energy = self.residual.energy if is_measured else 0.0
-        intent = Intent(exchange=self.steps_done + 1, num_values=self.num_values, way=self._way)
+        way = zlib.crc32(f"{self.residual.is_owed}, {self._sending.way(self.collective)}".encode())
+        intent = Intent(exchange=self.steps_done + 1, num_values=self.num_values, way=way)
         energies, scalars = self._call(intent, problem, energy, scalars)
         if is_measured:
             self._energies = energies
         return scalars
 
-    @property
-    def _way(self) -> int:
-        """Of all that decides, besides gradients, which messages this rank will send: a number to compare."""
-        parts = (self._compressor, self._memory, self._controller)
-        kinds = [type(each).__name__ for each in parts]
-        state = self.collective.state_dict() if hasattr(self.collective, "state_dict") else None
-        way = (self.collective.name, state, kinds, self.residual.is_owed, self._controller.position)
-        return zlib.crc32(repr(way).encode())
-
-    def _sum_what_is_sent(self, gradient: Tensor) -> Tensor:
+    def _send(self, gradient: Tensor) -> Tensor:
         """The sum over ranks of what they choose to send of this and of what they owe."""
-        vector = self._memory.add(gradient) if self.residual.is_owed else gradient
-        choice = Choice(self.num_values)
-        if self._is_controlled:
-            choice = self._controller.choose(vector, self._compressor)
-        collective = self._collective_for(choice)
-        is_lossless = self._is_lossless(collective)
-        if vector is not gradient:
-            total = collective.reduce(vector, self._select(vector, choice))
-        elif is_lossless:
-            collective.sum_in_place(gradient)
-            total = gradient
-        else:
-            vector = self._memory.add(gradient)
-            total = collective.reduce(vector, self._select(vector, choice))
-        self.residual.is_owed = self.residual.is_kept and not is_lossless
-        self._note(collective, choice.num_kept if collective.is_sparse else self.num_values)
-        return total
-
-    def _collective_for(self, choice: Choice) -> Collective:
-        """A sparse one has no use for all values: they travel without their indices."""
-        is_all = self.collective.is_sparse and choice.num_kept >= self.num_values
-        return self._dense if is_all else self.collective
+        sent = self._sending.sum(gradient, self.collective, self.residual.is_owed)
+        self.residual.is_owed = self.residual.is_kept and not is_lossless(sent.collective)
+        self._note(sent.collective, sent.num_kept)
+        return sent.total
 
     def _problem_of(self, gradient: Tensor) -> ValueError | None:
         if gradient.shape == (self.num_values,) and gradient.dtype == torch.float32:
@@ -333,16 +308,6 @@ class Exchange:
             "trained"
         )
 
-    def _select(self, vector: Tensor, choice: Choice) -> Select:
-        """What the controller has selected, if the whole vector is asked for; else the compressor selects."""
-        by_share = keeping(self._compressor, choice.num_kept, self.num_values)
-
-        def select(part: Tensor) -> Tensor:
-            is_whole = part.data_ptr() == vector.data_ptr() and part.numel() == vector.numel()
-            return choice.indices if is_whole and choice.indices is not None else by_share(part)
-
-        return select
-
     def _take_seconds(self) -> float:
         """Of the exchanges since this was last asked."""
         seconds = self._stopwatch.take()
@@ -352,12 +317,3 @@ class Exchange:
     def _note(self, collective: Collective, num_kept: int) -> None:
         sent_bytes = collective.sent_bytes(self.num_values, num_kept)
         self._tally.exchange(num_kept, self.num_values, sent_bytes)
-
-    @property
-    def _is_controlled(self) -> bool:
-        """Whether the controller says how much travels."""
-        return self.collective.is_sparse and not self._is_lossless(self.collective)
-
-    def _is_lossless(self, collective: Collective) -> bool:
-        """Whether it leaves nothing behind: of one rank, none does."""
-        return collective.is_lossless or self._num_ranks == 1
