@@ -66,7 +66,7 @@ def _draw_panel(axes: Axes, cells: Sequence[Cell]) -> None:
 def _with_bytes(name: str, cells: Sequence[Cell]) -> str:
     """A contender, and what leaves the busiest node in a step with it; any link has the same bytes."""
     sent = next(cell.link_bytes[name] for cell in cells if name in cell.link_bytes)
-    return f"{name}, {sent / 1e6:.3g} MB"
+    return f"{name}, {sent / 1e3:,.1f} kB"
 
 
 def draw_trainings(
