@@ -111,7 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     circumstances = asdict(scope) | asdict(workload)
     record = Record("splitting", circumstances, seeds=[workload.seed], quick=options.quick)
     if options.keep_times:
-        record.keep(_is_timed)
+        try:
+            record.keep(_is_timed)
+        except ValueError as error:
+            parser.error(str(error))
     for model in MODELS:
         for workers in FORMULA_WORKERS:
             record.measure(f"bytes {model} {workers}", partial(formulas, model, workers, workload))

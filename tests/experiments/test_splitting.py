@@ -10,7 +10,7 @@ import pytest
 
 from dlrm.inputs import Ranks
 from dlrm.sharding.splitting import costs
-from experiments import network, splitting
+from experiments import network, record, splitting
 from experiments.network import Network
 from experiments.splitting_figures import Cell, byte_figures, error_figures, notes_of, time_figures
 from experiments.splitting_traffic import check, formulas, id_formulas, replicated_bytes, unique_rows
@@ -199,6 +199,15 @@ def test_without_root_the_command_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network.shutil, "which", lambda command: None)
     assert splitting.main(["--quick"]) == 1
     assert "install iproute2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_times_that_are_not_stored_cannot_be_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(splitting, "check_possible", lambda: None)
+    with pytest.raises(SystemExit):
+        splitting.main(["--keep-times"])
+    assert "measure all of them" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
