@@ -5,7 +5,7 @@ push of unique rows, and against TorchRec's all-to-all of pooled embeddings. The
 `dlrm.sharding.splitting.savings`; `tests/system/test_wire.py` holds what they are made of against counted
 bytes. A parameter server's keys are counted and the ids that we send are not, as in the paper; what comes out
 with them is among the figures of `experiments.splitting`. How many rows of a batch are different follows from
-the popularity of ids in the synthetic data, which is fitted to Criteo. Nothing is measured, and nothing stored.
+the popularity of ids in the synthetic data, which is fitted to Criteo. Nothing is measured, nothing stored.
 """
 
 import argparse
