@@ -11,7 +11,7 @@ from dlrm.comm.rounds import agree, typical
 
 STEPS: Final = 2
 """Of a turn, that count; the one before them does not, as it finds in the caches what others left there."""
-MOST_ROUNDS: Final = 20
+MOST_ROUNDS: Final = 12
 
 
 class Trial:
