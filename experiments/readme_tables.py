@@ -82,18 +82,18 @@ SPLITTING: Final[Sequence[Row]] = [
         )
         for ending, baseline in (
             ("", "a parameter server's, multi-hot samples, ids left out as in the paper"),
-            ("_with_ids", "the same, ids that we send counted"),
+            ("_with_ids", "a parameter server's, multi-hot samples, ids that we send counted"),
             ("_one_hot", "a parameter server's, one id a feature, ids left out"),
-            ("_with_ids_one_hot", "the same, ids counted"),
+            ("_with_ids_one_hot", "a parameter server's, one id a feature, ids counted"),
             ("_a2a", "an all-to-all of embeddings, ids left out"),
         )
     ),
     Row(
         experiment="splitting",
-        what="error of a step by partial results in bf16 and fp16, worst model, 2 workers, relative to fp32",
+        what="relative error of a split step whose partial results travel in bf16 and fp16, worst model",
         result=(
-            "gradients **{wire_error_bf16:.1e}** and **{wire_error_fp16:.1e}**, "
-            "logits {wire_error_bf16_logits:.1e} and {wire_error_fp16_logits:.1e}"
+            "gradients **{wire_error_bf16:.2%}** and **{wire_error_fp16:.2%}**, "
+            "logits {wire_error_bf16_logits:.2%} and {wire_error_fp16_logits:.2%}"
         ),
     ),
     Row(
