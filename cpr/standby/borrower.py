@@ -35,6 +35,8 @@ def borrow(connection: socket.socket) -> None:
         with suppress(OSError):  # the worker has just ended; how, is on its way
             connection.send(bytes([signum]))
 
+    # the fork may tell others that it is there before this process is ready to pass their signals on
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     try:
         request = Request(
             program=program(),
@@ -48,10 +50,12 @@ def borrow(connection: socket.socket) -> None:
         (fork,) = NUMBER.unpack(receive(connection, NUMBER.size))  # it lives, and signals reach it
     except OSError:
         connection.close()  # the prepared process kills what it may have forked
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         return
     for signum in PASSED_ON:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` asks, and the fork ignores it too
             signal.signal(signum, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
     connection.settimeout(None)
     name_this_process(f"{STAND_IN}{fork}")
     _end_like_it(connection)

@@ -194,7 +194,9 @@ def the_trainers_replicated_tables():
     """By rows, tables become what they become under DDP, to the bit, and less travels."""
     tables, wires = [], []
     for gradients in ("dense", "rows"):
-        sharding = ShardingConfig(data_parallel_rows=2500, data_parallel_gradients=gradients)
+        sharding = ShardingConfig(
+            strategy="torchrec", data_parallel_rows=2500, data_parallel_gradients=gradients
+        )
         model, optimizers = sharded(sharding)
         wire, _ = train(model, optimizers)
         wires.append(wire)
@@ -216,7 +218,9 @@ def a_step_stays_near(exchange_dtype, precision, most_replicated=200):
     """What is rounded on its way changes logits and tables, but little."""
     found = []
     for each in ("fp32", exchange_dtype):
-        sharding = ShardingConfig(exchange_dtype=each, data_parallel_rows=most_replicated)
+        sharding = ShardingConfig(
+            strategy="torchrec", exchange_dtype=each, data_parallel_rows=most_replicated
+        )
         model, optimizers = sharded(sharding, precision)
         before = {each.name: each.weights.clone() for each in find_shards(model)}
         _, logits = train(model, optimizers, steps=1)
@@ -232,7 +236,8 @@ def a_step_stays_near(exchange_dtype, precision, most_replicated=200):
 
 def a_table_that_diverged_shows_everywhere():
     """FBGEMM's own int8 would make numbers of its NaN."""
-    model, _ = sharded(ShardingConfig(exchange_dtype="int8"), kind="fm")  # no ReLU, which would hide it
+    sharding = ShardingConfig(strategy="torchrec", exchange_dtype="int8")
+    model, _ = sharded(sharding, kind="fm")  # no ReLU, which would hide it
     for group in table_groups(model):
         for table in group.tables:
             if table.name == "cat_2":

@@ -130,7 +130,7 @@ def sharded_model(case):
             kind=case.kind, embedding_dim=DIM, bottom_mlp=(16, DIM), top_mlp=(16, 1), cross_rank=8
         ),
         tables=TablesConfig(optimizer=case.tables, learning_rate=0.05),
-        sharding=ShardingConfig(data_parallel_rows=100),
+        sharding=ShardingConfig(strategy="torchrec", data_parallel_rows=100),
         train=TrainConfig(precision="fp32"),
     )
     inputs = SimpleNamespace(
