@@ -153,8 +153,7 @@ COMMUNICATION: Final[Sequence[Row]] = [
         what="`auto` over the best comparable exchange, worst of all models, links and layouts",
         result=_range("auto_worst_ratio")
         + "; nothing clearly better in {auto_best_share:.0%} of them; all values sent, in fp32, in "
-        "{auto_lossless_share:.0%}, and where DDP's exchange is at most 3 % of a step in "
-        "{auto_lossless_share_where_small:.0%}",
+        "{auto_lossless_share:.0%}",
     ),
     Row(
         experiment="communication",
