@@ -21,7 +21,8 @@ def test_an_interrupted_experiment_leaves_no_worker_behind():
 
         def wait_for_workers_and_interrupt():
             with running(command, threads=1, output=output) as launcher:
-                while len(workers) < 2:
+                # torchrun loses workers that it is about to start: they are to be at work
+                while len([each for each in workers if each.net_connections()]) < 2:
                     time.sleep(0.05)
                     workers[:] = psutil.Process(launcher.pid).children()
                 raise KeyboardInterrupt
