@@ -7,6 +7,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from dlrm.comm.planner import slowest
 from dlrm.comm.rounds import LEAST_ROUNDS, agree, typical
 
 WARM_UP: Final = 3
@@ -33,7 +34,9 @@ def race(contenders: Sequence[Contender], device: torch.device) -> list[float]:
     rounds: list[list[float]] = []
     began = time.perf_counter()
     while len(rounds) < MOST_ROUNDS and not agree(rounds):
-        *took, elapsed_s = _slowest([*_round(contenders, len(rounds)), time.perf_counter() - began], device)
+        *took, elapsed_s = slowest(
+            [*_round(contenders, len(rounds)), time.perf_counter() - began], device, None
+        )
         rounds.append(took)
         if elapsed_s > LASTS_S and len(rounds) >= LEAST_ROUNDS:
             break
@@ -52,9 +55,3 @@ def _round(contenders: Sequence[Contender], number: int) -> list[float]:
             contenders[mine]()
         took[mine] = (time.perf_counter() - began) / CALLS
     return took
-
-
-def _slowest(values: Sequence[float], device: torch.device) -> list[float]:
-    held = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(held, op=dist.ReduceOp.MAX)
-    return [float(value) for value in held.tolist()]
