@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -20,8 +20,7 @@ from experiments.communication_models import MODELS, DensePart, Samples, num_den
 from experiments.communication_rounds import Effort, is_over, still_in
 from experiments.communication_ways import Way, make_way
 from experiments.network import sent_bytes
-
-Decision = TypeVar("Decision")
+from experiments.training import of_rank_0
 
 
 class Contest:
@@ -118,7 +117,7 @@ class Contest:
                 began = perf_counter()
             if len(measured) >= effort.full_rounds:
                 over = is_over(measured, self._chosen, effort, perf_counter() - began)
-                names = _agreed([] if over else still_in(measured, self._chosen))
+                names = of_rank_0([] if over else still_in(measured, self._chosen))
         return measured, counted
 
     def _turn(self, name: str) -> tuple[float, float]:
@@ -134,14 +133,6 @@ class Contest:
         way.drain()
         dist.barrier()
         return (perf_counter() - began) / way.steps, (sent_bytes() - sent) / way.steps
-
-
-def _agreed(decision: Decision) -> Decision:
-    """That of rank 0, which alone may look at the clock."""
-    held: list[Any] = [decision]
-    dist.broadcast_object_list(held)
-    agreed: Decision = held[0]
-    return agreed
 
 
 def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:

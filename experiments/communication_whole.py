@@ -32,7 +32,7 @@ from experiments.communication_rounds import Effort, is_known
 from experiments.communication_ways import register_hook
 from experiments.network import sent_bytes
 from experiments.splitting_workload import Workload as TerabyteWorkload
-from experiments.training import NUM_SCALARS, Keep, Keeper, Training
+from experiments.training import NUM_SCALARS, Keep, Keeper, Training, of_rank_0
 
 TOP_MLP: Final = (512, 256, 1)
 """Of the model that is trained: the `tiny` recipe's is so small that nothing is worth compressing."""
@@ -139,9 +139,7 @@ def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[
             training.keeper = keepers[name]
             training.timed_steps(1)  # it finds in the caches what the other one left there
             rounds[-1][name] = _timed(training, SHARE_STEPS) / SHARE_STEPS
-        held = [is_known(rounds, "dense", LIMIT, effort, perf_counter() - began)]
-        dist.broadcast_object_list(held)
-        goes_on = not held[0]
+        goes_on = not of_rank_0(is_known(rounds, "dense", LIMIT, effort, perf_counter() - began))
     num_values = sum(each.numel() for each in dense_parameters(training.model))
     del training
     gc.collect()  # its tables refer to each other

@@ -29,7 +29,7 @@ from experiments.splitting_counting import count
 from experiments.splitting_errors import wire_errors
 from experiments.splitting_figures import PLANS, Ratio, plan_with, strategies_in
 from experiments.splitting_workload import Workload
-from experiments.training import Training
+from experiments.training import Training, of_rank_0
 from experiments.workers import ANSWER
 
 WARM_UP_STEPS: Final = 3
@@ -88,9 +88,7 @@ class Contest:
         return {"chosen": chosen, "rounds": rounds}
 
     def _chosen(self, folder: Path) -> dict[str, Any]:
-        held = [json.loads((folder / CHOICE_NAME).read_text()) if self._ranks.rank == 0 else {}]
-        dist.broadcast_object_list(held)
-        return held[0]
+        return of_rank_0(json.loads((folder / CHOICE_NAME).read_text()) if self._ranks.rank == 0 else {})
 
     def _inputs(self, strategy: str) -> Inputs:
         return self._workload.inputs(self._workload.config(self._model, strategy), self._ranks)
@@ -102,7 +100,7 @@ class Contest:
         order, shuffled = sorted(self._trainings), random.Random(self._workload.seed)
         rounds: list[dict[str, float]] = []
         began = perf_counter()
-        while not self._agreed(self._is_enough(rounds, perf_counter() - began)):
+        while not of_rank_0(self._is_enough(rounds, perf_counter() - began)):
             shuffled.shuffle(order)
             rounds.append(self._round(order))
         return rounds
@@ -131,12 +129,6 @@ class Contest:
             if name != "torchrec"
         ]
         return max(each.reach for each in ratios) <= self._workload.reach
-
-    def _agreed(self, decision: bool) -> bool:
-        """That of rank 0, which alone may look at the clock."""
-        held = [decision]
-        dist.broadcast_object_list(held)
-        return held[0]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -17,6 +18,16 @@ from dlrm.optim import Optimizers, dense_parameters
 from dlrm.replicas import Replicas
 
 NUM_SCALARS: Final = 1  # that travel with the gradients: a flag of each rank
+
+Value = TypeVar("Value")
+
+
+def of_rank_0(value: Value) -> Value:
+    """What rank 0 has, which alone looks at the clock and at files; all ranks call it together."""
+    held: list[Any] = [value]
+    dist.broadcast_object_list(held)
+    found: Value = held[0]
+    return found
 
 
 class Keeper(Protocol):
