@@ -1,32 +1,46 @@
 """Comparing what takes turns, on machines that others use as well.
 
 Such a machine is slower at one time than at another, by more than contenders differ. So each round is
-compared within itself, and rounds go on until some in a row agree, or they are as many as anybody wants.
+compared within itself, and who has clearly lost to the fastest takes no further turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import sqrt
 from statistics import median
 from typing import Final
 
 LEAST_ROUNDS: Final = 8
-"""In a row that agree; of two equal contenders, the same one wins as many once in 128 times."""
+"""After which who has lost all of them is out: of two equal ones, one does so once in 128 times."""
+SURE: Final = 2.5
+"""Standard deviations by which rounds won and lost differ, if that is no luck: 8 to 0, 13 to 3, 24 to 8."""
 
-Rounds = Sequence[Sequence[float]]
-"""Seconds of each contender, round by round."""
-
-
-def agree(rounds: Rounds) -> bool:
-    """Whether the same contender has won the last `LEAST_ROUNDS` rounds."""
-    winners = [min(range(len(took)), key=took.__getitem__) for took in rounds]
-    latest = set(winners[-LEAST_ROUNDS:])
-    return len(rounds) >= LEAST_ROUNDS and len(latest) == 1
+Rounds = Sequence[Mapping[int, float]]
+"""Seconds by contender, round by round; who is left out is not in later ones either."""
 
 
-def typical(rounds: Rounds) -> list[float]:
+def running(rounds: Rounds) -> list[int]:
+    """Who may be the fastest: all in the last round that have not clearly lost to the fastest."""
+    times = typical(rounds)
+    leader = min(rounds[-1], key=times.__getitem__)
+    return [each for each in rounds[-1] if not _beats(rounds, leader, each)]
+
+
+def typical(rounds: Rounds) -> dict[int, float]:
     """Seconds of each contender.
 
-    Of the first, the median over rounds; of each other one, that times the median of its ratio to the first
-    within a round.
+    Of one that is in all rounds, the median; of each other one, that times the median of its ratio to that
+    one within a round.
     """
-    first_s = median(took[0] for took in rounds)
-    return [first_s * median(took[each] / took[0] for took in rounds) for each in range(len(rounds[0]))]
+    reference = next(iter(rounds[-1]))
+    reference_s = median(took[reference] for took in rounds)
+    return {
+        each: reference_s * median(took[each] / took[reference] for took in rounds if each in took)
+        for each in rounds[0]
+    }
+
+
+def _beats(rounds: Rounds, one: int, other: int) -> bool:
+    """Whether `one` has won so many more rounds than it has lost that it was no luck (a sign test)."""
+    both = [(took[one], took[other]) for took in rounds if other in took]
+    lead = sum((one_s < other_s) - (one_s > other_s) for one_s, other_s in both)
+    return len(both) >= LEAST_ROUNDS and lead >= SURE * sqrt(len(both))

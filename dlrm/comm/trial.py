@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.planner import slowest
-from dlrm.comm.rounds import agree, typical
+from dlrm.comm.rounds import running, typical
 
 STEPS: Final = 2
 """Of a turn, that count; the one before them does not, as it finds in the caches what others left there."""
-MOST_ROUNDS: Final = 12
+MOST_ROUNDS: Final = 32
+"""In each of which those that are still running take a turn."""
 
 
 class Trial:
@@ -26,38 +27,37 @@ class Trial:
     def __init__(
         self, finalists: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None
     ) -> None:
-        self._finalists, self._device, self._group = finalists, device, group
-        self._rounds: list[Sequence[float]] = []
+        self._running, self._device, self._group = list(finalists), device, group
+        self._rounds: list[dict[int, float]] = []
         self._begin_round()
 
     @property
     def is_over(self) -> bool:
-        """Whether the last rounds agree, or there are as many as there may be."""
-        return len(self._rounds) >= MOST_ROUNDS or agree(self._rounds)
+        """Whether one alone is left, or there are as many rounds as there may be."""
+        return len(self._running) == 1 or len(self._rounds) >= MOST_ROUNDS
 
     @property
     def turn(self) -> int:
         """Index of the finalist whose step is the next; in each round, another one comes first."""
-        return self._finalists[self._place]
+        place = self._steps_done // (1 + STEPS) + len(self._rounds)
+        return self._running[place % len(self._running)]
 
     @property
     def times_s(self) -> dict[int, float]:
         """Seconds of a step by index, on the slowest rank: the same on all ranks."""
-        return dict(zip(self._finalists, typical(self._rounds), strict=True))
+        return typical(self._rounds)
 
     def observe(self, step_s: float) -> None:
         """The step of `turn` is over; it took so long on this rank."""
         if self._steps_done % (1 + STEPS):
-            self._took_s[self._place] += step_s / STEPS
+            self._took_s[self.turn] += step_s / STEPS
         self._steps_done += 1
-        if self._steps_done == len(self._finalists) * (1 + STEPS):
-            self._rounds.append(slowest(self._took_s, self._device, self._group))
+        if self._steps_done == len(self._running) * (1 + STEPS):
+            took_s = slowest([self._took_s[each] for each in self._running], self._device, self._group)
+            self._rounds.append(dict(zip(self._running, took_s, strict=True)))
+            self._running = running(self._rounds)
             self._begin_round()
 
     def _begin_round(self) -> None:
         self._steps_done = 0
-        self._took_s = [0.0] * len(self._finalists)
-
-    @property
-    def _place(self) -> int:
-        return (self._steps_done // (1 + STEPS) + len(self._rounds)) % len(self._finalists)
+        self._took_s = dict.fromkeys(self._running, 0.0)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.planner import slowest
-from dlrm.comm.rounds import LEAST_ROUNDS, agree, typical
+from dlrm.comm.rounds import LEAST_ROUNDS, running, typical
 
 WARM_UP: Final = 3
 """Calls of each before the first round: memory is fresh, connections are made."""
@@ -31,27 +31,26 @@ def race(contenders: Sequence[Contender], device: torch.device) -> list[float]:
     for each in contenders:
         for _ in range(WARM_UP):
             each()
-    rounds: list[list[float]] = []
+    left = list(range(len(contenders)))
+    rounds: list[dict[int, float]] = []
     began = time.perf_counter()
-    while len(rounds) < MOST_ROUNDS and not agree(rounds):
-        *took, elapsed_s = slowest(
-            [*_round(contenders, len(rounds)), time.perf_counter() - began], device, None
-        )
-        rounds.append(took)
+    while len(rounds) < MOST_ROUNDS and (len(left) > 1 or not rounds):
+        turns = [left[(place + len(rounds)) % len(left)] for place in range(len(left))]
+        mine = [*(_turn(contenders[each]) for each in turns), time.perf_counter() - began]
+        *took, elapsed_s = slowest(mine, device, None)
+        rounds.append(dict(zip(turns, took, strict=True)))
+        left = sorted(running(rounds))
         if elapsed_s > LASTS_S and len(rounds) >= LEAST_ROUNDS:
             break
-    return typical(rounds)
+    times = typical(rounds)
+    return [times[each] for each in range(len(contenders))]
 
 
-def _round(contenders: Sequence[Contender], number: int) -> list[float]:
-    """Seconds of a call of each contender on this rank; in each round, another one comes first."""
-    took = [0.0] * len(contenders)
-    for place in range(len(contenders)):
-        mine = (place + number) % len(contenders)
-        contenders[mine]()
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(CALLS):
-            contenders[mine]()
-        took[mine] = (time.perf_counter() - began) / CALLS
-    return took
+def _turn(contender: Contender) -> float:
+    """Seconds of a call on this rank."""
+    contender()
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        contender()
+    return (time.perf_counter() - began) / CALLS

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import xxhash
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import batched_embedding_kernel as kernels
@@ -286,27 +287,41 @@ def shared_memory():
         yield root
 
 
-def test_tables_take_memory_once_and_adopting_takes_none(shared_memory):
-    home = Home("run", shared_memory)
-    rows = 9_000_000  # its optimizer state is beyond what malloc keeps for later
+def grow(home, segment, adopt, **rows):
+    """Bytes that tables took, or would take again: of anonymous memory, and at the peak."""
+    before = memory_bytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    with tables_born_in(segment, adopt) as birth:
+        model = shard({"t": "tw"}, bag=bags(**rows))
+    after = memory_bytes()
+    if not adopt:
+        segment.seal(**RUN, shards=find_shards(model))
+    return birth, after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmRSS"]
 
-    def grow(adopt, segment):
-        before = memory_bytes()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        with tables_born_in(segment, adopt) as birth:
-            model = shard({"t": "tw"}, bag=bags(t=rows))
-        after = memory_bytes()
-        return model, birth, after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmRSS"]
 
-    born(Home("warmup", shared_memory).create("rank0"))
+def grow_twice(pipe, root):
+    """What the first worker's tables take, and those of the next one that adopts them."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    born(Home("warmup", root).create("rank0"))
+    home = Home("run", root)
     segment = home.create("rank0")
-    model, birth, anonymous, peak = grow(False, segment)
-    assert birth.num_bytes >= rows * (DIM + 1) * 4
+    rows = 9_000_000  # its optimizer state is beyond what malloc keeps for later
+    pipe.send(grow(home, segment, False, t=rows))
+    pipe.send(grow(home, crash_and_find(home, segment), True, t=rows))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_tables_take_memory_once_and_adopting_takes_none(shared_memory, start):
+    # in a process of its own: malloc serves large tensors from what other tests have left free in the middle
+    _, pipe = start(grow_twice, shared_memory)
+    assert pipe.poll(60)
+    birth, anonymous, peak = pipe.recv()
+    assert birth.num_bytes >= 9_000_000 * (DIM + 1) * 4
     assert anonymous < 0.05 * birth.num_bytes
     assert birth.num_bytes / 2 < peak < 1.05 * birth.num_bytes
-    segment.seal(**RUN, shards=find_shards(model))
-    del model
-    _, birth, _, peak = grow(True, crash_and_find(home, segment))
+    assert pipe.poll(60)
+    birth, _, peak = pipe.recv()
     assert birth.adopted
     assert peak < 0.05 * birth.num_bytes  # no page of the tables was touched
 

@@ -1,4 +1,4 @@
-"""Contenders take turns until rounds agree, and the slowest rank's times count."""
+"""Contenders take turns until one has clearly won, and the slowest rank's times count."""
 
 import time
 from itertools import cycle
@@ -29,7 +29,7 @@ def test_all_take_turns_and_what_is_slower_takes_longer(world_of_one):
     turns = rounds[:: 1 + CALLS]
     assert turns[:4] == ["quick", "slow", "slow", "quick"]  # who comes first changes
     assert rounds == [name for name in turns for _ in range(1 + CALLS)]
-    assert len(turns) == 2 * LEAST_ROUNDS  # all of them said the same
+    assert len(turns) == 2 * LEAST_ROUNDS  # it has won all of them
 
 
 def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
     assert race([work], CPU)[0] < 0.02 / (1 + CALLS)
 
 
-def test_rounds_that_do_not_agree_go_on_until_time_is_up(world_of_one, monkeypatch):
+def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "LASTS_S", 0.0)
     calls = [0, 0]
     # each wins every other round
