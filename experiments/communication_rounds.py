@@ -8,7 +8,7 @@ from typing import Final
 from experiments.communication_contenders import BASELINE, LIMIT, is_comparable
 from experiments.splitting_figures import Ratio
 
-STAYS_WITHIN: Final = 1.05
+STAYS_WITHIN: Final = 1.03
 """Times the fastest: what clearly takes longer takes no further turns."""
 FIRST_STAYS_WITHIN: Final = 1.5
 """The same after fewer than `SURE_ROUNDS` rounds, which tell nothing of how much luck there was."""

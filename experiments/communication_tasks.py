@@ -18,7 +18,7 @@ TRAINED_GBIT_PER_S: Final = 1.0
 
 
 SHARE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=100, seconds=6.0, reach=0.005)
-SMALL: Final = Effort(full_rounds=2, least_rounds=8, most_rounds=400, seconds=45.0, reach=0.01)
+SMALL: Final = Effort(full_rounds=2, least_rounds=8, most_rounds=400, seconds=60.0, reach=0.01)
 LARGE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=60, seconds=60.0, reach=0.01)
 
 
