@@ -14,12 +14,13 @@ Steps: the dense parts of the recipes (`mlperf`, DCN-v2, with a global batch of 
 first trains until it has decided, and is then what it chose. Everybody in
 `experiments.communication_contenders` takes turns of a few steps in the same processes, in a new order each
 round; the first step of a turn does not count, but for large models. After the first rounds, of all, only
-those go on that may be about as fast as the best, and DDP: for 8 rounds at least, and until the intervals of
-`auto`'s ratios reach no more than 1 % from them, or time is up. The ratio of two contenders is the median
-over the rounds that have both of their ratio in a round, with a 95 % interval (bootstrap over rounds; fewer
-than 4 are refused). Memory and time do not allow all of it: `kaggle` and `mlperf` were measured on 2 workers
-and links of 25 and 1 Gb/s, `wide` there and of 5 Gb/s, and on 4 workers in nodes of 2 with links of 1 Gb/s;
-large models with fewer contenders. Controllers need whole trainings and are there alone.
+those go on that may be about as fast as the best, and DDP; after 12, `auto` and those comparable with it,
+until the intervals of its ratios reach no more than 1 % from them, or time is up. The ratio of two
+contenders is the median over the rounds that have both of their ratio in a round, with a 95 % interval
+(bootstrap over rounds; fewer than 4 are refused). Memory and time do not allow all of it: `kaggle` and
+`mlperf` were measured on 2 workers and links of 25 and 1 Gb/s, `wide` there and of 5 Gb/s, and on 4 workers
+in nodes of 2 with links of 1 Gb/s; large models with fewer contenders. Controllers need whole trainings and
+are there alone.
 
 Comparable with `auto` is who leaves no more of a gradient behind than it may: all values, in whatever
 encoding, or at least a share of 0.01 of them, with error feedback. A thousandth or a low rank (PowerSGD) are
@@ -40,7 +41,7 @@ only the way is `auto`'s.
   counted, over DDP's: `wide` on 2 workers.
 - `table_vi_hits`: winners of Table VI of arXiv 2312.02493, of 36, that the formulas name.
 
-Trainings: half an epoch of the `tiny` recipe (512 steps) with a top MLP of 512, 256 and 1, of which
+Trainings: most of an epoch of the `tiny` recipe (768 steps) with a top MLP of 512, 256 and 1, of which
 compressing is worth while, on 2 workers with links of 1 Gb/s, tested four times on the first samples of the
 test day. All get the same samples in the same order, so that only the exchange differs; SelSync too, which
 is meant for `data.order=seldp`. PowerSGD begins when `auto` plans. Against DDP's run of the same seed:

@@ -71,35 +71,43 @@ class Cell:
     @property
     def best(self) -> str:
         """Of the comparable contenders."""
-        return self._best(self.rounds, is_comparable)
+        return self._fastest(self.rounds, self._last(self.rounds, is_comparable))
 
     @property
     def best_of_all(self) -> str:
         """Of all that exchange anything, whatever they leave behind."""
-        return self._best(self.rounds, _exchanges)
+        return self._fastest(self._shared, self._last(self._shared, _exchanges))
 
     @property
     def auto_ratio(self) -> Ratio:
         """`auto` over the best comparable contender; where it is that one, exactly 1."""
-        return self._ratio_to_best(is_comparable)
+        return self._ratio_to_best(self.rounds, is_comparable)
 
     @property
     def whole_table_ratio(self) -> Ratio:
         """`auto` over the best of all."""
-        return self._ratio_to_best(_exchanges)
+        return self._ratio_to_best(self._shared, _exchanges)
 
-    def _ratio_to_best(self, among: Callable[[str], bool]) -> Ratio:
+    @property
+    def _shared(self) -> Rounds:
+        """The rounds that are not of comparable contenders alone."""
+        return [each for each in self.rounds if LIMIT in each]
+
+    def _ratio_to_best(self, rounds: Rounds, among: Callable[[str], bool]) -> Ratio:
         """Each half of the rounds is compared with who was best in the other: no luck counts twice."""
-        halves = self.rounds[::2], self.rounds[1::2]
+        names, halves = self._last(rounds, among), (rounds[::2], rounds[1::2])
         pooled: list[float] = []
         for judging, compared in (halves, halves[::-1]):
-            pooled += ratios(compared, self.chosen, self._best(judging, among))
+            pooled += ratios(compared, self.chosen, self._fastest(judging, names))
         return _interval(pooled)
 
-    def _best(self, rounds: Rounds, among: Callable[[str], bool]) -> str:
-        """In these rounds, among those that took turns to the end."""
-        last = filter(among, self.rounds[-1])
-        return max(last, key=lambda name: median(ratios(rounds, name, BASELINE)))
+    def _last(self, rounds: Rounds, among: Callable[[str], bool]) -> list[str]:
+        """Those that took turns to the end."""
+        return [*filter(among, rounds[-1])]
+
+    def _fastest(self, rounds: Rounds, names: Sequence[str]) -> str:
+        """In these rounds, all of which have what `auto` chose."""
+        return max(names, key=lambda name: median(ratios(rounds, name, self.chosen)))
 
     @property
     def share(self) -> Ratio:

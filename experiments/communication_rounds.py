@@ -13,6 +13,8 @@ STAYS_WITHIN: Final = 1.03
 FIRST_STAYS_WITHIN: Final = 1.5
 """The same after fewer than `SURE_ROUNDS` rounds, which tell nothing of how much luck there was."""
 SURE_ROUNDS: Final = 3
+SHARED_ROUNDS: Final = 12
+"""After which those that `auto` is compared with go on alone: their ratios have to be known best."""
 
 Rounds = Sequence[Mapping[str, float]]
 """Seconds of a step by contender, round by round; who is left out is not in later ones either."""
@@ -36,8 +38,9 @@ class Effort:
 def still_in(rounds: Rounds, chosen: str) -> list[str]:
     """Who takes another turn.
 
-    Those that all are compared with, what `auto` chose, comparable contenders that may be about as fast as
-    the best of these, and others that may be about as fast as the best of all.
+    What `auto` chose, and comparable contenders that may be about as fast as the best of these. In the
+    first rounds, also those that all are compared with, and others that may be about as fast as the best of
+    all.
 
     Args:
         rounds: so far.
@@ -52,7 +55,10 @@ def still_in(rounds: Rounds, chosen: str) -> list[str]:
         other = best_comparable if is_comparable(name) else best
         return Ratio.of(ratios(rounds, name, other)).high >= 1 / within
 
-    return sorted({*filter(is_close, typical)} | {BASELINE, LIMIT, chosen} & rounds[-1].keys())
+    close = {chosen, *filter(is_close, typical)}
+    if len(rounds) >= SHARED_ROUNDS:
+        return sorted(filter(is_comparable, close))
+    return sorted(close | {BASELINE, LIMIT} & rounds[-1].keys())
 
 
 def is_over(rounds: Rounds, chosen: str, effort: Effort, elapsed_s: float) -> bool:

@@ -1,11 +1,11 @@
 """Which exchange is fastest here: predicted for all candidates, timed for some, tried in training by a few.
 
 Predictions need the speeds of the links (`dlrm.comm.links`), the formulas that each collective composes of
-`dlrm.comm.cost`, and the time that a compressor takes. They only choose what is timed: in place, on the
-gradient's own size and values. Times of the exchange alone only choose what is tried: in a step caches are
-cold, and ranks are not there at the same moment. Steps decide. Whatever leaves something behind costs
-accuracy, so that it must be worth it: where the dense exchange is a small share of the step, the answer is
-dense.
+`dlrm.comm.cost`, and the time that a compressor takes; encoding all values takes time that they leave out.
+They only choose what is timed: in place, on the gradient's own size and values. Times of the exchange alone
+only choose what is tried: in a step caches are cold, and ranks are not there at the same moment. Steps
+decide. Whatever leaves something behind costs accuracy, so that it must be worth it: where the dense
+exchange is a small share of the step, the answer is dense.
 """
 
 import time
@@ -23,7 +23,8 @@ from dlrm.comm.links import Links, best_time_s, finish
 MAX_TIMED: Final = 3
 """Candidates of each kind, lossless, encoded and sparse, that are timed."""
 TIMED_WITHIN: Final = 2.0
-"""Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed."""
+"""Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed. The
+best is none of those that encode all values, for which their links alone are predicted."""
 MAX_ROUNDS: Final = 5
 BUDGET_S: Final = 5.0
 """For timing: as many rounds of all as fit, at least one, after one that does not count."""
@@ -218,15 +219,20 @@ def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None)
 
 def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
     """Indices of those to time: never empty of lossless ones."""
+
+    def longest_s(*kinds: Kind) -> float:
+        return TIMED_WITHIN * min(each.predicted_s for each in estimates if each.kind in kinds)
+
     best_first = sorted(range(len(estimates)), key=lambda index: estimates[index].predicted_s)
-    kinds: dict[Kind, list[int]] = {"lossless": [], "encoded": [], "sparse": []}
-    for index in best_first:
-        kinds[estimates[index].kind].append(index)
+    limits_s: dict[Kind, float] = {
+        "lossless": longest_s("lossless"),
+        "encoded": longest_s("lossless", "sparse"),
+        "sparse": longest_s("lossless", "sparse"),
+    }
     found = []
-    for kind, indices in kinds.items():
-        best = kinds["lossless"][0] if kind == "lossless" else best_first[0]
-        longest_s = TIMED_WITHIN * estimates[best].predicted_s
-        found += [index for index in indices[:MAX_TIMED] if estimates[index].predicted_s <= longest_s]
+    for kind, limit_s in limits_s.items():
+        indices = [index for index in best_first if estimates[index].kind == kind][:MAX_TIMED]
+        found += [index for index in indices if estimates[index].predicted_s <= limit_s]
     return found
 
 

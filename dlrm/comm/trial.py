@@ -9,7 +9,7 @@ import torch.distributed as dist
 from dlrm.comm.planner import slowest
 from dlrm.comm.rounds import running, typical
 
-STEPS: Final = 2
+STEPS: Final = 4
 """Of a turn, that count; the one before them does not, as it finds in the caches what others left there."""
 MOST_ROUNDS: Final = 32
 """In each of which those that are still running take a turn."""

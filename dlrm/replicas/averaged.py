@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
 from dlrm.comm.figures import ExchangeFigures
+from dlrm.comm.parameters import check_alike
 from dlrm.comm.residual import LostResiduals, Residual
 from dlrm.replicas.keeping import EXCHANGE
 
@@ -25,12 +26,16 @@ class Replicas:
         parameters: dense fp32 parameters, equal on all ranks.
         num_scalars: fp32 numbers that travel along each time.
         comm: how gradients travel; None: all of them, in one fp32 all-reduce with the scalars.
+
+    Raises:
+        ValueError: ranks have different parameters; all ranks raise it, and make `Replicas` together.
     """
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], num_scalars: int, comm: CommConfig | None = None
     ) -> None:
         self._parameters = list(parameters)
+        check_alike({f"dense parameter {number}": each for number, each in enumerate(self._parameters)}, None)
         self._sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._num_scalars = num_scalars

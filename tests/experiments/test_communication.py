@@ -131,6 +131,16 @@ def test_the_whole_table_has_those_that_leave_more_behind():
     assert measured.auto_ratio.value == 1
 
 
+def test_rounds_of_comparable_ones_alone_count_for_them_and_for_nobody_else():
+    shared = {"ddp": 2.0, "dense": 1.0, "tree": 1.02, "nothing": 0.1, "star_0.001": 0.8}
+    measured = cell(rounds=[shared] * 4 + [{"dense": 1.0, "tree": 0.9}] * 12)
+    assert measured.best == "tree"
+    assert measured.auto_ratio.value == pytest.approx(0.9)
+    assert measured.best_of_all == "star_0.001"
+    assert measured.whole_table_ratio.value == pytest.approx(0.8)
+    assert measured.speedups()["tree"] == pytest.approx(2 / 1.02)
+
+
 def test_figures_of_steps():
     wide = {"model": "wide", "chosen": "all_gather_0.01", "ddp": 3.0, "dense": 2.5, "nothing": 1.0}
     cells = [

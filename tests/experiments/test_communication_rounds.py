@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.communication_rounds import Effort, is_over, still_in
+from experiments.communication_rounds import SHARED_ROUNDS, Effort, is_over, still_in
 
 EFFORT = Effort(full_rounds=2, least_rounds=6, most_rounds=20, seconds=10.0, reach=0.01)
 STEPS = {"nothing": 0.1, "ddp": 9.0, "dense": 1.0, "tree": 1.02, "ring_fp16": 1.3, "ring_int8": 1.6}
@@ -26,6 +26,12 @@ def test_those_that_leave_more_behind_are_compared_with_the_best_of_all():
     found = {*still_in(rounds, "dense")}
     assert {"power_sgd", "star_0.001", "dense", "tree"} <= found
     assert "all_gather_0.001" not in found
+
+
+def test_after_the_shared_rounds_only_those_that_auto_is_compared_with_go_on():
+    steps = STEPS | {"power_sgd": 0.5, "ddp_fp16": 1.01}
+    assert "power_sgd" in still_in([steps] * (SHARED_ROUNDS - 1), "ring_int8")
+    assert still_in([steps] * SHARED_ROUNDS, "ring_int8") == ["ddp_fp16", "dense", "ring_int8", "tree"]
 
 
 def test_who_was_left_out_stays_out():

@@ -8,6 +8,7 @@ from torch import nn
 from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
 from dlrm.comm.hook import register
 from dlrm.comm.rollcall import DisagreementError
+from dlrm.replicas.averaged import Replicas
 from tests.system.comm_exchange_worker import (
     SIZE,
     SUMMING,
@@ -135,6 +136,13 @@ def hooks_that_are_called_in_a_wrong_order_say_so():
         module.second = nn.Linear(40, 1, bias=False)
     with pytest.raises(ValueError, match="rank 1"):
         register(Unlike(module), CommConfig(exchange="all_gather"))
+
+
+def replicas_of_different_models_are_refused_by_all():
+    shape = (2, 3) if dist.get_rank() == 2 else (3, 2)  # as many values
+    parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(shape))]
+    with pytest.raises(ValueError, match=r"rank 2 .* dense parameter 1 \[2, 3\], and rank 0 .* \[3, 2\]"):
+        Replicas(parameters, num_scalars=1)
 
 
 class Unlike:

@@ -24,6 +24,7 @@ def test_exchanges_and_hooks_of_four_ranks(start_ranks):
         worker.a_hook_does_what_an_exchange_of_the_whole_gradient_does,
         worker.a_hooks_state_goes_on_to_the_bit,
         worker.uneven_batches_train_as_one_process_on_all_samples,
+        disagreement.replicas_of_different_models_are_refused_by_all,
         disagreement.hooks_that_are_called_in_a_wrong_order_say_so,
         worker.all_ways_to_keep_replicas_alike,
     )

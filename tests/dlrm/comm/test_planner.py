@@ -90,6 +90,12 @@ def test_what_is_lossy_and_predicted_to_be_far_slower_is_not_timed():
     assert _shortlist([estimate("sparse", 2.1), estimate("ring", 1.0, lossless=True)]) == [1]
 
 
+def test_encoded_ones_are_no_measure_for_others_as_what_encoding_takes_is_not_predicted():
+    estimates = [estimate("ring int8", 0.3), estimate("ring", 1.0, lossless=True), estimate("sparse", 0.7)]
+    assert sorted(_shortlist(estimates)) == [0, 1, 2]
+    assert 2 not in _shortlist([*estimates[:2], estimate("sparse", 2.1)])
+
+
 def test_encoded_and_sparse_ones_do_not_keep_each_other_from_being_timed():
     estimates = [estimate("ring", 1.9, lossless=True), estimate("ring int8", 1.5), estimate("ring bf16", 1.7)]
     estimates += [estimate(f"sparse {i}", 1.0) for i in range(MAX_TIMED)]
