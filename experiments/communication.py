@@ -52,7 +52,8 @@ is meant for `data.order=seldp`. PowerSGD begins when `auto` plans. Against DDP'
   rate, has not converged, and gradients that are sent late and summed change the steps that Adagrad makes.
 - `time_to_auc_speedup_CONTENDER`, with `..._ci`: how many times sooner it reaches the AUC that DDP has after
   three quarters of the samples; planning and trying count.
-- `auto_decided_at_step`: the first step that `auto` made as decided, the latest of all seeds.
+- `auto_decided_at_step`: the first step that `auto` made as decided, the latest of all seeds; what it changed
+  later is in the notes.
 """
 
 import argparse

@@ -47,23 +47,24 @@ class Contest:
             self._add(name)
 
     def choose(self) -> dict[str, Any]:
-        """Let `auto` train until it has decided, on the links as they are now.
+        """Let `auto` train until it has decided and tries nothing any more, on the links as they are now.
 
         Returns:
-            `chosen`: the contender that is what it chose; `plan`: its reasons; `decided_at_step`: the first
-            step that was made in that way.
+            `chosen`: the contender that is what it chose; `plan`: its reasons; `settled_at_step`: the last
+            step in which it tried something.
         """
         way = make_way(AUTO, self._part, self._steps)
         assert way.replicas is not None, "it is one of ours"
         steps = 0
         with _told() as lines:
-            while way.replicas.chosen is None:  # which all ranks learn in the same step
+            while not way.replicas.is_settled:  # which all ranks learn in the same step
                 way.step(next(self._samples))
                 steps += 1
+        assert way.replicas.chosen is not None, "it is settled"
         self._chosen = CHOSEN[way.replicas.chosen]
         del way
         gc.collect()  # what it has tried refers to each other, and may be as large as the model
-        return {"chosen": self._chosen, "plan": "\n".join(lines), "decided_at_step": steps}
+        return {"chosen": self._chosen, "plan": "\n".join(lines), "settled_at_step": steps}
 
     def time(self, effort: Effort) -> dict[str, Any]:
         """What was chosen, and everybody else, on the same links.

@@ -53,9 +53,9 @@ class Watched:
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
         self.decisions: list[tuple[int, str]] = []
-        """The first step that was made as decided, and the collective's name; again whenever it was."""
+        """The first step that was made as decided, and the collective's name; again whenever that changed."""
         self._steps = 0
-        self._is_decided = False
+        self._chosen: str | None = None
 
     def average(self, scalars: Tensor) -> Tensor:
         """See `Keeper`."""
@@ -66,9 +66,9 @@ class Watched:
         self.replicas.updated(seconds)
         self._steps += 1
         chosen = self.replicas.chosen
-        if chosen is not None and not self._is_decided:
+        if chosen is not None and chosen != self._chosen:
             self.decisions.append((self._steps, chosen))
-        self._is_decided = chosen is not None
+        self._chosen = chosen
 
     def join(self) -> None:
         """See `Keeper`."""

@@ -1,8 +1,9 @@
 """`auto`: training begins dense, and goes on in what turns out to be the fastest way.
 
 When a few steps have told what a step takes besides its exchange, candidates are timed on a real gradient,
-and those that may be the fastest take turns in the steps that follow. All of that happens again if exchanges
-get much slower or faster; all ranks at the same steps.
+and those that may be the fastest take turns in the steps that follow. What is chosen after some of these
+turns may still change while they last. All of that happens again if exchanges get much slower or faster; all
+ranks at the same steps.
 """
 
 import logging
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from dlrm.comm.collectives import Collective
 from dlrm.comm.links import measure_links
-from dlrm.comm.planner import Candidate, Estimate, decide, estimate, finalists, slowest
+from dlrm.comm.planner import Candidate, Estimate, Plan, decide, estimate, finalists, slowest
 from dlrm.comm.replanning import Watch
 from dlrm.comm.trial import Trial
 
@@ -48,25 +49,28 @@ class Automatic:
         self._estimates: list[Estimate] = []
         self._trial: Trial | None = None
         self._watch = Watch(device, group)
+        self._best: Collective | None = None  # so far
         self.chosen: Collective | None = None
         """See `Planner`."""
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Planner`."""
+        return self.chosen is not None and self._trial is None
 
     def choose(self, gradient: Tensor) -> Collective | None:
         """See `Planner`."""
         if self._is_due:
             self._is_due, self.chosen = False, None
             self._begin(gradient)
-        if self._trial is None:
-            return self.chosen
-        if not self._trial.is_over:
-            return self._candidates[self._trial.turn].collective
-        trial, self._trial = self._trial, None
-        return self._decide(trial.times_s)
+        turn = None if self._trial is None else self._trial.turn
+        return self._best if turn is None else self._candidates[turn].collective
 
     def observe(self, step_s: float, exchange_s: float) -> None:
         """See `Planner`."""
         if self._trial is not None:
-            self._trial.observe(step_s)
+            if self._trial.observe(step_s):
+                self._judge(self._trial)
             return
         self._rests_s.append(max(0.0, step_s - exchange_s))
         if self.chosen is not None:
@@ -87,7 +91,7 @@ class Automatic:
         """See `Planner`; if exchanges then take another time than they did, everything is tried again."""
         by_name = {each.name: each.collective for each in self._candidates}
         if state["num_ranks"] == dist.get_world_size(self._group) and state["chosen"] in by_name:
-            self.chosen = by_name[state["chosen"]]
+            self.chosen = self._best = by_name[state["chosen"]]
             self._watch.usual_s = state["usual_s"]
 
     def _begin(self, gradient: Tensor) -> None:
@@ -102,14 +106,28 @@ class Automatic:
         )
         if len(found) > 1:
             self._trial = Trial(found, self._device, self._group)
-        else:
-            self._decide({found[0]: rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)})
+            return
+        made = decide(
+            self._estimates, {found[0]: rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)}
+        )
+        self._take(made, is_final=True)
 
-    def _decide(self, times_s: Mapping[int, float]) -> Collective:
-        made = decide(self._estimates, times_s)
-        self._tell(f"exchange of dense gradients:\n{made.describe()}")
-        self.chosen = self._candidates[made.chosen].collective
-        return self.chosen
+    def _judge(self, trial: Trial) -> None:
+        """A round is over: who is best now goes on between it and the next, or for good."""
+        made = decide(self._estimates, trial.times_s)
+        if trial.is_telling:
+            self._take(made, trial.is_over)
+        else:
+            self._best = self._candidates[made.chosen].collective
+        if trial.is_over:
+            self._trial = None
+
+    def _take(self, made: Plan, is_final: bool) -> None:
+        self._best = self._candidates[made.chosen].collective
+        if is_final or self._best is not self.chosen:
+            so_far = "" if is_final else " (so far)"
+            self._tell(f"exchange of dense gradients{so_far}:\n{made.describe()}")
+        self.chosen = self._best
 
     def _tell(self, message: str) -> None:
         if dist.get_rank(self._group) == 0:

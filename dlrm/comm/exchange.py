@@ -42,6 +42,10 @@ class Planner(Protocol):
     chosen: Collective | None
     """The collective that was decided for; None: not yet."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has decided, and tries nothing any more."""
+
     def choose(self, gradient: Tensor) -> Collective | None:
         """The collective for this gradient and those that follow; None: the same as before.
 
@@ -212,6 +216,11 @@ class Exchange:
         """Of `auto`: the name of the collective that it has decided for; None: of none, or of none yet."""
         decided = None if self._planner is None else self._planner.chosen
         return None if decided is None else decided.name
+
+    @property
+    def is_settled(self) -> bool:
+        """Of `auto`: whether it has decided, and tries nothing any more; others have nothing to try."""
+        return self._planner is None or self._planner.is_settled
 
     def take_figures(self) -> ExchangeFigures | None:
         """What exchanges took since this was last asked; None if there was none. Waits for the device."""

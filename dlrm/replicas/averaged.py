@@ -60,6 +60,11 @@ class Replicas:
         """Of comm.exchange=auto: the collective that it has decided for, by name; None: not yet."""
         return self._exchange.chosen
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether comm.exchange=auto tries nothing any more."""
+        return self._exchange.is_settled
+
     def average(self, scalars: Tensor) -> Tensor:
         """Replace each parameter's gradient by its mean over all ranks; return the mean of `scalars`.
 

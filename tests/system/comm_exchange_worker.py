@@ -118,6 +118,8 @@ def replicas_stay_equal_and_nothing_is_forgotten():
 class InTurn:
     """A planner that has another collective for each step."""
 
+    is_settled = True
+
     def __init__(self, collectives):
         self._collectives, self._step = collectives, 0
 

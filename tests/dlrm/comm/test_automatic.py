@@ -9,7 +9,7 @@ from dlrm.comm import automatic, replanning
 from dlrm.comm.automatic import DENSE_STEPS, Automatic
 from dlrm.comm.planner import Estimate
 from dlrm.comm.rounds import LEAST_ROUNDS
-from dlrm.comm.trial import STEPS
+from dlrm.comm.trial import MOST_ROUNDS, STEPS
 
 CPU = torch.device("cpu")
 GRADIENT = torch.zeros(3)
@@ -55,18 +55,43 @@ def make():
 
 
 TRIED = (1 + STEPS) * LEAST_ROUNDS
+TRIAL = 3 * TRIED + LEAST_ROUNDS - 1
+"""Steps of three finalists of which one wins all rounds, with one step between two rounds."""
 
 
 def test_it_is_dense_until_it_knows_steps_then_tries_and_goes_on_with_the_fastest(world_of_one, monkeypatch):
     machine = Machine(monkeypatch, ring=0.3, tree=0.25, all_gather=0.1)
     planner = make()
     assert machine.run(planner, DENSE_STEPS) == [None] * DENSE_STEPS
-    tried = machine.run(planner, 3 * TRIED)
-    assert {name: tried.count(name) for name in NAMES} == dict.fromkeys(NAMES, TRIED)
+    tried = machine.run(planner, TRIAL - 1)
     assert planner.chosen is None
+    tried += machine.run(planner, 1)
+    assert planner.is_settled
+    assert {name: tried.count(name) for name in NAMES} == {
+        "ring": TRIED,
+        "tree": TRIED,
+        "all_gather": TRIED + LEAST_ROUNDS - 1,  # the best so far, between rounds
+    }
     assert set(machine.run(planner, 20)) == {"all_gather"}
     assert planner.chosen.name == "all_gather"
     assert machine.plans == 1
+
+
+def test_what_is_chosen_while_some_differ_little_may_change(world_of_one, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="dlrm.comm.automatic")
+    machine = Machine(monkeypatch, ring=0.30, tree=0.2, all_gather=9.0)
+    planner = make()
+    machine.run(planner, DENSE_STEPS)
+    while planner.chosen is None:
+        machine.run(planner, 2 * (1 + STEPS) + 1)  # a round of two, and a step between
+        machine.exchange_s["tree"] = 0.6 - machine.exchange_s["tree"]  # it wins every other round
+    assert not planner.is_settled
+    machine.exchange_s["tree"] = 0.31
+    machine.run(planner, 2 * (1 + STEPS) * MOST_ROUNDS)
+    assert planner.is_settled
+    assert planner.chosen.name == "ring"
+    assert sum("(so far)" in message for message in caplog.messages) in {1, 2}
+    assert sum("ring" in message and "(so far)" not in message for message in caplog.messages)
 
 
 def test_where_one_alone_can_be_worth_it_nothing_is_tried(world_of_one, monkeypatch):
@@ -82,7 +107,7 @@ def test_steps_decide_and_not_exchanges_by_themselves(world_of_one, monkeypatch)
     planner = make()
     machine.run(planner, DENSE_STEPS)
     machine.exchange_s = {"ring": 0.3, "tree": 0.2, "all_gather": 0.6}  # in steps they take as long as this
-    machine.run(planner, 3 * TRIED + 1)
+    machine.run(planner, TRIAL)
     assert planner.chosen.name == "tree"
 
 
@@ -90,7 +115,7 @@ def test_all_is_tried_again_when_exchanges_take_another_time(world_of_one, monke
     monkeypatch.setattr(replanning, "CHECK_STEPS", 5)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
     planner = make()
-    machine.run(planner, DENSE_STEPS + 3 * TRIED + 10)
+    machine.run(planner, DENSE_STEPS + TRIAL + 10)
     assert (planner.chosen.name, machine.plans) == ("all_gather", 1)
     machine.exchange_s = {"ring": 0.3, "tree": 0.5, "all_gather": 0.9}
     machine.run(planner, 100)
@@ -102,7 +127,7 @@ def test_a_run_goes_on_with_what_it_has_chosen_on_as_many_ranks(num_ranks, world
     monkeypatch.setattr(replanning, "CHECK_STEPS", 5)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
     planner = make()
-    machine.run(planner, DENSE_STEPS + 3 * TRIED + 10)
+    machine.run(planner, DENSE_STEPS + TRIAL + 10)
     again = make()
     again.load_state_dict(planner.state_dict() | {"num_ranks": num_ranks})
     if num_ranks == 1:
