@@ -2,6 +2,7 @@
 
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -72,11 +73,18 @@ def wipe(folder: Path) -> list[Path]:
     removed = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            _remove_tree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
         removed.append(path)
     return removed
+
+
+def _remove_tree(folder: Path) -> None:
+    """Also while what the folder belonged to is removing it as well."""
+    while folder.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def folders_inside(folder: Path, files: list[Path]) -> list[Path]:

@@ -94,11 +94,14 @@ class DigestFile:
         self._digest = hashlib.sha256()
         self.num_bytes = 0
         self.closed = False
+        self.failure: OSError | None = None
+        """Why something could not be written, whatever a library that was writing makes of it."""
 
     def write(self, data: bytes) -> int:
         """Append `data`."""
         self._digest.update(data)
-        self._stream.write(data)
+        with self._noting_failure():
+            self._stream.write(data)
         self.num_bytes += len(data)
         return len(data)
 
@@ -108,7 +111,8 @@ class DigestFile:
 
     def flush(self) -> None:
         """Hand buffers to the kernel."""
-        self._stream.flush()
+        with self._noting_failure():
+            self._stream.flush()
 
     def close(self) -> None:
         """Say that no more comes; the file itself is closed by `durable_file`."""
@@ -131,20 +135,37 @@ class DigestFile:
         """Hex digest of what was written."""
         return self._digest.hexdigest()
 
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = error
+            raise
+
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[DigestFile]:
-    """Write a file that is at `path` whole, and on disk, or not at all."""
+    """Write a file that is at `path` whole, and on disk, or not at all.
+
+    Raises:
+        OSError: it could not be written, also if what wrote it calls that by another name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    written: DigestFile | None = None
     try:
         with temporary.open("wb") as stream:
-            yield DigestFile(stream)
+            written = DigestFile(stream)
+            yield written
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        renamed = isinstance(error, Exception) and not isinstance(error, OSError)
+        if renamed and written is not None and written.failure is not None:
+            raise written.failure from error
         raise
     sync_folder(path.parent)
 

@@ -1,5 +1,6 @@
 """Damage to files hits one file of the newest save, and wiping never what others may own."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -77,6 +78,21 @@ def test_wiping_leaves_the_folder_and_follows_no_link(tmp_path):
     assert list(mine.iterdir()) == []
     assert (other / "run/segment/tables").exists()
     assert wipe(tmp_path / "nothing there") == []
+
+
+def test_others_may_be_removing_the_same(tmp_path, monkeypatch):
+    (tmp_path / "rank0" / "tables").mkdir(parents=True)
+    (tmp_path / "rank0" / "owner").touch()
+    (tmp_path / "rank1").mkdir()
+    unlink = os.unlink
+
+    def second(path, **options):
+        unlink(path, **options)
+        unlink(path, **options)  # the other one was sooner
+
+    monkeypatch.setattr(os, "unlink", second)
+    assert wipe(tmp_path) == [tmp_path / "rank0", tmp_path / "rank1"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_of_everybody_are_never_wiped(tmp_path):

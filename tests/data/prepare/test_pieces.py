@@ -2,7 +2,10 @@
 
 import hashlib
 import resource
+from contextlib import contextmanager, suppress
 
+import numpy as np
+import polars as pl
 import pytest
 
 from data.prepare.pieces import PieceRecord, durable_file, read_records, remove_leftovers
@@ -31,14 +34,50 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_a_file_that_does_not_fit_leaves_nothing(tmp_path):
+@contextmanager
+def no_file_longer_than(num_bytes):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
-        with pytest.raises(OSError, match="too large"), durable_file(tmp_path / "file") as sink:
-            sink.write(bytes(5000))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    with (
+        no_file_longer_than(1000),
+        pytest.raises(OSError, match="too large"),
+        durable_file(tmp_path / "file") as sink,
+    ):
+        sink.write(bytes(5000))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9999, 1.0])
+def test_a_write_that_fails_below_a_library_is_no_error_of_that_library(share, tmp_path):
+    """Polars says `ComputeError: File out of specification` if it is the last bytes that find no room."""
+    samples = pl.DataFrame({"value": np.random.default_rng(0).standard_normal(100_000)})
+    with durable_file(tmp_path / "whole") as sink:
+        samples.write_parquet(sink)
+    with (
+        no_file_longer_than(int(share * (sink.num_bytes - 1))),
+        pytest.raises(OSError, match="too large"),
+        durable_file(tmp_path / "file") as sink,
+    ):
+        samples.write_parquet(sink)
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
+
+
+def test_what_interrupts_a_write_that_failed_keeps_its_name(tmp_path):
+    def interrupted():
+        with durable_file(tmp_path / "file") as sink:
+            with suppress(OSError):
+                sink.write(bytes(100_000))
+            raise KeyboardInterrupt
+
+    with no_file_longer_than(0), pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(tmp_path.iterdir()) == []
 
 
