@@ -18,8 +18,8 @@ TRAINED_GBIT_PER_S: Final = 1.0
 
 
 SHARE: Final = Effort(full_rounds=1, least_rounds=8, most_rounds=100, seconds=6.0, reach=0.005)
-SMALL: Final = Effort(full_rounds=2, least_rounds=12, most_rounds=1000, seconds=90.0, reach=0.01)
-LARGE: Final = Effort(full_rounds=1, least_rounds=12, most_rounds=200, seconds=120.0, reach=0.01)
+SMALL: Final = Effort(full_rounds=2, least_rounds=12, most_rounds=1000, seconds=60.0, reach=0.01)
+LARGE: Final = Effort(full_rounds=1, least_rounds=12, most_rounds=200, seconds=80.0, reach=0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
