@@ -71,12 +71,12 @@ class Cell:
     @property
     def best(self) -> str:
         """Of the comparable contenders."""
-        return self._fastest(self.rounds, self._last(self.rounds, is_comparable))
+        return self._fastest(self.rounds, _to_the_end(self.rounds, is_comparable))
 
     @property
     def best_of_all(self) -> str:
         """Of all that exchange anything, whatever they leave behind."""
-        return self._fastest(self._shared, self._last(self._shared, _exchanges))
+        return self._fastest(self._shared, _to_the_end(self._shared, _exchanges))
 
     @property
     def auto_ratio(self) -> Ratio:
@@ -95,15 +95,11 @@ class Cell:
 
     def _ratio_to_best(self, rounds: Rounds, among: Callable[[str], bool]) -> Ratio:
         """Each half of the rounds is compared with who was best in the other: no luck counts twice."""
-        names, halves = self._last(rounds, among), (rounds[::2], rounds[1::2])
+        names, halves = _to_the_end(rounds, among), (rounds[::2], rounds[1::2])
         pooled: list[float] = []
         for judging, compared in (halves, halves[::-1]):
             pooled += ratios(compared, self.chosen, self._fastest(judging, names))
         return _interval(pooled)
-
-    def _last(self, rounds: Rounds, among: Callable[[str], bool]) -> list[str]:
-        """Those that took turns to the end."""
-        return [*filter(among, rounds[-1])]
 
     def _fastest(self, rounds: Rounds, names: Sequence[str]) -> str:
         """In these rounds, all of which have what `auto` chose."""
@@ -144,6 +140,11 @@ class Training:
 def ending_of(contender: str) -> str:
     """Of its figures: a format string could not name one with a point."""
     return contender.replace(".", "_")
+
+
+def _to_the_end(rounds: Rounds, among: Callable[[str], bool]) -> list[str]:
+    """Those that have taken turns until then."""
+    return [*filter(among, rounds[-1])]
 
 
 def _exchanges(name: str) -> bool:

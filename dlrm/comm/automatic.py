@@ -107,27 +107,24 @@ class Automatic:
         if len(found) > 1:
             self._trial = Trial(found, self._device, self._group)
             return
-        made = decide(
-            self._estimates, {found[0]: rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)}
-        )
-        self._take(made, is_final=True)
+        alone_s = rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)
+        self._take(decide(self._estimates, {found[0]: alone_s}), is_final=True)
 
     def _judge(self, trial: Trial) -> None:
         """A round is over: who is best now goes on between it and the next, or for good."""
         made = decide(self._estimates, trial.times_s)
+        self._best = self._candidates[made.chosen].collective
         if trial.is_telling:
             self._take(made, trial.is_over)
-        else:
-            self._best = self._candidates[made.chosen].collective
         if trial.is_over:
             self._trial = None
 
     def _take(self, made: Plan, is_final: bool) -> None:
-        self._best = self._candidates[made.chosen].collective
-        if is_final or self._best is not self.chosen:
+        before, self.chosen = self.chosen, self._candidates[made.chosen].collective
+        self._best = self.chosen
+        if is_final or self.chosen is not before:
             so_far = "" if is_final else " (so far)"
             self._tell(f"exchange of dense gradients{so_far}:\n{made.describe()}")
-        self.chosen = self._best
 
     def _tell(self, message: str) -> None:
         if dist.get_rank(self._group) == 0:
