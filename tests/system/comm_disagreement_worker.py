@@ -9,7 +9,7 @@ from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
 from dlrm.comm.hook import register
 from dlrm.comm.rollcall import DisagreementError
 from dlrm.replicas.averaged import Replicas
-from tests.system.comm_exchange_worker import (
+from tests.system.comm_exchanges import (
     SIZE,
     SUMMING,
     Layers,

@@ -3,7 +3,10 @@
 import pytest
 
 from tests.system import comm_disagreement_worker as disagreement
-from tests.system import comm_exchange_worker as worker
+from tests.system import comm_exchange_worker as exchanges
+from tests.system import comm_hook_worker as hooks
+from tests.system import comm_owed_worker as owed
+from tests.system import comm_replicas_worker as replicas
 from tests.system.ranks import in_group
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -11,21 +14,28 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 def test_exchanges_and_hooks_of_four_ranks(start_ranks):
     work = (
-        worker.replicas_stay_equal_and_nothing_is_forgotten,
-        worker.what_is_owed_goes_on_from_one_collective_to_the_next,
-        worker.without_error_feedback_each_step_stands_alone,
-        worker.everything_kept_is_dense,
-        worker.scalars_arrive_whatever_becomes_of_the_gradient,
-        worker.gradients_that_are_no_numbers_reach_all_and_do_not_stay,
+        exchanges.replicas_stay_equal_and_nothing_is_forgotten,
+        owed.what_is_owed_goes_on_from_one_collective_to_the_next,
+        owed.without_error_feedback_each_step_stands_alone,
+        exchanges.everything_kept_is_dense,
+        exchanges.scalars_arrive_whatever_becomes_of_the_gradient,
+        exchanges.gradients_that_are_no_numbers_reach_all_and_do_not_stay,
         disagreement.a_rank_that_has_no_gradient_is_told_of_by_all,
         disagreement.a_rank_that_has_no_gradient_when_a_plan_is_due_is_told_of_by_all,
         disagreement.a_rank_in_another_state_is_told_of_by_all,
-        worker.what_was_owed_comes_back_is_handed_on_or_counts_as_lost,
-        worker.a_hook_does_what_an_exchange_of_the_whole_gradient_does,
-        worker.a_hooks_state_goes_on_to_the_bit,
-        worker.uneven_batches_train_as_one_process_on_all_samples,
+        owed.what_was_owed_comes_back,
+        owed.what_was_owed_is_handed_on_to_fewer_ranks,
+        owed.what_was_owed_by_one_rank_counts_as_lost,
+        owed.what_was_owed_is_sent_by_an_exchange_that_keeps_nothing,
+        hooks.a_hook_does_what_an_exchange_of_the_whole_gradient_does,
+        hooks.a_hooks_state_goes_on_to_the_bit,
+        hooks.uneven_batches_train_as_one_process_on_all_samples,
         disagreement.replicas_of_different_models_are_refused_by_all,
         disagreement.hooks_that_are_called_in_a_wrong_order_say_so,
-        worker.all_ways_to_keep_replicas_alike,
+        replicas.averaged_replicas_are_alike,
+        replicas.prioritized_replicas_are_the_averaged_ones,
+        replicas.replicas_that_never_part_are_the_averaged_ones,
+        replicas.replicas_that_part_meet_again_when_joined,
+        replicas.replicas_that_parted_meet_after_a_failure,
     )
     start_ranks(in_group, *work, world_size=4).wait(timeout_s=150)
