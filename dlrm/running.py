@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dlrm.agreement import check_agreed
 from dlrm.build import build, start_process_group
 from dlrm.compatibility import check_versions
 from dlrm.config import Config
@@ -41,6 +42,7 @@ def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = Non
             check_versions(inputs.device.type)  # "auto" is decided
             if recovery is None:
                 start_process_group(inputs.ranks, inputs.device)
+            check_agreed(config)
             report = _train(inputs, stop, recovery)
         finally:
             inputs.close()

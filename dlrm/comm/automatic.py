@@ -83,20 +83,24 @@ class Automatic:
         """See `Planner`."""
         return {
             "num_ranks": dist.get_world_size(self._group),
-            "chosen": None if self.chosen is None else self.chosen.name,
+            "chosen": self.chosen.name if self.chosen is not None and self.is_settled else None,
             "usual_s": self._watch.usual_s,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Planner`; if exchanges then take another time than they did, everything is tried again."""
+        self._dense_steps_left, self._is_due, self._trial = DENSE_STEPS, False, None
+        self._rests_s.clear()
+        self._watch = Watch(self._device, self._group)
+        self.chosen = self._best = None
         by_name = {each.name: each.collective for each in self._candidates}
-        if state["num_ranks"] == dist.get_world_size(self._group) and state["chosen"] in by_name:
+        if state.get("num_ranks") == dist.get_world_size(self._group) and state["chosen"] in by_name:
             self.chosen = self._best = by_name[state["chosen"]]
             self._watch.usual_s = state["usual_s"]
 
     def _begin(self, gradient: Tensor) -> None:
         """Find out who may be the fastest, and let them take turns if they are several."""
-        links = measure_links(self._device, self._group)
+        links = self._watch.links = measure_links(self._device, self._group)
         self._estimates = estimate(self._candidates, gradient, links, self._group)
         (rest_of_step_s,) = slowest([median(self._rests_s)], self._device, self._group)
         found = finalists(self._estimates, rest_of_step_s)

@@ -1,5 +1,6 @@
 """From a configuration to an exchange. All ranks of a group build it together."""
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -34,6 +35,9 @@ CODECS: Final[dict[str, Codec]] = {
     "fp16": Half(torch.float16),
     "int8": Int8(),
 }
+IN_LEVELS: Final = ("two_level", "hi_topk")
+
+logger = logging.getLogger(__name__)
 
 
 def build_exchange(
@@ -58,6 +62,8 @@ def build_exchange(
     is_auto = config.exchange == "auto"
     plans = is_auto and dist.get_world_size(group) > 1
     collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
+    if config.exchange in IN_LEVELS and dist.get_rank(group) == 0:
+        _warn_of_one_node(config.exchange, make.nodes)
     # others may have to send what was owed by a run that goes on under them
     num_owed = 0 if config.exchange == "dense" else num_values
     keeps = config.error_feedback and num_owed
@@ -128,6 +134,16 @@ class Collectives:
 
     def _tree(self, codec: Codec) -> Tree:
         return Tree(codec, self._group, self._buffers)
+
+
+def _warn_of_one_node(exchange: str, nodes: Nodes) -> None:
+    if nodes.num_nodes == 1 and nodes.per_node > 1:
+        logger.warning(
+            "comm.exchange=%s saves bytes between nodes, and these %d ranks count as one node: all values "
+            "travel in fp32. Nodes are those of torchrun's LOCAL_WORLD_SIZE, all of one size",
+            exchange,
+            nodes.per_node,
+        )
 
 
 def _candidates(

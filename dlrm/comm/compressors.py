@@ -1,8 +1,8 @@
 """Compressors: which values of a gradient travel.
 
 A compressor looks at a vector and names the indices to send, each once. What becomes of the others is for a
-memory to decide (`dlrm.comm.memory`). NaN counts as larger than everything, so that a gradient that broke on
-one rank is sent to all and seen by all.
+memory to decide (`dlrm.comm.memory`). NaN and infinity come before everything else, so that a gradient that
+broke on one rank is sent to all and seen by all.
 """
 
 from collections.abc import Mapping
@@ -120,7 +120,8 @@ class RandomK:
     """Values at random, whatever they are; other ones at each call, in ascending order of the indices.
 
     The vector is cut into `num_kept` pieces of equal length (to one value) and one value of each is drawn. So
-    each value is as likely as any other, none is drawn twice, and it takes no time for those left out.
+    each value is as likely as any other, and none is drawn twice. Values that are not finite take the place
+    of some that were drawn.
 
     Args:
         seed: ranks with one seed, and equally many calls, draw the same.
@@ -139,7 +140,10 @@ class RandomK:
             return _all(vector)
         edges = torch.arange(num_kept + 1).mul_(size).div_(max(num_kept, 1), rounding_mode="floor")
         drawn = torch.rand(num_kept, dtype=torch.float64, generator=self._generator)
-        return (edges[:-1] + (drawn * edges.diff()).long()).to(vector.device)
+        chosen = (edges[:-1] + (drawn * edges.diff()).long()).to(vector.device)
+        if num_kept and not bool(vector.sum().isfinite()):
+            chosen = _put_first(_not_finite(vector), chosen)
+        return chosen
 
     def state_dict(self) -> dict[str, Any]:
         """`generator`: the state of the draws."""
@@ -160,6 +164,17 @@ def _size(vector: Tensor, num_kept: int) -> int:
     if num_kept < 0:
         raise ValueError(f"{num_kept} values cannot be kept: ask for 0 or more")
     return vector.numel()
+
+
+def _not_finite(vector: Tensor) -> Tensor:
+    """Indices of NaN and infinity, ascending."""
+    return vector.isfinite().logical_not_().nonzero().view(-1)
+
+
+def _put_first(first: Tensor, others: Tensor) -> Tensor:
+    """As many indices as `others` has, each once: all of `first` that have a place, and then of `others`."""
+    found = torch.cat([first, others[~torch.isin(others, first)]])
+    return found[: others.numel()].sort().values
 
 
 def _all(vector: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class CommConfig:
     """How much is sent: `ratio` (`fixed`), or what is worth most, by trying: `gravac`, `gravac_geometric` (in
     smaller steps) or `pareto`."""
     min_gain: float = 0.7
-    """controllers `gravac`: least share of the gradient's energy that a step sends."""
+    """controllers `gravac`: least share of the gradient's energy that steps send, on average over some."""
     window_steps: int = 500
     """controllers `gravac`: steps for which a ratio is tried."""
     sync_change: float = 0.3
@@ -102,6 +102,23 @@ class CommConfig:
             self.is_sparse or (self.compressor == "mstopk" and self.controller == "fixed"),
             f"comm.exchange={self.exchange} sends all values: comm.compressor and comm.controller are for "
             f"auto, {', '.join(SPARSE)}",
+        )
+        _check(
+            self.ratio == CommConfig.ratio or (self.is_sparse and self.controller == "fixed"),
+            f"comm.ratio is read by comm.controller=fixed and by no comm.exchange that sends all values, and "
+            f"comm.exchange is {self.exchange}, comm.controller {self.controller}; for a share of the values "
+            f"set comm.exchange to auto, {', '.join(SPARSE)}",
+        )
+        _check(
+            (self.min_gain, self.window_steps) == (CommConfig.min_gain, CommConfig.window_steps)
+            or self.controller.startswith("gravac"),
+            "comm.min_gain and comm.window_steps are for comm.controller=gravac or gravac_geometric, and it "
+            f"is {self.controller}: leave them out, or set it",
+        )
+        _check(
+            self.sync_change == CommConfig.sync_change or self.exchange == "selsync",
+            f"comm.sync_change is for comm.exchange=selsync, and it is {self.exchange}: leave it out, or set "
+            "that",
         )
         _check(
             self.exchange != "auto" or self.controller == "fixed",

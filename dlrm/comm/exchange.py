@@ -25,7 +25,7 @@ from dlrm.comm.figures import ExchangeFigures, Tally
 from dlrm.comm.memory import Memory
 from dlrm.comm.objections import NUM_PLACES, Objections
 from dlrm.comm.residual import LostResiduals, Residual, losses_of
-from dlrm.comm.rollcall import Intent, RollCall
+from dlrm.comm.rollcall import Intent, RollCall, check_standings
 from dlrm.comm.sending import Sending, is_controlled, is_lossless
 from dlrm.comm.stopwatch import Stopwatch
 
@@ -60,7 +60,7 @@ class Planner(Protocol):
         """What was decided, and what for."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was decided, if that was for ranks like these."""
+        """Go on with what was decided, if that was for ranks like these, and begin anew otherwise."""
 
 
 class Exchange:
@@ -94,7 +94,7 @@ class Exchange:
         if dense is None and collective.is_sparse:
             raise ValueError(f"{collective.name} is sparse: name a dense collective as well, for all values")
         self.num_values = num_values
-        self.collective = collective
+        self.collective = self._first = collective
         self._controller = controller
         self._sending = Sending(num_values, compressor, memory, controller, dense or collective)
         self._device, self._group, self._planner = device, group, planner
@@ -235,9 +235,15 @@ class Exchange:
 
         Returns:
             What was lost now; None: nothing.
+
+        Raises:
+            DisagreementError: on all ranks: they would go on from different states.
         """
-        held: list[Any] = [None] * self._num_ranks
-        dist.all_gather_object(held, self.residual.taken_over, group=self._group)
+        told: list[Any] = [None] * self._num_ranks
+        dist.all_gather_object(told, (self._standing(), self.residual.taken_over), group=self._group)
+        check_standings([standing for standing, _ in told])
+        held = [taken_over for _, taken_over in told]
+        self.residual.taken_over = []
         self.residual.is_owed = any(map(bool, held))
         lost = losses_of(self._owners, self._energies, held, self.steps_done)
         if self._owners != self._num_ranks:
@@ -262,12 +268,19 @@ class Exchange:
         self.steps_done = state["steps_done"]
         self._owners, self._energies = state["owners"], list(state["energies"])
         self.losses = tuple(LostResiduals.from_dict(each) for each in state["losses"])
-        if self._planner is not None and "planner" in state:
-            self._planner.load_state_dict(state["planner"])
-            self.collective = self._planner.chosen or self.collective
+        self.collective = self._first
+        if self._planner is not None:
+            self._planner.load_state_dict(state.get("planner", {}))
+            self.collective = self._planner.chosen or self._first
         for name, part in self._parts().items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
+
+    def _standing(self) -> str:
+        """All that decides what this rank will do next, for people."""
+        done = f"has done {self.steps_done:,} exchanges of {self.num_values:,} values"
+        plan = "" if self._planner is None else f", planned {self._planner.state_dict()}"
+        return f"{done} and goes on by {self._sending.way(self.collective)}{plan}"
 
     def _parts(self) -> dict[str, Any]:
         """Those with a state that all ranks share, by kind."""

@@ -33,6 +33,11 @@ from dlrm.comm.residual import LostResiduals
 def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool = True) -> "GradientHook":
     """Let an exchange sum the gradients of a DDP model; all ranks call it before the first backward pass.
 
+    Where gradients are accumulated over several backward passes, all but the last belong under `no_sync`:
+    each exchange hands over everything that `.grad` holds. What is owed has the scale of the loss: let no
+    `GradScaler` change it on the way (in bf16 none is needed). Seconds that are told to planners and
+    controllers last from exchange to exchange, with whatever else training does in between.
+
     Args:
         model: with fp32 parameters; no other hook may be registered with it.
         config: of the exchange.
@@ -43,7 +48,8 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
         The hook, whose state belongs into checkpoints.
 
     Raises:
-        ValueError: a parameter is not fp32, or ranks have different ones; all ranks raise it.
+        ValueError: a parameter is not fp32, or ranks have different ones, or other options; all ranks raise
+            it.
     """
     hook = GradientHook(model, config, mean)
     model.register_comm_hook(hook, _exchange_bucket)
@@ -75,11 +81,12 @@ class GradientHook:
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore
         }
-        check_alike(named, model.process_group)
+        check_alike(named, model.process_group, options=(config, "mean" if mean else "sum"))
         _check_dtypes(named)
         device = next(iter(named.values())).device
         sizes = [parameter.numel() for parameter in named.values()]
         self._mean, self._keeps_views = mean, model.gradient_as_bucket_view
+        self._may_be_unused = model.find_unused_parameters
         self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
         """What sums the gradients."""
         self._flat = self.exchange.make_room()
@@ -99,15 +106,22 @@ class GradientHook:
     def load_state_dict(self, state: Mapping[str, Any]) -> LostResiduals | None:
         """Go on from a state; all ranks call it together, each with its own.
 
-        A rank whose own is gone takes any other one, `{**state, "residual": None}`, and owes nothing. With
-        fewer ranks than before, `exchange.residual.inherit` takes several residuals before this is called.
+        A rank whose own is gone takes any other one, `{**state, "residual": None}`, and owes nothing, unless
+        it was given residuals just before: with fewer ranks than there were, `exchange.residual.inherit`
+        takes several.
 
         Returns:
             What is lost, because nobody has brought it back; None: nothing.
+
+        Raises:
+            DisagreementError: on all ranks, whose states are of different moments.
         """
+        self._began_s = None
         self.exchange.load_state_dict(state["exchange"])
         if state["residual"] is not None:
             self.exchange.residual.inherit([state["residual"]])
+        elif not self.exchange.residual.taken_over:
+            self.exchange.residual.inherit([])
         return self.exchange.settle()
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -134,8 +148,9 @@ class GradientHook:
             )
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         for parameter, gradient in pairs:
-            self._flat[self._places[id(parameter)]].view_as(gradient).copy_(gradient)
             self._num_taken += gradient.numel()
+            if id(parameter) in self._places:
+                self._flat[self._places[id(parameter)]].view_as(gradient).copy_(gradient)
         devices: list[int | str | torch.device] = (
             [self._flat.device] if self._flat.device.type == "cuda" else []
         )
@@ -144,7 +159,8 @@ class GradientHook:
         if problem is None and bucket.is_last() and self._num_taken != self.exchange.num_values:
             problem = RuntimeError(
                 f"the buckets have {self._num_taken:,} values in all, of {self.exchange.num_values:,}: "
-                "parameters of the model were added or frozen; register the hook after that"
+                "parameters were added to the model or frozen since DDP has wrapped it; wrap it again, and "
+                "register the hook with that"
             )
         if problem is not None or bucket.is_last():
             self._exchange(problem)
@@ -161,7 +177,7 @@ class GradientHook:
         for bucket in self._buckets:
             for parameter, gradient in bucket.pairs:
                 gradient.copy_(total[self._places[id(parameter)]].view_as(gradient))
-                if parameter.grad is None:
+                if self._may_be_unused or parameter.grad is None:
                     self._give(parameter, gradient)
             bucket.future.set_result(bucket.buffer)
         self._buckets.clear()
@@ -169,10 +185,13 @@ class GradientHook:
     def _give(self, parameter: Tensor, gradient: Tensor) -> None:
         """What was owed of a parameter and arrives in a step in which this rank has not used it.
 
-        Where no rank has used it, DDP does not look at its bucket.
+        Where no rank has used it, DDP does not look at its bucket; which those are, DDP does not tell.
         """
-        if bool(gradient.any()):
-            parameter.grad = gradient if self._keeps_views else gradient.clone()
+        if parameter.grad is None:
+            if bool(gradient.any()):
+                parameter.grad = gradient if self._keeps_views else gradient.clone()
+        elif not self._keeps_views:
+            parameter.grad.copy_(gradient)
 
 
 def _exchange_bucket(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

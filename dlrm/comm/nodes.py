@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.links import ranks_per_node
+from dlrm.comm.waiting import timeout_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,13 @@ def make_nodes(device: torch.device, group: dist.ProcessGroup | None = None) -> 
         return Nodes(group=group, inside=group, between=None, per_node=num_ranks, num_nodes=1)
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     first, place = rank - rank % per_node, rank % per_node
-    backend = dist.get_backend(group)
+    backend, timeout = dist.get_backend(group), timeout_of(device, group)
 
     def group_of(members: list[int]) -> dist.ProcessGroup:
         # made by its members alone, as other groups may have other ranks and other nodes
-        made: dist.ProcessGroup = dist.new_group(members, backend=backend, use_local_synchronization=True)
+        made: dist.ProcessGroup = dist.new_group(
+            members, backend=backend, timeout=timeout, use_local_synchronization=True
+        )
         return made
 
     return Nodes(

@@ -26,21 +26,37 @@ def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Par
     return found
 
 
-def check_alike(parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """Refuse to go on unless all ranks have the same parameters; all ranks call it together.
+def check_alike(
+    parameters: Mapping[str, nn.Parameter],
+    group: dist.ProcessGroup | None,
+    options: object = None,
+    problem: Exception | None = None,
+) -> None:
+    """Refuse to go on unless all ranks have the same parameters and options; all ranks call it together.
 
     Args:
         parameters: of this rank, by name, in order.
         group: of the ranks; None is all.
+        options: of their exchange, which `repr` tells.
+        problem: why this rank cannot go on; it is raised, and the others do not wait for it in vain.
 
     Raises:
-        ValueError: on all ranks; says what differs.
+        ValueError: on all ranks; says what differs, or who has a problem.
     """
     found: list[Any] = [None] * dist.get_world_size(group)
-    own = [f"{name} {list(parameter.shape)}" for name, parameter in parameters.items()]
-    dist.all_gather_object(found, own, group=group)
-    for rank, other in enumerate(found):
-        for here, there in itertools.zip_longest(found[0], other, fillvalue="nothing more"):
+    own = [f"{name} {each.dtype} {list(each.shape)}" for name, each in parameters.items()]
+    dist.all_gather_object(found, (problem is not None, repr(options), own), group=group)
+    if problem is not None:
+        raise problem
+    for rank, (has_problem, theirs, other) in enumerate(found):
+        if has_problem:
+            raise ValueError(f"rank {rank} cannot exchange gradients: its own message says why")
+        if theirs != found[0][1]:
+            raise ValueError(
+                f"rank {rank} would exchange gradients by {theirs}, and rank 0 by {found[0][1]}; give all "
+                "ranks the same options"
+            )
+        for here, there in itertools.zip_longest(found[0][2], other, fillvalue="nothing more"):
             if here != there:
                 raise ValueError(
                     f"rank {rank} would exchange the gradient of {there}, and rank 0 that of {here}; build "

@@ -59,7 +59,7 @@ class Residual:
         self._memory, self._compressor = memory, compressor
         self._rank, self._num_ranks = rank, num_ranks
         self.taken_over: list[tuple[int, int]] = []
-        """Number of ranks, and rank, of those whose residuals are in this one since states were loaded."""
+        """Number of ranks, and rank, of those whose residuals were given to this one and not settled yet."""
         self.is_owed = False
         """Whether any rank owes something: the same on all."""
 

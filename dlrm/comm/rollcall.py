@@ -82,6 +82,23 @@ class RollCall:
         return [each[4] for each in told], heard[:, len(words) :].sum(0).to(scalars.dtype)
 
 
+def check_standings(standings: Sequence[str]) -> None:
+    """Refuse to go on from states that are not the same everywhere.
+
+    Args:
+        standings: by rank, what it would go on from.
+
+    Raises:
+        DisagreementError: some differ.
+    """
+    for rank, standing in enumerate(standings):
+        if standing != standings[0]:
+            raise DisagreementError(
+                f"ranks disagree: rank 0 {standings[0]}, and rank {rank} {standing}. Give all ranks the same "
+                "options, and the state of one moment"
+            )
+
+
 def _intent(numbers: Sequence[float]) -> Intent:
     exchange, num_values, way = map(int, numbers)
     return Intent(exchange=exchange, num_values=num_values, way=way)

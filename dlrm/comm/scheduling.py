@@ -28,6 +28,7 @@ from dlrm.comm.parameters import check_alike, named_parameters, shaped_like
 from dlrm.comm.partial_updates import PartialUpdates
 from dlrm.comm.side_stream import SideStream
 from dlrm.comm.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
+from dlrm.comm.waiting import timeout_of
 
 Sum = Callable[[Tensor], Tensor]
 """From a slice of this rank's gradient, fp32 `[n]`, to its sum over ranks; may change what it is given."""
@@ -47,10 +48,6 @@ class PriorityExchange:
                 if it_is_time_to_save:
                     exchange.finish()         # before anybody but the model reads parameters or optimizer
 
-    Where slices are to be compressed, `make_sum` makes something like an `Exchange` for each of them, so that
-    every slice has its own residual: `make_sum=lambda num_values: Exchange(num_values, ...).sum`. They run in
-    the courier's thread, over `group` or another one that nothing else uses.
-
     What holds for the training loop:
 
     - One backward pass before each `step`; gradients are taken away as they come, so that `.grad` is None.
@@ -66,14 +63,16 @@ class PriorityExchange:
         model: whose forward pass it is; a replica of the other ranks'.
         optimizer: of those of its parameters that are to be exchanged.
         group: of the replicas, used by nothing else; None makes one of all ranks.
-        make_sum: from a slice's number of values to what sums such slices over the ranks, called once for
-            each in order; None is a dense all-reduce.
+        make_sum: from a slice's number of values to what sums such slices over the ranks in the courier's
+            thread, called once for each in order; it keeps nothing that a checkpoint would need. None is an
+            all-reduce.
         average: divide the sums by the number of ranks.
         slice_values: a slice has at most so many values.
         fuse_values: smaller tensors share a slice.
 
     Raises:
-        ValueError: ranks have different parameters, or the optimizer has one that the model has not.
+        ValueError: ranks have different parameters or options, or the optimizer has a parameter that the
+            model has not; on all ranks.
     """
 
     def __init__(
@@ -87,13 +86,16 @@ class PriorityExchange:
         slice_values: int = SLICE_VALUES,
         fuse_values: int = FUSE_VALUES,
     ) -> None:
-        named = named_parameters(model, optimizer)
-        self._names, self._parameters = list(named), list(named.values())
+        named, problem = _parameters_of(model, optimizer)
         self._group, self._num_ranks = group, 1
         if dist.is_initialized():
-            self._group = dist.new_group() if group is None else group
+            device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            self._group = dist.new_group(timeout=timeout_of(device)) if group is None else group
             self._num_ranks = dist.get_world_size(self._group)
-            check_alike(named, self._group)
+            check_alike(named, self._group, (average, slice_values, fuse_values), problem)
+        elif problem is not None:
+            raise problem
+        self._names, self._parameters = list(named), list(named.values())
         sizes = {name: parameter.numel() for name, parameter in named.items()}
         self._layout = lay_out(sizes, slice_values, fuse_values)
         self._divisor = self._num_ranks if average else 1
@@ -251,3 +253,13 @@ class PriorityExchange:
                 dist.broadcast(order, group=self._group, group_src=0)
         numbers: list[int] = order.tolist()
         return numbers
+
+
+def _parameters_of(
+    model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, nn.Parameter], ValueError | None]:
+    """Those to exchange by name, or why there are none: the other ranks are told before that is raised."""
+    try:
+        return named_parameters(model, optimizer), None
+    except ValueError as error:
+        return {}, error

@@ -83,15 +83,23 @@ class Sending:
             return Sent(total=gradient, collective=collective, num_kept=num_kept)
         if not is_owed:
             vector = self._memory.add(gradient)
-        total = collective.reduce(vector, self._select(vector, choice))
+        shares: list[float] = []
+        total = collective.reduce(vector, self._select(vector, choice, shares))
+        if shares and not self._compressor.is_exact:
+            num_kept = round(shares[0] * self._num_values)
         return Sent(total=total, collective=collective, num_kept=num_kept)
 
-    def _select(self, vector: Tensor, choice: Choice) -> Select:
-        """What the controller has selected, if the whole vector is asked for; else the compressor selects."""
+    def _select(self, vector: Tensor, choice: Choice, shares: list[float]) -> Select:
+        """What the controller has selected, if the whole vector is asked for; else the compressor selects.
+
+        The share of the values that were selected is added to `shares`.
+        """
         by_share = keeping(self._compressor, choice.num_kept, self._num_values)
 
         def select(part: Tensor) -> Tensor:
             is_whole = part.data_ptr() == vector.data_ptr() and part.numel() == vector.numel()
-            return choice.indices if is_whole and choice.indices is not None else by_share(part)
+            indices = choice.indices if is_whole and choice.indices is not None else by_share(part)
+            shares.append(indices.numel() / max(part.numel(), 1))
+            return indices
 
         return select

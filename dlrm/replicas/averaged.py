@@ -28,14 +28,16 @@ class Replicas:
         comm: how gradients travel; None: all of them, in one fp32 all-reduce with the scalars.
 
     Raises:
-        ValueError: ranks have different parameters; all ranks raise it, and make `Replicas` together.
+        ValueError: ranks have different parameters or ways of exchange; all ranks raise it, and make
+            `Replicas` together.
     """
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], num_scalars: int, comm: CommConfig | None = None
     ) -> None:
         self._parameters = list(parameters)
-        check_alike({f"dense parameter {number}": each for number, each in enumerate(self._parameters)}, None)
+        named = {f"dense parameter {number}": each for number, each in enumerate(self._parameters)}
+        check_alike(named, None, options=comm or CommConfig())
         self._sizes = [parameter.numel() for parameter in self._parameters]
         device = self._parameters[0].device
         self._num_scalars = num_scalars

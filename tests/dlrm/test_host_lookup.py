@@ -18,10 +18,10 @@ DIM = 8
 FEATURE_TABLES = [0, 1, 2]
 
 
-def make_tbe(optimizer, **kwargs):
+def make_tbe(optimizer, dim=DIM, **kwargs):
     torch.manual_seed(3)
     tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS],
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in ROWS],
         feature_table_map=FEATURE_TABLES,
         optimizer=optimizer,
         learning_rate=0.1,
@@ -46,20 +46,26 @@ def make_bags(generator, batch, one_hot):
     return ids, offsets
 
 
+def assert_equal_to_rounding(ours, theirs, weights):
+    """Of what is added up from rows of these weights, which may cancel each other."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 * max(1.0, float(weights.detach().abs().max())))
+
+
 @pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
 @pytest.mark.parametrize("optimizer", list(UPDATES), ids=str)
-def test_equals_fbgemm_over_steps(optimizer, one_hot):
-    theirs, ours = make_tbe(optimizer), make_tbe(optimizer)
+@pytest.mark.parametrize("dim", [DIM, 16, 64])  # PyTorch has other kernels for longer rows
+def test_equals_fbgemm_over_steps(dim, optimizer, one_hot):
+    theirs, ours = make_tbe(optimizer, dim), make_tbe(optimizer, dim)
     assert use_host_lookups([ours], torch.float32) == 1
     generator = torch.Generator().manual_seed(5)
     for _ in range(20):
         ids, offsets = make_bags(generator, 32, one_hot)
-        grad = torch.randn(32, len(FEATURE_TABLES) * DIM, generator=generator)
+        grad = torch.randn(32, len(FEATURE_TABLES) * dim, generator=generator)
         outputs = [tbe(ids, offsets) for tbe in (theirs, ours)]
-        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-6)
+        assert_equal_to_rounding(outputs[1], outputs[0], theirs.weights_host)
         for output in outputs:
             output.backward(grad)
-    torch.testing.assert_close(ours.weights_host, theirs.weights_host, rtol=1e-5, atol=1e-6)
+    assert_equal_to_rounding(ours.weights_host, theirs.weights_host, theirs.weights_host)
     torch.testing.assert_close(ours.momentum1_host, theirs.momentum1_host, rtol=1e-5, atol=1e-6)
 
 
@@ -98,6 +104,29 @@ def test_bfloat16_rounds_only_what_is_exchanged():
     assert output.dtype == torch.bfloat16
     assert torch.equal(output, exact(ids, offsets).to(torch.bfloat16))
     assert rounded.weights_host.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dim", [DIM, 16, 64])
+def test_bfloat16_gradients_of_a_row_are_added_up_in_fp32_and_rounded_once(dim):
+    tbe = make_tbe(EmbOptimType.EXACT_SGD, dim)
+    use_host_lookups([tbe], torch.bfloat16)
+    batch, num_features = 512, len(FEATURE_TABLES)
+    ids, offsets = make_bags(torch.Generator().manual_seed(1), batch, one_hot=True)
+    before = tbe.weights_host.detach().double().view(-1, dim)
+    output = tbe(ids, offsets)
+    grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    output.backward(grad)
+    changed_by = (before - tbe.weights_host.detach().double().view(-1, dim)) / 0.1
+
+    first_rows = torch.tensor([0, *ROWS[:-1]]).cumsum(0)
+    rows = (ids.view(num_features, batch) + first_rows.unsqueeze(1)).reshape(-1)
+    of_rows = grad.double().view(batch, num_features, dim).transpose(0, 1).reshape(-1, dim)
+    exact, magnitude = (
+        torch.zeros_like(before).index_add_(0, rows, each) for each in (of_rows, of_rows.abs())
+    )
+    allowed = 2**-8 * exact.abs() + 1e-6 * (magnitude + before.abs() / 0.1)
+    assert ((changed_by - exact).abs() <= allowed).all()
+    assert rows.bincount().max() > 60
 
 
 def test_empty_batches_change_nothing():

@@ -5,9 +5,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dlrm.agreement import check_agreed
 from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
 from dlrm.comm.hook import register
 from dlrm.comm.rollcall import DisagreementError
+from dlrm.comm.scheduling import PriorityExchange
+from dlrm.config import Config, TrainConfig
 from dlrm.replicas.averaged import Replicas
 from tests.system.comm_exchanges import (
     SIZE,
@@ -99,6 +102,25 @@ def a_rank_in_another_state_is_told_of_by_all():
     assert torch.equal(made.sum(torch.ones(SIZE)), torch.full((SIZE,), 4.0))
 
 
+def ranks_that_would_go_on_from_different_states_are_told_of_by_all():
+    """Before the first exchange, whichever it is: not all of them tell each other anything in each step."""
+    rank = dist.get_rank()
+    for exchange in (*SUMMING, "auto"):
+        made = build(exchange=exchange)
+        if rank == 2:
+            made.load_state_dict({**made.state_dict(), "steps_done": 7})
+        with pytest.raises(
+            DisagreementError, match=r"rank 0 has done 0 .*rank 2 has done 7 exchanges of 203"
+        ):
+            made.settle()
+    made = build(exchange="auto")
+    settled = {**made.state_dict()["planner"], "chosen": "tree fp32", "usual_s": 0.1}
+    if rank == 1:  # and would not measure links with the others
+        made.load_state_dict({**made.state_dict(), "planner": settled})
+    with pytest.raises(DisagreementError, match=r"rank 1 has done 0 .* goes on by \('tree"):
+        made.settle()
+
+
 class Bucket:
     """Of a backward pass that nobody made."""
 
@@ -138,11 +160,37 @@ def hooks_that_are_called_in_a_wrong_order_say_so():
         register(Unlike(module), CommConfig(exchange="all_gather"))
 
 
-def replicas_of_different_models_are_refused_by_all():
-    shape = (2, 3) if dist.get_rank() == 2 else (3, 2)  # as many values
+def replicas_of_different_models_or_options_are_refused_by_all():
+    rank = dist.get_rank()
+    shape = (2, 3) if rank == 2 else (3, 2)  # as many values
     parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(shape))]
-    with pytest.raises(ValueError, match=r"rank 2 .* dense parameter 1 \[2, 3\], and rank 0 .* \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"rank 2 .* parameter 1 .* \[2, 3\], and rank 0 .* \[3, 2\]"):
         Replicas(parameters, num_scalars=1)
+    config = CommConfig(exchange="all_gather" if rank == 1 else "ring")
+    with pytest.raises(ValueError, match=r"rank 1 would exchange gradients by .*'all_gather'.* same options"):
+        Replicas([nn.Parameter(torch.zeros(4))], num_scalars=1, comm=config)
+    model = ddp()
+    with pytest.raises(ValueError, match=r"rank 3 .* by .*'sum'\), and rank 0 by .*'mean'\)"):
+        register(model, CommConfig(), mean=rank != 3)
+    dtype = torch.bfloat16 if rank == 1 else torch.float32
+    with pytest.raises(ValueError, match=r"rank 1 .*bfloat16"):
+        register(Unlike(nn.Linear(2, 2, dtype=dtype)), CommConfig())
+
+
+def different_commands_are_told_of_by_all():
+    config = Config(train=TrainConfig(seed=7 if dist.get_rank() == 3 else 0))
+    with pytest.raises(ValueError, match=r"rank 3 was started with train.seed=7, and rank 0 .*=0"):
+        check_agreed(config)
+
+
+def priority_over_different_slices_is_refused_by_all():
+    rank, model = dist.get_rank(), Layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"rank 2 would exchange gradients by .* same options"):
+        PriorityExchange(model, optimizer, slice_values=100 if rank == 2 else 200)
+    others = Layers() if rank == 1 else model
+    with pytest.raises(ValueError, match=r"rank 1 cannot|are the model's"):
+        PriorityExchange(others, optimizer)
 
 
 class Unlike:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.build import build_exchange
-from dlrm.comm.config import EXCHANGES, PLAIN, CommConfig
+from dlrm.comm.config import EXCHANGES, PLAIN, SPARSE, CommConfig
 
 CPU = torch.device("cpu")
 SIZE = 203
@@ -34,9 +34,19 @@ def assert_same_bits(tensor):
     assert (everybody == everybody[0]).all()
 
 
+def configured(**options):
+    """Without options that its way of exchange does not read, which would be refused."""
+    controller = options.get("controller", "fixed")
+    if options["exchange"] not in (*SPARSE, "auto") or controller != "fixed":
+        options.pop("ratio", None)
+    if not controller.startswith("gravac"):
+        options.pop("window_steps", None)
+    return CommConfig(**options)
+
+
 def build(size=SIZE, **options):
     os.environ["LOCAL_WORLD_SIZE"] = str(PER_NODE)
-    return build_exchange(CommConfig(**options), size, CPU)
+    return build_exchange(configured(**options), size, CPU)
 
 
 def owed_by(exchange):

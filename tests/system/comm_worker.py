@@ -18,6 +18,8 @@ from dlrm.comm.links import Link, Links, measure_links
 from dlrm.comm.nodes import make_nodes
 from dlrm.comm.planner import Candidate, estimate, finalists
 from dlrm.comm.trial import Trial
+from dlrm.comm.waiting import timeout_of
+from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")
 PLAIN = Plain()
@@ -145,6 +147,8 @@ def groups_of_some_ranks() -> None:
     select = keeping(TopK(), 7, size)
     nodes = nodes_of(2, group)
     assert (nodes.per_node, nodes.num_nodes) == (dist.get_world_size(group), 1)
+    inside = nodes_of(2).inside
+    assert timeout_of(CPU, inside) == timeout_of(CPU) == PATIENCE
     apart = nodes_of(1, group)
     assert (apart.per_node, apart.num_nodes) == (1, dist.get_world_size(group))
     for codec in (PLAIN, *LOSSY):

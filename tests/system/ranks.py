@@ -15,6 +15,9 @@ import torch.distributed as dist
 
 from tests import forks
 
+PATIENCE = timedelta(minutes=2)
+"""Of ranks in a collective: none that is used here takes as long."""
+
 
 class Ranks:
     """Runs `function(*arguments)` in `world_size` processes, as torchrun would start them.
@@ -75,7 +78,7 @@ class Ranks:
 
 def in_group(*work: Callable[[], object]) -> None:
     """Each in turn, in one process group of all ranks, for `Ranks` to run."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=PATIENCE)
     for each in work:
         each()
     dist.barrier()  # nobody leaves while others still talk to it

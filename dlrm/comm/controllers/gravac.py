@@ -2,9 +2,12 @@
 
 The gain of a factor is the share of energy that it keeps, after error feedback; its compression
 throughput is steps a second times gain. Factors are tried upwards, a window of steps each, while the
-throughput rises, and the best one stays. No step sends less than the least gain allows: it then falls
-back to the lowest factor, or to everything. Both factors come from one selection from the whole
-vector; the higher one selects from what the lower one has kept.
+throughput rises, and the best one stays. Where the gain, smoothed over steps, falls below the least one
+that is allowed, it goes back to the lowest factor, or to everything. Both factors come from one selection
+from the whole vector; the higher one selects from what the lower one has kept.
+
+The gain is that of what ranks would choose by themselves. Where others choose for them (AR-Topk, HiTopK), or
+values lose bits on the way, less of their energy arrives than it says.
 
 Where the paper is silent, or was written for gradients that always pay:
 

@@ -22,8 +22,14 @@ class Machine:
     def __init__(self, monkeypatch, **exchange_s):
         self.exchange_s = exchange_s
         self.plans = 0
-        monkeypatch.setattr(automatic, "measure_links", lambda *_: SimpleNamespace(describe=lambda: "links"))
+        self.bytes_per_s = 1e9
+        monkeypatch.setattr(automatic, "measure_links", self._links)
+        monkeypatch.setattr(replanning, "measure_links", self._links)
         monkeypatch.setattr(automatic, "estimate", self._estimate)
+
+    def _links(self, device, group):
+        slowest = SimpleNamespace(bytes_per_s=self.bytes_per_s)
+        return SimpleNamespace(describe=lambda: "links", slowest=slowest)
 
     def _estimate(self, candidates, gradient, links, group):
         self.plans += 1
@@ -120,6 +126,37 @@ def test_all_is_tried_again_when_exchanges_take_another_time(world_of_one, monke
     machine.exchange_s = {"ring": 0.3, "tree": 0.5, "all_gather": 0.9}
     machine.run(planner, 100)
     assert (planner.chosen.name, machine.plans) == ("ring", 2)
+
+
+@pytest.mark.parametrize(("factor", "plans"), [(1.5, 1), (3.0, 2), (0.3, 2)])
+def test_all_is_tried_again_on_links_of_another_speed(factor, plans, world_of_one, monkeypatch):
+    """Though what was chosen sends so little that it takes no other time."""
+    monkeypatch.setattr(replanning, "CHECK_STEPS", 5)
+    monkeypatch.setattr(replanning, "CHECKS_PER_PROBE", 3)
+    machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)
+    planner = make()
+    machine.run(planner, DENSE_STEPS + TRIAL + 30)
+    assert (planner.chosen.name, machine.plans) == ("all_gather", 1)
+    machine.bytes_per_s *= factor
+    machine.run(planner, 100)
+    assert machine.plans == plans
+
+
+def test_a_planner_that_is_used_goes_on_from_a_state_as_a_new_one_would(world_of_one, monkeypatch):
+    machine = Machine(monkeypatch, ring=0.3, tree=0.25, all_gather=0.1)
+    planner, settled = make(), make()
+    machine.run(settled, DENSE_STEPS + TRIAL)
+    machine.run(planner, DENSE_STEPS + TRIAL // 2)
+    assert not planner.is_settled
+    assert planner.state_dict()["chosen"] is None
+    planner.load_state_dict(settled.state_dict())
+    assert planner.is_settled
+    assert machine.run(planner, 20) == ["all_gather"] * 20
+    planner.load_state_dict({})
+    assert planner.chosen is None
+    assert machine.run(planner, DENSE_STEPS) == [None] * DENSE_STEPS
+    machine.run(planner, TRIAL)
+    assert planner.chosen.name == "all_gather"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from dlrm.comm.build import Collectives, _candidates
+from dlrm.comm.build import Collectives, _candidates, _warn_of_one_node
 from dlrm.comm.compressors import MSTopK
 from dlrm.comm.config import CODECS, DENSE, PLAIN, SPARSE, CommConfig
+from dlrm.comm.nodes import Nodes
 
 CPU = torch.device("cpu")
 
@@ -22,6 +23,13 @@ def test_auto_tries_all_values_in_fewer_bits_unless_it_is_told_how_they_travel(w
     assert names(wire_dtype="fp32") == [f"{way} fp32" for way in ways]
     # something lossless is always there to compare with
     assert names(wire_dtype="int8") == [*(f"{way} int8" for way in ways), "ring fp32"]
+
+
+@pytest.mark.parametrize(("num_nodes", "per_node"), [(1, 4), (2, 2), (4, 1)])
+def test_levels_of_one_node_are_warned_of(num_nodes, per_node, caplog):
+    nodes = Nodes(group=None, inside=None, between=None, per_node=per_node, num_nodes=num_nodes)
+    _warn_of_one_node("hi_topk", nodes)
+    assert ("these 4 ranks count as one node: all values travel" in caplog.text) == (num_nodes == 1)
 
 
 @pytest.mark.parametrize("exchange", [name for name in (*DENSE, *SPARSE) if name not in PLAIN])

@@ -142,6 +142,18 @@ def test_a_threshold_keeps_what_reaches_it(kind, size, num_kept, value):
         assert torch.equal(indices, reaching.nonzero().view(-1))
 
 
+def test_random_draws_leave_out_nothing_that_is_not_finite():
+    vector = normal(1000)
+    broken = torch.tensor([3, 500, 999])
+    vector[broken] = torch.tensor([NAN, float("inf"), -float("inf")])
+    chosen = RandomK(seed=1).select(vector, 10)
+    assert chosen.numel() == chosen.unique().numel() == 10
+    assert torch.isin(broken, chosen).all()
+    drawn = RandomK(seed=1).select(normal(1000), 10)
+    assert torch.isin(chosen, torch.cat([broken, drawn])).all()
+    assert RandomK(seed=1).select(vector, 2).tolist() == [3, 500]  # the third one's turn comes
+
+
 def test_random_draws_differ_by_call_and_reach_everything():
     compressor = RandomK(seed=4)
     draws = [compressor.select(torch.zeros(1000), 300) for _ in range(200)]

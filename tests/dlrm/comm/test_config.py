@@ -45,6 +45,12 @@ def test_every_exchange_works_as_it_comes():
         ({"exchange": "ring", "compressor": "topk"}, "comm.exchange=ring sends all values"),
         ({"exchange": "tree", "controller": "pareto"}, "comm.exchange=tree sends all values"),
         ({"error_feedback": False}, "comm.exchange=dense leaves nothing behind"),
+        ({"ratio": 0.1}, "comm.exchange is dense.*set comm.exchange to auto, all_gather"),
+        ({"exchange": "ring", "ratio": 0.1}, "comm.exchange is ring"),
+        ({"exchange": "star", "controller": "pareto", "ratio": 0.1}, "comm.controller pareto"),
+        ({"exchange": "star", "min_gain": 0.9}, "comm.controller=gravac or .* it is fixed"),
+        ({"exchange": "star", "controller": "pareto", "window_steps": 9}, "it is pareto"),
+        ({"exchange": "ring", "sync_change": 0.0}, "comm.exchange=selsync, and it is ring"),
     ],
 )
 def test_what_cannot_be_or_would_not_be_read(options, message):

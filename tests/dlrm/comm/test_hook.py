@@ -36,26 +36,21 @@ def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
         register(model, CommConfig())
 
 
-def test_parameters_that_are_frozen_later_are_told_of(world_of_one):
+def test_parameters_that_were_frozen_in_between_are_told_of(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
+    model.module.bias.requires_grad_(False)
+    register(model, CommConfig())
+    with pytest.raises(RuntimeError, match=r"6 values in all, of 4: .* wrap it again"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_that_are_frozen_later_send_zeros(world_of_one):
     model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
     hook = register(model, CommConfig())
-
-    class Half:
-        def __init__(self):
-            self.parameter = next(model.module.parameters())
-
-        index = staticmethod(lambda: 0)
-        is_last = staticmethod(lambda: True)
-        buffer = staticmethod(lambda: torch.zeros(4))
-
-        def parameters(self):
-            return [self.parameter]
-
-        def gradients(self):
-            return [torch.ones_like(self.parameter)]
-
-    with pytest.raises(RuntimeError, match="4 values in all, of 6"):
-        hook.take(Half())
+    model.module.bias.requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1, 1], [1, 1]]
+    assert hook.take_figures().steps == 1
 
 
 def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkeypatch):
