@@ -1,11 +1,11 @@
 r"""Make a prepared data set from raw Criteo click logs, or check one.
 
-    python -m data.prepare train.txt --out data/kaggle --table-rows kaggle
+    python -m data.prepare train.txt --out data/kaggle --ids vocabulary
     python -m data.prepare day_*.gz --out data/terabyte --ids modulo --processes 16
     python -m data.prepare --verify data/kaggle
 
 Killed at any moment and started again, it goes on where it was. Exit codes: 0 done; 1 a process
-died, or `--verify` found damage; 2 something for you to change (flags, input, folder, disk space).
+died, or `--verify` found damage; 2 something for you to change (flags, input, folder, rights, disk space).
 """
 
 import argparse
@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from data.criteo import TERABYTE_CAP
-from data.prepare.config import ID_RULES, PrepareConfig, parse_bytes
+from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
+from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig, parse_bytes
 from data.prepare.inputs import DEFAULT_DAYS
 from data.prepare.job import prepare
 from data.prepare.pool import WorkerDiedError
+from data.prepare.tables import PUBLISHED, ROOMY_ROWS, shared_values
 from data.prepare.verify import verify
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_SHARED_WORTH_SAYING = 0.01
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,11 +41,11 @@ def parser() -> argparse.ArgumentParser:
     add("--ids", default=defaults["ids"], help=f"{', '.join(ID_RULES)} (default %(default)s)")
     add(
         "--table-rows",
-        default=defaults["table_rows"],
-        help="modulo, hash: terabyte, kaggle, one number, or 26 with commas (default %(default)s)",
+        help="modulo, hash: terabyte, kaggle, one number, or 26 with commas (default: terabyte for files "
+        f"named day_N, kaggle for a single other file, each table with {ROOMY_ROWS:,} at least)",
     )
-    add("--cap", type=int, default=TERABYTE_CAP, help="rows a table may have at most (default %(default)s)")
-    add("--min-count", type=int, default=defaults["min_count"], help="vocabulary: rarer values share an id")
+    add("--cap", type=int, help=f"rows a table may have at most (default {TERABYTE_CAP})")
+    add("--min-count", type=int, help=f"vocabulary: rarer values share an id (default {DEFAULT_MIN_COUNT})")
     add("--days", type=int, help=f"equal parts to cut a single unnamed file into (default {DEFAULT_DAYS})")
     add("--processes", type=int, help="worker processes (default: one a core, as memory allows)")
     add("--memory", default="2G", help="memory of all processes together (default %(default)s)")
@@ -63,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     flags = parser().parse_args(arguments)
     try:
-        return _verify(flags.verify) if flags.verify else _prepare(flags)
+        return _verify(flags) if flags.verify else _prepare(flags)
     except ValueError as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"data.prepare: {_explain(error)}", file=sys.stderr)
-        return 2 if error.errno in _FULL_DISK else 1
+        return 2 if error.errno in (*_FULL_DISK, *_NO_RIGHT) else 1
     except WorkerDiedError as error:
         print(f"data.prepare: {error}. Start the same command again to go on.", file=sys.stderr)
         return 1
@@ -97,10 +100,32 @@ def _prepare(flags: argparse.Namespace) -> int:
     num_bad = sum(manifest.provenance["rejects"]["num_rejects"].values())
     size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
     print(f"{flags.out}: {size}; {num_bad:,} bad lines")
+    print(_describe_sharing(config), end="")
     return 0
 
 
-def _verify(out: Path) -> int:
+def _describe_sharing(config: PrepareConfig) -> str:
+    """What one pass has merged, a line; nothing if nobody can tell."""
+    if config.published is None:
+        return ""
+    shares = {
+        name: shared_values(num_values, rows)
+        for name, num_values, rows in zip(
+            CATEGORY_NAMES, PUBLISHED[config.published], config.static_table_rows, strict=True
+        )
+    }
+    said = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _SHARED_WORTH_SAYING]
+    return (
+        f"--ids {config.ids} merges values by chance. If this is all of Criteo {config.published.title()}, "
+        f"this share of a table's values has no row for itself: {', '.join(said)}, of others under 1%. "
+        "--ids vocabulary keeps values apart, in two passes\n"
+    )
+
+
+def _verify(flags: argparse.Namespace) -> int:
+    out: Path = flags.verify
+    if vars(flags) != vars(parser().parse_args(["--verify", str(out)])):
+        raise ValueError("--verify only reads a finished data set; leave out raw files and other flags")
     try:
         problems = verify(out)
     except ValueError as error:
@@ -119,6 +144,8 @@ def _explain(error: OSError) -> str:
             f"there is no room to write ({error}). Free some and start the same command again: "
             "finished pieces are kept"
         )
+    if error.errno in _NO_RIGHT:
+        return f"you may not do that ({error}). Change the permissions, or name other files or another --out"
     return f"{error}. Start the same command again to go on."
 
 

@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from data.criteo import (
-    KAGGLE_CARDINALITIES,
-    NUM_CATEGORIES,
-    TERABYTE_CAP,
-    TERABYTE_CARDINALITIES,
-    capped,
-)
+from data.criteo import TERABYTE_CAP, capped
+from data.prepare.tables import PUBLISHED, parse_rows, published_as, roomy_rows
 
-ID_RULES: Final = ("modulo", "hash", "vocabulary", "raw")
-TABLE_PRESETS: Final[dict[str, tuple[int, ...]]] = {
-    "terabyte": TERABYTE_CARDINALITIES,
-    "kaggle": KAGGLE_CARDINALITIES,
+ONE_PASS: Final = ("modulo", "hash")
+"""Id rules for tables whose rows are known beforehand."""
+ID_RULES: Final = (*ONE_PASS, "vocabulary", "raw")
+DEFAULT_MIN_COUNT: Final = 3
+
+_READ_BY: Final = {
+    "--table-rows": ONE_PASS,
+    "--cap": (*ONE_PASS, "vocabulary"),
+    "--min-count": ("vocabulary",),
 }
+"""Flags that not every id rule reads."""
 
 # Measured with lines of every length, down to the shortest (which make the most rows of a byte).
 PARENT_FIXED_BYTES: Final = 112 << 20
@@ -32,7 +33,6 @@ RAW_BYTES_PER_BLOCK_BYTE: Final = 25
 _COMFORTABLE_BLOCK_BYTES: Final = 2 << 20
 _MIN_BLOCK_BYTES: Final = 256 << 10
 _MAX_BLOCK_BYTES: Final = 8 << 20
-_MAX_ROWS: Final = 2**31 - 1
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -46,12 +46,14 @@ class PrepareConfig:
     """Folder of the data set."""
     ids: str = "modulo"
     """How categories become ids: one of `ID_RULES`."""
-    table_rows: str = "terabyte"
-    """Rows of the 26 tables for modulo and hash: a preset, one number for all, or 26 numbers with commas."""
-    cap: int = TERABYTE_CAP
-    """Rows a table may have at most."""
-    min_count: int = 3
-    """Vocabulary only: a value that occurs less often is rare."""
+    table_rows: str | None = None
+    """Rows of the 26 tables for modulo and hash: `terabyte` or `kaggle` for the published sizes, one number
+    for all, or 26 numbers with commas; None for those of the data set that the files' names tell, with room
+    in the small tables."""
+    cap: int | None = None
+    """Rows a table may have at most, not for raw; None for `TERABYTE_CAP`."""
+    min_count: int | None = None
+    """Vocabulary only: a value that occurs less often is rare; None for `DEFAULT_MIN_COUNT`."""
     num_days: int | None = None
     """Days to cut a single file into that is not named `day_N`; None for the default."""
     num_processes: int | None = None
@@ -69,34 +71,59 @@ class PrepareConfig:
             raise ValueError(f"--ids is one of {', '.join(ID_RULES)}, not {self.ids!r}")
         if not 0 <= self.max_bad_ratio <= 1:
             raise ValueError(f"--max-bad-ratio is a share between 0 and 1, not {self.max_bad_ratio}")
+        self._refuse_unread()
         for flag, value, least in (
-            ("--cap", self.cap, 3),
-            ("--min-count", self.min_count, 1),
+            ("--cap", self.max_rows, 3),
+            ("--min-count", self.least_count, 1),
             ("--processes", self.processes, 1),
             ("--days", 1 if self.num_days is None else self.num_days, 1),
         ):
             if value < least:
                 raise ValueError(f"{flag} is at least {least}, not {value}")
-        _ = self.static_table_rows, self.block_bytes
+        _ = self.identity, self.block_bytes
+
+    def _refuse_unread(self) -> None:
+        given = {"--table-rows": self.table_rows, "--cap": self.cap, "--min-count": self.min_count}
+        for flag, rules in _READ_BY.items():
+            if given[flag] is not None and self.ids not in rules:
+                raise ValueError(
+                    f"{flag} is for --ids {' or '.join(rules)}; with --ids {self.ids} nothing reads it, so "
+                    "leave it out"
+                )
+
+    @property
+    def max_rows(self) -> int:
+        """Rows a table may have at most."""
+        return TERABYTE_CAP if self.cap is None else self.cap
+
+    @property
+    def least_count(self) -> int:
+        """How often a value of a vocabulary occurs at least."""
+        return DEFAULT_MIN_COUNT if self.min_count is None else self.min_count
+
+    @property
+    def published(self) -> str | None:
+        """Whose published sizes decide the tables' rows; None if the user's numbers or the values do.
+
+        Raises:
+            ValueError: the files' names do not tell.
+        """
+        if self.ids not in ONE_PASS:
+            return None
+        if self.table_rows is None:
+            return published_as(self.raw)
+        return self.table_rows if self.table_rows in PUBLISHED else None
 
     @property
     def static_table_rows(self) -> tuple[int, ...]:
-        """Rows of the 26 tables, capped, for modulo and hash."""
-        rows = TABLE_PRESETS.get(self.table_rows)
-        if rows is None:
-            parts = self.table_rows.split(",")
-            if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts) or len(parts) not in (
-                1,
-                NUM_CATEGORIES,
-            ):
-                raise ValueError(
-                    f"--table-rows is {', '.join(TABLE_PRESETS)}, one number, or {NUM_CATEGORIES} numbers "
-                    f"separated by commas, not {self.table_rows!r}"
-                )
-            rows = tuple(int(part) for part in parts) * (NUM_CATEGORIES // len(parts))
-        if not all(1 <= count <= _MAX_ROWS for count in rows):
-            raise ValueError(f"a table has between 1 and {_MAX_ROWS} rows; change --table-rows")
-        return capped(rows, self.cap)
+        """Rows of the 26 tables, capped, for modulo and hash.
+
+        Raises:
+            ValueError: they are not given, and the files' names do not tell; or they are no such numbers.
+        """
+        given = self.table_rows
+        rows = roomy_rows(published_as(self.raw)) if given is None else parse_rows(given)
+        return capped(rows, self.max_rows)
 
     @property
     def processes(self) -> int:
@@ -129,7 +156,7 @@ class PrepareConfig:
     def identity(self) -> dict[str, Any]:
         """What decides the output besides the inputs; processes, memory and the ratio do not."""
         if self.ids == "vocabulary":
-            return {"ids": self.ids, "min_count": self.min_count, "cap": self.cap}
+            return {"ids": self.ids, "min_count": self.least_count, "cap": self.max_rows}
         if self.ids == "raw":
             return {"ids": self.ids}
         return {"ids": self.ids, "table_rows": list(self.static_table_rows)}

@@ -13,7 +13,7 @@ import polars as pl
 
 from data.prepare.ids import IdRule, to_samples
 from data.prepare.inputs import Span
-from data.prepare.pieces import PieceRecord, Written, durable_file
+from data.prepare.pieces import PieceRecord, Written, durable_file, stored_bytes
 from data.prepare.progress import Report
 from data.prepare.walk import Piece, read_pieces
 
@@ -53,7 +53,7 @@ class ConvertSpan:
         samples = pl.concat(frames, rechunk=False) if frames else pl.DataFrame()
         if not samples.height:
             return Written()
-        with durable_file(self.out / f"{piece.name}.parquet") as sink:
+        with durable_file(part_path(self.out, piece.name)) as sink:
             samples.write_parquet(
                 sink,  # type: ignore[arg-type]  # a file as far as polars goes
                 compression=COMPRESSION,
@@ -63,3 +63,13 @@ class ConvertSpan:
         whole, rest = divmod(samples.height, ROW_GROUP_ROWS)
         row_groups = (ROW_GROUP_ROWS,) * whole + ((rest,) if rest else ())
         return Written(row_groups=row_groups, num_bytes=sink.num_bytes, sha256=sink.sha256)
+
+
+def part_path(out: Path, piece_name: str) -> Path:
+    """Where the Parquet file of a piece lies."""
+    return out / f"{piece_name}.parquet"
+
+
+def part_is_there(out: Path, record: PieceRecord) -> bool:
+    """Whether the Parquet file of a finished piece, if it has one, is there as it was written by its size."""
+    return not record.row_groups or stored_bytes([part_path(out, record.name)]) == record.num_bytes

@@ -32,7 +32,10 @@ class IdRule(Protocol):
 class ModuloIds:
     """The raw 32-bit value modulo the table's rows; a missing value counts as 0.
 
-    This is facebookresearch/dlrm's way with `--max-ind-range`.
+    Values share rows by chance, as `tables` says. They do so less in facebookresearch/dlrm, whose
+    `--max-ind-range` is one modulus for all tables: it then numbers the remainders that occur, table by
+    table (data_utils.py), so that a table of few values has a row for nearly each of them. Without a second
+    pass over the input that cannot be had.
     """
 
     def __init__(self, table_rows: Sequence[int]) -> None:

@@ -105,7 +105,7 @@ def find_inputs(paths: Sequence[Path], num_days: int | None) -> tuple[RawFile, .
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{twice[0]} is given more than once; input files need different names")
-    days = [_day_of(path) for path in paths]
+    days = [day_of(path) for path in paths]
     if None in days and any(day is not None for day in days):
         raise ValueError("some files are named day_N and some are not; prepare them into separate folders")
     if num_days is not None and (len(paths) > 1 or days[0] is not None):
@@ -137,7 +137,8 @@ def plan(raw: RawFile) -> list[Span]:
     return spans
 
 
-def _day_of(path: Path) -> int | None:
+def day_of(path: Path) -> int | None:
+    """The day that a raw file's name says, or None."""
     match = _DAY_NAME.fullmatch(path.name)
     return int(match.group(1)) if match else None
 

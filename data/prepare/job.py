@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -9,16 +10,16 @@ from typing import Any, Final
 from data.criteo import CATEGORY_NAMES, NUM_CATEGORIES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
 from data.prepare.config import PrepareConfig
-from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan
+from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_is_there
 from data.prepare.ids import HashIds, IdRule, ModuloIds, RawIds
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span, find_inputs
 from data.prepare.lookup import VocabularyIds
-from data.prepare.passes import PassResult, run_pass
+from data.prepare.passes import IsThere, MakeTask, PassResult, run_pass
 from data.prepare.pieces import PieceRecord, durable_file, remove_leftovers
 from data.prepare.pool import WorkerPool
 from data.prepare.rejects import check_rejects, collect_rejects
 from data.prepare.state import MAKER, close_state, is_finished, locked, open_state
-from data.prepare.vocabulary import CountSpan, RankCategory, run_path, vocabulary_size
+from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
 
 VOCABULARY_FOLDER: Final = "vocabulary"
 
@@ -94,7 +95,10 @@ class _Job:
                 block_bytes=config.block_bytes,
             )
 
-        return run_pass("prepare", self._inputs, folder, convert, self._pool, config.max_bad_ratio)
+        return self._pass("prepare", folder, convert, partial(part_is_there, config.out))
+
+    def _pass(self, title: str, folder: Path, make: MakeTask, is_there: IsThere) -> PassResult:
+        return run_pass(title, self._inputs, folder, make, is_there, self._pool, self._config.max_bad_ratio)
 
     def _ids(self) -> tuple[IdRule, tuple[int, ...], list[dict[str, Any]]]:
         """The id rule, the tables' rows, and what the manifest says of files made for the rule."""
@@ -115,7 +119,7 @@ class _Job:
         def count(span: Span, finished: tuple[PieceRecord, ...]) -> CountSpan:
             return CountSpan(span=span, finished=finished, records=folder, block_bytes=config.block_bytes)
 
-        result = run_pass("count", self._inputs, folder, count, self._pool, config.max_bad_ratio)
+        result = self._pass("count", folder, count, partial(runs_are_there, folder))
         collect_rejects(config.out, folder, result.records)
         check_rejects(config.out, result, config.max_bad_ratio)
         tasks = [
@@ -124,8 +128,8 @@ class _Job:
                 runs=tuple(run_path(folder, record.name, name) for record in result.records),
                 scratch=folder,
                 path=config.out / VOCABULARY_FOLDER / f"{name}.npy",
-                min_count=config.min_count,
-                cap=config.cap,
+                min_count=config.least_count,
+                cap=config.max_rows,
             )
             for name in CATEGORY_NAMES
         ]

@@ -7,15 +7,18 @@ from typing import Final
 
 from data.prepare.display import ProgressDisplay
 from data.prepare.inputs import RawFile, Span, plan
-from data.prepare.pieces import PieceRecord, piece_name, read_records
+from data.prepare.pieces import PieceRecord, piece_name, read_records, record_path
 from data.prepare.pool import Task, WorkerPool
 from data.prepare.progress import Progress
+from data.prepare.walk import REJECTS_SUFFIX
 
 SHORTEST_LINE_BYTES: Final = 41
 """A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""
 
 MakeTask = Callable[[Span, tuple[PieceRecord, ...]], Task]
 """A task from a span and its finished pieces."""
+IsThere = Callable[[PieceRecord], bool]
+"""Whether what a finished piece has written is still there, at its size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ def run_pass(
     inputs: Sequence[RawFile],
     folder: Path,
     make: MakeTask,
+    is_there: IsThere,
     pool: WorkerPool,
     max_bad_ratio: float,
 ) -> PassResult:
@@ -43,11 +47,12 @@ def run_pass(
         inputs: the raw files.
         folder: where the pass keeps its records.
         make: makes the task of a span.
+        is_there: tells the finished pieces of an earlier start that have to be done again.
         pool: runs the tasks.
         max_bad_ratio: share of bad lines beyond which the job is going to fail.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    before = read_records(folder)
+    before = _finished_before(folder, inputs, is_there)
     spans = [span for raw in inputs for span in plan(raw)]
     finished = {span: _finished_of(span, before) for span in spans}
     left = [span for span in spans if not _is_done(span, finished[span])]
@@ -101,6 +106,25 @@ class _Watch:
     def close(self) -> None:
         """End the display."""
         self._display.close()
+
+
+def _finished_before(folder: Path, inputs: Sequence[RawFile], is_there: IsThere) -> dict[str, PieceRecord]:
+    """The pieces that an earlier start has finished; records of those that lost their files are removed.
+
+    A compressed file is read on from the end of its last piece, so what comes after a lost one is lost too.
+    """
+    records = read_records(folder)
+    compressed = {raw.path.name for raw in inputs if raw.compressed}
+    broken_off: set[str] = set()
+    for record in sorted(records.values(), key=lambda record: record.start):
+        rejects = record_path(folder, record.name, REJECTS_SUFFIX)
+        whole = is_there(record) and (rejects.exists() or not record.num_rejects)
+        if whole and record.raw_name not in broken_off:
+            continue
+        broken_off |= {record.raw_name} & compressed
+        record_path(folder, record.name).unlink()
+        del records[record.name]
+    return records
 
 
 def _finished_of(span: Span, records: Mapping[str, PieceRecord]) -> tuple[PieceRecord, ...]:

@@ -1,14 +1,15 @@
 """What makes a piece of work count: its files are synced and renamed, then its record is.
 
-A record is one small JSON file. A piece whose record is there is finished and never redone; one
-without it left nothing that counts, whatever the moment it was killed. Everything about a job in
-progress lies in `.prepare` inside the output folder and goes away with the job.
+A record is one small JSON file. A piece whose record is there is finished and never redone, unless
+somebody has taken its files away since; one without it left nothing that counts, whatever the moment
+it was killed. Everything about a job in progress lies in `.prepare` inside the output folder and goes
+away with the job.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +21,14 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written for a piece: nothing if it had no good line."""
+    """What was written for a piece: no Parquet file if it had no good line, or was only counted."""
 
     row_groups: tuple[int, ...] = ()
     """Rows of the row groups of its Parquet file."""
     num_bytes: int = 0
-    """Size of that file."""
+    """Size of that file; of its runs together, in the counting pass."""
     sha256: str = ""
-    """Digest of that file."""
+    """Digest of its Parquet file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,14 @@ def read_records(folder: Path) -> dict[str, PieceRecord]:
     """The records of a pass, by name."""
     records = [PieceRecord.read(path) for path in sorted(folder.glob("*.json"))]
     return {record.name: record for record in records}
+
+
+def stored_bytes(paths: Iterable[Path]) -> int | None:
+    """Size of the files together, or None if one of them is not there."""
+    try:
+        return sum(path.stat().st_size for path in paths)
+    except FileNotFoundError:
+        return None
 
 
 class DigestFile:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from data.criteo import CATEGORY_NAMES
 from data.prepare.ids import FIRST_VOCABULARY_ID
 from data.prepare.inputs import Span
-from data.prepare.pieces import PieceRecord, durable_file, record_path
+from data.prepare.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
 from data.prepare.progress import Report
 from data.prepare.walk import read_pieces
 
@@ -49,16 +49,19 @@ class CountSpan:
     def run(self, report: Report) -> None:
         """Do it."""
         for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
-            columns: list[list[npt.NDArray[np.uint32]]] = [[] for _ in CATEGORY_NAMES]
+            # Of a piece in which no line starts there is no frame.
+            columns = [[np.empty(0, np.uint32)] for _ in CATEGORY_NAMES]
             with piece.rejects_into(self.records):
                 for frame in piece.frames():
                     for column, name in zip(columns, CATEGORY_NAMES, strict=True):
                         column.append(frame[name].drop_nulls().to_numpy())
+            num_bytes = 0
             for column, name in zip(columns, CATEGORY_NAMES, strict=True):
                 values, counts = np.unique(np.concatenate(column), return_counts=True)
                 with durable_file(run_path(self.records, piece.name, name)) as sink:
                     sink.write(_entries(values, counts).tobytes())
-            piece.record().write(self.records)
+                num_bytes += sink.num_bytes
+            piece.record(Written(num_bytes=num_bytes)).write(self.records)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +142,12 @@ class RankCategory:
 def run_path(records: Path, piece_name: str, category: str) -> Path:
     """Where the run of a category of a piece lies."""
     return record_path(records, piece_name, f".{category}.run")
+
+
+def runs_are_there(records: Path, record: PieceRecord) -> bool:
+    """Whether the runs of a finished piece are there as they were written, as far as their sizes tell."""
+    runs = [run_path(records, record.name, name) for name in CATEGORY_NAMES]
+    return stored_bytes(runs) == record.num_bytes
 
 
 def vocabulary_size(path: Path) -> int:

@@ -57,11 +57,12 @@ class Piece:
         self._reject: Callable[[int, BadLine], None] = lambda first, bad: None
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """The good lines, block by block, as `read_block` gives them."""
+        """The good lines, in parts, as `read_block` gives them."""
         for block in self._reader.blocks(self._limit):
-            frame, bad = read_block(block)
-            self._count(frame.height, bad)
-            yield frame
+            for frame, bad in read_block(block):
+                self._count(frame.height, bad)
+                if frame.height:
+                    yield frame
         if self._reader.exhausted and self._reader.content.damage:
             self._count(0, [BadLine(0, "truncated", self._reader.partial)])
 

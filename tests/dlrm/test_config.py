@@ -14,6 +14,7 @@ from dlrm.recipe import load_config
         (["data.order=random"], "data.order is 'random'; choose one of stripes, seldp"),
         (["data.prefetch_batches=0"], "data.prefetch_batches"),
         (["data.cache_disk_gb=-1"], "data.cache_disk_gb"),
+        (["data.cache_memory_gb=8"], "limits of a cache; set data.cache_folder"),
         (["data.train_days=[0,1]", "data.test_days=[1,2]"], r"days \[1\] are both"),
         (["model.kind=dlmr"], "model.kind is 'dlmr'; choose one of dlrm, dcnv2, deepfm"),
         (["model.embedding_dim=6"], "positive multiple of 4"),

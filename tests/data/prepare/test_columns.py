@@ -1,5 +1,7 @@
 """Parsing a block of lines: the fast way and the vetting agree with the grammar, for any bytes."""
 
+import codecs
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,17 @@ def reference(block: bytes) -> tuple[list[tuple[int | None, ...]], list[tuple[in
     return good, bad
 
 
+def read(block: bytes) -> tuple[list[tuple[int | None, ...]], list[tuple[int, str]]]:
+    """What `read_block` finds in all slices of a block together, in the reference's words."""
+    good, bad, num_lines = [], [], 0
+    for frame, found in read_block(block):
+        assert frame.columns == list(COLUMN_NAMES)
+        good += frame.rows()
+        bad += [(num_lines + line.index, line.reason) for line in found]
+        num_lines += frame.height + len(found)
+    return good, bad
+
+
 @st.composite
 def spoiled_blocks(draw):
     lines = []
@@ -51,19 +64,13 @@ def spoiled_blocks(draw):
 @settings(max_examples=400)
 @given(spoiled_blocks())
 def test_agrees_with_the_grammar(block):
-    good, bad = reference(block)
-    frame, found = read_block(block)
-    assert frame.columns == list(COLUMN_NAMES)
-    assert frame.rows() == good
-    assert [(line.index, line.reason) for line in found] == bad
+    assert read(block) == reference(block)
 
 
 @settings(max_examples=100)
 @given(st.binary(max_size=300))
 def test_takes_any_bytes(block):
-    good, bad = reference(block + b"\n")
-    frame, found = read_block(block + b"\n")
-    assert (frame.rows(), [(line.index, line.reason) for line in found]) == (good, bad)
+    assert read(block + b"\n") == reference(block + b"\n")
 
 
 @pytest.mark.parametrize("position", [0, 5, 30])
@@ -73,15 +80,13 @@ def test_every_byte_in_every_place_of_a_field_is_judged_alike(position):
         for before in range(3):
             field = fields[position][:before] + bytes([byte]) + fields[position][before:]
             block = b"\t".join([*fields[:position], field, *fields[position + 1 :]]) + b"\n"
-            good, bad = reference(block)
-            frame, found = read_block(block)
-            assert (frame.rows(), [(line.index, line.reason) for line in found]) == (good, bad), field
+            assert read(block) == reference(block), field
 
 
 def test_a_bad_line_costs_its_block_nothing_else():
     lines = make_lines(1000, seed=1)
     lines[17], lines[400] = lines[17].replace(b"\t", b" ", 1), b""
-    frame, bad = read_block(b"\n".join(lines) + b"\n")
+    ((frame, bad),) = read_block(b"\n".join(lines) + b"\n")
     assert frame.height == 998
     assert [(line.index, line.reason, line.text) for line in bad] == [
         (17, "field_count", lines[17]),
@@ -89,16 +94,41 @@ def test_a_bad_line_costs_its_block_nothing_else():
     ]
 
 
+@pytest.mark.parametrize("short", [b"", b"x", b"\r"])
+def test_very_many_short_lines_come_in_slices(short):
+    lines = [short] * 3000
+    for index, good in enumerate(GOOD_LINES):
+        lines[index * 150] = good
+    block = b"".join(line + b"\n" for line in lines)
+    slices = [frame.height + len(bad) for frame, bad in read_block(block)]
+    assert max(slices) <= len(block) / 160
+    assert sum(slices) == len(lines)
+    assert read(block) == reference(block)
+
+
+def test_lines_of_usual_length_come_at_once():
+    block = b"\n".join([*GOOD_LINES, b"bad"]) + b"\n"
+    assert len(list(read_block(block))) == 1
+
+
+def test_a_byte_order_mark_spoils_its_line_wherever_it_stands():
+    marked = codecs.BOM_UTF8 + GOOD_LINES[0]
+    for lines in ([marked, *GOOD_LINES], [*GOOD_LINES, marked], [marked], [marked, b"bad", GOOD_LINES[0]]):
+        block = b"\n".join(lines) + b"\n"
+        assert read(block) == reference(block)
+        assert (lines.index(marked), "label") in read(block)[1]
+
+
 @pytest.mark.parametrize("excess", [0, 1])
 def test_the_longest_line_is_the_same_for_both_ways(excess):
     fields = GOOD_LINES[0].split(b"\t")
     fields[39] = b""
     fields[39] = b"0" * (MAX_LINE_BYTES - len(b"\t".join(fields)) + excess)
-    frame, bad = read_block(b"\t".join(fields) + b"\n")
+    ((frame, bad),) = read_block(b"\t".join(fields) + b"\n")
     assert [line.reason for line in bad] == ["too_long"] * excess
     assert frame.height == 1 - excess
 
 
 def test_an_empty_block_has_the_columns():
-    frame, bad = read_block(b"")
+    ((frame, bad),) = read_block(b"")
     assert (frame.height, frame.columns, bad) == (0, list(COLUMN_NAMES), [])

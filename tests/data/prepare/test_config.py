@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from data.criteo import KAGGLE_CARDINALITIES
+from data.criteo import KAGGLE_CARDINALITIES, TERABYTE_CARDINALITIES
 from data.prepare.config import PrepareConfig, parse_bytes
 
 
@@ -35,6 +35,30 @@ def test_tables_are_a_preset_one_number_or_26_and_capped():
     assert config(table_rows=",".join(map(str, rows))).static_table_rows == rows
 
 
+def test_tables_by_default_are_those_of_the_files_and_roomy():
+    for name, cardinalities in (("train.txt", KAGGLE_CARDINALITIES), ("day_7.gz", TERABYTE_CARDINALITIES)):
+        assert config(raw=(Path(name),)).static_table_rows == tuple(
+            min(max(rows, 100_000), 10_000_000) for rows in cardinalities
+        )
+    assert set(config(cap=1000).static_table_rows) == {1000}
+
+
+def test_files_of_unknown_data_sets_need_table_rows_in_one_pass():
+    raw = (Path("a"), Path("b"))
+    for ids in ("modulo", "hash"):
+        with pytest.raises(ValueError, match=r"not named day_N.*--table-rows"):
+            config(raw=raw, ids=ids)
+        assert config(raw=raw, ids=ids, table_rows="9").static_table_rows == (9,) * 26
+    for ids in ("vocabulary", "raw"):
+        assert config(raw=raw, ids=ids).published is None
+
+
+def test_published_sizes_are_known_by_name():
+    assert config().published == "terabyte"
+    assert config(table_rows="kaggle").published == "kaggle"
+    assert config(table_rows="1000").published is None
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -44,7 +68,11 @@ def test_tables_are_a_preset_one_number_or_26_and_capped():
         ({"table_rows": "0"}, "between 1 and"),
         ({"table_rows": "terrabyte"}, "terabyte, kaggle"),
         ({"cap": 2}, "--cap is at least 3"),
-        ({"min_count": 0}, "--min-count"),
+        ({"ids": "vocabulary", "min_count": 0}, "--min-count is at least 1"),
+        ({"ids": "vocabulary", "table_rows": "kaggle"}, "--table-rows is for --ids modulo or hash; with"),
+        ({"ids": "raw", "table_rows": "1000"}, "--ids raw nothing reads it, so leave it out"),
+        ({"ids": "raw", "cap": 1000}, "--cap is for --ids modulo or hash or vocabulary; with --ids raw"),
+        ({"ids": "hash", "min_count": 3}, "--min-count is for --ids vocabulary; with --ids hash"),
         ({"num_days": 0}, "--days"),
         ({"num_processes": 0}, "--processes"),
         ({"max_bad_ratio": 1.5}, "--max-bad-ratio"),
@@ -74,4 +102,8 @@ def test_processes_by_default_fit_the_memory(monkeypatch):
 def test_processes_memory_and_ratio_do_not_decide_the_output():
     assert config(num_processes=1, memory_bytes=3 << 30, max_bad_ratio=1).identity == config().identity
     assert config(ids="hash").identity != config().identity
-    assert config(ids="raw", table_rows="1000").identity == config(ids="raw").identity == {"ids": "raw"}
+    assert config(ids="raw").identity == {"ids": "raw"}
+
+
+def test_a_default_said_aloud_gives_the_same_data_set():
+    assert config(ids="vocabulary", min_count=3, cap=10_000_000).identity == config(ids="vocabulary").identity

@@ -11,7 +11,7 @@ from data.prepare.lookup import VocabularyIds
 from tests.data.prepare.conftest import make_lines
 
 LINES = make_lines(200, seed=3)
-FRAME, _ = read_block(b"\n".join(LINES) + b"\n")
+((FRAME, _),) = read_block(b"\n".join(LINES) + b"\n")
 FIELDS = [line.split(b"\t") for line in LINES]
 ROWS = tuple(range(100, 126))
 

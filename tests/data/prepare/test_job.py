@@ -16,7 +16,7 @@ import zstandard
 
 from data.criteo import COLUMN_NAMES
 from data.dataset import read_manifest
-from data.prepare.config import PrepareConfig
+from data.prepare.config import ONE_PASS, PrepareConfig
 from data.prepare.job import prepare
 from data.prepare.state import locked
 from data.prepare.verify import verify
@@ -26,10 +26,13 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 DAYS = 24
 
 
-def job(raw, out, **changes):
+def job(raw, out, ids="modulo", **changes):
     raw = tuple(raw) if isinstance(raw, list) else (raw,)
+    table_rows = "1000" if ids in ONE_PASS else None
     return prepare(
-        PrepareConfig(**{"raw": raw, "out": out, "num_processes": 1, "table_rows": "1000", **changes})
+        PrepareConfig(
+            **{"raw": raw, "out": out, "ids": ids, "table_rows": table_rows, "num_processes": 1, **changes}
+        )
     )
 
 
@@ -116,9 +119,9 @@ def test_compressed_days_give_the_rows_of_plain_ones(tmp_path, suffix):
     }
 
 
-def start(raw, out, *flags):
+def start(raw, out, ids="modulo"):
     command = [sys.executable, "-m", "data.prepare", str(raw), "--out", str(out), "--days", str(DAYS)]
-    command += ["--table-rows", "1000", "--processes", "2", *flags]
+    command += ["--ids", ids, "--processes", "2", *(["--table-rows", "1000"] if ids in ONE_PASS else [])]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -144,7 +147,7 @@ def test_killed_and_started_again_ends_with_the_same_bytes(raw, tmp_path, suffix
     kept: dict[Path, int] = {}
     for num_records in (0, 2, 9):
         folder = folders[-1] if num_records > 2 else folders[0]
-        process = start(source, out, "--ids", ids)
+        process = start(source, out, ids)
         wait_for_records(process, out, num_records, folder)
         kill(process)
         assert not (out / "dataset.json").exists()
@@ -152,7 +155,7 @@ def test_killed_and_started_again_ends_with_the_same_bytes(raw, tmp_path, suffix
         done = {path: parts[path] for path in parts if _record_of(out, path).exists()}
         assert {path: done[path] for path in kept} == kept, "a finished piece was made again"
         kept = done
-    process = start(source, out, "--ids", ids)
+    process = start(source, out, ids)
     output = process.communicate()[0]
     assert process.returncode == 0, output
     assert kept
@@ -162,6 +165,65 @@ def test_killed_and_started_again_ends_with_the_same_bytes(raw, tmp_path, suffix
 
 def _record_of(out, part):
     return out / ".prepare" / "pieces" / f"{part.parent.name}-{part.stem}.json"
+
+
+@pytest.fixture
+def stop_before_the_manifest(monkeypatch):
+    """Run a job whose pass is complete, but that stops there."""
+
+    def stop(*arguments):
+        raise ValueError("stopped on purpose")
+
+    def run(*arguments, **changes):
+        with monkeypatch.context() as patch:
+            patch.setattr("data.prepare.job.check_rejects", stop)
+            with pytest.raises(ValueError, match="on purpose"):
+                job(*arguments, **changes)
+
+    return run
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_pieces_that_lost_their_files_meanwhile_are_made_again(
+    raw, tmp_path, stop_before_the_manifest, suffix
+):
+    source = tmp_path / f"{raw.name}{suffix}"
+    source.write_bytes(gzip.compress(raw.read_bytes(), 1) if suffix else raw.read_bytes())
+    job(source, tmp_path / "undisturbed", num_days=DAYS)
+    out = tmp_path / "out"
+    stop_before_the_manifest(source, out, num_days=DAYS)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("day=*/*.parquet")}
+    lost, cut = out / "day=20" / "part-00000.parquet", out / "day=9" / "part-00000.parquet"
+    lost.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    job(source, out, num_days=DAYS)
+    assert digests(out) == digests(tmp_path / "undisturbed")
+    made_again = {path for path in before if path.stat().st_mtime_ns != before[path]}
+    if suffix:  # a stream goes on from the first lost piece
+        assert made_again == {path for path in before if int(path.parent.name.removeprefix("day=")) >= 9}
+    else:
+        assert made_again == {lost, cut}
+
+
+def test_counts_that_were_lost_meanwhile_are_made_again(raw, tmp_path, stop_before_the_manifest):
+    job(raw, tmp_path / "undisturbed", ids="vocabulary", num_days=DAYS)
+    out = tmp_path / "out"
+    stop_before_the_manifest(raw, out, ids="vocabulary", num_days=DAYS)
+    counts = out / ".prepare" / "counts"
+    for name in ("day=3-part-00000.cat_7.run", "day=0-part-00000.rejects.jsonl"):
+        (counts / name).unlink()
+    job(raw, out, ids="vocabulary", num_days=DAYS)
+    assert digests(out) == digests(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("ids", ["modulo", "vocabulary"])
+def test_a_file_of_fewer_lines_than_days(tmp_path, ids):
+    source = tmp_path / "train.txt"
+    source.write_bytes(b"".join(line + b"\n" for line in make_lines(5)))
+    manifest = job(source, tmp_path / "out", ids=ids)
+    assert manifest.num_rows == 5
+    assert set(manifest.days) < set(range(7))
+    assert verify(tmp_path / "out") == []
 
 
 def test_a_killed_worker_stops_the_job_and_the_next_one_goes_on(raw, whole, tmp_path):

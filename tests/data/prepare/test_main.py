@@ -4,8 +4,11 @@ import errno
 
 import pytest
 
+from data.dataset import DatasetManifest
 from data.prepare import __main__ as command
 from data.prepare.pool import WorkerDiedError
+
+MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_rejects": {}}})
 
 FLAGS = [
     "--cap", "--days", "--help", "--ids", "--max-bad-ratio", "--memory", "--min-count", "--out",
@@ -23,7 +26,9 @@ def test_flags_are_these():
     [
         (ValueError("change this"), 2, "change this"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "no room to write"),
-        (OSError(errno.EIO, "Input/output error"), 1, "Input/output error"),
+        (OSError(errno.EIO, "Input/output error"), 1, "Start the same command again"),
+        (PermissionError(errno.EACCES, "Permission denied", "day_0"), 2, "Change the permissions"),
+        (OSError(errno.EROFS, "Read-only file system", "out"), 2, "another --out"),
         (WorkerDiedError("worker 7 ended"), 1, "Start the same command again"),
         (KeyboardInterrupt(), 130, "stopped"),
     ],
@@ -44,6 +49,10 @@ def test_errors_have_a_code_and_a_sentence(monkeypatch, capsys, tmp_path, error,
         (["--out", "x"], "at least one raw file"),
         (["missing", "--out", "x"], "missing is not a file"),
         (["day_0", "--out", "x", "--memory", "much"], "not a size"),
+        (["day_0", "--out", "x", "--min-count", "3"], "--min-count is for --ids vocabulary"),
+        (["day_0", "--out", "x", "--ids", "raw", "--cap", "10000000"], "with --ids raw nothing reads it"),
+        (["--verify", "x", "--ids", "hash"], "leave out raw files and other flags"),
+        (["day_0", "--verify", "x"], "leave out raw files and other flags"),
     ],
 )
 def test_mistakes_are_code_2(capsys, monkeypatch, tmp_path, arguments, words):
@@ -51,6 +60,43 @@ def test_mistakes_are_code_2(capsys, monkeypatch, tmp_path, arguments, words):
     assert command.main(arguments) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_without_rights_is_not_to_be_tried_again(monkeypatch, capsys, tmp_path):
+    def fail(config):
+        raise PermissionError(errno.EACCES, "Permission denied", str(config.out))
+
+    monkeypatch.setattr(command, "prepare", fail)
+    command.main(["day_0", "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert f"Permission denied: '{tmp_path}'" in said
+    assert "again" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shares"),
+    [
+        (
+            ["train.txt"],
+            "all of Criteo Kaggle, this share of a table's values has no row for itself: cat_0 1%",
+        ),
+        (["train.txt", "--table-rows", "kaggle"], "cat_7 63%, cat_8 56%, cat_9 63%"),
+        (["day_0", "--ids", "hash"], "--ids hash merges values by chance. If this is all of Criteo Terabyte"),
+    ],
+)
+def test_what_one_pass_merges_is_said_at_the_end(monkeypatch, capsys, arguments, shares):
+    monkeypatch.setattr(command, "prepare", lambda config: MANIFEST)
+    assert command.main([*arguments, "--out", "x"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert shares in last
+    assert "--ids vocabulary keeps values apart" in last
+
+
+@pytest.mark.parametrize("flags", [["--ids", "vocabulary"], ["--ids", "raw"], ["--table-rows", "1000"]])
+def test_nothing_is_said_of_merging_where_nobody_can_tell(monkeypatch, capsys, flags):
+    monkeypatch.setattr(command, "prepare", lambda config: MANIFEST)
+    assert command.main(["day_0", "--out", "x", *flags]) == 0
+    assert capsys.readouterr().out == "x: 0 rows on 0 days in 0 files; 0 bad lines\n"
 
 
 def test_verify_of_no_data_set_is_code_1(capsys, tmp_path):

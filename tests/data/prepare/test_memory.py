@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from data.prepare.config import BYTES_PER_BLOCK_BYTE
 from tests.data.prepare.conftest import make_lines
 
 CEILING = "500M"
@@ -48,3 +49,29 @@ def test_all_processes_together_stay_under_the_ceiling(tmp_path):
     for path in tmp_path.rglob("*"):  # pytest keeps the folders of past runs
         if path.is_file():
             path.unlink()
+
+
+READ_BLOCK = """
+import resource
+import sys
+from data.prepare.columns import read_block
+
+def peak_kib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+line = bytes.fromhex(sys.argv[1])
+assert sum(len(bad) for _, bad in read_block(line * 1000)) == 1000
+before = peak_kib()
+num_bad = sum(len(bad) for _, bad in read_block(line * int(sys.argv[2])))
+print(num_bad, peak_kib() - before)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("line", [b"\n", b"x\n", b"\xff\r\n", b"many\tfields\tin\ta\tbad\tline\n"])
+def test_a_block_of_nothing_but_bad_lines_takes_what_is_planned(line):
+    num_lines = (1 << 20) // len(line)
+    command = [sys.executable, "-c", READ_BLOCK, line.hex(), str(num_lines)]
+    num_bad, taken_kib = map(int, subprocess.run(command, capture_output=True, check=True).stdout.split())
+    assert num_bad == num_lines
+    assert taken_kib << 10 <= BYTES_PER_BLOCK_BYTE * num_lines * len(line)

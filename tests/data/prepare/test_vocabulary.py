@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from data.criteo import CATEGORY_NAMES
 from data.prepare import vocabulary
-from data.prepare.vocabulary import RankCategory, run_path, vocabulary_size
+from data.prepare.inputs import find_inputs, plan
+from data.prepare.pieces import read_records
+from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
+from tests.data.prepare.conftest import make_lines
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +65,32 @@ def test_a_finished_vocabulary_is_not_made_again(tmp_path):
     before = path.stat().st_mtime_ns
     RankCategory(name="cat_0", runs=(), scratch=tmp_path, path=path, min_count=1, cap=10).run(lambda p: None)
     assert path.stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def records(raw_file, tmp_path):
+    """Records of the seven pieces of three lines; in most of them no line starts."""
+    (raw,) = find_inputs([raw_file(make_lines(3))], 7)
+    for span in plan(raw):
+        CountSpan(span=span, finished=(), records=tmp_path, block_bytes=1000).run(lambda progress: None)
+    return list(read_records(tmp_path).values())
+
+
+def test_a_piece_in_which_no_line_starts_has_empty_runs(records, tmp_path):
+    empty = [record for record in records if not record.num_lines]
+    assert len(records) == 7
+    assert len(empty) >= 4
+    for record in empty:
+        assert {run_path(tmp_path, record.name, name).stat().st_size for name in CATEGORY_NAMES} == {0}
+    assert sum(record.num_lines for record in records) == 3
+
+
+def test_runs_that_are_gone_or_cut_are_missed(records, tmp_path):
+    record = next(record for record in records if record.num_lines)
+    assert all(runs_are_there(tmp_path, each) for each in records)
+    runs = [run_path(tmp_path, record.name, name) for name in CATEGORY_NAMES]
+    run = next(run for run in runs if run.stat().st_size)
+    run.write_bytes(run.read_bytes()[:-1])
+    assert not runs_are_there(tmp_path, record)
+    run.unlink()
+    assert not runs_are_there(tmp_path, record)

@@ -78,3 +78,17 @@ def test_bad_lines_are_kept_with_line_and_reason(stream, tmp_path):
     ]
     assert rejects[1]["text"].encode() == lines[9]
     assert piece.record().num_rejects == {"broken_utf8": 1, "number": 1}
+
+
+def test_lines_are_numbered_across_slices(tmp_path):
+    lines = [*LINES, *[b""] * 500, LINES[0], b"x"]
+    path = tmp_path / "day_0"
+    path.write_bytes(b"\n".join(lines))
+    (raw,) = find_inputs([path], None)
+    (span,) = plan(raw)
+    for piece in read_pieces(span, (), 5000, lambda progress: None):
+        with piece.rejects_into(tmp_path):
+            assert sum(frame.height for frame in piece.frames()) == 401
+    rejects = [json.loads(line)["line"] for path in tmp_path.glob("*.rejects.jsonl") for line in path.open()]
+    assert rejects == [*range(401, 901), 902]
+    assert piece.record().num_lines == 902
