@@ -24,12 +24,12 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from cpr.priority import PriorityConfig
-from data.dataset import MANIFEST_NAME, open_folder
+from data.dataset import MANIFEST_NAME, open_folder, read_manifest
 from experiments.emulation import Run
 from experiments.emulation_data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation_worker import Workload, emulate, start
 from experiments.launch import ROOT
-from experiments.record import QUICK, Record, Row, versions
+from experiments.record import QUICK, RESULTS, Record, Row, versions
 
 PROCESSES: Final = 2
 CODE: Final = (
@@ -42,6 +42,8 @@ CODE: Final = (
 )
 """What decides how a run ends."""
 KEPT: Final = ROOT / "runs" / "emulation"
+OTHERS: Final = ROOT / "runs" / "other_data"
+"""Where results of data other than ours are stored: all that the report says is of ours."""
 LEAVE_S: Final = 5.0
 """How long a process whose parent has died takes to clear up."""
 QUICK_STEPS: Final = 8
@@ -71,7 +73,14 @@ def measure_experiment(
     Returns:
         The record with one row for each run, not finished yet.
     """
-    options = _parse(arguments, description, seeds)
+    parser = _parser(description, seeds)
+    options = _parse(parser, arguments)
+    folder = QUICK if options.quick else OTHERS if options.dataset else RESULTS
+    if options.figures:
+        try:
+            return _stored(name, folder)
+        except ValueError as error:
+            parser.error(str(error))
     workload = Workload(
         dataset=str(options.dataset or default_dataset(quick=options.quick)),
         max_steps=QUICK_STEPS if options.quick else 0,
@@ -85,10 +94,25 @@ def measure_experiment(
         if run.top_coverage is None or options.dataset is None  # data of others has the skew that it has
     ]
     config = {**asdict(workload), "dataset": _identity(workload.dataset), "samples_tested": "the last day"}
-    record = Record(name, config, seeds=list(chosen), quick=options.quick)
+    record = Record(name, config, seeds=list(chosen), folder=folder)
     rows = measure(runs, workload, QUICK / "emulation" if options.quick else KEPT)
     for run in runs:
         record.measure(run.name, lambda run=run: rows[run])  # type: ignore[misc]
+    return record
+
+
+def _stored(name: str, folder: Path) -> Record:
+    """The runs of a stored result, whatever code and data made them: each says at which commit.
+
+    Raises:
+        ValueError: there is none that is finished.
+    """
+    path = folder / f"{name}.json"
+    stored: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
+    if stored["finished"] is None:
+        raise ValueError(f"{path} is not there or not finished: measure it first, without --figures")
+    record = Record(name, stored["config"], seeds=stored["seeds"], folder=folder)
+    record.keep(lambda _: True)
     return record
 
 
@@ -135,15 +159,36 @@ def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Ro
     return {run: json.loads(path.read_text()) for run, path in paths.items()}
 
 
-def _parse(arguments: Sequence[str] | None, description: str, seeds: int) -> argparse.Namespace:
+def _parser(description: str, seeds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("dataset", nargs="?", type=Path, help="prepared data; default datasets/emulation, made if absent")
+    add(
+        "dataset",
+        nargs="?",
+        type=Path,
+        help="prepared data, whose result is stored in runs/other_data; default datasets/emulation, made if "
+        "absent",
+    )
     add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
     add("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    add("--figures", action="store_true", help="measure nothing: work figures out anew from the stored runs")
+    return parser
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.seeds < 2:
         parser.error("--seeds must be at least 2: one run says nothing about the next")
+    if options.dataset is not None:
+        try:
+            read_manifest(str(options.dataset))
+        except ValueError as error:
+            parser.error(str(error))
+        except NotADirectoryError:
+            parser.error(
+                f"{options.dataset} is a file, and prepared data is a folder. Make one with "
+                "`python -m data.prepare`"
+            )
     return options
 
 

@@ -1,18 +1,17 @@
 """What failures cost, and what partial recovery does to quality: `python -m experiments.overhead [DATASET]`.
 
-The emulated job of the CPR paper: 56 hours, 2 failures, 8 nodes, target PLS 0.1 (`experiments.emulation` says
-how). Overheads are counted by the paper's formulas, not lived through. The paper's times of a save, a load
-and a new node are not known to us: ours are worked back from its own percentages, so that the first three
-figures agree with it by construction. Quality is real: each run is trained and tested. Interrupted, the
-command goes on where it stopped; `--seeds N` finishes with fewer, or adds more. Figures:
+The emulated job of the CPR paper, as it is recalled and was not read again: 56 hours, 2 failures, 8 nodes,
+target PLS 0.1 (`experiments.emulation` says how). Overheads are counted by the paper's formulas, not lived
+through. The paper's times of a save, a load and a new node are not known to us: ours are worked back from its
+own percentages, so that the first three figures agree with it by construction. Quality is real: each run is
+trained and tested. Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or
+adds more; `--figures` measures nothing and works the figures out anew from the stored runs. Figures:
 
 - `overhead_full`, `overhead_partial_naive`, `overhead_cpr`: share of the training time, with synchronous
   saves, and its parts, `..._save`, `..._lost` (work done again) and `..._recovery` (loading, getting a node).
 - `overhead_cpr_background`: of CPR when saves are written in the background and training waits only as long
   as measured (`experiments.checkpointing`). Recovery costs what it does above, which alone is 0.32 %.
   `overhead_cpr_background_slowed` counts as well what training is slowed down meanwhile, on two cores.
-  `overhead_cpr_background_own_recovery` is the first with recovery as much faster as ours is measured to be
-  on one machine (`experiments.recovery`, figure `time_ratio_2`), where no node has to be found.
 - `auc_delta_SCHEME`, with `..._ci`: AUC on the test day minus that of the same run without failures, which is
   how full recovery ends; mean over seeds and half its 95 % interval (Student's t), for row-wise Adagrad.
   `..._sgd`, `..._dcnv2`: for SGD, and for DCN-v2 with row-wise Adagrad. `random` rows and `never` (of the

@@ -1,11 +1,11 @@
 """The overheads of `experiments.overhead`: the paper's formulas, with its times and with measured shares."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from cpr.estimator.formulas import Overhead, interval_full, interval_partial, overhead_full, overhead_partial
 from experiments.emulation import PRODUCTION
@@ -21,7 +21,6 @@ CPR: Final = "overhead_cpr"
 BACKGROUND: Final = "overhead_cpr_background"
 OFTEN: Final = "overhead_cpr_background_often"
 SLOWED: Final = "overhead_cpr_background_slowed"
-OWN_RECOVERY: Final = "overhead_cpr_background_own_recovery"
 LABELS: Final = {
     FULL: "full recovery",
     NAIVE: "partial, naive",
@@ -29,7 +28,6 @@ LABELS: Final = {
     BACKGROUND: "CPR, saving in\nthe background",
     OFTEN: f"the same,\nPLS {OFTEN_PLS:g}",
     SLOWED: "background,\nslower steps counted",
-    OWN_RECOVERY: "background and\nour own recovery",
 }
 
 
@@ -65,24 +63,15 @@ def account(results: Path) -> Account:
         CPR: overhead_partial(job, cpr_s),
     }
     missing: dict[str, str] = {}
-    saving, recovery = (
-        _rounds(results / "checkpointing.json"),
-        _figure(results / "recovery.json", "time_ratio_2"),
-    )
+    saving = _rounds(results / "checkpointing.json")
     if saving:
         blocked, lost = (_share_of_a_save(saving, value) for value in ("blocked_s", "lost_s"))
         overheads[BACKGROUND] = _cheaper_saves(job_s=cpr_s, share=blocked)
         overheads[OFTEN] = _cheaper_saves(job_s=often_s, share=blocked)
         overheads[SLOWED] = _cheaper_saves(job_s=cpr_s, share=lost)
-        if recovery is not None:
-            background = overheads[BACKGROUND]
-            overheads[OWN_RECOVERY] = replace(
-                background, load=background.load * recovery, reschedule=background.reschedule * recovery
-            )
-    for name in (BACKGROUND, OFTEN, SLOWED, OWN_RECOVERY):
-        if name not in overheads:
-            needed = "checkpointing and recovery" if name == OWN_RECOVERY else "checkpointing"
-            missing[name] = f"needs the stored results of {needed}, which are absent or not finished"
+    else:
+        why = "needs the stored result of checkpointing, which is absent or not finished"
+        missing |= dict.fromkeys((BACKGROUND, OFTEN, SLOWED), why)
     return Account(overheads, missing)
 
 
@@ -98,15 +87,8 @@ def _share_of_a_save(rounds: Sequence[Row], value: str) -> float:
 
 
 def _rounds(path: Path) -> list[Row]:
-    return _read(path, lambda body: [row for row in body["rows"] if "round" in row]) or []
-
-
-def _figure(path: Path, name: str) -> float | None:
-    found: float | None = _read(path, lambda body: body["figures"][name])
-    return found
-
-
-def _read(path: Path, take: Callable[[dict[str, Any]], Any]) -> Any:
-    """Part of a stored result; None if it is absent or not finished."""
-    body = json.loads(path.read_text()) if path.exists() else {"finished": None}
-    return take(body) if body["finished"] else None
+    """The rounds of a stored result; none if it is absent or not finished."""
+    if not path.exists():
+        return []
+    body = json.loads(path.read_text())
+    return [row for row in body["rows"] if "round" in row] if body["finished"] else []

@@ -3,12 +3,15 @@
 The emulated job of `experiments.overhead` with 8 failures instead of 2, so that a run tells more, at target
 PLS from 0.05 to 0.4. What a run is drawn at is its measured PLS, which depends on when its failures come. PLS
 counts as if everything was saved every T_save, for all schemes: a gentler slope is what choosing rows gains.
-Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or adds more. Figures:
+Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or adds more; `--figures`
+measures nothing and works the figures out anew from the stored runs. Figures:
 
 - `slope_SCHEME`, with `..._ci`: AUC lost for each unit of PLS, on a line through the origin fitted to the
-  runs of each seed; mean over seeds and half its 95 % interval. `random` saves rows drawn at random, `never`
-  none of the large tables. The small tables are saved as often as in all schemes but `vanilla`: `never` shows
-  what that alone gains, and `mfu` against `random` what choosing does. `..._dcnv2`: for DCN-v2.
+  runs of each seed; mean over seeds and half its 95 % interval. `random` saves rows drawn at random: `mfu`
+  against it shows what choosing gains. `..._dcnv2`: for DCN-v2.
+- `loss_never`, with `..._ci`: AUC lost where none of the large tables is ever saved, and the small ones as
+  often as in all schemes but `vanilla`. A failure then costs all that a node has learned, whatever the
+  interval, so that this loss has no slope; mean over all targets of a seed, and over seeds.
 - `pls_auc_correlation`: Pearson's, of PLS and AUC lost over the runs of vanilla; `correlation_SCHEME`: the
   same for the others.
 - `loss_ratio_mfu_to_random`, `loss_ratio_mfu_to_never`, `loss_ratio_mfu_to_vanilla`, with `..._ci`: of AUC
@@ -17,6 +20,7 @@ Interrupted, the command goes on where it stopped; `--seeds N` finishes with few
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Final
 
 import numpy as np
@@ -31,13 +35,14 @@ from experiments.record import Row
 SEEDS: Final = 6
 FAILURES: Final = 8
 TARGETS: Final = (0.4, 0.1, 0.2, 0.05)
-SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")
+NEVER: Final = "never"
+SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", NEVER)
 NETWORKS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "": ("dlrm", SCHEMES),
     "_dcnv2": ("dcnv2", ("mfu", VANILLA, "ssu")),
 }
 """Network and its schemes by the ending of the figures."""
-RIVALS: Final = ("random", "never", VANILLA)
+RIVALS: Final = ("random", NEVER, VANILLA)
 
 Points = dict[Run, tuple[float, float]]
 """PLS and AUC lost of each run."""
@@ -78,16 +83,26 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for ending, (_, schemes) in NETWORKS.items():
         for scheme in schemes:
+            if scheme == NEVER:
+                continue
             points = points_of(rows, scheme, ending)
             figures |= slope(points).figures(f"slope_{scheme}{ending}")
             name = "pls_auc_correlation" if scheme == VANILLA else f"correlation_{scheme}"
             figures[f"{name}{ending}"] = correlation(points)
+    figures |= mean_loss(points_of(rows, NEVER)).figures("loss_never")
     mfu = _lost_by_seed(points_of(rows, "mfu"))
     for rival in RIVALS:
         lost = _lost_by_seed(points_of(rows, rival))
         ratio = Estimate.of([mfu[seed] / lost[seed] for seed in lost])
         figures |= ratio.figures(f"loss_ratio_mfu_to_{rival}")
     return figures
+
+
+def mean_loss(points: Points) -> Estimate:
+    """AUC lost by a run, whatever its PLS: mean over the runs of a seed, and over seeds."""
+    seeds = {run.seed for run in points}
+    by_seed = {seed: [lost for run, (_, lost) in points.items() if run.seed == seed] for seed in seeds}
+    return Estimate.of([mean(losses) for losses in by_seed.values()])
 
 
 def _lost_by_seed(points: Points) -> dict[int, float]:
@@ -98,7 +113,7 @@ def _lost_by_seed(points: Points) -> dict[int, float]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The runs, and the lines with their intervals; a panel for each network."""
+    """The runs, and the lines with their intervals, of `never` a level one; a panel for each network."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     for axes, (ending, (network, schemes)) in zip(figure.subplots(1, 2), NETWORKS.items(), strict=True):
         _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in schemes})
@@ -111,11 +126,11 @@ def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:
     for number, (scheme, of_scheme) in enumerate(points.items()):
         pls, lost = np.array(list(of_scheme.values())).T
         color, line = f"C{number}", np.array([0, pls.max()])
-        fitted: Estimate = slope(of_scheme)
+        fitted, shape = (mean_loss(of_scheme), np.ones(2)) if scheme == NEVER else (slope(of_scheme), line)
         axes.plot(pls, lost * TEN_THOUSANDTHS, "o", color=color, markersize=3, alpha=0.6)
-        axes.plot(line, fitted.value * line * TEN_THOUSANDTHS, color=color, label=scheme)
+        axes.plot(line, fitted.value * shape * TEN_THOUSANDTHS, color=color, label=scheme)
         low, high = (
-            bound * line * TEN_THOUSANDTHS for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
+            bound * shape * TEN_THOUSANDTHS for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
         )
         axes.fill_between(line, low, high, color=color, alpha=0.12, linewidth=0)
     axes.set_xlabel("portion of lost samples (PLS), measured")

@@ -298,7 +298,8 @@ BRAIN: Final[Sequence[Row]] = [
     Row(
         experiment="tracking",
         what="a bounded sample of them (SSU)",
-        result="**{ssu_step_share:.2%}**, {ssu_bytes_per_row:.2f} bytes a row",
+        result="**{ssu_step_share:.2%}**, {ssu_bytes_per_row:.2f} bytes a row; both also take "
+        "{backlog_bytes:.0f/1048576} MiB for each FBGEMM module",
     ),
     Row(
         experiment="overhead",
@@ -314,7 +315,9 @@ BRAIN: Final[Sequence[Row]] = [
     Row(
         experiment="overhead",
         what="the same with saves in the background",
-        result="**{overhead_cpr_background:.2%}**",
+        result="**{overhead_cpr_background:.2%}**, of which waiting for saves "
+        "**{overhead_cpr_background_save:.4%}**; with the slower steps beside them "
+        "**{overhead_cpr_background_slowed:.2%}**",
     ),
     Row(
         experiment="overhead",
@@ -339,7 +342,18 @@ BRAIN: Final[Sequence[Row]] = [
         result=", ".join(
             f"{name} **{{slope_{scheme}:.1f/1e-3}} ± {{slope_{scheme}_ci:.1f/1e-3}}**"
             for scheme, name in SCHEMES.items()
+            if scheme != "never"  # which no interval changes
         ),
+    ),
+    Row(
+        experiment="pls_auc",
+        what="AUC lost there if no large table is saved, whatever the interval, in 1e-4",
+        result="**{loss_never:.1f/1e-4} ± {loss_never_ci:.1f/1e-4}**",
+    ),
+    Row(
+        experiment="pls_auc",
+        what="what MFU loses there, of what random rows lose",
+        result="**{loss_ratio_mfu_to_random:.2f} ± {loss_ratio_mfu_to_random_ci:.2f}**",
     ),
     Row(
         experiment="pls_auc",

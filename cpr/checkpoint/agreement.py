@@ -32,7 +32,7 @@ def agree(own: Wish, wishes: Sequence[Wish]) -> bool:
 
     Raises:
         ValueError: they ask for different saves.
-        CheckpointError: one of them cannot save; the same is raised on all.
+        CheckpointError, FloatingPointError: one of them cannot save; the same is raised on all.
     """
     problems = [wish.problem for wish in wishes if wish.problem is not None]
     if problems:

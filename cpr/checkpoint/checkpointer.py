@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
@@ -80,6 +80,9 @@ class Checkpointer:
         storage: of the directory; None: what `config.uri` names.
         timeout: how long training waits for the slowest rank to come to a save as well; for reading it is
             at least an hour, and what waits in the background is patient.
+        before_save: called before each save; if it raises on any rank, nothing is saved, and a
+            `FloatingPointError`, `ValueError` or `CheckpointError` is raised on all of them as it is. A save
+            of values that are no numbers would push out older ones that are sound.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Checkpointer:
         session: str = "",
         storage: Storage | None = None,
         timeout: timedelta = LONGEST_STEP,
+        before_save: Callable[[], object] | None = None,
     ) -> None:
         self._config = config
         self._session = session
@@ -100,6 +104,7 @@ class Checkpointer:
         for shard in self.shards:
             rows_per_piece(shard.columns)  # raises if not even one row fits
         self._optimizers = optimizers
+        self._before_save = before_save
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
         self._agreement = RankGroup(timeout)
@@ -381,12 +386,13 @@ class Checkpointer:
         """
         return self._begin("base", moment, None, timeout_s)
 
-    def save_rows(self, rows: Mapping[str, Tensor]) -> Save | None:
+    def save_rows(self, rows: Mapping[str, Tensor], *, began: float | None = None) -> Save | None:
         """Begin a row save: these rows, with their optimizer state, and all registered state, as of now.
 
         Args:
             rows: row ids of the table by `TableShard.name`, any integer dtype and order; nothing is fine. Of
                 replicated tables, the rows that any rank names are saved.
+            began: by `time.perf_counter`, when training began to wait for them to be chosen; None: only now.
 
         Returns:
             The save; None if it was skipped because another is under way.
@@ -396,7 +402,7 @@ class Checkpointer:
             ValueError: unknown shards or rows, or there is no base to build on.
             MismatchError: the base is of another sharding plan or optimizer; save a new one.
         """
-        return self._begin("rows", "consistent", rows)
+        return self._begin("rows", "consistent", rows, began=began)
 
     def step(self) -> None:
         """A training step is complete: rows, dense parameters and registered state belong together.
@@ -493,9 +499,10 @@ class Checkpointer:
         moment: Moment,
         rows: Mapping[str, Tensor] | None,
         timeout_s: float | None = None,
+        began: float | None = None,
     ) -> Save | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        began = time.perf_counter()
+        began = time.perf_counter() if began is None else began
         self.prepare()
         selections, states, wish = self._make_wish(kind, moment, rows, deadline)
         wishes = self._agreement.gather(wish)
@@ -508,6 +515,7 @@ class Checkpointer:
         save = Save(kind, moment, self._config.codec if kind == "rows" else "exact")
         self._save = save
         self._copier.begin(save, Snapshot(selections), states)
+        save.blocked_s = time.perf_counter() - began  # already now: a small save may soon be committed
         self._saver.start(save)
         if moment == "consistent":
             self._copier.copy_beside(self.steps_done, deadline)
@@ -527,6 +535,8 @@ class Checkpointer:
             if self._config.when_busy == "wait":
                 is_ready = self.wait_until_idle(deadline)
             self._raise_failure()
+            if self._before_save is not None:
+                self._before_save()
             if rows is None:
                 selections = [Selection(shard, None) for shard in self._written_here()]
             else:
@@ -539,7 +549,7 @@ class Checkpointer:
                 }
                 self._check_base([each.shard for each in asked])
             states = self._state.capture(self.steps_done, self._group.rank, self.shards)
-        except (CheckpointError, ValueError) as error:
+        except (CheckpointError, ValueError, FloatingPointError) as error:
             problem = error
         except Exception as error:  # of somebody's state_dict; its class may not be known to other ranks
             problem = SaveFailedError(f"the state cannot be saved: {type(error).__name__}: {error}")

@@ -58,7 +58,8 @@ class History:
         part: Part,
         problem: str | None,
         manifest_of: Callable[[Sequence[Part]], Manifest],
-    ) -> Manifest:
+        blocked_s: float = 0.0,
+    ) -> tuple[Manifest, float]:
         """Make a save count, if every rank has written its part.
 
         Args:
@@ -67,13 +68,17 @@ class History:
             part: what this rank has written.
             problem: why it could not.
             manifest_of: the manifest from the parts of all ranks, in order.
+            blocked_s: that training on this rank waited for it; all is copied by now.
+
+        Returns:
+            The manifest, and the longest that training waited on any rank.
 
         Raises:
             SaveFailedError: it does not count; says what happened on which rank.
         """
         self.next_sequence = sequence + 1
-        answers = self.group.gather((sequence, kind, part, problem))
-        problems = [f"rank {rank}: {text}" for rank, (*_, text) in enumerate(answers) if text]
+        answers = self.group.gather((sequence, kind, part, problem, blocked_s))
+        problems = [f"rank {rank}: {text}" for rank, (_, _, _, text, _) in enumerate(answers) if text]
         if len({answer[:2] for answer in answers}) > 1:
             problems.append(
                 "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
@@ -81,7 +86,7 @@ class History:
         manifest = None
         if self.group.rank == 0:
             if not problems:
-                manifest = manifest_of([part for _, _, part, _ in answers])
+                manifest = manifest_of([part for _, _, part, _, _ in answers])
                 problems = self._write_manifest(manifest)
             if problems:
                 self._sweep(sequence)
@@ -94,7 +99,7 @@ class History:
             )
         self.committed.append(manifest)
         self.chain = [manifest] if manifest.kind == "base" else [*self.chain, manifest]
-        return manifest
+        return manifest, max(waited_s for *_, waited_s in answers)
 
     def tidy(self) -> None:
         """Merge a chain that has grown long; delete what the retention policy does not keep.

@@ -54,6 +54,8 @@ class Save:
         self.blocked_s = 0.0
         """Time that training on this rank has waited for it: in calls of the checkpointer, and before rows
         changed that were still to be copied."""
+        self.longest_blocked_s = 0.0
+        """The same of the rank where it is longest, when it was committed; 0 before."""
         self.seconds: float | None = None
         """From when it was asked for until it counted; None before, and if it failed."""
         self.manifest: Manifest | None = None
@@ -102,9 +104,10 @@ class Save:
         """The next item; a text says why nothing more will come."""
         return self._feed.get()
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest, longest_blocked_s: float) -> None:
         """It counts."""
         self.seconds = time.perf_counter() - self._began
+        self.longest_blocked_s = longest_blocked_s
         self.manifest = manifest
         self._settled.set()
 
@@ -162,8 +165,8 @@ class Saver:
 
     def _commit(self, save: Save) -> None:
         began = time.perf_counter()
-        manifest = self._save(save)
-        save.commit(manifest)
+        manifest, longest_blocked_s = self._save(save)
+        save.commit(manifest, longest_blocked_s)
         if self._group.rank == 0:
             logger.info(
                 "saved %s %d: %.1f MB at step %d in %.2f s",
@@ -174,7 +177,8 @@ class Saver:
                 time.perf_counter() - began,
             )
 
-    def _save(self, save: Save) -> Manifest:
+    def _save(self, save: Save) -> tuple[Manifest, float]:
+        """What counts from now on, and how long training waited for it on the rank where it did longest."""
         sequence = self._history.next_sequence
         problem = None
         try:
@@ -209,7 +213,7 @@ class Saver:
                 states=tuple(entry for part in parts for entry in part.states),
             )
 
-        return self._history.commit(sequence, save.kind, part, problem, manifest_of)
+        return self._history.commit(sequence, save.kind, part, problem, manifest_of, save.blocked_s)
 
     def _write_all(
         self, save: Save, writer: PartWriter, problem: str | None

@@ -17,7 +17,11 @@ TIMES = (
     ("--total", "T_total", "useful training time of the job, such as 56h"),
     ("--fail", "T_fail", "mean time between failures of the job"),
     ("--save", "O_save", "to save everything, from beginning to end"),
-    ("--blocked", "blocked_save", "of that, what training waits for (default: all of it)"),
+    (
+        "--blocked",
+        "blocked_save",
+        "of that, what training loses by waiting and by slower steps (default: all of it)",
+    ),
     ("--load", "O_load", "to load after a failure"),
     ("--reschedule", "O_res", "to have a replacement at work after a failure"),
 )

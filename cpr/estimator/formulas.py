@@ -11,9 +11,14 @@ replacement scheduled, `N_emb` nodes that hold embeddings. Times are in seconds;
 over an interval, and none comes while a save or a recovery is under way. `cpr simulate` shows what happens
 where that is not so.
 
-The paper saves while training waits. Saving in the background, training waits only for `blocked_save`, but a
-save counts only when all of it is stored: a failure loses `delay` = `O_save - blocked_save` more than half
-an interval. Without `blocked_save` saves are as in the paper.
+The paper saves while training waits. Saving in the background, training loses only `blocked_save`: what it
+waits, and how much longer the steps beside the save take. But a save counts only when all of it is stored: a
+failure loses `delay` = `O_save - blocked_save`, the training done meanwhile, more than half an interval.
+Without `blocked_save` saves are as in the paper.
+
+Partial recovery may save some rows at a time, 1 / `row_share` times in `T_save`. That costs what those row
+saves cost together (`O_blocked_partial`), but each counts as soon as it is stored itself (`delay_partial`).
+Without `O_rows` both recoveries save everything, as in the paper's formulas.
 """
 
 # ruff: noqa: N802, N803, N806 - the paper's symbols
@@ -49,7 +54,14 @@ class Job:
     N_emb: int
     """Nodes that hold embeddings: failure domains."""
     blocked_save: float | None = None
-    """Of `O_save`, what training waits for; None: all of it, saves are synchronous."""
+    """Of `O_save`, what training loses; None: all of it, saves are synchronous."""
+    O_rows: float | None = None
+    """From the beginning of a row save until it is stored, where partial recovery saves some rows at a time;
+    None: it saves everything, as full recovery does."""
+    blocked_rows: float = 0.0
+    """Of `O_rows`, what training loses."""
+    row_share: float = 1.0
+    """Of the rows, that a row save holds."""
     nodes_lost: float = 1.0
     """Nodes' worth of rows that a failure loses on average. Less than 1 where memory outlives workers, more
     where nodes fail together: k of them count k times."""
@@ -60,6 +72,8 @@ class Job:
         for name in ("O_load", "O_res", "nodes_lost", "blocked_save"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), above=False)
+        if self.O_rows is not None:
+            self._check_rows(self.O_rows)
         if self.N_emb < 1 or self.N_emb != int(self.N_emb):
             raise ValueError(f"N_emb is {self.N_emb}; it is a number of nodes, 1 at least")
         if self.nodes_lost > self.N_emb:
@@ -75,10 +89,26 @@ class Job:
                 "it is a part"
             )
 
+    def _check_rows(self, O_rows: float) -> None:
+        _check("O_rows", O_rows, above=True)
+        _check("blocked_rows", self.blocked_rows, above=False)
+        if self.blocked_rows > O_rows:
+            raise ValueError(
+                f"blocked_rows ({self.blocked_rows:g} s) is longer than O_rows ({O_rows:g} s), of which it "
+                "is a part"
+            )
+        if not 0 < self.row_share <= 1:
+            raise ValueError(f"row_share is {self.row_share:g}; it is a share, above 0 and at most 1")
+
     @property
     def O_blocked(self) -> float:
-        """What training waits for a save."""
+        """What a save of everything costs training."""
         return self.O_save if self.blocked_save is None else self.blocked_save
+
+    @property
+    def O_blocked_partial(self) -> float:
+        """What saving all rows once costs training in partial recovery."""
+        return self.O_blocked if self.O_rows is None else self.blocked_rows / self.row_share
 
     @property
     def time_to_loss_s(self) -> float | None:
@@ -92,6 +122,16 @@ class Job:
     def delay(self) -> float:
         """Training time that goes by from a save's moment until it counts; 0 where saves are synchronous."""
         return self.O_save - self.O_blocked
+
+    @property
+    def delay_partial(self) -> float:
+        """The same of a save that partial recovery makes."""
+        return self.delay if self.O_rows is None else self.O_rows - self.blocked_rows
+
+    @property
+    def shortest_partial(self) -> float:
+        """Training time in which partial recovery can save all rows once: storage takes no more saves."""
+        return self.delay if self.O_rows is None else self.delay_partial / self.row_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +153,7 @@ class Overhead:
 def expected_pls(job: Job, T_save: float) -> float:
     """PLS to be expected of the whole job with partial recovery (formula 3); `T_total` cancels."""
     check_interval(job, T_save)
-    return job.nodes_lost * (T_save / 2 + job.delay) / (job.T_fail * job.N_emb)
+    return job.nodes_lost * (T_save / 2 + job.delay_partial) / (job.T_fail * job.N_emb)
 
 
 def overhead_full(job: Job, T_save: float) -> Overhead:
@@ -131,7 +171,7 @@ def overhead_partial(job: Job, T_save: float) -> Overhead:
     """Overhead if only failed nodes go back to the last checkpoint: no work is done again (formula 5)."""
     check_interval(job, T_save)
     return Overhead(
-        save=job.O_blocked / T_save,
+        save=job.O_blocked_partial / T_save,
         lost=0.0,
         load=job.O_load / job.T_fail,
         reschedule=job.O_res / job.T_fail,
@@ -157,11 +197,12 @@ def interval_partial(job: Job, target_pls: float) -> float:
         return job.T_total
     if target_pls < reachable_pls(job):
         raise ValueError(
-            f"a target PLS of {target_pls:g} cannot be kept: a save takes {job.O_save:g} s until it counts; "
-            f"with one save after the other, the expected PLS is {reachable_pls(job):.2g}. Give a larger one"
+            f"a target PLS of {target_pls:g} cannot be kept: a save takes {job.O_rows or job.O_save:g} s "
+            "until it counts; with one save after the other, the expected PLS is "
+            f"{reachable_pls(job):.2g}. Give a larger one"
         )
-    T_save = 2 * (target_pls * job.N_emb * job.T_fail / job.nodes_lost - job.delay)
-    return min(max(T_save, job.delay), job.T_total)
+    T_save = 2 * (target_pls * job.N_emb * job.T_fail / job.nodes_lost - job.delay_partial)
+    return min(max(T_save, job.shortest_partial), job.T_total)
 
 
 def reachable_pls(job: Job) -> float:
@@ -169,7 +210,8 @@ def reachable_pls(job: Job) -> float:
 
     0 where saves are synchronous: to the formulas, they may come as often as one likes.
     """
-    return job.nodes_lost * 1.5 * job.delay / (job.T_fail * job.N_emb)
+    lost_s = job.shortest_partial / 2 + job.delay_partial
+    return job.nodes_lost * lost_s / (job.T_fail * job.N_emb)
 
 
 def pls_threshold(job: Job) -> float:
@@ -177,9 +219,14 @@ def pls_threshold(job: Job) -> float:
 
     Synchronous saves: `sqrt(O_save / (2 T_fail)) / (2 N_emb)`, which is `T_save,part > T_save,full / 2`.
     """
+    T_save = max(interval_break_even(job), job.shortest_partial)
+    return job.nodes_lost * (T_save / 2 + job.delay_partial) / (job.T_fail * job.N_emb)
+
+
+def interval_break_even(job: Job) -> float:
+    """The interval at which partial recovery costs what full recovery costs at its best."""
     full = overhead_full(job, interval_full(job))
-    T_save = max(job.O_blocked / (full.save + full.lost), job.delay)
-    return job.nodes_lost * (T_save / 2 + job.delay) / (job.T_fail * job.N_emb)
+    return job.O_blocked_partial / (full.save + full.lost)
 
 
 def partial_wins(job: Job, target_pls: float) -> bool:

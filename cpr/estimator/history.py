@@ -6,7 +6,8 @@ The run writes it as it goes, through all generations of its workers, and reads 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from statistics import fmean, median
@@ -21,9 +22,11 @@ HISTORY_PATH: Final = "history.json"
 FORMAT: Final = "cpr-history"
 VERSION: Final = 1
 SAVES_KEPT: Final = 256
-"""Newest saves in a history; failures are all kept."""
+"""Newest saves of each kind in a history; failures are all kept."""
 SAVES_LOOKED_AT: Final = 16
 """Newest saves that tell whether a run saves rows; one that does saves everything now and then, too."""
+SAVES_FOLLOWED: Final = 15
+"""Newest saves that tell what saves cost now: when more than half of them are slow, so is the storage."""
 SHORTEST_GAP_S: Final = 1.0
 LOADING: Final = ("reattach", "restore")
 """Phases of a recovery (`cpr.recovery.phases`) that are the paper's `O_load`; all others are its `O_res`."""
@@ -38,12 +41,43 @@ class SaveCost:
     kind: Literal["base", "rows"]
     num_bytes: int
     blocked_s: float
-    """That training waited for it, on rank 0."""
+    """That training waited for it, on the rank where it waited longest."""
     seconds: float
     """From its beginning until it was committed."""
     share: float = 1.0
-    """Of the rows of prioritised tables that it was to hold: 1 for a base, r for priority saves. A save of
-    everything would have cost 1 / share as much."""
+    """Of the rows of prioritised tables that it was to hold: 1 for a base, r for priority saves."""
+    slowed_s: float | None = None
+    """How much longer than others the steps beside it took, besides `blocked_s`. It is noisy and may be
+    negative: only the median over saves says something. None: not known, as no step was beside it."""
+
+    @property
+    def cost_s(self) -> float | None:
+        """That it cost training, as steps beside it show; None: not known."""
+        return None if self.slowed_s is None else self.blocked_s + self.slowed_s
+
+    @property
+    def of_everything(self) -> Self:
+        """What a save of everything would have cost, in proportion."""
+        return replace(
+            self,
+            num_bytes=round(self.num_bytes / self.share),
+            blocked_s=self.blocked_s / self.share,
+            seconds=self.seconds / self.share,
+            share=1.0,
+            slowed_s=None if self.slowed_s is None else self.slowed_s / self.share,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalSave:
+    """What a save of a run takes: the median of many, for what one seems to cost is noise as well."""
+
+    seconds: float
+    """From its beginning until it was committed."""
+    blocked_s: float
+    """That it costs training: what that waits, and how much longer steps beside it take."""
+    share: float
+    """Of the rows, that it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +91,8 @@ class FailureCost:
     lost_share: float
     """Of the sharded tables, from 0 to 1: what had to come from the checkpoint, or would have had to."""
     nodes_lost: float
-    """Nodes' worth of tables that were lost: lost_share x nodes if all hold as much."""
+    """Nodes' worth of tables that were lost: lost_share x nodes if all hold as much. Full recovery does not
+    change that: it loses no samples, but the nodes were lost."""
     seconds: Mapping[str, float]
     """By phase, see `cpr.recovery.phases`."""
 
@@ -70,7 +105,7 @@ class RunHistory:
     nodes: int
     """Failure domains: the paper's `N_emb`."""
     step_s: float
-    """A training step takes, without saves."""
+    """A training step takes while no save is under way."""
     steps_done: int
     samples_done: int
     samples_total: int | None
@@ -80,17 +115,22 @@ class RunHistory:
     clock_s: float = 0.0
     """`time.time()` at that moment: from it the next generation knows how long ago this was written."""
     saves: Sequence[SaveCost] = ()
-    """The newest `SAVES_KEPT`, oldest first."""
+    """The newest `SAVES_KEPT` of each kind, oldest first."""
     failures: Sequence[FailureCost] = field(default=())
     """Oldest first."""
 
     def with_save(self, save: SaveCost) -> Self:
         """With one more save."""
-        return replace(self, saves=(*self.saves, save)[-SAVES_KEPT:])
+        return replace(self, saves=newest_saves((*self.saves, save), SAVES_KEPT))
 
     def with_failure(self, failure: FailureCost) -> Self:
         """With one more failure."""
         return replace(self, failures=(*self.failures, failure))
+
+    @property
+    def lately(self) -> Self:
+        """The same with the newest `SAVES_FOLLOWED` saves alone, which tell what storage is like now."""
+        return replace(self, saves=self.saves[-SAVES_FOLLOWED:])
 
     @property
     def T_total(self) -> float | None:  # noqa: N802
@@ -101,13 +141,29 @@ class RunHistory:
 
     @property
     def O_save(self) -> float | None:  # noqa: N802
-        """Until a save of everything is stored, seconds: the median. None: there was none."""
-        return _median(save.seconds / save.share for save in self._typical)
+        """Until a save of everything is stored, seconds. None: there was none."""
+        return None if self.whole_save is None else self.whole_save.seconds
 
     @property
     def O_blocked(self) -> float | None:  # noqa: N802
-        """That training waits for a save of everything, seconds: the median. None: there was none."""
-        return _median(save.blocked_s / save.share for save in self._typical)
+        """That a save of everything costs training, seconds: what it waits, and how much longer steps take.
+
+        None: there was no save.
+        """
+        return None if self.whole_save is None else self.whole_save.blocked_s
+
+    @property
+    def whole_save(self) -> TypicalSave | None:
+        """A save of everything; where only rows were saved, what those add up to. None: nothing was saved."""
+        bases = [save for save in self.saves if save.kind == "base"]
+        return _typical(bases or [save.of_everything for save in self.saves])
+
+    @property
+    def row_save(self) -> TypicalSave | None:
+        """A save of some rows. None: the run does not make them."""
+        if all(save.kind == "base" for save in self.saves[-SAVES_LOOKED_AT:]):
+            return None
+        return _typical([save for save in self.saves if save.kind == "rows"])
 
     @property
     def O_load(self) -> float | None:  # noqa: N802
@@ -167,15 +223,12 @@ class RunHistory:
             raise ValueError("a history of a run without nodes, or with a save of no share of the rows")
         if self.samples_total is not None:
             _check_number("samples_total", self.samples_total)
+        for save in self.saves:
+            if save.slowed_s is not None:
+                _check_number("slowed_s", save.slowed_s, least=-math.inf)
         for failure in self.failures:
             for phase, seconds in failure.seconds.items():
                 _check_number(phase, seconds)
-
-    @property
-    def _typical(self) -> list[SaveCost]:
-        """Saves of the kind that comes again and again: of rows, if there are any among the newest."""
-        kind = "rows" if any(save.kind == "rows" for save in self.saves[-SAVES_LOOKED_AT:]) else "base"
-        return [save for save in self.saves if save.kind == kind]
 
     def _rescheduling(self, failure: FailureCost) -> float:
         others = {phase: spent_s for phase, spent_s in failure.seconds.items() if phase not in LOADING}
@@ -222,15 +275,40 @@ def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _check_number(name: str, value: Any) -> None:
+def _check_number(name: str, value: Any, least: float = 0.0) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise ValueError(f"a history whose {name} is {value!r}; it must be a number, 0 or more and finite")
+    if not is_number or not math.isfinite(value) or value < least:
+        sign = ", 0 or more and" if least == 0 else " and"
+        raise ValueError(f"a history whose {name} is {value!r}; it must be a number{sign} finite")
 
 
-def _median(values: Any) -> float | None:
-    values = list(values)
-    return median(values) if values else None
+def newest_saves(saves: Iterable[SaveCost], number: int) -> tuple[SaveCost, ...]:
+    """The newest of each kind: many row saves do not make one forget what a base costs.
+
+    Args:
+        saves: oldest first.
+        number: of each kind, at most.
+    """
+    found: Counter[str] = Counter()
+    kept = []
+    for save in reversed(list(saves)):
+        found[save.kind] += 1
+        if found[save.kind] <= number:
+            kept.append(save)
+    return tuple(reversed(kept))
+
+
+def _typical(saves: Sequence[SaveCost]) -> TypicalSave | None:
+    """One of these saves; it costs what steps show, but never less than what training waited."""
+    if not saves:
+        return None
+    waited_s = median(save.blocked_s for save in saves)
+    costs_s = [save.cost_s for save in saves if save.cost_s is not None]
+    return TypicalSave(
+        seconds=median(save.seconds for save in saves),
+        blocked_s=max(waited_s, median(costs_s)) if costs_s else waited_s,
+        share=median(save.share for save in saves),
+    )
 
 
 def _mean(values: Any) -> float | None:

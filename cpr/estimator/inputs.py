@@ -23,6 +23,8 @@ FLAGS: Final = {
     "N_emb": "--nodes",
 }
 """Where the user says each of a job's values."""
+NUMBERS: Final = ("N_emb", "nodes_lost", "row_share")
+"""Values that are no times."""
 NEEDED: Final = ("T_total", "T_fail", "O_save", "N_emb")
 """All else may be left out: the same for both recoveries, or nothing."""
 
@@ -41,12 +43,12 @@ class Inputs:
         lines = []
         for name, source in self.sources.items():
             value = getattr(self.job, name)
-            told = f"{value:g}" if name in {"N_emb", "nodes_lost"} else duration_text(value)
+            told = f"{value:g}" if name in NUMBERS else duration_text(value)
             lines.append(f"  {name:<12}  {told:>9}  {source}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: seconds, and numbers of nodes."""
+        """For machines: seconds, numbers of nodes, and shares."""
         return {
             name: {"value": getattr(self.job, name), "source": source}
             for name, source in self.sources.items()
@@ -94,7 +96,7 @@ def gather(
         found.offer(
             name, 0.0, f"taken as 0: {FLAGS[name]} was not given (it is the same for both recoveries)"
         )
-    order = [*FLAGS, "nodes_lost"]
+    order = [*FLAGS, "O_rows", "blocked_rows", "row_share", "nodes_lost"]
     return Inputs(
         job=Job(**found.values),
         sources={name: found.sources[name] for name in order if name in found.sources},
@@ -109,7 +111,7 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
             f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: "
             "give runs of one size"
         )
-    is_save_given = "O_save" in found.values  # nobody knows how long training would wait for it
+    is_save_given = "O_save" in found.values  # nobody knows what it would cost training
     pooled = replace(
         runs[-1],
         saves=[] if is_save_given else [save for run in runs for save in run.saves],
@@ -119,12 +121,26 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
     after = f"{source}, {count_text(len(pooled.failures), 'failure')}"
     found.offer("N_emb", pooled.nodes, source)
     found.offer("T_total", pooled.T_total, f"{source}: the steps for all samples")
-    found.offer("O_save", pooled.O_save, f"{source}, {count_text(len(pooled.saves), 'save')}")
-    if pooled.O_save is not None and pooled.O_blocked is not None:
-        found.offer("blocked_save", min(pooled.O_blocked, pooled.O_save), f"{source}: what training waits")
+    _measured_saves(found, pooled, source)
     found.offer("O_load", pooled.O_load, after)
     found.offer("O_res", pooled.O_res, after)
     found.offer("nodes_lost", pooled.nodes_lost, f"{after}: nodes' worth of rows lost in each")
+
+
+def _measured_saves(found: _Gathered, pooled: RunHistory, source: str) -> None:
+    """What saves take and cost; one that costs more than the time until it counts is said to take that."""
+    if pooled.O_save is None or pooled.O_blocked is None:
+        return
+    is_cost_given = "blocked_save" in found.values
+    counted = f"{source}, {count_text(len(pooled.saves), 'save')}"
+    found.offer("O_save", max(pooled.O_save, pooled.O_blocked), counted)
+    found.offer("blocked_save", pooled.O_blocked, f"{source}: what training loses")
+    rows = pooled.row_save
+    if rows is None or is_cost_given:
+        return
+    found.offer("O_rows", max(rows.seconds, rows.blocked_s), f"{source}: a save of some rows")
+    found.offer("blocked_rows", rows.blocked_s, f"{source}: what training loses")
+    found.offer("row_share", rows.share, f"{source}: of the rows, in a save of some")
 
 
 def _what_is_missing(missing: Sequence[str], log: FailureLog | None) -> str:

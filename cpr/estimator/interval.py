@@ -2,7 +2,8 @@
 
 As often as costs training at most `max_overhead`, because a save that costs next to nothing is worth having;
 never less often than the target PLS asks for; never faster than storage takes. The paper chooses its interval
-once, from a target, and saves as seldom as that allows: there, training waits for the whole save. Formulas
+once, from a target, and saves as seldom as that allows: there, training waits for the whole save. What a save
+costs is all that training loses by it: what it waits, and how much longer the steps beside it take. Formulas
 have the numbers of `cpr.estimator.formulas`.
 """
 
@@ -27,13 +28,17 @@ class Measured:
     nodes: int
     """Failure domains: the paper's `N_emb`."""
     blocked_s: float
-    """That training waits for a save."""
+    """That a save costs training."""
     save_s: float
     """From a save's beginning until it is stored."""
     elapsed_s: float
     """Of the run so far."""
+    share: float = 1.0
+    """Of the rows, that a single save holds. It counts as soon as it is stored itself."""
     nodes_lost: float = 0.0
-    """Nodes' worth of rows that failures have lost so far; failures that memory outlived lose none."""
+    """Nodes' worth of rows that failures have lost so far; failures that memory outlived lose none. Those of
+    failures that were recovered fully are among them: they have cost no samples, but tell how often nodes are
+    lost."""
     pls: float = 0.0
     """Portion of lost samples so far."""
     share_left: float = 1.0
@@ -45,10 +50,17 @@ class Measured:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if self.save_s == 0:
             raise ValueError("save_s is 0; measure a save first")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; it is a share of the rows, above 0 and at most 1")
         if self.nodes < 1:
             raise ValueError(f"nodes is {self.nodes}; it must be 1 at least")
         if not 0 <= self.share_left <= 1:
             raise ValueError(f"share_left is {self.share_left}; it is a share, from 0 to 1")
+
+    @property
+    def delay_s(self) -> float:
+        """Training time from the moment of a single save until it counts."""
+        return self.share * max(0.0, self.save_s - self.blocked_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +146,8 @@ class IntervalRule:
             reason = self._why_target(measured)
         else:
             reason = (
-                f"training waits {duration_text(measured.blocked_s)} for a save, "
-                f"{share_text(measured.blocked_s / interval_s)} of its time"
+                f"a save costs {duration_text(measured.blocked_s)}, "
+                f"{share_text(measured.blocked_s / interval_s)} of training time"
             )
         return Choice(
             interval_s=interval_s,
@@ -146,7 +158,7 @@ class IntervalRule:
 
     def _pls_to_come(self, measured: Measured, interval_s: float) -> float:
         """Expected of the rest of the run: formula 3 for the share that is left."""
-        lost_s = interval_s / 2 + measured.save_s - min(measured.blocked_s, measured.save_s)
+        lost_s = interval_s / 2 + measured.delay_s
         return measured.share_left * lost_s / (self.time_to_loss_s(measured) * measured.nodes)
 
     def _longest(self, measured: Measured) -> float:

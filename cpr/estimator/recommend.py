@@ -3,8 +3,8 @@
 The decision is the paper's fall-back rule (formula 8 of `cpr.estimator.formulas`). Of the intervals that keep
 the target PLS, the paper takes the longest (formula 7), which costs least. Where saves cost next to nothing
 that gives away freshness for nothing, so here saves come more often as long as they cost at most
-`MAX_OVERHEAD` of training, and never more often than full recovery would have them: so partial recovery is
-still the cheaper one.
+`MAX_OVERHEAD` of training, and never more often than full recovery would have them, nor so often that they
+cost more than half of what partial recovery spares: so it is still the cheaper one.
 """
 
 # ruff: noqa: N803, N806 - the paper's symbols
@@ -19,6 +19,7 @@ from cpr.estimator.formulas import (
     Overhead,
     check_target,
     expected_pls,
+    interval_break_even,
     interval_full,
     interval_partial,
     overhead_full,
@@ -30,6 +31,8 @@ from cpr.estimator.formulas import (
 
 MAX_OVERHEAD: Final = 0.001
 """Saves that cost no more of training time than this are worth having."""
+HALF_SPARED: Final = 2.0
+"""At so many times the interval at which both recoveries cost the same, saves cost half as much as there."""
 _FAR: Final = 1e4
 """Asking what would change a decision, nobody looks at values so many times larger or smaller."""
 _BISECTIONS: Final = 60
@@ -55,13 +58,13 @@ class Plan:
 class Thresholds:
     """Where the decision changes if one value alone does; None: nowhere near what is possible."""
 
-    pls: float
+    pls: float | None
     """Target above which partial recovery is the cheaper one."""
     T_fail: float | None
     """Mean time between failures, seconds: above it partial recovery is the cheaper one."""
     O_save: float | None
-    """Time of a save, seconds: below it partial recovery is the cheaper one. What training waits for it
-    changes in proportion."""
+    """Time of a save, seconds: below it partial recovery is the cheaper one. What it costs training, and row
+    saves, change in proportion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ def recommend(job: Job, target_pls: float = 0.1, ratio: float = 0.125) -> Recomm
         naive=_plan_partial(job, full.interval_s),
         is_partial=is_partial,
         thresholds=Thresholds(
-            pls=pls_threshold(job),
+            pls=pls_threshold(job) if interval_break_even(job) <= job.T_total else None,
             T_fail=_least_time_to_failure(job, target_pls, is_partial),
             O_save=_longest_save(job, target_pls, is_partial),
         ),
@@ -152,7 +155,12 @@ def recommended_interval(job: Job, target_pls: float) -> float:
     Raises:
         ValueError: the target is no share, or saves cannot come as often as it asks for.
     """
-    worth_having = max(job.O_blocked / MAX_OVERHEAD, interval_full(job))
+    worth_having = max(
+        job.O_blocked_partial / MAX_OVERHEAD,
+        interval_full(job),
+        HALF_SPARED * interval_break_even(job),
+        job.shortest_partial,
+    )
     return min(interval_partial(job, target_pls), worth_having)
 
 
@@ -194,10 +202,20 @@ def _longest_save(job: Job, target_pls: float, is_partial: bool) -> float | None
     """Time of a save below which partial recovery wins."""
 
     def wins(O_save: float) -> bool:
-        blocked = None if job.blocked_save is None else job.blocked_save / job.O_save * O_save
-        return _wins(replace(job, O_save=O_save, blocked_save=blocked), target_pls)
+        return _wins(_with_save(job, O_save), target_pls)
 
     return _turning_point(job.O_save, job.T_total if is_partial else job.O_save / _FAR, wins)
+
+
+def _with_save(job: Job, O_save: float) -> Job:
+    """The job with saves that take so long, and all else that saves take and cost in proportion."""
+    return replace(
+        job,
+        O_save=O_save,
+        blocked_save=None if job.blocked_save is None else job.blocked_save / job.O_save * O_save,
+        O_rows=None if job.O_rows is None else job.O_rows / job.O_save * O_save,
+        blocked_rows=job.blocked_rows / job.O_save * O_save,
+    )
 
 
 def _turning_point(value: float, farthest: float, wins: Callable[[float], bool]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Final
 from cpr.checkpoint.quantities import share_text
 from cpr.durations import duration_text
 from cpr.estimator.failure_report import FailureReport
-from cpr.estimator.formulas import FAR_SHORTER, FEW_SAVES, interval_partial, overhead_partial
+from cpr.estimator.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
 from cpr.estimator.inputs import Inputs
 from cpr.estimator.recommend import MAX_OVERHEAD, Plan, Recommendation, recommend
 
@@ -19,7 +19,7 @@ NUMBER: Final = re.compile(r"(\d) (ms|s|min|h|d)\b")
 """With its unit, which stays on its line."""
 HEAD: Final = ("  overhead by part", "interval", "save", "lost", "load", "reschedule", "together", "PLS")
 IN_BACKGROUND: Final = 0.01
-"""Share of a save that training might wait for if it were made in the background."""
+"""Share of a save's time that training might lose if it were made in the background."""
 
 
 def as_text(what: Recommendation, inputs: Inputs, failures: FailureReport | None = None) -> str:
@@ -54,7 +54,8 @@ def why(what: Recommendation) -> Iterator[str]:
     if partial is None:
         yield (
             f"Partial recovery cannot keep a PLS of {what.target_pls:g}: a save counts only "
-            f"{duration_text(job.delay)} after its moment, and what is trained until then is not in it."
+            f"{duration_text(job.delay_partial)} after its moment, and what is trained until then is not in "
+            "it."
         )
         return
     longest_s = interval_partial(job, what.target_pls)
@@ -69,8 +70,8 @@ def why(what: Recommendation) -> Iterator[str]:
         )
     if job.blocked_save is not None:
         yield (
-            f"Saves are made in the background: training waits {duration_text(job.O_blocked)} of "
-            f"{duration_text(job.O_save)}. What partial recovery still buys then is "
+            f"Saves are made in the background: one takes {duration_text(job.O_save)} and costs training "
+            f"{duration_text(job.O_blocked)}{_of_rows(job)}. What partial recovery still buys then is "
             f"{_gain(what) if what.is_partial else 'nothing'}."
         )
     if what.is_partial:
@@ -84,11 +85,20 @@ def why(what: Recommendation) -> Iterator[str]:
         )
 
 
+def _of_rows(job: Job) -> str:
+    if job.O_rows is None:
+        return ""
+    return (
+        f"; row saves, of {share_text(job.row_share)} of the rows each, cost "
+        f"{duration_text(job.O_blocked_partial)} together until all rows are saved once"
+    )
+
+
 def changes(what: Recommendation) -> Iterator[str]:
     """What would turn the decision, value by value."""
     now, bounds = what.is_partial, what.thresholds
     other = "full recovery" if now else "partial recovery"
-    if 0 < bounds.pls <= 1:
+    if bounds.pls is not None and 0 < bounds.pls <= 1:
         side = "below" if now else "above"
         yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is cheaper."
     if bounds.T_fail is not None:
@@ -115,9 +125,9 @@ def _in_background(what: Recommendation) -> str:
     flag = f"--blocked {duration_text(blocked_s).replace(' ', '')}"
     partial = "could not keep the target" if then.partial is None else share_text(then.partial.overhead.total)
     return (
-        f"Saving in the background: if training waited for {share_text(IN_BACKGROUND)} of each save "
-        f"({flag}), full recovery would cost {share_text(then.full.overhead.total)} and partial recovery "
-        f"{partial}."
+        f"Saving in the background: if each save cost training {share_text(IN_BACKGROUND)} of the time that "
+        f"it takes ({flag}), full recovery would cost {share_text(then.full.overhead.total)} and partial "
+        f"recovery {partial}."
     )
 
 
@@ -127,8 +137,8 @@ def caveats(what: Recommendation) -> Iterator[str]:
     if what.is_partial and job.nodes_lost > 0:
         yield (
             f"Each failure sets {share_text(job.nodes_lost / job.N_emb)} of the rows back by "
-            f"{duration_text(chosen.interval_s / 2 + job.delay)} of training on average. What a PLS costs in "
-            "model quality depends on the model: try it by failure injection."
+            f"{duration_text(chosen.interval_s / 2 + job.delay_partial)} of training on average. What a PLS "
+            "costs in model quality depends on the model: try it by failure injection."
         )
     if job.time_to_loss_s is not None:
         yield (
@@ -139,7 +149,7 @@ def caveats(what: Recommendation) -> Iterator[str]:
     if what.is_partial and job.nodes_lost == 0:
         yield (
             "No failure that was seen lost any memory, so none is expected to. One lost node would add a PLS "
-            f"of {(chosen.interval_s / 2 + job.delay) / (job.T_total * job.N_emb):.2g} on average."
+            f"of {(chosen.interval_s / 2 + job.delay_partial) / (job.T_total * job.N_emb):.2g} on average."
         )
     if what.is_partial and what.gain < MAX_OVERHEAD:
         yield (

@@ -4,7 +4,7 @@ Formulas 3 to 5 are of first order: an interval far shorter than the time betwee
 evenly over it, none while a save or a recovery is under way, as many as the useful time alone would see.
 Here runs are lived through instead (`cpr.estimator.trials` has the rules), with failures from any
 `FailureModel`. Saves are those of whole tables: priority saves write the same bytes in smaller pieces, and
-the PLS counts them as if whole tables were saved.
+the PLS counts them as if whole tables were saved. What row saves cost together is paid at once here, too.
 """
 
 import math
@@ -22,6 +22,8 @@ Recovery = Literal["full", "partial"]
 PARTS: Final = ("save", "lost", "load", "reschedule")
 NODES_AT_ONCE: Final = 4_000_000
 """Nodes of all runs that are simulated side by side: some 150 MB."""
+MOST_NODES: Final = 1_000_000
+"""Of a job that is simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,16 @@ class SimulationConfig:
         if self.recovery not in {"full", "partial"}:
             raise ValueError(f"recovery is {self.recovery!r}; choose 'full' or 'partial'")
         check_interval(job, self.interval_s)
-        if self.interval_s < job.delay:
+        shortest_s = job.delay if self.recovery == "full" else job.shortest_partial
+        if self.interval_s < shortest_s:
             raise ValueError(
-                f"a save goes on for {job.delay:g} s in the background, but the next is due after "
+                f"saving all rows goes on for {shortest_s:g} s in the background, but the next is due after "
                 f"{self.interval_s:g} s: storage cannot take them; choose a longer interval"
+            )
+        if job.N_emb > MOST_NODES:
+            raise ValueError(
+                f"N_emb is {job.N_emb:,}; {MOST_NODES:,} nodes can be simulated at most: each has a place in "
+                "memory, and formulas do without"
             )
         if failures.group_nodes > job.N_emb:
             raise ValueError(
@@ -71,6 +79,15 @@ class SimulationConfig:
     def expected_job(self) -> Job:
         """The job as the formulas need it to expect what is simulated."""
         return replace(self.job, nodes_lost=min(1.0, self.job.nodes_lost) * self.failures.mean_nodes)
+
+    @property
+    def lived_job(self) -> Job:
+        """The job whose saves of everything cost, and count after, what those of this recovery do."""
+        job = self.job
+        if self.recovery == "full" or job.O_rows is None:
+            return job
+        cost_s = job.O_blocked_partial
+        return replace(job, O_save=cost_s + job.delay_partial, blocked_save=cost_s, O_rows=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +135,7 @@ def simulate(config: SimulationConfig) -> Simulation:
 
 def _live(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Trials:
     """Some of the runs, side by side."""
-    job = config.job
+    job = config.lived_job
     clock = JobClock if config.failures.scope == "job" else NodeClock
     runs = PartialRuns if config.recovery == "partial" else Runs
     give_up_s = config.give_up * job.T_total

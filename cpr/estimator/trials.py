@@ -3,9 +3,9 @@
 Between two failures a run does what it must: recover, train, save at its times. So where it is when the next
 failure comes follows by arithmetic, for all runs at once, however many saves lie between. The rules:
 
-- A save is due each `interval_s` of training, at the end too. Training waits for `blocked_s` of it; it counts
-  when `save_s` have passed, and a failure before that breaks it: it never counts. A run is over when training
-  is, and has waited for the last save.
+- A save is due each `interval_s` of training, at the end too. All that it costs training (`blocked_save`)
+  is waited for when it begins; it counts when `O_save` has passed, and a failure before that breaks it: it
+  never counts. A run is over when training is, and has waited for the last save.
 - A failure costs rescheduling, then loading. One that comes meanwhile makes both begin again.
 - Full recovery goes back to the last save that counts, and the work since is done again, its saves too.
 - Partial recovery goes on where it was; a save that was broken begins again at once. What the struck nodes

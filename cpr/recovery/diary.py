@@ -3,16 +3,14 @@
 Rank 0 keeps it, through all generations of workers. It is written in the background, at each beginning, after
 the first step, and whenever a save has been committed; a diary that cannot be written stops no training. Nor
 does one that cannot be read: until that succeeds the file stays as it is, and then what was measured since is
-added to it.
+added to it. What a save cost is known from the steps beside it (`cpr.recovery.step_times`).
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from threading import Thread
 from typing import Final
 
@@ -24,14 +22,14 @@ from cpr.estimator.history import (
     FailureCost,
     RunHistory,
     SaveCost,
+    newest_saves,
     read_history,
     write_history,
 )
 from cpr.recovery.course import Course
 from cpr.recovery.record import Recovery
+from cpr.recovery.step_times import SaveBeside, StepTimes
 
-STEPS_KEPT: Final = 128
-"""Newest training steps, of whose durations the median counts."""
 LEAVE_S: Final = 5.0
 """How long the end of a run waits for the storage to take its diary."""
 
@@ -83,8 +81,8 @@ class Diary:
             self._take_up()
         self._is_first_step = True
         self._step_ended: float | None = None
-        self._durations_s: deque[float] = deque(maxlen=STEPS_KEPT)
-        self._under_way: list[tuple[Save, int]] = []
+        self._step_times = StepTimes()
+        self._under_way: list[SaveBeside] = []
         self._writer: Thread | None = None
         self._is_behind = True
         self._write()
@@ -92,10 +90,10 @@ class Diary:
     @property
     def history(self) -> RunHistory:
         """What was measured until now."""
-        now_s = time.time()
+        now_s, step_s = time.time(), self._step_times.median_s
         return replace(
             self._history,
-            step_s=median(self._durations_s) if self._durations_s else self._history.step_s,
+            step_s=self._history.step_s if step_s is None else step_s,
             steps_done=self._course.steps_done,
             samples_done=self._course.samples_done,
             elapsed_s=self._history.elapsed_s + max(0.0, now_s - self._history.clock_s),
@@ -105,32 +103,32 @@ class Diary:
     @property
     def is_saving(self) -> bool:
         """Whether a save is under way."""
-        return any(not save.is_over for save, _ in self._under_way)
+        return any(not each.save.is_over for each in self._under_way)
 
     def step(self) -> None:
         """A training step is complete."""
         now = time.perf_counter()
         if self._step_ended is not None:
-            self._durations_s.append(now - self._step_ended)
+            self._step_times.note(now - self._step_ended, self._under_way)
         self._step_ended = now
         if self._is_first_step:
             self._is_first_step = False
             self._note_first_step()
-        for save, step in [each for each in self._under_way if each[0].is_over]:
-            self._under_way.remove((save, step))
-            self._note_saved(save, step)
+        for each in [each for each in self._under_way if each.save.is_over]:
+            self._under_way.remove(each)
+            self._note_saved(each)
         self._take_up()
         if self._is_behind:
             self._write()
 
     def note_save(self, save: Save) -> None:
         """A save was begun, after this step."""
-        self._under_way.append((save, self._course.steps_done))
+        self._under_way.append(SaveBeside(save, self._course.steps_done))
 
     def finish(self) -> None:
         """The run has reached its end, and nothing is under way any more."""
-        for save, step in self._under_way:
-            self._note_saved(save, step)
+        for each in self._under_way:
+            self._note_saved(each)
         self._under_way.clear()
         self._write_and_wait()
         if self._take_up():
@@ -146,6 +144,7 @@ class Diary:
             self._writer.join(LEAVE_S)
 
     def _failure(self, story: Recovery) -> FailureCost:
+        """What the run knows of it at once; nodes that full recovery was about are lost as well."""
         assert story.kind in {"process", "partial", "full"}
         return FailureCost(
             elapsed_s=self._history.elapsed_s,
@@ -163,16 +162,18 @@ class Diary:
             self._history = replace(self._history, failures=(*older, newest))
         self._is_behind = True
 
-    def _note_saved(self, save: Save, step: int) -> None:
+    def _note_saved(self, beside: SaveBeside) -> None:
+        save = beside.save
         if save.manifest is None or save.seconds is None:
             return
         cost = SaveCost(
-            step=step,
+            step=beside.step,
             kind=save.kind,
             num_bytes=save.manifest.num_bytes,
-            blocked_s=save.blocked_s,
+            blocked_s=beside.blocked_s,
             seconds=save.seconds,
             share=self._row_share if save.kind == "rows" else 1.0,
+            slowed_s=beside.slowed_s,
         )
         self._history = self._history.with_save(cost)
         self._is_behind = True
@@ -217,7 +218,7 @@ class Diary:
                 mine,
                 step_s=before.step_s,
                 elapsed_s=elapsed_s,
-                saves=(*before.saves, *mine.saves)[-SAVES_KEPT:],
+                saves=newest_saves((*before.saves, *mine.saves), SAVES_KEPT),
                 failures=(*before.failures, *(replace(each, elapsed_s=failed_s) for each in mine.failures)),
             )
         return True

@@ -56,7 +56,7 @@ class FixedPace:
 
 
 class AutoPace:
-    """An interval that follows what saves cost and how often nodes are lost. Rank 0 decides for all.
+    """An interval that follows what saves cost lately and how often nodes are lost. Rank 0 decides for all.
 
     That takes one small collective when a save would be due by the interval so far. No save begins while
     another is under way. A change is logged with its reason.
@@ -100,14 +100,15 @@ class AutoPace:
     def _decide(self, diary: Diary) -> tuple[int, bool]:
         """Steps from save to save by all that is known, and whether one is under way."""
         history = diary.history
-        save_s, blocked_s = history.O_save, history.O_blocked
-        if save_s is None or blocked_s is None or not history.step_s:
+        save = history.lately.row_save or history.lately.whole_save
+        if save is None or not history.step_s:
             return FIRST_STEPS, diary.is_saving
         total = history.samples_total
         measured = Measured(
             nodes=history.nodes,
-            blocked_s=blocked_s,
-            save_s=save_s,
+            blocked_s=save.blocked_s / save.share,
+            save_s=save.seconds / save.share,
+            share=save.share,
             elapsed_s=history.elapsed_s,
             nodes_lost=sum(each.nodes_lost for each in history.failures),
             pls=self._course.pls_total or 0.0,

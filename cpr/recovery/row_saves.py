@@ -96,15 +96,13 @@ class RowSaves:
         assert not self.needs_base
         began, save = time.perf_counter(), None
         rows = self._prioritizer.rows_to_save()
-        chosen_in_s = time.perf_counter() - began
         try:
-            save = self._checkpointer.save_rows(rows)
+            save = self._checkpointer.save_rows(rows, began=began)
         finally:
             if save is None:
                 self._prioritizer.take_back()
                 self._course.forget_save(self._step)
         if save is not None:
-            save.blocked_s += chosen_in_s
             self._last, self._is_under_way = (save, self._step), True
         return save
 

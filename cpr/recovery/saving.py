@@ -93,16 +93,16 @@ class Saves:
             with self._tolerated():
                 self._save_some()
 
-    def now(self, timeout_s: float) -> bool:
+    def now(self, timeout_s: float | None) -> bool:
         """Save this moment, unless that was done, and wait until it is safe; whether it is.
 
         Args:
-            timeout_s: give it up if it takes longer.
+            timeout_s: give it up if it takes longer; None: never.
 
         Raises:
             SaveFailedError: it failed.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._saved_at != self._course.steps_done:
             self._let_last_end(deadline)
             self._save_moment(seconds_left(deadline))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from data.dataset import DatasetManifest
 from experiments import emulation_data, emulation_runs
 from experiments.emulation import Run
 from experiments.emulation_runs import measure, measure_experiment
@@ -31,7 +32,7 @@ def emulated(monkeypatch):
 @pytest.fixture
 def workload(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset.json").write_text("{}")
+    (tmp_path / "data" / "dataset.json").write_text(DatasetManifest(features=(), parts=()).to_json())
     return Workload(dataset=str(tmp_path / "data"), covering=0.9)
 
 
@@ -130,6 +131,39 @@ def test_data_of_others_keeps_its_skew_and_the_papers_choice_of_tables(
     assert [row["top_coverage"] for row in record.rows] == [None] * 4
     stored = json.loads((tmp_path / "runs/quick/made_up.json").read_text())
     assert stored["config"]["covering"] == 0.995
+
+
+def test_a_result_of_other_data_does_not_take_the_place_of_ours(tmp_path, emulated, workload, monkeypatch):
+    monkeypatch.setattr(emulation_runs, "OTHERS", tmp_path / "others")
+    monkeypatch.setattr(emulation_runs, "KEPT", tmp_path / "kept")
+    record = measured(tmp_path, monkeypatch, [str(tmp_path / "data"), "--seeds", "2"], [])
+    assert record.path == tmp_path / "others" / "made_up.json"
+
+
+@pytest.mark.parametrize("what", ["day_0.gz", "nowhere"])
+def test_data_that_is_not_prepared_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys, what):
+    (tmp_path / "day_0.gz").write_bytes(b"raw")
+    with pytest.raises(SystemExit):
+        measured(tmp_path, monkeypatch, [str(tmp_path / what)], [])
+    assert "Make one with `python -m data.prepare`" in capsys.readouterr().err
+
+
+def test_figures_can_be_worked_out_anew_without_code_or_data_of_the_stored_runs(
+    tmp_path, emulated, workload, monkeypatch, capsys
+):
+    measured(tmp_path, monkeypatch, ["--quick"], []).finish({"figure": 1.0})
+    emulated.clear()
+    monkeypatch.setattr("experiments.record._commit", lambda: "another")
+    (tmp_path / "data" / "dataset.json").unlink()
+    record = measured(tmp_path, monkeypatch, ["--quick", "--figures"], [])
+    assert (emulated, len(record.rows)) == ([], 6)
+    assert all(row["commit"] != "another" for row in record.rows), "each says what measured it"
+    record.finish({"figure": 2.0})
+    assert json.loads(record.path.read_text())["figures"] == {"figure": 2.0}
+    record.path.unlink()
+    with pytest.raises(SystemExit):
+        measured(tmp_path, monkeypatch, ["--quick", "--figures"], [])
+    assert "not there or not finished" in capsys.readouterr().err
 
 
 def test_one_seed_is_refused(tmp_path, monkeypatch, capsys):

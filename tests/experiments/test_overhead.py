@@ -7,7 +7,7 @@ import pytest
 from experiments import emulation_runs, overhead
 from experiments.emulation import SCHEMES, Run
 from experiments.overhead import main, plan
-from experiments.overhead_accounting import OWN_RECOVERY, account
+from experiments.overhead_accounting import account
 from tests import forks
 
 SAVING = {"finished": "yes", "rows": [{"key": "memory"}]}
@@ -22,7 +22,6 @@ for number, blocked_s in enumerate((0.01, 0.02, 0.09)):
             },
         }
     )
-RECOVERY = {"finished": "yes", "figures": {"time_ratio_2": 0.25}}
 
 
 @pytest.fixture
@@ -66,16 +65,14 @@ def test_what_was_not_measured_is_missing_with_its_reason(tmp_path):
     nothing = account(tmp_path)
     assert nothing.figures()["overhead_cpr_background"] is None
     assert "checkpointing" in nothing.missing["overhead_cpr_background"]
+    (tmp_path / "checkpointing.json").write_text(json.dumps({**SAVING, "finished": None}))
+    assert account(tmp_path) == nothing
     (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
-    (tmp_path / "recovery.json").write_text(json.dumps({**RECOVERY, "finished": None}))
-    assert set(account(tmp_path).missing) == {OWN_RECOVERY}
-    (tmp_path / "recovery.json").write_text(json.dumps(RECOVERY))
     assert not account(tmp_path).missing
 
 
 def test_background_saving_costs_what_training_waits(tmp_path):
     (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
-    (tmp_path / "recovery.json").write_text(json.dumps(RECOVERY))
     figures = account(tmp_path).figures()
     # eight row saves of 0.02 s where a synchronous save takes 4 s
     assert figures["overhead_cpr_background_save"] == pytest.approx(figures["overhead_cpr_save"] * 0.04)
@@ -84,9 +81,6 @@ def test_background_saving_costs_what_training_waits(tmp_path):
     )
     assert figures["overhead_cpr_background_slowed_save"] == pytest.approx(figures["overhead_cpr_save"] * 0.5)
     assert figures["overhead_cpr_background_recovery"] == figures["overhead_cpr_recovery"]
-    assert figures["overhead_cpr_background_own_recovery_recovery"] == pytest.approx(
-        figures["overhead_cpr_recovery"] / 4
-    )
 
 
 def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):

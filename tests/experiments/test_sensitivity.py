@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from data.dataset import DatasetManifest
 from experiments import emulation_data, emulation_runs
 from experiments.sensitivity import CHANGES, OTHERS, PAPER, main, plan
 
@@ -40,7 +41,7 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
 def test_other_data_keeps_its_skew(tmp_path, monkeypatch, made_up):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "criteo").mkdir()
-    (tmp_path / "criteo/dataset.json").write_text("{}")
+    (tmp_path / "criteo/dataset.json").write_text(DatasetManifest(features=(), parts=()).to_json())
     assert main(["--quick", "criteo"]) == 0
     figures = json.loads((tmp_path / "runs/quick/sensitivity.json").read_text())["figures"]
     assert "auc_delta_mfu_usual" in figures

@@ -12,13 +12,14 @@ LAYOUT = {"a": "tw", "b": "cw"}
 class Run:
     """A model in training, and its checkpointer."""
 
-    def __init__(self, folder, layout=None, rows=None, **options):
+    def __init__(self, folder, layout=None, rows=None, before_save=None, **options):
         rows = rows or ROWS
         torch.manual_seed(7)
         self.model = models.shard(layout or LAYOUT, ebc=models.bags(**rows))
         self.rows = rows
         self.optimizer = torch.optim.Adagrad(self.model.module.dense.parameters(), lr=0.1)
-        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder), **options))
+        config = CheckpointConfig(uri=str(folder), **options)
+        self.checkpointer = Checkpointer(self.model, config, before_save=before_save)
         self.checkpointer.register("optimizer", self.optimizer)
         for shard in self.checkpointer.shards:
             shard.weights.copy_(torch.randn(shard.weights.shape))

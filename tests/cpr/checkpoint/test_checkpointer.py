@@ -2,13 +2,16 @@
 
 import errno
 import threading
+import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint import copier, snapshot
+from cpr.checkpoint.agreement import Wish, agree
 from cpr.checkpoint.chain import find_states
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.retention import Retention
@@ -147,6 +150,19 @@ def test_row_saves_bring_their_rows_and_the_dense_part(start):
             if name.startswith("ebc.embedding_bags.a/"):
                 expected[[3, 5, 99]] = newer[name][[3, 5, 99]]
         assert torch.equal(value, expected), name
+
+
+def test_when_a_save_is_committed_it_is_known_how_long_training_waited(start):
+    run = start()
+    run.train(1)
+    for began in (None, time.perf_counter() - 10):
+        if began is None:
+            save = run.checkpointer.save("consistent")
+        else:
+            save = run.checkpointer.save_rows({}, began=began)
+        assert run.checkpointer.wait()
+        assert save.longest_blocked_s == pytest.approx(save.blocked_s, abs=0.5)
+    assert save.longest_blocked_s > 10, "time in which rows were chosen counts"
 
 
 def test_wish_5_an_interval_in_which_no_row_was_touched_is_a_valid_tiny_save(start):
@@ -340,6 +356,33 @@ def test_abandoning_leaves_nothing_that_counts(start, small_pieces):
     run.checkpointer.close(abandon=True)
     states, _ = states_of(run)
     assert states == []
+
+
+def test_what_is_refused_before_a_save_pushes_no_older_save_out(start):
+    refused = []
+
+    def check():
+        if refused:
+            raise FloatingPointError("a parameter is nan")
+
+    run = start(before_save=check, retention=Retention(keep_last=2))
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait_until_idle()
+    refused.append(True)
+    for save in (run.checkpointer.save, lambda: run.checkpointer.save_rows({})):
+        with pytest.raises(FloatingPointError, match="a parameter is nan"):
+            save()
+    run.checkpointer.close()
+    states, _ = states_of(run)
+    assert {state.step for state in states} == {1, 2}
+
+
+def test_what_one_rank_refuses_to_save_no_rank_saves():
+    fine = Wish("base", "consistent", 3, is_ready=True, replicated={}, problem=None)
+    with pytest.raises(FloatingPointError, match="nan"):
+        agree(fine, [fine, replace(fine, problem=FloatingPointError("nan"))])
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ def test_without_failures_there_is_nothing_to_simulate(capsys, tmp_path):
         ("--interval 60h", "not longer than the job"),
         ("--interval 0s", "positive"),
         ("--interval 5", "not a span of time"),
+        ("--nodes 1000000000000", "1,000,000 nodes can be simulated at most"),
+        ("--nodes 1000000000000 --of-nodes", "1,000,000 nodes can be simulated at most"),
         ("--pls 1.2", "at most 1"),
         ("--fail 0s", "T_fail is 0"),
         ("--plot runs.nothing", "the ending says the format"),

@@ -28,9 +28,10 @@ TERABYTE = replace(KAGGLE, O_save=5.0 * MINUTE, O_res=8.3 * MINUTE)
 
 
 @st.composite
-def jobs(draw, background=False):
+def jobs(draw, background=False, rows=False):
     T_fail = draw(st.floats(HOUR, 1000 * HOUR))
     O_save = T_fail * draw(st.floats(1e-5, 0.05))
+    O_rows = O_save * draw(st.floats(0.01, 1)) if rows else None
     return Job(
         T_total=T_fail * draw(st.floats(2, 100)),
         T_fail=T_fail,
@@ -39,6 +40,9 @@ def jobs(draw, background=False):
         O_res=draw(st.floats(0, HOUR)),
         N_emb=draw(st.integers(1, 10_000)),
         blocked_save=O_save * draw(st.floats(0.001, 1)) if background else None,
+        O_rows=O_rows,
+        blocked_rows=(O_rows or 0.0) * draw(st.floats(0.001, 1)),
+        row_share=draw(st.floats(0.1, 1)),
         nodes_lost=draw(st.floats(0.01, 1)),
     )
 
@@ -128,6 +132,50 @@ def test_saving_in_the_background_costs_what_training_waits_and_loses_what_is_un
     assert replace(KAGGLE, blocked_save=KAGGLE.O_save).delay == KAGGLE.delay == 0
 
 
+ROWS = replace(KAGGLE, blocked_save=30.0, O_rows=40.0, blocked_rows=2.0, row_share=1 / 8)
+"""Eight row saves of 40 s write what a save of everything writes in 336 s; training loses 16 s, not 30."""
+
+
+def test_row_saves_are_paid_by_partial_recovery_alone():
+    T_save = 2 * HOUR
+    assert overhead_full(ROWS, T_save) == overhead_full(replace(KAGGLE, blocked_save=30.0), T_save)
+    assert interval_full(ROWS) == interval_full(replace(KAGGLE, blocked_save=30.0))
+    assert overhead_partial(ROWS, T_save).save == pytest.approx(16 / (2 * HOUR))
+
+
+def test_a_row_save_counts_as_soon_as_it_is_stored_itself():
+    """38 s of training after its moment, not the 306 s of a save of everything."""
+    assert expected_pls(ROWS, 2 * HOUR) == pytest.approx((HOUR + 38) / (28 * HOUR * 8))
+    assert interval_partial(ROWS, 0.01) == pytest.approx(2 * (0.01 * 8 * 28 * HOUR - 38))
+
+
+def test_row_saves_come_no_faster_than_storage_takes_them():
+    """One after the other, all rows are saved once in 8 x 38 s of training."""
+    reachable = (4 * 38 + 38) / (28 * HOUR * 8)
+    assert reachable_pls(ROWS) == pytest.approx(reachable)
+    assert interval_partial(ROWS, reachable * 1.000001) == pytest.approx(304, abs=0.01)
+
+
+def test_row_saves_of_everything_are_saves_of_everything():
+    job = replace(KAGGLE, blocked_save=30.0)
+    same = replace(job, O_rows=job.O_save, blocked_rows=30.0, row_share=1.0)
+    for formula in (pls_threshold, reachable_pls, interval_full, lambda job: interval_partial(job, 0.1)):
+        assert formula(same) == formula(job)
+    for formula in (expected_pls, overhead_full, overhead_partial):
+        assert formula(same, HOUR) == formula(job, HOUR)
+
+
+@given(jobs(background=True, rows=True), st.floats(1.001, 10))
+def test_partial_wins_with_row_saves_above_the_threshold_only(job, factor):
+    threshold = pls_threshold(job)
+    assume(threshold * factor <= 1)
+    assume(interval_partial(job, threshold * factor) < job.T_total)
+    assert partial_wins(job, threshold * factor)
+    below = threshold / factor
+    assume(below > reachable_pls(job))
+    assert not partial_wins(job, below)
+
+
 def test_failures_that_lose_no_memory_lose_no_samples():
     job = replace(KAGGLE, nodes_lost=0)
     assert interval_partial(job, 0.001) == job.T_total
@@ -150,6 +198,9 @@ def test_failures_that_lose_no_memory_lose_no_samples():
         ({"blocked_save": -1.0}, "blocked_save is -1"),
         ({"blocked_save": 400.0}, "is a part"),
         ({"O_save": 57 * HOUR}, "are the units right"),
+        ({"O_rows": 0.0}, "O_rows is 0; it must be positive"),
+        ({"O_rows": 5.0, "blocked_rows": 6.0}, "blocked_rows .6 s. is longer than O_rows .5 s."),
+        ({"O_rows": 5.0, "row_share": 0.0}, "row_share is 0"),
     ],
 )
 def test_impossible_jobs_are_refused(change, told):

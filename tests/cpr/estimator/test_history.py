@@ -5,18 +5,28 @@ import pytest
 from cpr.checkpoint.local import LocalStorage
 from cpr.estimator.history import (
     HISTORY_PATH,
+    SAVES_FOLLOWED,
     SAVES_KEPT,
     SAVES_LOOKED_AT,
     FailureCost,
     RunHistory,
     SaveCost,
+    TypicalSave,
     read_history,
     write_history,
 )
 
 
-def make_save(step, seconds=10.0, blocked_s=0.5, kind="base", share=1.0):
-    return SaveCost(step=step, kind=kind, num_bytes=1000, blocked_s=blocked_s, seconds=seconds, share=share)
+def make_save(step, seconds=10.0, blocked_s=0.5, kind="base", share=1.0, slowed_s=None):
+    return SaveCost(
+        step=step,
+        kind=kind,
+        num_bytes=1000,
+        blocked_s=blocked_s,
+        seconds=seconds,
+        share=share,
+        slowed_s=slowed_s,
+    )
 
 
 def make_failure(elapsed_s, **seconds):
@@ -67,22 +77,52 @@ def test_saves_cost_their_median(history):
     assert history.O_blocked == pytest.approx(0.6)
 
 
-def test_row_saves_count_as_the_whole_that_they_are_a_part_of(history):
+def test_what_steps_take_longer_beside_saves_is_a_part_of_their_cost(history):
+    for step, slowed_s in enumerate([3.0, -1.0, 1.0, None]):  # noise lies on both sides
+        history = history.with_save(make_save(step, blocked_s=0.5, slowed_s=slowed_s))
+    assert history.O_blocked == 1.5
+    assert RunHistory.from_json(json.loads(json.dumps(history.to_json()))) == history
+
+
+def test_saves_never_cost_less_than_training_waits(history):
+    for step, slowed_s in enumerate([-0.1, -0.3, 0.1]):
+        history = history.with_save(make_save(step, blocked_s=0.5, slowed_s=slowed_s))
+    assert history.O_blocked == 0.5
+
+
+def test_row_saves_and_saves_of_everything_have_costs_of_their_own(history):
     history = history.with_save(make_save(0, seconds=30.0, blocked_s=3.0))
+    assert history.row_save is None
     for step in range(3):
-        history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125))
-    assert history.O_save == 40.0
-    assert history.O_blocked == 2.0
+        history = history.with_save(
+            make_save(step, 5.0, 0.25, kind="rows", share=0.125, slowed_s=0.25 * step)
+        )
+    assert (history.O_save, history.O_blocked) == (30.0, 3.0)
+    assert history.row_save == TypicalSave(seconds=5.0, blocked_s=0.5, share=0.125)
+
+
+def test_without_a_base_row_saves_say_what_everything_would_cost(history):
+    for step in range(3):
+        history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125, slowed_s=0.25))
+    assert (history.O_save, history.O_blocked) == (40.0, 4.0)
 
 
 def test_old_row_saves_do_not_count_when_a_run_saves_everything_again(history):
     for step in range(3):
         history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125))
     history = history.with_save(make_save(3, seconds=30.0, blocked_s=3.0))
-    assert history.O_save == 40.0  # a base in between, as row saves need
+    assert history.row_save is not None  # a base in between, as row saves need
     for step in range(SAVES_LOOKED_AT):
         history = history.with_save(make_save(step, seconds=30.0, blocked_s=3.0))
-    assert (history.O_save, history.O_blocked) == (30.0, 3.0)
+    assert history.row_save is None
+
+
+def test_lately_is_what_the_newest_saves_were_like(history):
+    for step in range(100):
+        history = history.with_save(make_save(step, seconds=1.0))
+    for step in range(SAVES_FOLLOWED // 2 + 1):
+        history = history.with_save(make_save(step, seconds=40.0))
+    assert (history.O_save, history.lately.O_save) == (1.0, 40.0)
 
 
 def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
@@ -117,11 +157,25 @@ def test_it_does_not_grow_for_ever(history):
     assert [save.step for save in history.saves] == list(range(3, SAVES_KEPT + 3))
 
 
+def test_many_row_saves_do_not_make_it_forget_the_base(history):
+    history = history.with_save(make_save(0))
+    for step in range(SAVES_KEPT + 3):
+        history = history.with_save(make_save(step, kind="rows", share=0.125))
+    assert [save.kind for save in history.saves] == ["base", *["rows"] * SAVES_KEPT]
+    assert history.saves[-1].step == SAVES_KEPT + 2
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "cpr-history", "version": 99}', "half of it {"])
 def test_anything_else_is_refused_with_its_name(text, tmp_path):
     (tmp_path / HISTORY_PATH).write_text(text)
     with pytest.raises(ValueError, match=HISTORY_PATH):
         read_history(LocalStorage(tmp_path))
+
+
+def test_a_history_of_a_program_that_did_not_know_of_slower_steps_is_read(history):
+    data = as_read(history)
+    del data["saves"][0]["slowed_s"]
+    assert RunHistory.from_json(data).O_blocked == 0.5
 
 
 def test_a_history_that_lacks_something_is_refused(history):
@@ -167,6 +221,8 @@ def test_numbers_that_are_none_are_refused_with_their_name_and_that_of_the_file(
         (("saves", 0, "share"), 1.5),
         (("nodes",), 0),
         (("samples_total",), "many"),
+        (("saves", 0, "slowed_s"), "much"),
+        (("saves", 0, "slowed_s"), float("nan")),
         (("failures", 0, "seconds"), 3.0),
     ],
 )

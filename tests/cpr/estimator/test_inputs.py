@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from cpr.estimator.failures import FailureLog, Stretch
@@ -54,6 +56,29 @@ def test_what_was_measured():
     assert inputs.sources["O_save"] == "measured in 2 runs, 3 saves"
     assert inputs.sources["T_fail"] == "3 failures in 5 min, seen in 2 runs"
     assert "nodes_lost" in inputs.sources
+
+
+def test_row_saves_that_were_measured_are_what_partial_recovery_pays():
+    """A base takes 12 s, a save of an eighth of the rows 1 s; training loses 0.5 and 0.1 s."""
+    row_save = SaveCost(
+        step=9, kind="rows", num_bytes=2, blocked_s=0.04, seconds=1.0, share=0.125, slowed_s=0.06
+    )
+    run = make_run()
+    inputs = gather(NOTHING, [replace(run, saves=[*run.saves, row_save])])
+    job = inputs.job
+    assert (job.O_save, job.blocked_save) == (12.0, 0.5)
+    assert (job.O_rows, job.blocked_rows, job.row_share) == (1.0, pytest.approx(0.1), 0.125)
+    assert "row_share         0.125  measured in 1 run" in str(inputs)
+    assert inputs.to_json()["O_rows"]["value"] == 1.0
+    given = gather(NOTHING | {"blocked_save": 0.2}, [replace(run, saves=[*run.saves, row_save])])
+    assert given.job.O_rows is None  # nobody knows what a row save costs training then
+    assert gather(NOTHING, [run]).job.O_rows is None
+
+
+def test_a_save_that_costs_more_than_it_takes_is_no_contradiction():
+    dear = SaveCost(step=9, kind="base", num_bytes=2, blocked_s=0.1, seconds=1.0, slowed_s=2.0)
+    job = gather(NOTHING, [replace(make_run(), saves=[dear])]).job
+    assert (job.O_save, job.O_blocked, job.delay) == (2.1, 2.1, 0.0)
 
 
 def test_the_user_wins_over_the_log_and_the_log_over_the_run():

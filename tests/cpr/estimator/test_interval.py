@@ -27,6 +27,7 @@ def measurements(draw):
         blocked_s=save_s * draw(st.floats(0, 1)),
         save_s=save_s,
         elapsed_s=draw(st.floats(0, 1e7)),
+        share=draw(st.floats(0.01, 1)),
         nodes_lost=draw(st.floats(0, 100)),
         pls=draw(st.floats(0, 0.2)),
         share_left=draw(st.floats(0, 1)),
@@ -37,7 +38,7 @@ def test_cheap_saves_come_as_often_as_the_overhead_allows():
     choice = RULE.next_interval(BEGINNING)
     assert choice.interval_s == pytest.approx(2.0 / 0.001)
     assert choice.changed
-    assert "training waits 2 s for a save, 0.1% of its time" in choice.reason
+    assert "a save costs 2 s, 0.1% of training time" in choice.reason
 
 
 def test_saves_that_training_does_not_notice_come_as_often_as_storage_takes_them():
@@ -54,6 +55,25 @@ def test_dear_saves_come_as_seldom_as_the_target_allows():
     assert choice.interval_s == pytest.approx(interval_partial(job, 0.1))
     assert choice.expected_pls == pytest.approx(0.1)
     assert "the target PLS of 0.1 asks for it" in choice.reason
+
+
+def test_each_of_many_small_saves_counts_as_soon_as_it_is_stored_itself():
+    """1/8 of the rows in 0.6 s each, of which training loses 0.2 s: PLS grows by 0.4 s of training a loss."""
+    rows = replace(BEGINNING, blocked_s=8 * 0.2, save_s=8 * 0.6, share=1 / 8)
+    whole = replace(rows, share=1.0)
+    assert (rows.delay_s, whole.delay_s) == (pytest.approx(0.4), pytest.approx(3.2))
+    of_rows, of_whole = (RULE.next_interval(each) for each in (rows, whole))
+    assert of_rows.interval_s == of_whole.interval_s == pytest.approx(1600.0)
+    assert of_rows.expected_pls == pytest.approx(800.4 / (28 * HOUR * 8))
+    assert of_whole.expected_pls == pytest.approx(803.2 / (28 * HOUR * 8))
+    often = replace(rows, blocked_s=0.0)
+    assert RULE.next_interval(often).interval_s == 8 * 0.6 * STORAGE_SAFETY  # storage takes them all
+
+
+def test_nodes_that_full_recovery_was_about_tell_how_often_nodes_are_lost():
+    """It loses no samples (`pls`), but the next failure may be recovered partially."""
+    lost = replace(BEGINNING, blocked_s=336.0, save_s=336.0, nodes_lost=2.0, pls=0.0)
+    assert RULE.next_interval(lost).interval_s < RULE.next_interval(replace(lost, nodes_lost=0)).interval_s
 
 
 def test_where_the_target_cannot_be_kept_storage_says_how_often():
@@ -138,6 +158,7 @@ def test_it_settles(rule, measured, current_s):
         (lambda: replace(BEGINNING, save_s=0), "measure a save first"),
         (lambda: replace(BEGINNING, nodes=0), "nodes is 0"),
         (lambda: replace(BEGINNING, share_left=1.1), "it is a share"),
+        (lambda: replace(BEGINNING, share=0.0), "share is 0"),
     ],
 )
 def test_nonsense_is_refused(make, told):

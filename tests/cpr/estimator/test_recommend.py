@@ -10,7 +10,7 @@ from cpr.estimator.failures import FailureLog, Stretch
 from cpr.estimator.formulas import Job, interval_full, interval_partial, partial_wins, reachable_pls
 from cpr.estimator.inputs import Inputs
 from cpr.estimator.interval import IntervalRule, Measured
-from cpr.estimator.recommend import recommend
+from cpr.estimator.recommend import _with_save, recommend
 from cpr.estimator.recommend_text import as_text
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -21,6 +21,7 @@ KAGGLE = Job(T_total=56 * HOUR, T_fail=28 * HOUR, O_save=5.6 * MINUTE, O_load=0,
 def jobs(draw):
     T_fail = draw(st.floats(HOUR, 1000 * HOUR))  # noqa: N806
     O_save = T_fail * draw(st.floats(1e-5, 0.05))  # noqa: N806
+    O_rows = draw(st.none() | st.floats(0.01, 1).map(lambda share: share * O_save))  # noqa: N806
     return Job(
         T_total=T_fail * draw(st.floats(2, 100)),
         T_fail=T_fail,
@@ -29,6 +30,9 @@ def jobs(draw):
         O_res=0.0,
         N_emb=draw(st.integers(1, 10_000)),
         blocked_save=draw(st.none() | st.floats(1e-4, 1).map(lambda share: share * O_save)),
+        O_rows=O_rows,
+        blocked_rows=(O_rows or 0.0) * draw(st.floats(0, 1)),
+        row_share=draw(st.floats(0.1, 1)),
         nodes_lost=draw(st.sampled_from([0.0, 0.1, 1.0])),
     )
 
@@ -73,7 +77,9 @@ def test_the_decision_turns_at_its_thresholds(job, target):
     what = recommend(job, target)
     bounds = what.thresholds
     step = 1 - 1e-6 if what.is_partial else 1 + 1e-6
-    if reachable_pls(job) < bounds.pls * step <= 1:
+    if bounds.pls is None:
+        assert not what.is_partial
+    elif reachable_pls(job) < bounds.pls * step <= 1:
         assert recommend(job, bounds.pls * step).is_partial != what.is_partial
     if bounds.T_fail is not None:
         assert recommend(replace(job, T_fail=bounds.T_fail * step), target).is_partial != what.is_partial
@@ -82,8 +88,7 @@ def test_the_decision_turns_at_its_thresholds(job, target):
         assume(job.O_save < job.T_total / 2)
         for factor, same in ((1 / step, False), (step, True)):
             O_save = min(bounds.O_save * factor, job.T_total)  # noqa: N806
-            blocked = None if job.blocked_save is None else job.blocked_save / job.O_save * O_save
-            other = recommend(replace(job, O_save=O_save, blocked_save=blocked), target)
+            other = recommend(_with_save(job, O_save), target)
             assert (other.is_partial == what.is_partial) == same
 
 
@@ -133,12 +138,32 @@ def test_what_would_change_the_decision():
 
 def test_what_is_said_of_saving_in_the_background():
     job = replace(KAGGLE, blocked_save=3.0)
-    assert "training waits 3 s of 5.6 min. What partial recovery still buys then is 1% of training" in told(
-        job
+    assert (
+        "one takes 5.6 min and costs training 3 s. What partial recovery still buys then is 1% of training"
+        in told(job)
     )
     assert "Saves are cheap here. Coming each 50 min they cost 0.1%" in told(job)
     nearly_free = replace(KAGGLE, O_save=1.0, blocked_save=0.01)
     assert "Full recovery loses no samples" in told(nearly_free)
+
+
+MEASURED = Job(T_total=10 * HOUR, T_fail=1000.0, O_save=2.82, O_load=0, O_res=0, N_emb=2, blocked_save=0.39)
+"""A save of everything as `experiments.checkpointing` measured it, and many failures."""
+PRIORITY = replace(MEASURED, O_rows=0.62, blocked_rows=0.0079, row_share=1 / 8)
+"""The same with the row saves measured there: all rows once take longer, and cost training less."""
+
+
+def test_full_recovery_pays_for_saves_of_everything_where_partial_recovery_saves_rows():
+    """As if both saved rows, full recovery seems cheaper by half, and a row save late by all of them."""
+    of_rows = replace(MEASURED, O_save=8 * 0.62, blocked_save=8 * 0.0079)
+    what, fault = recommend(PRIORITY, 0.003), recommend(of_rows, 0.003)
+    assert what.full == recommend(MEASURED, 0.003).full
+    assert what.full.overhead.total == pytest.approx(0.03036, abs=1e-5)
+    assert fault.full.overhead.total == pytest.approx(0.01614, abs=1e-5)
+    assert (what.is_partial, fault.is_partial) == (True, False)
+    assert "one takes 2.82 s and costs training 390 ms; row saves, of 12.5% of the rows each" in told(
+        PRIORITY, 0.003
+    )
 
 
 def test_a_loss_is_not_told_as_a_gain():

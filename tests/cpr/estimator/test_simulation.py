@@ -73,6 +73,18 @@ def test_background_saves_equal_the_formulas_too():
     assert agrees(partial.pls, expected_pls(job, HOUR))
 
 
+def test_row_saves_equal_the_formulas_too():
+    """Full recovery of the same job pays for its saves of everything."""
+    job = replace(CALM, O_save=1200, blocked_save=20, O_rows=300, blocked_rows=3, row_share=1 / 8)
+    partial = run(job, "partial", HOUR)
+    assert agrees(partial.overhead, overhead_partial(job, HOUR).total)
+    assert partial.parts["save"].value == pytest.approx(24 / HOUR, rel=0.01)
+    assert agrees(partial.pls, expected_pls(job, HOUR))
+    full = run(job, "full", HOUR)
+    assert full.parts["save"].value == pytest.approx(20 / HOUR, rel=0.02)
+    assert agrees(full.parts["lost"], overhead_full(job, HOUR).lost)
+
+
 def test_ten_thousand_nodes():
     job = replace(CALM, N_emb=10_000)
     partial = run(job, "partial", HOUR, failures=NODES, num_trials=400)
@@ -181,6 +193,8 @@ def test_json_holds_what_a_reader_needs():
         ({"interval_s": 0.0}, "impossible"),
         ({"interval_s": 1001 * HOUR}, "not longer than the job"),
         ({"job": replace(CALM, O_save=7200, blocked_save=1)}, "storage cannot take them"),
+        ({"job": replace(CALM, O_rows=600, row_share=1 / 8)}, "saving all rows goes on for 4800 s"),
+        ({"job": replace(CALM, N_emb=10**12)}, "1,000,000 nodes can be simulated at most"),
         ({"failures": FailureModel(group_share=0.1, group_nodes=201)}, "cannot happen to 200"),
         ({"job": replace(CALM, nodes_lost=2)}, "group_share and group_nodes"),
         ({"num_trials": 1}, "2 at least"),

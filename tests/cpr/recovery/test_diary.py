@@ -70,6 +70,7 @@ def save(kind="base", num_bytes=100, **options):
             "is_over": True,
             "seconds": 3.0,
             "blocked_s": 0.5,
+            "longest_blocked_s": 0.5,
             "manifest": SimpleNamespace(num_bytes=num_bytes),
             **options,
         }
@@ -98,6 +99,22 @@ def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
     assert [(each.step, each.num_bytes, each.share) for each in history.saves] == [(3, 100, 1), (3, 7, 0.125)]
     assert (history.world_size, history.nodes, history.step_s, history.steps_done) == (4, 2, 2.0, 6)
     assert (history.samples_done, history.samples_total, history.elapsed_s) == (60, 1000, 12.0)
+
+
+def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    under_way = save(is_over=False, longest_blocked_s=0.0)
+    diary.note_save(under_way)
+    train(diary, course, clock, 3, step_s=3.0)
+    under_way.is_over, under_way.longest_blocked_s = True, 0.75
+    train(diary, course, clock, 4)
+    history = stored(tmp_path, diary)
+    (cost,) = history.saves
+    assert cost.blocked_s == 0.75  # on the rank where training waited longest
+    assert cost.cost_s == pytest.approx(3.0)
+    assert history.step_s == 2.0
+    assert history.O_blocked == pytest.approx(3.0)
 
 
 def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(begin, clock, tmp_path):

@@ -1,11 +1,12 @@
 """When saves are due."""
 
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
 from cpr.checkpoint.ranks import Alone
+from cpr.estimator.history import SAVES_FOLLOWED, SAVES_KEPT, FailureCost, RunHistory, SaveCost
 from cpr.estimator.interval import IntervalRule
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FIRST_STEPS, AutoPace, FixedPace
@@ -44,12 +45,37 @@ class Measured:
 
     def __init__(self):
         self.is_saving = False
-        self.history = SimpleNamespace(
-            nodes=4, O_save=None, O_blocked=None, step_s=0.1, elapsed_s=0.0, failures=(), samples_total=10**6
+        self.history = RunHistory(
+            world_size=4,
+            nodes=4,
+            step_s=0.1,
+            steps_done=0,
+            samples_done=0,
+            samples_total=10**6,
+            elapsed_s=0.0,
         )
 
-    def cost(self, save_s, blocked_s):
-        self.history.O_save, self.history.O_blocked = save_s, blocked_s
+    def cost(self, save_s, blocked_s, **more):
+        """All saves so far took so long."""
+        self.history = replace(self.history, saves=())
+        self.save(save_s, blocked_s, **more)
+
+    def save(self, save_s, blocked_s, kind="base", share=1.0, slowed_s=None):
+        """One more."""
+        cost = SaveCost(
+            step=0,
+            kind=kind,
+            num_bytes=1,
+            blocked_s=blocked_s,
+            seconds=save_s,
+            share=share,
+            slowed_s=slowed_s,
+        )
+        self.history = self.history.with_save(cost)
+
+    def lose_nodes(self, number, elapsed_s):
+        failure = FailureCost(elapsed_s=0.0, kind="partial", lost_share=0.25, nodes_lost=1.0, seconds={})
+        self.history = replace(self.history, elapsed_s=elapsed_s, failures=(failure,) * number)
 
 
 def due(pace, course, until):
@@ -78,7 +104,7 @@ def test_the_first_save_tells_what_a_save_costs_and_the_next_ones_cost_what_they
     assert due(pace, course, FIRST_STEPS) == [FIRST_STEPS]
     diary.cost(save_s=1.0, blocked_s=0.02)  # 20 s or 200 steps between saves cost 0.001 of them
     assert due(pace, course, 700) == [FIRST_STEPS + 200, FIRST_STEPS + 400, FIRST_STEPS + 600]
-    assert caplog.text.count("training waits") == 1  # a change is said, and no other decision
+    assert caplog.text.count("a save costs 20 ms") == 1  # a change is said, and no other decision
     assert "200 steps from save to save" in caplog.text
 
 
@@ -117,8 +143,7 @@ def test_lost_nodes_shorten_the_interval(course, caplog):
     diary.cost(save_s=0.01, blocked_s=1.0)  # 1000 s would be cheap
     pace = make(course, diary, saved_at=0)
     assert due(pace, course, 5000) == []
-    diary.history.elapsed_s = 500.0
-    diary.history.failures = [SimpleNamespace(nodes_lost=1.0)] * 30
+    diary.lose_nodes(30, elapsed_s=500.0)
     course.pls_total = 0.09
     pace = make(course, diary)
     steps = due(pace, course, 10_000)
@@ -130,6 +155,37 @@ def test_with_a_share_of_the_rows_saves_come_so_much_more_often(course):
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.02)
     assert due(make(course, diary, share=0.125), course, 100) == [25, 50, 75, 100]
+
+
+def test_row_saves_cost_what_they_cost_and_not_what_a_base_does(course, caplog):
+    caplog.set_level("INFO")
+    diary = Measured()
+    diary.cost(save_s=9.0, blocked_s=2.0)
+    diary.save(save_s=0.5, blocked_s=0.01, kind="rows", share=0.125)  # 80 ms until all rows are saved
+    assert due(make(course, diary, share=0.125), course, 300) == [100, 200, 300]
+    assert "a save costs 80 ms, 0.1% of training time" in caplog.text
+
+
+def test_what_steps_beside_a_save_take_longer_is_a_cost_like_any_other(course):
+    diary = Measured()
+    diary.cost(save_s=1.0, blocked_s=0.001, slowed_s=0.019)
+    assert due(make(course, diary), course, 400) == [200, 400]
+
+
+@pytest.mark.parametrize("kind", ["base", "rows"])
+def test_storage_that_becomes_slow_is_followed_within_a_few_saves(course, kind):
+    diary = Measured()
+    for _ in range(SAVES_KEPT):
+        diary.save(save_s=1.0, blocked_s=0.001, kind=kind)
+    pace = make(course, diary)
+    fast = due(pace, course, 300)
+    assert max(later - earlier for earlier, later in pairwise(fast)) == 15
+    slow = 0
+    while pace._interval_s < 40.0:
+        slow += 1
+        diary.save(save_s=40.0, blocked_s=0.001, kind=kind)
+        due(pace, course, course.steps_done + 30)
+    assert slow == SAVES_FOLLOWED // 2 + 1
 
 
 def test_after_a_restart_the_clock_of_the_last_save_goes_on(course):

@@ -56,7 +56,7 @@ class FakeCheckpointer:
     def save(self, moment, timeout_s=None):
         return self._begin("base")
 
-    def save_rows(self, rows):
+    def save_rows(self, rows, *, began=None):
         assert self.has_base
         return self._begin("rows")
 

@@ -44,9 +44,11 @@ class Worker:
         fused=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         optimizer=torch.optim.Adagrad,
         apart=False,
+        before_save=None,
         **options,
     ):
         self.rows = rows or ROWS
+        self.before_save = before_save
         self.recovery = cpr.PartialRecovery(str(folder), resident_root=str(memory), **options)
         self.recovery.init_process_group("gloo")
         self.trained = []
@@ -66,7 +68,10 @@ class Worker:
 
     def restore(self):
         self.story = self.recovery.restore(
-            self.model, optimizers=self.optimizers, states={"position": self.position}
+            self.model,
+            optimizers=self.optimizers,
+            states={"position": self.position},
+            before_save=self.before_save,
         )
         self.position.next += self.recovery.batches_to_skip
         return self
