@@ -53,5 +53,9 @@ class NoProgressError(RecoveryError):
     """Generations of workers died one after the other without finishing a step; lists what each died of."""
 
 
+class DivergedRunError(RecoveryError, FloatingPointError):
+    """Workers left because values were no numbers; whoever is started in their place does not go on."""
+
+
 class StartOverError(RecoveryError):
     """Live memory turned out to be of no use before anything was saved; restarted workers begin anew."""

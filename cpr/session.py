@@ -16,7 +16,7 @@ Started again by torchrun, each worker picks up what is left, and only what nobo
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -65,6 +65,7 @@ class PartialRecovery:
 
     All ranks make the same calls in the same order. Leaving its `with` block by an exception keeps this
     worker's memory for the next generation; leaving it normally, or `close`, saves a last time and frees it.
+    Raise a `FloatingPointError` where values are no numbers: restarted workers then refuse to go on.
 
     Args:
         checkpoint: directory of the checkpoints, a path or a URI, or how to save as a whole.
@@ -238,6 +239,7 @@ class PartialRecovery:
         optimizers: Sequence[Optimizer] = (),
         states: Mapping[str, Stateful] | None = None,
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
+        before_save: Callable[[], object] | None = None,
     ) -> Recovery:
         """Bring the model, optimizers and states to where training goes on; once, before the first step.
 
@@ -250,11 +252,13 @@ class PartialRecovery:
             per_rank_states: the same, but different on each rank; they come back to the same rank if its
                 memory is of the very step from which training goes on, and stay as they are otherwise. What
                 has `inherit` (see `cpr.checkpoint.model_state.Heir`) takes over those of ranks that are gone.
+            before_save: called before each save; see `Checkpointer`.
 
         Returns:
             The story of this beginning.
 
         Raises:
+            DivergedRunError: the workers before left because values were no numbers.
             NoProgressError: the run does not get anywhere; lists why.
             StartOverError: nothing is left; restarted workers begin anew.
             LockedError: another run uses the directory.
@@ -268,7 +272,7 @@ class PartialRecovery:
         plain_storage = open_storage(self._config.uri)
         self._injector = self._armed(meeting, plain_storage)
         storage = self._injector.storage(plain_storage)
-        checkpointer = self._make_checkpointer(meeting, storage, model, optimizers)
+        checkpointer = self._make_checkpointer(meeting, storage, model, optimizers, before_save)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
@@ -335,14 +339,14 @@ class PartialRecovery:
         """
         self._course.note_skipped()
 
-    def save_now(self, timeout_s: float) -> bool:
-        """Save this moment and wait until it is safe; for all ranks, when training is stopped from outside.
+    def save_now(self, timeout_s: float | None = None) -> bool:
+        """Save this moment and wait until it is safe; for all ranks, as when training is stopped by somebody.
 
         The memory stays, because nobody knows here whether workers are started again. Once what would start
         them has ended, it is freed.
 
         Args:
-            timeout_s: give the save up if it takes longer.
+            timeout_s: give the save up if it takes longer; None: never.
 
         Returns:
             Whether this moment is saved.
@@ -385,15 +389,16 @@ class PartialRecovery:
             try:
                 self.close()
             except BaseException as failure:
-                self._leave(_told(failure))
+                self._leave(failure)
                 raise
         elif error is not None and not self._is_over:
-            self._leave(_told(error))
+            self._leave(error)
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, reason: BaseException) -> None:
+        diverged = isinstance(reason, FloatingPointError)
         if self._memory.segment is not None:
-            self._memory.segment.marks.leave(reason)
-        if self._outliving is not None:
+            self._memory.segment.marks.leave(_told(reason), diverged)
+        if self._outliving is not None and not diverged:
             self._outliving.copy_out()
         try:
             if self._checkpointer is not None:
@@ -412,7 +417,12 @@ class PartialRecovery:
             self._group.close()
 
     def _make_checkpointer(
-        self, meeting: Meeting, storage: Storage, model: nn.Module, optimizers: Sequence[Optimizer]
+        self,
+        meeting: Meeting,
+        storage: Storage,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        before_save: Callable[[], object] | None,
     ) -> Checkpointer:
         """What saves this model, its optimizers and the run's course."""
         self._checkpointer = checkpointer = Checkpointer(
@@ -422,6 +432,7 @@ class PartialRecovery:
             session=meeting.session_id,
             storage=storage,
             timeout=self._timeout,
+            before_save=before_save,
         )
         checkpointer.register(COURSE, self._course)
         for number, optimizer in enumerate(optimizers):

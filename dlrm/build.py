@@ -37,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 def start_process_group(ranks: Ranks, device: torch.device) -> None:
-    """Meet the other ranks, by NCCL on CUDA and gloo on the CPU; without torchrun, be a group of one."""
+    """Meet the other ranks, by NCCL on CUDA and gloo on the CPU; without torchrun, be a group of one.
+
+    Ranks wait for each other as patiently as PyTorch does: to give up on a slow one would end a run without
+    recovery. `recovery.timeout_s` is for those that go on afterwards.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -133,7 +137,11 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
     )
     if recovery is not None:
         trainer.session = recovery.session(
-            trainer.model, trainer.optimizers, _states(trainer), _own_states(trainer)
+            trainer.model,
+            trainer.optimizers,
+            _states(trainer),
+            _own_states(trainer),
+            trainer.check_parameters,
         )
     elif config.checkpoint.saves or inputs.resume:
         trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
@@ -171,7 +179,10 @@ def _own_states(trainer: Trainer) -> dict[str, Stateful | Heir]:
 
 def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, resume: bool) -> Checkpoints:
     checkpointer = Checkpointer(
-        trainer.model, save_config(config, folder), trainer.optimizers.table_optimizers
+        trainer.model,
+        save_config(config, folder),
+        trainer.optimizers.table_optimizers,
+        before_save=trainer.check_parameters,
     )
     for name, state in _states(trainer).items():
         checkpointer.register(name, state)

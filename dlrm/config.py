@@ -81,6 +81,11 @@ class DataConfig:
             self.cache_disk_gb >= 0 and self.cache_memory_gb >= 0,
             "data.cache_disk_gb and data.cache_memory_gb must not be negative",
         )
+        usual = (DataConfig.cache_disk_gb, DataConfig.cache_memory_gb)
+        _check(
+            bool(self.cache_folder) or (self.cache_disk_gb, self.cache_memory_gb) == usual,
+            "data.cache_disk_gb and data.cache_memory_gb are limits of a cache; set data.cache_folder",
+        )
         overlap = sorted(set(self.train_days) & set(self.test_days))
         _check(not overlap, f"days {overlap} are both in data.train_days and in data.test_days")
 
@@ -418,7 +423,8 @@ class RecoveryConfig:
     """Largest portion of lost samples of the whole run; a failure that would take it above is recovered
     fully, if that loses less. 1: no limit."""
     timeout_s: float = 120.0
-    """Longest that a worker waits for the others in one exchange; then it gives up, and all start again."""
+    """Longest that a worker waits for the others in one exchange; then it gives up, and all start again.
+    Without recovery, which would be the end, they wait as long as PyTorch does."""
 
     def __post_init__(self) -> None:
         _check(0 <= self.max_lost_share <= 1, "recovery.max_lost_share is a share, from 0 to 1")

@@ -14,6 +14,7 @@ import torch
 from data.cache import CacheConfig, CachedSource
 from data.dataset import DatasetManifest, read_manifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
+from data.loader.columns import Rows
 from data.loader.decode import decode
 from dlrm.config import Config, DataConfig
 
@@ -118,6 +119,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
 
     Raises:
         ValueError: says what to change.
+        OSError: a file of the data is missing or damaged; names it.
     """
     data = config.data
     device = resolve_device(config.train.device, ranks)
@@ -132,7 +134,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)
     try:
-        ids = _check_first_rows(data.uri, manifest.on_days(train_days), source)
+        ids = _check_files(data.uri, manifest, (train_days, test_days), source)
         loader, test_loader = _open_loaders(config, ranks, device, source, (train_days, test_days))
     except BaseException:
         if source is not None:
@@ -178,7 +180,13 @@ def _open_loaders(
         seed=config.train.seed,
         prefetch=data.prefetch_batches,
     )
-    test = LoaderConfig(batch_size=batch_size, shuffle=False, drop_last=False, prefetch=data.prefetch_batches)
+    test = LoaderConfig(
+        batch_size=batch_size,
+        shuffle=False,
+        drop_last=False,
+        window_batches=data.window_batches,
+        prefetch=data.prefetch_batches,
+    )
     return open_loader(train, days=days[0]), open_loader(test, days=days[1])
 
 
@@ -198,8 +206,9 @@ def _check_tables(config: Config, manifest: DatasetManifest) -> None:
     large = [feature for feature in static if limit and feature.rows > limit]
     if large:
         raise ValueError(
-            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; prepare "
-            f"the data with --cap {limit}, or raise tables.max_rows"
+            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; make the "
+            f"data with fewer (data.prepare: --cap {limit}; data.synthetic: a smaller --scale), or raise "
+            "tables.max_rows"
         )
 
 
@@ -217,22 +226,38 @@ def _cached_source(config: Config, manifest: DatasetManifest) -> CachedSource | 
     )
 
 
-def _check_first_rows(uri: str, manifest: DatasetManifest, source: RowGroupSource | None) -> dict[str, float]:
-    """Read the first row group, so that a wrong schema is found now and not in the middle of a step.
+def _check_files(
+    uri: str,
+    manifest: DatasetManifest,
+    days: tuple[Sequence[int], Sequence[int]],
+    source: RowGroupSource | None,
+) -> dict[str, float]:
+    """Look for all files, and into the first of the training days and of the test days.
+
+    So what is missing, or of a wrong schema, is found now and not in the middle of a step, or in the first
+    evaluation, which may be days away.
+
+    Args:
+        uri: of the data set.
+        manifest: of it.
+        days: to train on, and to evaluate on.
+        source: gives row groups; None: the files do.
 
     Returns:
-        Ids a sample, on average, by feature.
+        Ids a sample, on average, by feature, in the training days.
     """
-    part = manifest.parts[0]
-    if source is not None:
-        rows = decode(source.read(part, 0), manifest, part.path)
-    else:
-        files = ParquetSource(uri, manifest)
-        try:
-            rows = decode(files.read(part, 0), manifest, part.path)
-        finally:
-            files.close()
+    files = ParquetSource(uri, manifest)
+    try:
+        files.check_files(manifest.on_days([*days[0], *days[1]]).parts)
+        trained, _ = (_first_rows(source or files, manifest.on_days(each)) for each in days)
+    finally:
+        files.close()
     return {
         feature.name: float(column.lengths().mean())
-        for feature, column in zip(manifest.features, rows.ids, strict=True)
+        for feature, column in zip(manifest.features, trained.ids, strict=True)
     }
+
+
+def _first_rows(source: RowGroupSource, manifest: DatasetManifest) -> Rows:
+    part = manifest.parts[0]
+    return decode(source.read(part, 0), manifest, part.path)

@@ -114,9 +114,13 @@ class Optimizers:
         asks = dense.clip_norm or dense.optimizer in LARGE_BATCH_OPTIMIZERS
         self._norms = choose_norms(self._parameters) if asks else local_norms
         self._dense = _dense_optimizer(self._parameters, dense, self._norms)
+        self._dense_name = dense.optimizer
         self.step_dense: Callable[[], Any] = self._dense.step
         """Updates the dense parameters; whoever exchanges their gradients may do so in its stead."""
         self._replicated = ReplicatedTables(model, tables)
+        self._options = [
+            {name: value for name, value in group.items() if name != "params"} for group in self._groups
+        ]
         self._factor = 1.0
 
     @property
@@ -149,13 +153,30 @@ class Optimizers:
         self.step_dense()
         self._replicated.step()
 
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """Of the ordinary optimizers, which bring options along when their states are loaded."""
+        return [group for each in (self._dense, *self.table_optimizers) for group in each.param_groups]
+
     def state_dict(self) -> dict[str, Any]:
         """State of the dense optimizer and of the schedule; the tables' state lives with their rows."""
-        return {"dense": self._dense.state_dict(), "factor": self._factor}
+        return {"optimizer": self._dense_name, "dense": self._dense.state_dict(), "factor": self._factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there, with the options of the configuration; after states of `table_optimizers`.
+
+        Raises:
+            ValueError: it is the state of another optimizer.
+        """
+        name = state.get("optimizer", self._dense_name)  # older runs do not say
+        if name != self._dense_name:
+            raise ValueError(
+                f"the run that goes on has dense.optimizer={name}, whose state is of no use to "
+                f"{self._dense_name}: resume with dense.optimizer={name}, or begin a new run"
+            )
         self._dense.load_state_dict(state["dense"])
+        for group, options in zip(self._groups, self._options, strict=True):
+            group.update(options)
         self._set_factor(state["factor"])
 
     def _set_factor(self, factor: float) -> None:

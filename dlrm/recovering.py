@@ -95,6 +95,10 @@ class Recovering:
             "there is no save" if newest is None else f"the newest save is from step {newest}",
         )
 
+    def save_end(self) -> None:
+        """Save the end of training, and wait until it is safe; the memory stays until all is over."""
+        self._recovery.save_now()
+
     def finish(self) -> None:
         """Training has reached its end: save it, and free the memory."""
         self._recovery.close()

@@ -142,12 +142,15 @@ class Recovery:
         optimizers: Optimizers,
         states: Mapping[str, Stateful],
         own_states: Mapping[str, Stateful | Heir],
+        before_save: Callable[[], object],
     ) -> Recovering:
         """What the training loop holds."""
         return Recovering(
             self._partial,
             self._config,
-            restore=lambda: self._partial.restore(model, optimizers.table_optimizers, states, own_states),
+            restore=lambda: self._partial.restore(
+                model, optimizers.table_optimizers, states, own_states, before_save
+            ),
         )
 
     @property

@@ -48,6 +48,9 @@ class Session(Protocol):
             spent: time since it was asked for.
         """
 
+    def save_end(self) -> None:
+        """The last step is done, and only an evaluation is left: from here on, nothing of it can be lost."""
+
     def finish(self) -> None:
         """Training has reached its end."""
 
@@ -72,6 +75,9 @@ class NoRecovery:
         """Nothing."""
 
     def leave(self, spent: timedelta) -> None:
+        """Nothing."""
+
+    def save_end(self) -> None:
         """Nothing."""
 
     def finish(self) -> None:
@@ -145,12 +151,20 @@ class Checkpoints:
             logger.info("saved at step %d before leaving", step)
             self._is_last_word_said = True
 
-    def finish(self) -> None:
-        """Save the end of the run, and wait until it is safe."""
+    def save_end(self) -> None:
+        """Save the end of the run, and wait until it is safe.
+
+        Raises:
+            SaveFailedError: it failed; names the file.
+        """
         if self._config.every_steps and self._saved_at != self._checkpointer.steps_done:
             self._save("consistent")
         self._checkpointer.wait()
         self._is_last_word_said = True
+
+    def finish(self) -> None:
+        """Save the end of the run, unless that was done."""
+        self.save_end()
 
     def close(self) -> None:
         """Let go of the directory, and say what is lost."""

@@ -1,12 +1,13 @@
 """The training loop: batch, forward, backward, average, update, tell."""
 
 import logging
-import math
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data.batch import Batch
 from data.loader import DataLoader
+from dlrm.comm.pto import local_norms
 from dlrm.config import TrainConfig
 from dlrm.metrics import MetricValues
 from dlrm.optim import Optimizers, dense_parameters
@@ -26,14 +28,17 @@ from dlrm.telemetry.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-NUM_SCALARS = 3  # that travel with the gradients: loss, wish to stop, wish to stop at once
+NUM_SCALARS = 4  # that travel with the gradients: loss, soundness, wish to stop, wish to stop at once
 
 
-ADVICE = "Lower dense.learning_rate and tables.learning_rate, or lengthen schedule.warmup_steps"
+ADVICE = (
+    "Lower dense.learning_rate and tables.learning_rate, or lengthen schedule.warmup_steps, and begin again, "
+    "or --resume from what was saved"
+)
 
 
 class DivergedError(FloatingPointError):
-    """The loss or a parameter is NaN or infinite; the message names step, batch and ranks."""
+    """The loss, a gradient or a parameter is NaN or infinite; the message names step, batch and ranks."""
 
 
 @dataclass(kw_only=True)
@@ -62,11 +67,13 @@ class Trainer:
         """Run to the end.
 
         Raises:
-            DivergedError: the loss, or a dense parameter, is no number.
+            DivergedError: the loss, a dense gradient or a dense parameter is no number. Rows of tables may
+                be none either by then: nobody may go on with them.
             StopRequested: somebody asked to stop; the last step is complete on all ranks, and saved where
                 that was asked for and there was time.
         """
         self.session.restore()
+        self.telemetry.begin()
         if lost := self.replicas.settle():
             logger.warning("lost %s", lost)
         with self.stop.deferred():
@@ -94,6 +101,30 @@ class Trainer:
             return False
         return self.loader.epoch < self.config.epochs
 
+    def check_parameters(self) -> None:
+        """Refuse to go on with, or to save, dense parameters that are no numbers; when replicas have joined.
+
+        The loss does not tell: a fused ReLU makes 0 of NaN, and all samples get the same finite logit. Nor do
+        gradients tell of the last update.
+
+        Raises:
+            DivergedError: names the parameter.
+        """
+        sums = torch.stack([parameter.detach().sum() for parameter in self._dense.values()])
+        if sums.isfinite().all():
+            return
+        bad = [name for name, total in zip(self._dense, sums.tolist(), strict=True) if not isfinite(total)]
+        raise DivergedError(
+            f"parameter {bad[0]} has values that are no numbers after step {self.steps_done}, perhaps "
+            f"because a table has. {ADVICE}"
+        )
+
+    @cached_property
+    def _dense(self) -> dict[str, nn.Parameter]:
+        """The dense parameters by name."""
+        dense = {id(parameter) for parameter in dense_parameters(self.model)}
+        return {name: each for name, each in self.model.named_parameters() if id(each) in dense}
+
     def _run(self) -> None:
         evaluated_at = -1
         if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
@@ -110,17 +141,29 @@ class Trainer:
                     evaluated_at = self.steps_done
                 if not self.should_continue():
                     break
+        self._save_end()
         if evaluated_at != self.steps_done:
             self._evaluate()
 
     def _should_evaluate(self) -> bool:
+        """Whether it is time to; at the end of training it is not yet, because that is saved first."""
         every = self.config.evaluate_every_steps
-        return every > 0 and self.steps_done % every == 0
+        return every > 0 and self.steps_done % every == 0 and not self._is_at_end()
+
+    def _is_at_end(self) -> bool:
+        is_last_epoch = self.loader.epoch + 1 == self.config.epochs
+        return not self.should_continue() or (is_last_epoch and self.loader.steps_left == 0)
+
+    def _save_end(self) -> None:
+        """What training has come to must not depend on an evaluation, which may find its data damaged."""
+        self.replicas.join()
+        with self.stop.extended(self.session.leaving_takes):  # as good as to save and leave
+            self.session.save_end()
 
     def _evaluate(self) -> None:
         self._leave_if_any_was_asked()
         self.replicas.join()
-        self._check_parameters()
+        self.check_parameters()
         values = self.evaluate(self._leave_if_any_was_asked)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
@@ -131,15 +174,15 @@ class Trainer:
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        scalars = torch.cat([loss.detach().view(1), loss.new_tensor(self._wishes)])
-        mean_loss, stop, at_once = self.replicas.average(scalars).tolist()
-        if not math.isfinite(mean_loss):
-            self._raise_diverged(loss.detach())
+        soundness = self._soundness().to(loss.device)
+        scalars = torch.cat([torch.stack([loss.detach(), soundness]), loss.new_tensor(self._wishes)])
+        mean_loss, mean_soundness, stop, at_once = self.replicas.average(scalars).tolist()
+        if not isfinite(mean_loss + mean_soundness):
+            self._raise_diverged(loss.detach(), soundness)
         self.optimizers.step()
         self.replicas.updated(time.perf_counter() - began_s)
         self.steps_done += 1
-        if self.steps_done % self.config.log_every_steps == 0:
-            self._check_parameters()
+        if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
         self.samples_done += batch.labels.numel() * dist.get_world_size()
         self.telemetry.step(
@@ -177,28 +220,34 @@ class Trainer:
                 self.session.leave(timedelta(seconds=self.stop.seconds_since))
         self.stop.leave()
 
-    def _check_parameters(self) -> None:
-        """Refuse to go on with dense parameters that are no numbers; they are the same on all ranks.
+    def _is_logged(self, step: int) -> bool:
+        return step % self.config.log_every_steps == 0
 
-        The loss does not tell: a fused ReLU makes 0 of NaN, and all samples get the same finite logit.
+    def _soundness(self) -> Tensor:
+        """A number if all dense gradients are numbers, and, in steps that are logged, all dense parameters.
+
+        It waits for nothing, and ranks tell each other with the loss: parameters may be apart or, in part,
+        of the step before. Gradients tell at once of rows that are no numbers, whatever a ReLU makes of them;
+        where they are on their way already (`comm.exchange=priority`), parameters tell a step later.
         """
-        dense = dense_parameters(self.model)
-        if torch.stack([parameter.detach().sum() for parameter in dense]).isfinite().all():
-            return
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        bad = next(parameter for parameter in dense if not parameter.detach().sum().isfinite())
-        raise DivergedError(
-            f"parameter {names[id(bad)]} has values that are no numbers after step {self.steps_done}, "
-            f"perhaps because a table has. {ADVICE}"
-        )
+        tensors = [each.grad for each in self._dense.values() if each.grad is not None]
+        if not tensors or self._is_logged(self.steps_done + 1):
+            tensors += self._dense.values()
+        return local_norms([each.detach() for each in tensors]).sum()
 
-    def _raise_diverged(self, loss: Tensor) -> None:
-        losses: list[float] = [0.0] * dist.get_world_size()
-        dist.all_gather_object(losses, loss.item())
-        ranks = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
-        batch = self.loader.state_dict()["phases"][-1]["steps"]
+    def _raise_diverged(self, loss: Tensor, soundness: Tensor) -> None:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (loss.item(), soundness.item()))
+        ranks = [rank for rank, (value, _) in enumerate(found) if not isfinite(value)]
+        if ranks:
+            what = f"the loss is {found[ranks[0]][0]}"
+        else:
+            self.check_parameters()
+            ranks = [rank for rank, (_, value) in enumerate(found) if not isfinite(value)]
+            what = "gradients outside the tables are no numbers"
+        batch = sum(phase["steps"] for phase in self.loader.state_dict()["phases"])
         raise DivergedError(
-            f"the loss is {losses[ranks[0]]} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch "
-            f"{batch} of it, rank {', '.join(map(str, ranks))}). {ADVICE}; if it is always the same batch, "
-            "look at the data"
+            f"{what} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch {batch} of it, rank "
+            f"{', '.join(map(str, ranks))}). {ADVICE}; if it is always the same batch, look at "
+            "the data"
         )

@@ -8,11 +8,16 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Final, Protocol, Self
 
+from dlrm.models import interaction
+from dlrm.sharding import host_lookup
+
+_PRODUCTS: Final = interaction._Products.__name__  # by which the profiler names them, forward and backward
+_LOOKUP: Final = host_lookup._Lookup.__name__
 RULES: Final[dict[str, tuple[str, ...]]] = {
     "exchange": ("All2All", "AllToAll", "all2all", "Awaitable", "_dist]", "c10d::", "reducer::", "dist_init"),
-    "embedding update": ("_LookupBackward", "SplitLookupFunction", "split_embedding_backward"),
-    "embedding read": ("_Lookup", "[lookup]", "split_embedding_codegen"),
-    "interaction": ("_DotInteraction", "aten::bmm", "BmmBackward", "aten::index", "IndexBackward"),
+    "embedding update": (f"{_LOOKUP}Backward", "SplitLookupFunction", "split_embedding_backward"),
+    "embedding read": (_LOOKUP, "[lookup]", "split_embedding_codegen"),
+    "interaction": (_PRODUCTS, "aten::bmm", "BmmBackward", "aten::index", "IndexBackward"),
     "optimizer": ("Optimizer.", "aten::_foreach_", "aten::_fused_"),
     "casts and copies": ("aten::_to_copy", "aten::copy_", "aten::cat", "aten::clone", "ToCopyBackward"),
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkldnn_linear"),

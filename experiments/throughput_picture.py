@@ -7,7 +7,6 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.breakdown import KINDS
 from experiments.record import Row
 
 COLOURS = {"ours": "tab:blue", "torchrec": "tab:gray"}
@@ -55,7 +54,7 @@ def _draw_rates(axes: Axes, rates: Sequence[dict[str, float]]) -> None:
 def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
     names = list(profiles)[::-1]
     left = [0.0] * len(names)
-    for kind in KINDS:
+    for kind in profiles[names[0]]:
         values = [profiles[name][kind] for name in names]
         axes.barh(names, values, left=left, label=kind)
         left = [start + value for start, value in zip(left, values, strict=True)]

@@ -35,6 +35,8 @@ class Claimed:
     """When it left of its own accord; -1: it did not."""
     heartbeat_ns: int
     reason: str
+    diverged: bool
+    """Whether that, or an owner before, left because values were no numbers."""
     launcher: Process
     """What would have started the owner again."""
 
@@ -55,6 +57,7 @@ class Claimed:
             left_ns=marks.left_ns,
             heartbeat_ns=marks.heartbeat_ns,
             reason=marks.reason,
+            diverged=marks.diverged,
             launcher=Process(marks.launcher_pid, marks.launcher_start_ticks),
         )
 

@@ -60,6 +60,8 @@ class SegmentReport:
     """-1: it had no last word."""
     heartbeat_ns: int
     reason: str
+    diverged: bool = False
+    """Whether that is that values are no numbers."""
     shards: tuple[ShardReport, ...] = ()
     """Whole and readable."""
     whole_bytes: int = 0

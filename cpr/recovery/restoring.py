@@ -8,7 +8,7 @@ from typing import Any
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.row_schema import place_of
-from cpr.errors import CheckpointError, MismatchError, StartOverError
+from cpr.errors import CheckpointError, DivergedRunError, MismatchError, StartOverError
 from cpr.recovery.accounts import Accounts, Cost
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
@@ -92,6 +92,7 @@ class Restorer:
             The reports of all workers.
 
         Raises:
+            DivergedRunError: the workers before left because values were no numbers.
             NoProgressError: generation after generation died without finishing a step.
             StartOverError: nothing is left to go on with; restarted workers will begin anew.
             CheckpointError: the checkpoint cannot be read or written; says what to do.
@@ -99,6 +100,7 @@ class Restorer:
         with self._phases.measured("reattach"):
             own = survey(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
             reports = self._group.gather(own.report)
+            self._refuse_diverged(reports)
             found = assess(reports)
             plan = plan_sources(found.needed, found.held)
             decision = self._decide(begin, found, plan)
@@ -122,6 +124,18 @@ class Restorer:
     def _segment(self) -> Segment:
         assert self._memory.segment is not None
         return self._memory.segment
+
+    def _refuse_diverged(self, reports: Sequence[WorkerReport]) -> None:
+        """End this generation too if values were no numbers: it would only come to the same again."""
+        reasons = [each.reason for report in reports for each in report.segments if each.diverged]
+        if not reasons:
+            return
+        newest = self._checkpointer.newest_state()
+        raise DivergedRunError(
+            "the run has diverged, and does not go on however often workers are started again: "
+            f"{reasons[0]}. What to do: mend the cause, and "
+            + (f"resume from save {newest.sequence}, step {newest.step}" if newest else "begin a new run")
+        )
 
     def _decide(self, begin: Beginning, found: Assessment, plan: list[ShardSources]) -> Decision:
         findings = Findings(

@@ -103,6 +103,7 @@ def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
         left_ns=claimed.left_ns,
         heartbeat_ns=claimed.heartbeat_ns,
         reason=claimed.reason,
+        diverged=claimed.diverged,
         shards=tuple(shards),
         whole_bytes=sum(_bytes(shard) for shard in layout.shards),
         slot=slot,

@@ -15,7 +15,7 @@ from cpr.processes import Process
 from cpr.resident.folders import open_private
 
 MAGIC: Final = int.from_bytes(b"CPRMARKS", "little")
-VERSION: Final = 2
+VERSION: Final = 3
 PAGE_BYTES: Final = 4096
 REASON_BYTES: Final = 500
 REASON_AT: Final = 1024
@@ -23,7 +23,7 @@ NOTHING: Final = -1
 """Stands for "none yet" in every number that begins without a value."""
 WORDS: Final = (
     *("magic", "version", "pid", "start_ticks", "generation", "step_finished", "update_begun", "slot"),
-    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "reason_bytes"),
+    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "diverged_in", "reason_bytes"),
 )
 
 
@@ -63,6 +63,7 @@ class Marks:
     slot = _Word("Which replica slot is whole and newest; -1: none.")
     heartbeat_ns = _Word("Last sign of life, `time.time_ns()`.")
     left_ns = _Word("When the owner left of its own accord, `time.time_ns()`; -1: it did not.")
+    diverged_in = _Word("Generation whose owner left because values were no numbers; -1: none did.")
 
     def __init__(self, path: Path) -> None:
         file = open_private(path, os.O_RDWR | os.O_CREAT)
@@ -84,28 +85,42 @@ class Marks:
             raise DamagedMemoryError(f"{path} has an impossible length of its reason")
 
     def begin(self, generation: int) -> None:
-        """This process owns the segment from now on; what the last owner said of its end is forgotten."""
+        """This process owns the segment from now on; what the last owner said of its end is forgotten.
+
+        Not so if that was that values are no numbers: it stays true, and so does the reason.
+        """
         this = Process.this()
         self.pid, self.start_ticks = this.pid, this.start_ticks
         launcher = launcher_of_this_worker() or Process(NOTHING, NOTHING)
         self.launcher_pid, self.launcher_start_ticks = launcher.pid, launcher.start_ticks
         self.generation = generation
         self.left_ns = NOTHING
-        self.reason = ""
+        if not self.diverged:
+            self.reason = ""
         self.beat()
 
     def beat(self) -> None:
         """A sign of life."""
         self.heartbeat_ns = time.time_ns()
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, diverged: bool = False) -> None:
         """The owner ends of its own accord.
 
         Args:
-            reason: for people; what is beyond 500 bytes is cut off.
+            reason: for people; what is beyond 500 bytes is cut off. Of a segment that holds values that are
+                no numbers, the first that said so is kept.
+            diverged: values are no numbers; nobody may use them, in this generation or in a later one.
         """
-        self.reason = reason
+        if not self.diverged:
+            self.reason = reason
+            if diverged:
+                self.diverged_in = self.generation
         self.left_ns = time.time_ns()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether an owner left because values were no numbers."""
+        return bool(self.diverged_in != NOTHING)
 
     @property
     def reason(self) -> str:

@@ -6,8 +6,9 @@ A `RowGroupSource` gives one row group of one part as an Arrow table with the co
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -83,6 +84,26 @@ class ParquetSource:
         with self._lock:
             return self._read(part, row_group)
 
+    def check_files(self, parts: Sequence[Part]) -> None:
+        """See that all these files are there, each of its size, by a look into their folders: none is opened.
+
+        Raises:
+            OSError: one is missing or has another size, or a folder cannot be looked into; names it.
+        """
+        for folder, inside in groupby(parts, key=lambda part: part.path.rpartition("/")[0]):
+            selector = fs.FileSelector(f"{self._folder}/{folder}", allow_not_found=True)
+            found = {info.base_name: info for info in self._filesystem.get_file_info(selector)}
+            for part in inside:
+                path = f"{self._folder}/{part.path}"
+                info = found.get(part.path.rpartition("/")[2])
+                if info is None or info.type == fs.FileType.NotFound:
+                    raise _missing(path)
+                if info.type == fs.FileType.File and info.size != part.num_bytes:
+                    raise OSError(
+                        f"{path} has {info.size} bytes instead of {part.num_bytes}: copy it again or "
+                        f"{PREPARE_AGAIN}"
+                    )
+
     def close(self) -> None:
         """Let go of the open files; a read in another thread finishes undisturbed."""
         self._files.clear()
@@ -124,12 +145,16 @@ def _named_errors(path: str, row_group: int) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path} is in the data set's manifest but not in its folder; copy it there or {PREPARE_AGAIN}"
-        ) from error
+        raise _missing(path) from error
     except (OSError, pa.ArrowException, UnicodeError, MemoryError) as error:
         raise OSError(
             f"cannot read row group {row_group} of {path}: {error}. If the storage can be reached, the file "
             "is damaged: copy it again (`python -m data.prepare --verify` names the damaged files) or "
             f"{PREPARE_AGAIN}"
         ) from error
+
+
+def _missing(path: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{path} is in the data set's manifest but not in its folder; copy it there or {PREPARE_AGAIN}"
+    )

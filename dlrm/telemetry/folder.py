@@ -48,15 +48,11 @@ def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
             return folder
 
 
-def write_circumstances(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write `config.json` and `versions.json` into `folder`."""
-    write_json(folder / "config.json", config)
-    write_json(folder / "versions.json", circumstances())
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for people to read as well."""
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    """Write `content` for people to read as well; a kill leaves the old or the new."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)
 
 
 def circumstances() -> dict[str, Any]:

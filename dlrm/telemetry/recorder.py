@@ -19,15 +19,18 @@ from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
 from dlrm.report import FailureReport, Report, exchange_report, write_report
-from dlrm.telemetry.folder import write_circumstances
+from dlrm.telemetry.folder import circumstances, write_json
 from dlrm.telemetry.progress import open_progress
-from dlrm.telemetry.sinks import Figures, open_sinks
+from dlrm.telemetry.sinks import Figures, Sink, event_writer, open_sinks
 
 logger = logging.getLogger(__name__)
 
 
 class Recorder(Protocol):
     """What `Telemetry` and `NoTelemetry` have in common."""
+
+    def begin(self) -> None:
+        """Tell that training begins, or goes on from the state that was loaded; once, before all else."""
 
     def step(
         self,
@@ -70,6 +73,8 @@ def open_telemetry(rank: int, folder: Path, **options: Any) -> Recorder:
 class Telemetry:
     """Records a run in its folder and shows its progress. For rank 0 only.
 
+    Until `begin`, nothing in the folder changes: it may be that of a run which cannot go on in this way.
+
     Args:
         folder: the run folder; it exists.
         recipe: name of the recipe, for the report.
@@ -93,12 +98,13 @@ class Telemetry:
         best_auc: float | None = None,
         stream: TextIO = sys.stderr,
     ) -> None:
-        write_circumstances(folder, config)
         self._folder = folder
+        self._circumstances = {"config.json": config, "versions.json": circumstances()}
         self._recipe = recipe
         self._best_auc = best_auc
         self._log_every_steps = log_every_steps
-        self._sinks = open_sinks(folder)
+        self._event_writer = event_writer()
+        self._sinks: list[Sink] = []
         self._progress = open_progress(total_samples, stream)
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
@@ -112,6 +118,12 @@ class Telemetry:
         self._exchanges: list[ExchangeFigures] = []
         self._started = self._stepped = self._logged = monotonic()
         self._evaluation_s = 0.0
+
+    def begin(self) -> None:
+        """Write the circumstances, and go on where the loaded state ends: what is later is taken back."""
+        for name, content in self._circumstances.items():
+            write_json(self._folder / name, content)
+        self._sinks = open_sinks(self._folder, self._steps, self._event_writer)
 
     def step(
         self,
@@ -212,7 +224,7 @@ class Telemetry:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the figures of an earlier start; what it wrote of later steps is taken back.
+        """Go on with the figures of an earlier start; before `begin`.
 
         The state may be that of a `NoTelemetry`, if rank 0 was lost: means that are under way begin anew.
         """
@@ -224,8 +236,6 @@ class Telemetry:
             self._loss_steps = state["loss_steps"]
             self._running_auc.load_state_dict(state["running_auc"])
             self._watch.load_state_dict(state["watch"])
-        for sink in self._sinks:
-            sink.take_back(self._steps)
         self._progress.advance(self._samples)
         self._started = self._stepped = self._logged = monotonic()
 
@@ -269,6 +279,9 @@ class NoTelemetry:
     def __init__(self) -> None:
         self._steps = self._samples = 0
         self._curve: list[CurvePoint] = []
+
+    def begin(self) -> None:
+        """Nothing."""
 
     def step(self, *, step: int, samples: int, **_: Any) -> None:
         """Remember how far the run is."""

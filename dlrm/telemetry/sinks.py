@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,18 +18,25 @@ class Sink(Protocol):
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Called with every new set of figures; None stands for what is not defined."""
 
-    def take_back(self, step: int) -> None:
-        """Called when a run goes on from `step`: forget training after it, and evaluations at it or after."""
-
     def close(self) -> None:
         """Called once at the end."""
 
 
 class JsonLines:
-    """Appends to a file, a line and a flush at a time: a killed run has lost nothing that was measured."""
+    """Appends to a file, a line and a flush at a time: a killed run has lost nothing that was measured.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: of the file.
+        step: the run goes on from it: training after it, and evaluations at it or after, are taken back, and
+            so is a line that a kill cut short.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _is_before(line, step)]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+            temporary.replace(path)
         self._file = path.open("a")
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
@@ -37,15 +44,6 @@ class JsonLines:
         line = {"kind": kind, "step": step, **{name: _jsonable(value) for name, value in figures.items()}}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-
-    def take_back(self, step: int) -> None:
-        """Keep the lines up to `step`; a line that a kill cut short goes too."""
-        kept = [line for line in self._path.read_text().splitlines() if _is_before(line, step)]
-        self._file.close()
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(self._path)
-        self._file = self._path.open("a")
 
     def close(self) -> None:
         """Close the file."""
@@ -66,25 +64,32 @@ class TensorBoard:
                 if number is not None:
                     self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
-    def take_back(self, step: int) -> None:
-        """Have TensorBoard leave out what an earlier start wrote of later steps."""
-        self._writer.close()
-        self._writer = type(self._writer)(self._writer.log_dir, purge_step=step + 1)
-
     def close(self) -> None:
         """Flush and close the files."""
         self._writer.close()
 
 
-def open_sinks(folder: Path) -> list[Sink]:
-    """The sinks of a run folder. Without the package tensorboard there is one less, and a word about it."""
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
+def event_writer() -> Callable[..., Any] | None:
+    """The class that writes event files; None without the package tensorboard, and a word about it."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # optional, and slow to import
     except ImportError:
         logger.info("tensorboard is not installed: no event files (metrics.jsonl has the same figures)")
-    else:
-        sinks.append(TensorBoard(SummaryWriter(str(folder))))
+        return None
+    return SummaryWriter
+
+
+def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[Sink]:
+    """The sinks of a run folder.
+
+    Args:
+        folder: of the run.
+        step: from which it goes on: what an earlier start wrote of later steps is taken back.
+        writer: see `event_writer`; None: there is a sink less.
+    """
+    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", step)]
+    if writer is not None:
+        sinks.append(TensorBoard(writer(str(folder), purge_step=step + 1)))
     return sinks
 
 

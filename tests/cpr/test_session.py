@@ -16,6 +16,7 @@ from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
+    DivergedRunError,
     LockedError,
     MismatchError,
     NoProgressError,
@@ -412,6 +413,40 @@ def test_a_run_without_progress_stops_with_a_report(new_worker):
         fourth.restore()
     assert "second" in str(report.value)
     assert "third" in str(report.value)
+
+
+@pytest.mark.parametrize("end", ["told", "killed"])
+def test_a_run_whose_values_are_no_numbers_does_not_go_on_however_often_it_is_restarted(new_worker, end):
+    worker = new_worker(restarted=False).restore().train(5).wait_for_save()
+    worker.train(2).die(FloatingPointError("the loss is nan"))
+    for _ in range(2):
+        again = new_worker()
+        with pytest.raises(DivergedRunError, match=r"loss is nan\. .* from save 0, step 5$") as refused:
+            again.restore()
+        again.die(refused.value if end == "told" else None)
+    later = new_worker(restarted=False).restore()
+    assert (later.story.kind, later.story.step) == ("resume", 5)
+
+
+def test_a_run_that_diverged_before_its_first_save_is_not_restarted_from_the_beginning_either(new_worker):
+    new_worker(restarted=False).restore().train(2).die(FloatingPointError("the loss is nan"))
+    with pytest.raises(DivergedRunError, match="begin a new run"):
+        new_worker().restore()
+
+
+def test_what_is_refused_before_a_save_is_not_saved(new_worker):
+    refused = []
+
+    def check():
+        if refused:
+            raise FloatingPointError("a parameter is nan")
+
+    worker = new_worker(restarted=False, before_save=check).restore().train(9).wait_for_save()
+    refused.append(True)
+    for save in (lambda: worker.train(1), worker.recovery.save_now, worker.recovery.close):
+        with pytest.raises(FloatingPointError, match="a parameter is nan"):
+            save()
+    assert worker.recovery.checkpointer.newest_step == 5
 
 
 def test_progress_forgives(new_worker):

@@ -1,12 +1,14 @@
 """What all ranks build together."""
 
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from cpr.shards import table_groups
+from cpr.errors import LockedError
+from cpr.shards import find_shards, table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
 from dlrm.build import build, start_process_group
@@ -22,6 +24,7 @@ from dlrm.replicas.prioritized import Prioritized
 from dlrm.sharded import move_dense
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
 from dlrm.stop import StopSignal
+from dlrm.trainer import DivergedError
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 CPU = torch.device("cpu")
@@ -61,10 +64,10 @@ def inputs(world_of_one, tmp_path):
     )
     made = []
 
-    def work(*overrides):
+    def work(*overrides, resume=None):
         settings = [f"data.uri={tmp_path / 'dataset'}", "data.global_batch_size=32"]
         config = load_config("tiny", [*settings, f"train.run_folder={tmp_path / 'runs'}", *overrides])
-        made.append(prepare(config, "tiny", ALONE))
+        made.append(prepare(config, "tiny", ALONE, resume))
         return made[-1]
 
     yield work
@@ -129,3 +132,60 @@ def test_replicas_are_kept_alike_as_the_configuration_asks(override, kind, own, 
     trainer.load_state_dict(trainer.state_dict())
     trainer.load_state_dict({"steps_done": 1, "samples_done": 2})  # of a run that is older than exchanges
     trainer.session.close()
+
+
+@contextmanager
+def built(inputs):
+    trainer = build(inputs, StopSignal())
+    with closing(trainer.replicas), closing(trainer.session), closing(trainer.telemetry):
+        yield trainer
+
+
+def spoil_in_step_4(trainer, what):
+    """Rows as they are when the step begins, or parameters in its update."""
+    begin_step, step = trainer.optimizers.begin_step, trainer.optimizers.step
+
+    def begin(number):
+        begin_step(number)
+        if number == 3 and what == "rows":
+            trainer.session._checkpointer.wait_until_idle()  # or it is of no more use to the save of step 3
+            for shard in find_shards(trainer.model):
+                shard.weights.fill_(torch.nan)
+
+    def update():
+        step()
+        if trainer.steps_done == 3 and what == "parameters":
+            next(iter(trainer._dense.values())).data.fill_(torch.nan)
+
+    trainer.optimizers.begin_step, trainer.optimizers.step = begin, update
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("what", ["rows", "parameters"])
+def test_what_is_no_number_ends_the_run_before_it_is_saved(inputs, what, precision):
+    options = ("checkpoint.every_steps=1", "train.log_every_steps=1000", f"train.precision={precision}")
+    with built(inputs(*options)) as trainer:
+        spoil_in_step_4(trainer, what)
+        with pytest.raises(DivergedError, match="at step 4 " if what == "rows" else "after step 4,"):
+            trainer.train()
+        assert trainer.session._checkpointer.newest_step == 3
+
+
+def test_a_resume_that_is_refused_changes_nothing_in_the_folder_of_the_run(inputs, tmp_path):
+    options = ("checkpoint.every_steps=2", "train.max_steps=4", "train.log_every_steps=1")
+    with built(inputs(*options)) as trainer:
+        trainer.train()
+    (folder,) = (tmp_path / "runs").iterdir()
+    names = ("config.json", "versions.json", "metrics.jsonl")
+    before = {name: (folder / name).read_bytes() for name in names}
+    mistake = pytest.raises(ValueError, match="this data position has seed 0, but the loader has 7")
+    with built(inputs(*options, "train.seed=7", resume=folder)) as trainer, mistake:
+        trainer.train()
+    with built(inputs(*options, resume=folder)) as living:
+        living.session._checkpointer.claim()
+        with built(inputs(*options, "train.max_steps=5", resume=folder)) as late, pytest.raises(LockedError):
+            late.train()
+    assert {name: (folder / name).read_bytes() for name in names} == before
+    with built(inputs(*options, "train.max_steps=5", resume=folder)) as trainer:
+        trainer.train()
+    assert (folder / "config.json").read_bytes() != before["config.json"]

@@ -35,10 +35,14 @@ def prepare_with(dataset, *overrides, ranks=ALONE):
     return inputs
 
 
-def change_first_part(dataset, change):
-    """Rewrite the first file with `change` of its table, and the manifest to fit the new file."""
+def file_of(dataset, part):
+    return dataset / json.loads((dataset / "dataset.json").read_text())["parts"][part]["path"]
+
+
+def change_part(dataset, change, part=0):
+    """Rewrite a file with `change` of its table, and the manifest to fit the new file."""
     manifest = json.loads((dataset / "dataset.json").read_text())
-    part = manifest["parts"][0]
+    part = manifest["parts"][part]
     path = dataset / part["path"]
     pq.write_table(change(pq.read_table(path, partitioning=None)), path, row_group_size=128)
     part["num_bytes"] = path.stat().st_size
@@ -88,7 +92,7 @@ def test_ranks_share_the_global_batch(dataset):
         (["data.test_days=[7]"], r"the data set has no day \[7\]"),
         (["data.test_days=[0,1,2]"], "set data.train_days and data.test_days"),
         (["data.global_batch_size=100000"], "fewer than one step"),
-        (["tables.max_rows=100"], r"rows, more than tables\.max_rows 100; prepare the data with --cap 100"),
+        (["tables.max_rows=100"], r"rows, more than tables\.max_rows 100; make the data .* --cap 100"),
         (["train.device=cpu", "sharding.kinds=['table_row_wise']"], "no table_row_wise sharding on cpu"),
     ],
 )
@@ -133,14 +137,31 @@ def test_a_gpu_that_is_not_there(dataset):
     ],
     ids=["missing_column", "wrong_type", "id_outside_its_table"],
 )
-def test_data_that_does_not_fit_its_manifest(dataset, change, message):
-    change_first_part(dataset, change)
+@pytest.mark.parametrize("part", [0, 2], ids=["of_training", "of_evaluation"])
+def test_data_that_does_not_fit_its_manifest(dataset, change, message, part):
+    change_part(dataset, change, part)
     with pytest.raises(ValueError, match=message):
         prepare_with(dataset)
 
 
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_file_that_is_missing_or_cut_short_is_found_before_anything_is_trained(dataset, part):
+    path = file_of(dataset, part)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match=rf"{path.name} has \d+ bytes instead of \d+: copy it again"):
+        prepare_with(dataset)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{path.name} is in the data set's manifest but not in"):
+        prepare_with(dataset)
+    path.parent.rmdir()
+    with pytest.raises(FileNotFoundError, match=f"{path.name} is in the data set's manifest but not in"):
+        prepare_with(dataset)
+
+
 def test_only_the_days_that_are_read_are_looked_at(dataset):
-    change_first_part(dataset, lambda table: table.drop(["cat_3"]))
+    change_part(dataset, lambda table: table.drop(["cat_3"]))
+    prepare_with(dataset, "data.train_days=[1]")
+    file_of(dataset, 0).unlink()
     prepare_with(dataset, "data.train_days=[1]")
 
 

@@ -157,6 +157,60 @@ def test_without_replicated_tables_there_is_nothing_to_update(shard_model):
     replicated.step()
 
 
+def loaded(model, state, dense):
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig())
+    optimizers.load_state_dict(state)
+    return optimizers
+
+
+def state_after_a_step(model, dense, make_batch):
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig(warmup_steps=4))
+    batch = make_batch(16, seed=1)
+    optimizers.begin_step(0)
+    model(batch.dense, batch.sparse).sum().backward()
+    optimizers.step()
+    return optimizers.state_dict()
+
+
+def test_a_run_goes_on_with_the_options_of_its_configuration_and_the_state_that_was_saved(
+    shard_model, make_batch
+):
+    model = shard_model(KINDS)
+    old = DenseConfig(optimizer="lars", learning_rate=0.4, weight_decay=0.1, trust_coefficient=0.01)
+    state = state_after_a_step(model, old, make_batch)
+    new = DenseConfig(optimizer="lars", learning_rate=0.8, weight_decay=0.3, trust_coefficient=0.02)
+    optimizers = loaded(model, state, new)
+    (group,) = optimizers.dense.param_groups
+    assert (group["lr"], group["weight_decay"], group["trust_coefficient"]) == (0.8 * 0.25, 0.3, 0.02)
+    for parameter, before in zip(dense_parameters(model), state["dense"]["state"].values(), strict=True):
+        now = optimizers.dense.state[parameter]
+        assert torch.equal(now["momentum_buffer"], before["momentum_buffer"])
+
+
+def test_so_do_replicated_tables_whose_options_came_back_with_their_optimizer(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(), make_batch)
+    optimizers = Optimizers(model, DenseConfig(), TablesConfig(eps=0.5), ScheduleConfig())
+    (tables,) = optimizers.table_optimizers
+    tables.param_groups[0]["eps"] = 1e-8  # as whoever keeps this optimizer's state has it
+    optimizers.load_state_dict(state)
+    assert tables.param_groups[0]["eps"] == 0.5
+
+
+def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(optimizer="adagrad"), make_batch)
+    with pytest.raises(ValueError, match=r"optimizer=adagrad, .* resume with dense.optimizer=adagrad"):
+        loaded(model, state, DenseConfig(optimizer="adam"))
+
+
+def test_a_state_of_before_optimizers_were_named_is_taken(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(), make_batch)
+    del state["optimizer"]
+    assert loaded(model, state, DenseConfig()).state_dict()["factor"] == state["factor"]
+
+
 def test_arithmetic_dtype():
     assert arithmetic_dtype("fp32") == torch.float32
     assert arithmetic_dtype("bf16") == torch.bfloat16

@@ -1,8 +1,9 @@
-"""The loop: how long it runs, when it evaluates, how it stops, what it says when the loss is no number."""
+"""The loop: how long it runs, when it evaluates, how it stops, what it says when something is no number."""
 
 import os
 import signal
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 
@@ -196,14 +197,30 @@ def test_a_loss_that_is_no_number_names_step_and_batch(poison_at, place, make_tr
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-@pytest.mark.parametrize(("log_every_steps", "found_at"), [(4, 4), (100, STEPS)])
-def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
-    log_every_steps, found_at, make_trainer
-):
+def test_a_gradient_that_is_no_number_ends_the_run_in_its_step_though_the_loss_is_one(make_trainer):
     """As when NaN in a table's row meets a fused ReLU, which makes 0 of it."""
-    trainer = make_trainer(log_every_steps=log_every_steps)
-    unread = torch.nn.Linear(1, 1)
-    trainer.model.unread = unread
+    trainer = make_trainer(log_every_steps=1000)
+    weight = trainer.model.layer.weight
+    weight.register_hook(lambda grad: grad * torch.nan if trainer.model.batches == 4 else grad)
+    place = r"at step 4 \(epoch 0, batch 4 of it, rank 0\)"
+    with pytest.raises(DivergedError, match=f"gradients .* no numbers {place}.*Lower dense"):
+        trainer.train()
+    assert trainer.telemetry.steps() == [1, 2, 3]
+    assert weight.isfinite().all()
+
+
+def test_a_batch_is_counted_through_the_epoch_also_by_a_run_that_goes_on_on_other_ranks(make_trainer):
+    trainer = make_trainer()
+    before = asdict(trainer.loader._shape) | {"world_size": 2, "batch_size": BATCH // 2, "steps": 3}
+    trainer.loader.load_state_dict(trainer.loader.state_dict() | {"phases": [before]})
+    trainer.model.poison_at = 2
+    with pytest.raises(DivergedError, match=r"at step 2 \(epoch 0, batch 5 of it, rank 0\)"):
+        trainer.train()
+
+
+def spoil_in_step_2(trainer):
+    """Lets a parameter that no loss depends on become no number."""
+    trainer.model.unread = unread = torch.nn.Linear(1, 1)
     step = trainer.optimizers.step
 
     def spoil():
@@ -212,9 +229,27 @@ def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
             unread.bias.data.fill_(torch.nan)
 
     trainer.optimizers.step = spoil
+
+
+@pytest.mark.parametrize(("log_every_steps", "found_at"), [(4, 3), (100, STEPS)])
+def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
+    log_every_steps, found_at, make_trainer
+):
+    """In steps that are logged; before evaluations and saves in any case."""
+    trainer = make_trainer(log_every_steps=log_every_steps)
+    spoil_in_step_2(trainer)
     with pytest.raises(DivergedError, match=rf"unread.bias .* after step {found_at}, .*Lower dense"):
         trainer.train()
     assert trainer.telemetry.evaluations() == []
+
+
+def test_parameters_tell_in_the_next_step_where_gradients_are_on_their_way_already(make_trainer):
+    trainer = make_trainer(log_every_steps=100)
+    for parameter in trainer.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
+    spoil_in_step_2(trainer)
+    with pytest.raises(DivergedError, match=r"unread.bias .* after step 2, .*Lower dense"):
+        trainer.train()
 
 
 def test_an_absurd_learning_rate_diverges(make_trainer):
@@ -358,16 +393,40 @@ def test_a_signal_while_the_end_is_saved_lets_it_be_saved_but_not_ctrl_c(make_tr
 
 
 def test_the_seam_for_recovery(make_trainer):
-    """`restore` before the first step, `step` after each with its data position, `finish` at the end."""
+    """`restore` before the first step, `step` after each with its data position, `finish` at the end.
+
+    Nothing is recorded before the run is known to go on; the end is saved before it is evaluated.
+    """
     calls = []
     trainer = make_trainer(max_steps=3)
+    trainer.telemetry.begin = lambda: calls.append("begin")
+    trainer.replicas.join = lambda: calls.append("join")
     trainer.session = Calling(
         restore=lambda: calls.append(("restore", trainer.steps_done)),
         step=lambda: calls.append((trainer.steps_done, trainer.loader.state_dict()["phases"][-1]["steps"])),
+        save_end=lambda: calls.append(("save_end", len(trainer.telemetry.evaluations()))),
         finish=lambda: calls.append(("finish", len(trainer.telemetry.evaluations()))),
     )
     trainer.train()
-    assert calls == [("restore", 0), (1, 1), (2, 2), (3, 3), ("finish", 1)]
+    steps = [(1, 1), (2, 2), (3, 3)]
+    assert calls == [("restore", 0), "begin", *steps, "join", ("save_end", 0), "join", ("finish", 1)]
+
+
+@pytest.mark.parametrize("config", [{}, {"max_steps": 4}, {"evaluate_every_steps": 5}])
+def test_the_end_is_saved_though_it_cannot_be_evaluated(make_trainer, config):
+    trainer = make_trainer(**config)
+    saved, evaluate = [], trainer.evaluate
+
+    def evaluate_on_damaged_data(before_batch):
+        if trainer.steps_done == config.get("max_steps", STEPS):
+            raise OSError("the test day is gone")
+        return evaluate(before_batch)
+
+    trainer.evaluate = evaluate_on_damaged_data
+    trainer.session = Calling(save_end=lambda: saved.append(trainer.steps_done))
+    with pytest.raises(OSError, match="the test day is gone"):
+        trainer.train()
+    assert saved == [config.get("max_steps", STEPS)]
 
 
 @pytest.mark.parametrize(("signum", "saves"), [(signal.SIGTERM, True), (signal.SIGINT, False)])

@@ -157,3 +157,25 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
         ("process", 150, False),
     ]
     assert "InjectedError" in " ".join(dead["why"] for dead in failures["recoveries"][1]["dead"])
+
+
+def test_a_run_that_diverges_does_not_go_on_because_torchrun_restarts_it(start, dataset, memory, tmp_path):
+    run = start(
+        "-m",
+        "dlrm.train",
+        *settings(dataset, tmp_path, "checkpoint.every_steps=1", "dense.learning_rate=1e30"),
+        "train.precision=fp32",
+        ranks=2,
+        restarts=1,
+        forks=True,
+        environment={"CPR_RESIDENT_ROOT": str(memory)},
+    )
+    _, said = run.communicate(timeout=100)
+    assert run.returncode != 0
+    first, second = [line for line in said.splitlines() if line.startswith("dlrm.train: ")]
+    assert re.match(r"dlrm.train: (the loss|gradients|parameter) .*Lower dense.learning_rate", first)
+    advice = r"(resume from save \d+, step \d+|begin a new run)"  # how far the only save came
+    assert re.match(rf"dlrm.train: the run has diverged, .* mend the cause, and {advice}$", second)
+    assert curve(only_folder(tmp_path)) == []  # the first line comes after 10 steps
+    while any(memory.iterdir()):  # the janitor frees it when torchrun has ended
+        time.sleep(0.1)

@@ -40,6 +40,19 @@ def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
     assert (marks.left_ns, marks.reason, marks.generation, marks.step_finished) == (NOTHING, "", 4, 5)
 
 
+def test_that_values_are_no_numbers_is_never_forgotten_and_keeps_its_reason(path):
+    marks = Marks(path)
+    marks.leave("told to stop")
+    assert not marks.diverged
+    marks.begin(generation=1)
+    marks.leave("the loss is nan", diverged=True)
+    marks.begin(generation=2)
+    marks.leave("no use in going on")
+    marks.begin(generation=3)
+    assert (marks.diverged, marks.diverged_in, marks.reason) == (True, 1, "the loss is nan")
+    assert marks.left_ns == NOTHING
+
+
 def test_a_long_reason_is_cut_at_a_character(path):
     marks = Marks(path)
     marks.reason = "x" + "é" * REASON_BYTES

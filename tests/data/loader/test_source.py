@@ -1,6 +1,7 @@
 """Reading Parquet and refusing what is wrong in it, with a message that says where."""
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,3 +182,26 @@ def test_few_files_are_kept_open(tmp_path, make_dataset):
     assert list(source._files) == [f"{tmp_path}/{part.path}" for part in manifest.parts[-OPEN_FILES:]]
     source.close()
     assert source.read(manifest.parts[0], 0).num_rows == 4
+
+
+def test_files_are_checked_without_opening_any(dataset):
+    folder, manifest = dataset
+    source = ParquetSource(str(folder), manifest)
+    source.check_files(manifest.parts)
+    path = folder / FILE
+    path.write_bytes(b"x" * manifest.parts[0].num_bytes)
+    source.check_files(manifest.parts)
+    path.write_bytes(b"x")
+    with pytest.raises(OSError, match=f"{FILE} has 1 bytes instead of {manifest.parts[0].num_bytes}"):
+        source.check_files(manifest.parts)
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=f"{FILE} is in the data set's manifest but not in"):
+        source.check_files(manifest.parts)
+
+
+def test_what_has_no_size_is_left_to_whoever_reads_it(dataset):
+    folder, manifest = dataset
+    (folder / FILE).unlink()
+    os.mkfifo(folder / FILE)
+    ParquetSource(str(folder), manifest).check_files(manifest.parts)

@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def open_run(folder: Path, **options: object) -> Telemetry:
+def open_run(folder: Path, state: dict | None = None, **options: object) -> Telemetry:
     defaults = {
         "recipe": "tiny",
         "config": {"model": {"kind": "dlrm"}},
@@ -34,7 +34,11 @@ def open_run(folder: Path, **options: object) -> Telemetry:
         "log_every_steps": 5,
         "stream": io.StringIO(),
     }
-    return Telemetry(folder, **{**defaults, **options})
+    telemetry = Telemetry(folder, **{**defaults, **options})
+    if state is not None:
+        telemetry.load_state_dict(state)
+    telemetry.begin()
+    return telemetry
 
 
 def train(telemetry: Telemetry, steps: int, good: bool = True) -> None:
@@ -170,6 +174,36 @@ def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
     assert report.seconds == 104.0
 
 
+def test_nothing_in_the_folder_changes_before_it_is_known_that_the_run_goes_on(tmp_path):
+    train(first := open_run(tmp_path), 10)
+    first.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    second = Telemetry(
+        tmp_path,
+        recipe="tiny",
+        config={"model": {"kind": "fm"}},
+        total_samples=1,
+        device=CPU,
+        log_every_steps=5,
+        stream=io.StringIO(),
+    )
+    second.load_state_dict({**NoTelemetry().state_dict(), "steps": 5})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    second.begin()
+    second.close()
+    assert json.loads((tmp_path / "config.json").read_text()) == {"model": {"kind": "fm"}}
+    assert [line["step"] for line in lines(tmp_path)] == [5]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_run_that_begins_at_the_beginning_again_takes_everything_back(tmp_path):
+    train(first := open_run(tmp_path), 10)
+    first.close()
+    train(second := open_run(tmp_path), 5)
+    second.close()
+    assert [line["step"] for line in lines(tmp_path)] == [5]
+
+
 def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
@@ -177,8 +211,7 @@ def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, m
     train(earlier, 10)
     state = earlier.state_dict()
     earlier.close()
-    telemetry = open_run(tmp_path, log_every_steps=1)
-    telemetry.load_state_dict(state)
+    telemetry = open_run(tmp_path, state, log_every_steps=1)
     clock[0] = 1.0
     zeros = torch.zeros(2)
     telemetry.step(
@@ -216,8 +249,7 @@ def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
         train(each, 12)
         each.evaluation(step=12, samples=12 * BATCH, values=evaluation())
     first.close()
-    second = open_run(tmp_path / "lost")
-    second.load_state_dict(other.state_dict())
+    second = open_run(tmp_path / "lost", other.state_dict())
     report = second.finish()
     second.close()
     assert [line["step"] for line in lines(tmp_path / "lost")] == [5, 10]  # the evaluation is done again
