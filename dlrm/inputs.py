@@ -206,8 +206,8 @@ def _check_tables(config: Config, manifest: DatasetManifest) -> None:
     large = [feature for feature in static if limit and feature.rows > limit]
     if large:
         raise ValueError(
-            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; make the "
-            f"data with fewer (data.prepare: --cap {limit}; data.synthetic: a smaller --scale), or raise "
+            f"table {large[0].name} has {large[0].rows:,} rows, more than tables.max_rows {limit:,}; make "
+            f"the data with fewer (data.prepare: --cap {limit}; data.synthetic: a smaller --scale), or raise "
             "tables.max_rows"
         )
 

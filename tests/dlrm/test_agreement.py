@@ -11,9 +11,7 @@ from dlrm.config import CommConfig, Config, DataConfig, DenseConfig
 def test_what_differs_is_named_with_both_values():
     other = replace(Config(), comm=CommConfig(exchange="ring"), dense=DenseConfig(learning_rate=0.5))
     told = [_settings(Config())] * 2 + [_settings(other)]
-    with pytest.raises(
-        ValueError, match=r"rank 2 .* dense.learning_rate=0.5, comm.exchange=ring, and"
-    ):
+    with pytest.raises(ValueError, match=r"rank 2 .* dense.learning_rate=0.5, comm.exchange=ring, and"):
         check_alike(told)
 
 

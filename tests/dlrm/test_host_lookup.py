@@ -48,7 +48,8 @@ def make_bags(generator, batch, one_hot):
 
 def assert_equal_to_rounding(ours, theirs, weights):
     """Of what is added up from rows of these weights, which may cancel each other."""
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 * max(1.0, float(weights.detach().abs().max())))
+    largest = float(weights.detach().abs().max())
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 * max(1.0, largest))
 
 
 @pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
