@@ -29,10 +29,10 @@ def check_agreed(config: Config) -> None:
     """
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, _settings(config))
-    check_alike(told)
+    check_settings(told)
 
 
-def check_alike(told: Sequence[Mapping[str, Any]]) -> None:
+def check_settings(told: Sequence[Mapping[str, Any]]) -> None:
     """As `check_agreed`, of what each rank has told: values by option."""
     for rank, settings in enumerate(told):
         differing = [name for name, value in settings.items() if value != told[0].get(name)]

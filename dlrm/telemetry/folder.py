@@ -50,8 +50,13 @@ def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` for people to read as well; a kill leaves the old or the new."""
+    replace_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put `text` in the place of what is in a file; a kill leaves the old or the new."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.write_text(text)
     temporary.replace(path)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from dlrm.telemetry.folder import replace_text
+
 logger = logging.getLogger(__name__)
 
 Figures = Mapping[str, "float | int | Mapping[str, float] | None"]
@@ -34,9 +36,7 @@ class JsonLines:
     def __init__(self, path: Path, step: int) -> None:
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _is_before(line, step)]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-            temporary.replace(path)
+            replace_text(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a")
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
