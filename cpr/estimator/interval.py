@@ -163,10 +163,10 @@ class IntervalRule:
 
     def _longest(self, measured: Measured) -> float:
         """The interval with which the whole run is expected to end at the target; not positive: none does."""
-        at_once = self._pls_to_come(measured, 0.0)
-        each_s = self._pls_to_come(measured, 1.0) - at_once
-        left = self.target_pls - measured.pls - at_once
-        return left / each_s if each_s > 0 else float("inf")
+        if measured.share_left == 0:
+            return float("inf")
+        to_lose = (self.target_pls - measured.pls) / measured.share_left  # of what is to come
+        return 2 * (to_lose * self.time_to_loss_s(measured) * measured.nodes - measured.delay_s)
 
     def _why_target(self, measured: Measured) -> str:
         return (

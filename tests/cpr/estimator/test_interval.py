@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpr.estimator.formulas import Job, interval_partial
@@ -126,6 +126,11 @@ def test_storage_that_takes_now_longer_now_shorter_changes_nothing(pls):
 
 
 @given(rules, measurements(), st.none() | st.floats(1, 1e6))
+@example(  # next to nothing is to come
+    IntervalRule(target_pls=0.125, mean_time_to_failure_s=60.0, max_overhead=0.0625),
+    Measured(nodes=1, blocked_s=1.0, save_s=1.0, elapsed_s=0.0, pls=0.1875, share_left=5e-324),
+    None,
+)
 def test_what_holds_of_every_choice(rule, measured, current_s):
     choice = rule.next_interval(measured, current_s)
     shortest_s = measured.save_s * STORAGE_SAFETY
