@@ -14,6 +14,7 @@ from typing import NoReturn
 from cpr import standby
 from dlrm.compatibility import IncompatiblePackagesError, check_versions
 from dlrm.config import STRATEGIES, Config
+from dlrm.memory import ask_for_huge_pages
 from dlrm.process import exit_code_of, leave, quiet_libraries
 from dlrm.recipe import load_config, load_resumed, recipe_names
 from dlrm.stop import StopSignal
@@ -96,6 +97,7 @@ def work() -> int:
 def main() -> int:
     """The command; its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
+    ask_for_huge_pages()
     return standby.run(prepare, work)
 
 

@@ -11,7 +11,7 @@ Figures, each a median over rounds of the ratio within a round:
   `..._low` and `..._high`, the extremes.
 - `ratio_to_torchrec_fp32`: our best fp32 setting over TorchRec's best fp32 setting, extremes likewise.
 - `ratio_1_process`, `ratio_2_processes`: as the first, among the settings with that many processes.
-- `ratio_to_torchrec_keeping_memory`: as the first, TorchRec's best setting with our allocator setting.
+- `ratio_to_torchrec_keeping_memory`: as the first, TorchRec's best setting with our settings of memory.
 - `samples_per_s`: ours, the best setting of each round.
 """
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from dlrm.memory import HUGE_PAGES
 from experiments.launch import torchrun
 from experiments.record import Record, Row
 from experiments.throughput_picture import draw
@@ -72,7 +73,7 @@ def turns(ours: Sequence[Setting], rivals: Sequence[Setting]) -> list[Setting]:
 
 
 def _play_round(record: Record, number: int, workload: Workload, settings: Sequence[Setting]) -> None:
-    """Measure every setting once, backwards every other round; then TorchRec's best with our allocator."""
+    """Measure every setting once, backwards every other round; then TorchRec's best with our memory."""
     for setting in settings if number % 2 == 0 else reversed(settings):
         _measure(record, number, setting, workload)
     winner = best([_rates_of(record.rows, number)], TORCHREC)
@@ -102,6 +103,7 @@ def _launch(setting: Setting, workload: Workload, profiled: bool) -> Row:
             [json.dumps(job)],
             processes=setting.processes,
             threads=setting.threads,
+            environment=HUGE_PAGES if setting.keeps_memory or setting.trainer == "ours" else None,
         )
         measured: Row = json.loads(out.read_text())
         return measured
@@ -178,7 +180,8 @@ def _notes(figures: dict[str, Any]) -> dict[str, str]:
     notes = {name: "its settings were not measured" for name, value in figures.items() if value is None}
     notes["ratio_to_torchrec_keeping_memory"] = (
         "TorchRec as it comes gives freed memory back to the system at every step; this trainer tells the C "
-        "library to keep it (dlrm.memory). Here TorchRec's best setting of each round was given the same."
+        "library to keep it, and PyTorch to ask for huge pages (dlrm.memory). Here TorchRec's best setting "
+        "of each round was given both."
     )
     return notes
 

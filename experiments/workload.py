@@ -31,7 +31,7 @@ class Setting:
     pipelined: bool = False
     """torchrec: under `TrainPipelineSparseDist`."""
     keeps_memory: bool = False
-    """torchrec: with our setting of the C library's allocator (`dlrm.memory`), which ours always has."""
+    """torchrec: with our settings of memory (`dlrm.memory`), which ours always has."""
 
     @property
     def threads(self) -> int:
