@@ -18,6 +18,8 @@ from experiments.record import Row
 
 TEN_THOUSANDTHS: Final = 1e4
 """The unit in which pictures show differences of AUC."""
+NEARLY_ONE: Final = 1 - 1e-12
+"""The largest correlation on Fisher's scale, which ends before 1."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,36 @@ def slope(points: Mapping[Run, tuple[float, float]]) -> Estimate:
     return Estimate.of(fitted)
 
 
-def correlation(points: Mapping[Run, tuple[float, float]]) -> float:
-    """Pearson's, over all runs."""
-    x, y = np.array(list(points.values())).T
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's over all runs, and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, points: Mapping[Run, tuple[float, float]]) -> "Correlation":
+        """From x and y of each run, of two seeds at least.
+
+        Runs of a seed share their failures, so that a seed counts once: the interval is that of a jackknife
+        which leaves out one seed after the other, on Fisher's scale (`arctanh`), with Student's t.
+        """
+        seeds = sorted({run.seed for run in points})
+        whole = _pearson(list(points.values()))
+        without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
+        scaled = np.arctanh(np.clip(whole, -NEARLY_ONE, NEARLY_ONE))
+        pseudo = len(seeds) * scaled - (len(seeds) - 1) * np.arctanh(
+            np.clip(without, -NEARLY_ONE, NEARLY_ONE)
+        )
+        reach = half_width(pseudo.tolist())
+        return cls(whole, float(np.tanh(scaled - reach)), float(np.tanh(scaled + reach)))
+
+    def figures(self, name: str) -> dict[str, float]:
+        """As figures of a result: the value, and its interval under `..._low` and `..._high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def _pearson(points: Sequence[tuple[float, float]]) -> float:
+    x, y = np.array(points).T
     return float(np.corrcoef(x, y)[0, 1])

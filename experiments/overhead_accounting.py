@@ -21,6 +21,7 @@ CPR: Final = "overhead_cpr"
 BACKGROUND: Final = "overhead_cpr_background"
 OFTEN: Final = "overhead_cpr_background_often"
 SLOWED: Final = "overhead_cpr_background_slowed"
+TRACKED: Final = "overhead_cpr_background_tracked"
 LABELS: Final = {
     FULL: "full recovery",
     NAIVE: "partial, naive",
@@ -37,6 +38,8 @@ class Account:
 
     overheads: dict[str, Overhead]
     missing: dict[str, str]
+    tracking: float | None = None
+    """What MFU's counting costs, of each step; None: not measured."""
 
     def figures(self) -> dict[str, float | None]:
         """Each overhead and its parts, as shares of the training time."""
@@ -46,6 +49,8 @@ class Account:
             figures[f"{name}_save"] = overhead.save
             figures[f"{name}_lost"] = overhead.lost
             figures[f"{name}_recovery"] = overhead.load + overhead.reschedule
+        if self.tracking is not None and SLOWED in self.overheads:
+            figures[TRACKED] = self.overheads[SLOWED].total + self.tracking
         return figures
 
 
@@ -71,8 +76,11 @@ def account(results: Path) -> Account:
         overheads[SLOWED] = _cheaper_saves(job_s=cpr_s, share=lost)
     else:
         why = "needs the stored result of checkpointing, which is absent or not finished"
-        missing |= dict.fromkeys((BACKGROUND, OFTEN, SLOWED), why)
-    return Account(overheads, missing)
+        missing |= dict.fromkeys((BACKGROUND, OFTEN, SLOWED, TRACKED), why)
+    tracking = _finished(results / "tracking.json")
+    if tracking is None:
+        missing[TRACKED] = "needs the stored result of tracking, which is absent or not finished"
+    return Account(overheads, missing, None if tracking is None else tracking["figures"]["mfu_step_share"])
 
 
 def _cheaper_saves(job_s: float, share: float) -> Overhead:
@@ -88,7 +96,11 @@ def _share_of_a_save(rounds: Sequence[Row], value: str) -> float:
 
 def _rounds(path: Path) -> list[Row]:
     """The rounds of a stored result; none if it is absent or not finished."""
-    if not path.exists():
-        return []
-    body = json.loads(path.read_text())
-    return [row for row in body["rows"] if "round" in row] if body["finished"] else []
+    body = _finished(path)
+    return [] if body is None else [row for row in body["rows"] if "round" in row]
+
+
+def _finished(path: Path) -> Row | None:
+    """A stored result; None if it is absent or not finished."""
+    body: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
+    return body if body["finished"] else None

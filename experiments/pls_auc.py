@@ -8,12 +8,14 @@ measures nothing and works the figures out anew from the stored runs. Figures:
 
 - `slope_SCHEME`, with `..._ci`: AUC lost for each unit of PLS, on a line through the origin fitted to the
   runs of each seed; mean over seeds and half its 95 % interval. `random` saves rows drawn at random: `mfu`
-  against it shows what choosing gains. `..._dcnv2`: for DCN-v2.
+  against it shows what choosing gains. `..._sgd`: with SGD; `..._dcnv2`: for DCN-v2, all the others being for
+  DLRM with row-wise Adagrad.
 - `loss_never`, with `..._ci`: AUC lost where none of the large tables is ever saved, and the small ones as
   often as in all schemes but `vanilla`. A failure then costs all that a node has learned, whatever the
-  interval, so that this loss has no slope; mean over all targets of a seed, and over seeds.
+  interval, so that this loss has no slope; mean over all targets of a seed, and over seeds. `..._sgd`,
+  `..._dcnv2` as above.
 - `pls_auc_correlation`: Pearson's, of PLS and AUC lost over the runs of vanilla; `correlation_SCHEME`: the
-  same for the others.
+  same for the others. `..._low`, `..._high`: 95 % interval, of a jackknife over seeds.
 - `loss_ratio_mfu_to_random`, `loss_ratio_mfu_to_never`, `loss_ratio_mfu_to_vanilla`, with `..._ci`: of AUC
   lost, over all runs of a seed; mean over seeds.
 """
@@ -28,7 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.emulation import VANILLA, Run
-from experiments.emulation_figures import TEN_THOUSANDTHS, Estimate, correlation, deltas, run_of, slope
+from experiments.emulation_figures import TEN_THOUSANDTHS, Correlation, Estimate, deltas, run_of, slope
 from experiments.emulation_runs import finish_experiment, measure_experiment
 from experiments.record import Row
 
@@ -37,11 +39,12 @@ FAILURES: Final = 8
 TARGETS: Final = (0.4, 0.1, 0.2, 0.05)
 NEVER: Final = "never"
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", NEVER)
-NETWORKS: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
-    "": ("dlrm", SCHEMES),
-    "_dcnv2": ("dcnv2", ("mfu", VANILLA, "ssu")),
+NETWORKS: Final = {
+    "": ("dlrm", "rowwise_adagrad"),
+    "_sgd": ("dlrm", "sgd"),
+    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
 }
-"""Network and its schemes by the ending of the figures."""
+"""Network and optimizer by the ending of the figures."""
 RIVALS: Final = ("random", NEVER, VANILLA)
 
 Points = dict[Run, tuple[float, float]]
@@ -59,10 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan(seed: int) -> list[Run]:
     """The runs of a seed."""
     runs = [
-        Run(scheme=scheme, seed=seed, network=network, failures=FAILURES, target_pls=target)
-        for network, schemes in NETWORKS.values()
+        Run(
+            scheme=scheme,
+            seed=seed,
+            network=network,
+            optimizer=optimizer,
+            failures=FAILURES,
+            target_pls=target,
+        )
+        for network, optimizer in NETWORKS.values()
         for target in TARGETS
-        for scheme in schemes
+        for scheme in SCHEMES
     ]
     return [*dict.fromkeys(run.without_failures for run in runs), *runs]
 
@@ -70,26 +80,25 @@ def plan(seed: int) -> list[Run]:
 def points_of(rows: Sequence[Row], scheme: str, ending: str = "") -> Points:
     """PLS and AUC lost of the runs of a scheme."""
     pls = {run_of(row): row["pls"] for row in rows}
-    network, _ = NETWORKS[ending]
     return {
         run: (pls[run], -delta)
         for run, delta in deltas(rows).items()
-        if (run.scheme, run.network) == (scheme, network)
+        if (run.scheme, run.network, run.optimizer) == (scheme, *NETWORKS[ending])
     }
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
     figures: dict[str, float] = {}
-    for ending, (_, schemes) in NETWORKS.items():
-        for scheme in schemes:
-            if scheme == NEVER:
-                continue
+    for ending in NETWORKS:
+        for scheme in SCHEMES:
             points = points_of(rows, scheme, ending)
+            if scheme == NEVER:
+                figures |= mean_loss(points).figures(f"loss_never{ending}")
+                continue
             figures |= slope(points).figures(f"slope_{scheme}{ending}")
             name = "pls_auc_correlation" if scheme == VANILLA else f"correlation_{scheme}"
-            figures[f"{name}{ending}"] = correlation(points)
-    figures |= mean_loss(points_of(rows, NEVER)).figures("loss_never")
+            figures |= Correlation.of(points).figures(f"{name}{ending}")
     mfu = _lost_by_seed(points_of(rows, "mfu"))
     for rival in RIVALS:
         lost = _lost_by_seed(points_of(rows, rival))
@@ -114,10 +123,11 @@ def _lost_by_seed(points: Points) -> dict[int, float]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """The runs, and the lines with their intervals, of `never` a level one; a panel for each network."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    for axes, (ending, (network, schemes)) in zip(figure.subplots(1, 2), NETWORKS.items(), strict=True):
-        _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in schemes})
-        axes.set_title(f"{network}, row-wise Adagrad, {FAILURES} failures", fontsize=10)
+    figure = Figure(figsize=(15, 4.6), layout="constrained")
+    panels = figure.subplots(1, len(NETWORKS))
+    for axes, (ending, (network, optimizer)) in zip(panels, NETWORKS.items(), strict=True):
+        _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in SCHEMES})
+        axes.set_title(f"{network}, {optimizer}, {FAILURES} failures", fontsize=10)
     figure.savefig(path, dpi=150)
 
 

@@ -4,13 +4,14 @@ Priority saving keeps common rows fresh and leaves rare ones stale. So the sampl
 thirds by how often the ids that they have in the large tables were seen in training (mean of the logarithms):
 tail, torso and head. A third's AUC is of its own samples alone. Two jobs: that of `experiments.overhead` with
 its 2 failures, and one with 8 failures at target PLS 0.4 (as in `experiments.pls_auc`), where there is more
-to see; that one for DCN-v2, too. Interrupted, the command goes on where it stopped; `--seeds N` finishes with
-fewer, or adds more. Figures:
+to see; that one with SGD and for DCN-v2, too. Interrupted, the command goes on where it stopped; `--seeds N`
+finishes with fewer, or adds more. Figures:
 
 - `auc_delta_SCHEME_SLICE`, with `..._ci`: AUC minus that of the run without failures, 2 failures; mean over
-  seeds and half its 95 % interval. `..._8_failures`: with 8; `..._dcnv2`: with 8, of DCN-v2.
+  seeds and half its 95 % interval. `..._8_failures`: with 8; `..._sgd`: with 8 and SGD; `..._dcnv2`: with 8,
+  of DCN-v2.
 - `tail_minus_head_SCHEME`, with `..._ci`: that of the tail minus that of the head within a seed, with 8
-  failures: below 0, samples of rare ids pay more. `..._dcnv2`: of DCN-v2.
+  failures: below 0, samples of rare ids pay more. `..._sgd`: with SGD; `..._dcnv2`: of DCN-v2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +35,15 @@ from experiments.record import Row
 
 SEEDS: Final = 6
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")
-JOBS: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
-    "": ({"failures": 2, "target_pls": 0.1}, SCHEMES),
-    "_8_failures": ({"failures": 8, "target_pls": 0.4}, SCHEMES),
-    "_dcnv2": ({"failures": 8, "target_pls": 0.4, "network": "dcnv2"}, ("mfu", VANILLA, "ssu")),
+OFTEN: Final[Mapping[str, Any]] = {"failures": 8, "target_pls": 0.4}
+JOBS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "": {"failures": 2, "target_pls": 0.1},
+    "_8_failures": OFTEN,
+    "_sgd": {**OFTEN, "optimizer": "sgd"},
+    "_dcnv2": {**OFTEN, "network": "dcnv2"},
 }
-"""Jobs, and their schemes, by the ending of the figures."""
-COMPARED: Final[Mapping[str, str]] = {"_8_failures": "", "_dcnv2": "_dcnv2"}
+"""Jobs by the ending of the figures."""
+COMPARED: Final[Mapping[str, str]] = {"_8_failures": "", "_sgd": "_sgd", "_dcnv2": "_dcnv2"}
 """Jobs whose tail is compared with the head, and the ending of those figures."""
 
 
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def plan(seed: int) -> list[Run]:
     """The runs of a seed."""
-    runs = [Run(scheme=scheme, seed=seed, **job) for job, schemes in JOBS.values() for scheme in schemes]
+    runs = [Run(scheme=scheme, seed=seed, **job) for job in JOBS.values() for scheme in SCHEMES]
     return list(dict.fromkeys(run for each in runs for run in (each.without_failures, each)))
 
 
@@ -63,15 +66,14 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for part in SLICES:
         found = estimates(rows, f"auc_{part}")
-        for ending, (job, schemes) in JOBS.items():
-            for scheme in schemes:
+        for ending, job in JOBS.items():
+            for scheme in SCHEMES:
                 estimate = found[Run(scheme=scheme, seed=0, **job)]
                 figures |= estimate.figures(f"auc_delta_{scheme}_{part}{ending}")
     tails, heads = (by_setting(deltas(rows, f"auc_{part}")) for part in ("tail", "head"))
     for name, ending in COMPARED.items():
-        job, schemes = JOBS[name]
-        for scheme in schemes:
-            run = Run(scheme=scheme, seed=0, **job)
+        for scheme in SCHEMES:
+            run = Run(scheme=scheme, seed=0, **JOBS[name])
             differences = [tail - head for tail, head in zip(tails[run], heads[run], strict=True)]
             figures |= Estimate.of(differences).figures(f"tail_minus_head_{scheme}{ending}")
     return figures
@@ -79,10 +81,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """The difference in AUC of each slice, by scheme; a panel for each job."""
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(JOBS), width_ratios=[len(schemes) for _, schemes in JOBS.values()])
-    for axes, (job, schemes) in zip(panels, JOBS.values(), strict=True):
-        _draw_job(axes, rows, [Run(scheme=scheme, seed=0, **job) for scheme in schemes])
+    figure = Figure(figsize=(14, 8.4), layout="constrained")
+    for axes, job in zip(figure.subplots(2, len(JOBS) // 2).flat, JOBS.values(), strict=True):
+        _draw_job(axes, rows, [Run(scheme=scheme, seed=0, **job) for scheme in SCHEMES])
     figure.savefig(path, dpi=150)
 
 
@@ -100,7 +101,10 @@ def _draw_job(axes: Axes, rows: Sequence[Row], runs: Sequence[Run]) -> None:
         )
     axes.set_xticks(range(len(runs)), [run.scheme for run in runs])
     axes.set_ylabel("AUC of the third - without failures, in 1e-4")
-    axes.set_title(f"{runs[0].network}, {runs[0].failures} failures, target PLS {runs[0].target_pls:g}")
+    job = runs[0]
+    axes.set_title(
+        f"{job.network}, {job.optimizer}, {job.failures} failures, target PLS {job.target_pls:g}", fontsize=10
+    )
     axes.legend(fontsize=8)
 
 

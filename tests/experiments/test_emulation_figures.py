@@ -3,7 +3,15 @@ import pytest
 from scipy.stats import ttest_rel
 
 from experiments.emulation import Run
-from experiments.emulation_figures import Estimate, by_setting, correlation, deltas, estimates, run_of, slope
+from experiments.emulation_figures import (
+    Correlation,
+    Estimate,
+    by_setting,
+    deltas,
+    estimates,
+    run_of,
+    slope,
+)
 
 
 def row(scheme, seed, auc, **more):
@@ -54,4 +62,36 @@ def test_slopes_go_through_the_origin_and_count_a_seed_once():
     assert found.value == pytest.approx(0.012)
     assert found.ci == pytest.approx(Estimate.of([0.01, 0.012, 0.014]).ci)
     flat = {run: (pls, 0.001 * pls) for run, (pls, _) in points.items()}
-    assert correlation(flat) == pytest.approx(1)
+    assert Correlation.of(flat).value == pytest.approx(1)
+
+
+def correlated(rng, seeds, within, between):
+    """Points of eight runs a seed, of which a share of the noise is that of the seed."""
+    points = {}
+    for seed in range(seeds):
+        shared = rng.normal() * between
+        for number in range(8):
+            x = rng.normal()
+            points[Run(scheme="mfu", seed=seed, failures=number)] = (x, x + shared + rng.normal() * within)
+    return points
+
+
+@pytest.mark.parametrize("between", [0.0, 0.8])
+def test_intervals_of_correlations_hold_the_truth_about_as_often_as_they_say(between):
+    rng = np.random.default_rng(1)
+    truth = 1 / (1 + 0.6**2 + between**2) ** 0.5
+    found = [Correlation.of(correlated(rng, 6, 0.6, between)) for _ in range(400)]
+    held = sum(each.low <= truth <= each.high for each in found) / len(found)
+    assert 0.88 <= held <= 0.99
+    assert all(each.low <= each.value <= each.high for each in found)
+
+
+def test_a_correlation_of_one_has_an_interval():
+    points = {
+        Run(scheme="mfu", seed=seed, failures=number): (number, 2.0 * number)
+        for seed in (0, 1)
+        for number in range(3)
+    }
+    found = Correlation.of(points)
+    assert (found.low, found.value, found.high) == pytest.approx((1, 1, 1))
+    assert found.figures("x").keys() == {"x", "x_low", "x_high"}

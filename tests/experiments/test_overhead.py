@@ -10,6 +10,7 @@ from experiments.overhead import main, plan
 from experiments.overhead_accounting import account
 from tests import forks
 
+TRACKING = {"finished": "yes", "figures": {"mfu_step_share": 0.008}}
 SAVING = {"finished": "yes", "rows": [{"key": "memory"}]}
 for number, blocked_s in enumerate((0.01, 0.02, 0.09)):
     SAVING["rows"].append(
@@ -68,7 +69,18 @@ def test_what_was_not_measured_is_missing_with_its_reason(tmp_path):
     (tmp_path / "checkpointing.json").write_text(json.dumps({**SAVING, "finished": None}))
     assert account(tmp_path) == nothing
     (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
+    assert account(tmp_path).missing.keys() == {"overhead_cpr_background_tracked"}
+    (tmp_path / "tracking.json").write_text(json.dumps(TRACKING))
     assert not account(tmp_path).missing
+
+
+def test_counting_is_added_to_all_the_rest(tmp_path):
+    (tmp_path / "checkpointing.json").write_text(json.dumps(SAVING))
+    (tmp_path / "tracking.json").write_text(json.dumps(TRACKING))
+    figures = account(tmp_path).figures()
+    assert figures["overhead_cpr_background_tracked"] == pytest.approx(
+        figures["overhead_cpr_background_slowed"] + 0.008
+    )
 
 
 def test_background_saving_costs_what_training_waits(tmp_path):

@@ -36,8 +36,11 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
             continue
         assert figures[f"slope_{scheme}"] == pytest.approx(slope * 1.05)
         assert figures[f"slope_{scheme}_ci"] > 0
-    assert figures["slope_mfu_dcnv2"] == pytest.approx(SLOPES["mfu"] * 1.05)
+    for ending in ("_sgd", "_dcnv2"):
+        assert figures[f"slope_mfu{ending}"] == pytest.approx(SLOPES["mfu"] * 1.05)
+        assert figures[f"loss_never{ending}"] == pytest.approx(SLOPES[NEVER] * 1.05)
     assert 0.99 < figures["pls_auc_correlation"] < 1
+    assert {"pls_auc_correlation_low", "correlation_mfu_sgd_high"} <= figures.keys()
     assert figures["loss_ratio_mfu_to_random"] == pytest.approx(SLOPES["mfu"] / SLOPES["random"])
     assert (tmp_path / "runs/quick/pls_auc.png").stat().st_size > 10_000
     assert figures_of(stored["rows"]) == figures
