@@ -16,8 +16,17 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.shards import dense_tensors, find_shards
 from tests.cpr.shards.models import DIM, bags, batch, shard
 
-LAYOUT = {"a": "tw", "b": "tw_last", "c": "cw", "d": "dp", "e": "unfused", "f": "rw"}
-ROWS = {"a": 10, "b": 9, "c": 7, "d": 5, "e": 6, "f": 11}
+LAYOUT = {
+    "a": "tw",
+    "b": "tw_last",
+    "c": "cw",
+    "d": "dp",
+    "e": "unfused",
+    "f": "rw",
+    "g": "twrw",
+    "h": "twcw",
+}
+ROWS = {"a": 10, "b": 9, "c": 7, "d": 5, "e": 6, "f": 11, "g": 12, "h": 8}
 COPY_NEXT = snapshot.Snapshot.copy_next
 
 

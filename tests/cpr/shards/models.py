@@ -12,6 +12,7 @@ from torchrec.distributed.sharding_plan import (
     construct_module_sharding_plan,
     data_parallel,
     row_wise,
+    table_row_wise,
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
@@ -66,9 +67,22 @@ def kinds():
         "tw_last": table_wise(rank=ranks[-1], compute_kernel="fused"),
         "cw": column_wise(ranks=[0, ranks[-1]], compute_kernel="fused"),
         "rw": row_wise(compute_kernel="fused"),
+        "twrw": _fused(table_row_wise(host_index=0), "table_row_wise"),
+        "twcw": _fused(column_wise(ranks=[0, ranks[-1]]), "table_column_wise"),
         "dp": data_parallel(),
         "unfused": table_wise(rank=0, compute_kernel="dense"),
     }
+
+
+def _fused(generate, kind):
+    """A generator of a table's plan whose kernel, or kind, TorchRec's own functions do not let one choose."""
+
+    def fused(*args, **options):
+        sharding = generate(*args, **options)
+        sharding.compute_kernel, sharding.sharding_type = "fused", kind
+        return sharding
+
+    return fused
 
 
 def shard(layout, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, device=CPU, fused=None, **collections):
