@@ -17,7 +17,7 @@ ROWS = {"a": 40, "b": 33, "c": 21, "d": 50}
 LAYOUTS = {
     "mixed": {"a": "tw", "b": "cw", "c": "dp", "d": "rw"},
     "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "tw_last"},
-    "again": {"a": "dp", "b": "rw", "c": "tw_last", "d": "cw"},
+    "again": {"a": "dp", "b": "twrw", "c": "tw_last", "d": "twcw"},
 }
 TOUCHED = (0, 7, 20)
 """Rows of each table that change after the base."""
