@@ -6,13 +6,12 @@ the mean; the shape tells whether failures come in bursts, and is what `cpr simu
 
 import contextlib
 import math
-import warnings
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, special, stats
 
 from cpr.estimator.arrivals import SHAPES
 from cpr.estimator.failures import FailureLog, Stretch
@@ -26,7 +25,8 @@ MOST_DRAWS: Final = 4 * REPLICATIONS
 SMALLEST_S: Final = 1e-6
 """Times that are drawn are at least so long: in bursts of failures, tiny ones are rounded to 0."""
 CONFIDENCE: Final = 0.95
-_FAMILIES: Final[dict[str, Any]] = {"gamma": stats.gamma, "weibull": stats.weibull_min}
+_SEARCHED: Final = (math.log(SHAPES[0] / 10), math.log(SHAPES[1] * 10))
+"""Logarithms of shapes between which the most likely one is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,32 @@ class Fit:
     """Largest one between its distribution function and Kaplan and Meier's estimate (Kolmogorov, Smirnov)."""
 
     @property
-    def frozen(self) -> Any:
-        """As a distribution of `scipy.stats`, in seconds."""
-        if self.distribution == "exponential":
-            return stats.expon(scale=self.mean_s)
-        family = _FAMILIES[self.distribution]
-        return family(self.shape, scale=self.mean_s / family(self.shape).mean())
+    def scale_s(self) -> float:
+        """What times are divided by in the formulas; exponential is Weibull's distribution of shape 1."""
+        of_one = self.shape if self.distribution == "gamma" else math.gamma(1 + 1 / self.shape)
+        return self.mean_s / of_one
+
+    def cdf(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How probable it is that a time between failures is at most so long."""
+        times = times_s / self.scale_s
+        if self.distribution == "gamma":
+            return np.asarray(special.gammainc(self.shape, times))
+        return -np.expm1(-(times**self.shape))
+
+    def draw(self, size: int, random: np.random.Generator) -> NDArray[np.float64]:
+        """So many times between failures, in seconds."""
+        draw = random.standard_gamma if self.distribution == "gamma" else random.weibull
+        return draw(self.shape, size) * self.scale_s
+
+    def log_likelihood_of(self, gaps_s: NDArray[np.float64], unfinished_s: NDArray[np.float64]) -> float:
+        """Of times between failures, and of times that no failure has ended yet."""
+        gaps, unfinished = gaps_s / self.scale_s, unfinished_s / self.scale_s
+        density = (self.shape - 1) * np.log(gaps).sum() - len(gaps) * math.log(self.scale_s)
+        if self.distribution == "gamma":
+            density -= gaps.sum() + len(gaps) * math.lgamma(self.shape)
+            return float(density + np.log(special.gammaincc(self.shape, unfinished)).sum())
+        density += len(gaps) * math.log(self.shape)
+        return float(density - (gaps**self.shape).sum() - (unfinished**self.shape).sum())
 
 
 def fit(log: FailureLog, distribution: Distribution) -> Fit:
@@ -61,11 +81,8 @@ def fit(log: FailureLog, distribution: Distribution) -> Fit:
     least = 1 if distribution == "exponential" else FEWEST
     if log.num_failures < least:
         raise ValueError(f"{log.num_failures} failures are too few to fit a distribution; it takes {least}")
-    try:
-        found = _most_likely(log, distribution)
-    except stats.FitError:  # times that are all equal, for one
-        found = None
-    if found is None or not SHAPES[0] <= found.shape <= SHAPES[1]:
+    found = _most_likely(log, distribution)
+    if not SHAPES[0] <= found.shape <= SHAPES[1]:
         raise ValueError(
             f"no {distribution} distribution describes these failures: the times between them are too nearly "
             "equal, or too unequal; `cpr simulate --distribution recorded` draws from them as they are"
@@ -74,24 +91,32 @@ def fit(log: FailureLog, distribution: Distribution) -> Fit:
 
 
 def _most_likely(log: FailureLog, distribution: Distribution) -> Fit:
-    unit_s = log.exposure_s / log.num_failures  # numbers near 1, for the optimizer's sake
-    gaps, unfinished = np.array(log.gaps_s) / unit_s, np.array(log.unfinished_s) / unit_s
-    shape, scale = 1.0, 1.0
-    if distribution != "exponential":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of steps that the optimizer takes back
-            data = stats.CensoredData(uncensored=gaps, right=unfinished)
-            shape, _, scale = _FAMILIES[distribution].fit(data, floc=0)
-    mean = scale * (1.0 if distribution == "exponential" else float(_FAMILIES[distribution](shape).mean()))
-    found = Fit(
+    """With a shape at most a little outside of `SHAPES`."""
+    gaps_s, unfinished_s = np.array(log.gaps_s), np.array(log.unfinished_s)
+    at_random = Fit(
         distribution=distribution,
-        shape=float(shape),
-        mean_s=float(mean * unit_s),
+        shape=1.0,
+        mean_s=log.exposure_s / log.num_failures,
         log_likelihood=0.0,
         aic=0.0,
         distance=0.0,
     )
-    return _judged(found, log)
+    if distribution == "exponential":
+        return _judged(at_random, log)
+
+    def at(point: NDArray[np.float64]) -> Fit:
+        shape, mean = map(float, np.exp(point))
+        return replace(at_random, shape=shape, mean_s=mean * at_random.mean_s)
+
+    with np.errstate(all="ignore"):  # far from what is likely, likelihoods are 0
+        found = optimize.minimize(
+            lambda point: -at(point).log_likelihood_of(gaps_s, unfinished_s),
+            (0.0, 0.0),
+            method="Nelder-Mead",
+            bounds=[_SEARCHED, (None, None)],
+            options={"initial_simplex": [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5)], "xatol": 1e-6, "fatol": 1e-9},
+        )
+    return _judged(at(found.x), log)
 
 
 def fit_all(log: FailureLog) -> list[Fit]:
@@ -124,10 +149,7 @@ def p_value(log: FailureLog, found: Fit, seed: int = 0) -> float | None:
         drawn = _drawn(log, found, random)
         if drawn.num_failures < FEWEST:
             continue
-        try:
-            larger += _most_likely(drawn, found.distribution).distance >= found.distance
-        except stats.FitError:
-            continue
+        larger += _most_likely(drawn, found.distribution).distance >= found.distance
         total += 1
         if total == REPLICATIONS:
             return (1 + larger) / (1 + total)
@@ -156,30 +178,22 @@ def mean_time_interval(log: FailureLog) -> tuple[float, float]:
 
 
 def _judged(found: Fit, log: FailureLog) -> Fit:
-    frozen = found.frozen
-    likelihood = float(frozen.logpdf(log.gaps_s).sum() + frozen.logsf(log.unfinished_s).sum())
+    likelihood = found.log_likelihood_of(np.array(log.gaps_s), np.array(log.unfinished_s))
     times, over = kaplan_meier(log)
     before = np.concatenate([[0.0], over[:-1]])
-    expected = frozen.cdf(times)
+    expected = found.cdf(times)
     distance = float(np.max(np.maximum(np.abs(over - expected), np.abs(before - expected))))
     num_parameters = 1 if found.distribution == "exponential" else 2
-    return Fit(
-        distribution=found.distribution,
-        shape=found.shape,
-        mean_s=found.mean_s,
-        log_likelihood=likelihood,
-        aic=2 * num_parameters - 2 * likelihood,
-        distance=distance,
-    )
+    aic = 2 * num_parameters - 2 * likelihood
+    return replace(found, log_likelihood=likelihood, aic=aic, distance=distance)
 
 
 def _drawn(log: FailureLog, found: Fit, random: np.random.Generator) -> FailureLog:
     """A log like this one, in a world where failures come as in the fit."""
-    frozen, stretches = found.frozen, []
+    stretches = []
 
     def draw(size: int) -> NDArray[np.float64]:
-        drawn: NDArray[np.float64] = np.maximum(frozen.rvs(size, random_state=random), SMALLEST_S)
-        return drawn
+        return np.maximum(found.draw(size, random), SMALLEST_S)
 
     for stretch in log.stretches:
         if stretch.unfinished_s == 0:  # watching ended with so many failures, however long that took

@@ -90,7 +90,7 @@ def _draw_failures(axes: Any, failures: FailureReport) -> None:
     for fit in failures.fits:
         axes.plot(
             reach,
-            fit.frozen.cdf(3600 * reach),
+            fit.cdf(3600 * reach),
             label=f"{fit.distribution} (shape {fit.shape:.2g})",
             alpha=0.8,
         )
