@@ -24,7 +24,7 @@ from cpr.faults.storages import FaultyStorage, WrappedStorage
 from cpr.processes import Process
 
 REPO = Path(__file__).parents[3]
-SHORT = timedelta(seconds=0.3)
+SHORT = timedelta(seconds=0.1)
 LONG = timedelta(hours=1)
 
 
@@ -136,17 +136,17 @@ def test_an_owner_elsewhere_that_beats_is_respected(storage, make_lock):
     thread.start()
     try:
         with pytest.raises(LockedError, match=r"'far' .* on far-host"):
-            make_lock(storage, "new", timedelta(seconds=20)).acquire()
+            make_lock(storage, "new", timedelta(seconds=5)).acquire()
     finally:
         stop.set()
         thread.join()
 
 
 def test_patience_grows_with_the_owners_interval(storage, make_lock):
-    put_foreign(storage, make_lock, beat_s=0.3)
+    put_foreign(storage, make_lock, beat_s=0.1)
     begin = time.monotonic()
-    make_lock(storage, "new", timedelta(seconds=0.1)).acquire()
-    assert time.monotonic() - begin >= 3 * 0.3
+    make_lock(storage, "new", timedelta(seconds=0.03)).acquire()
+    assert time.monotonic() - begin >= 3 * 0.1
 
 
 def test_the_same_number_in_another_container_is_somebody_else(storage, make_lock):

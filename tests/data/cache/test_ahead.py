@@ -172,7 +172,8 @@ def test_what_another_worker_fetches_is_not_fetched_too(open_cache):
     assert inner_two.reads == READS[1:2]
 
 
-def test_closing_does_not_wait_for_stuck_storage_and_begins_nothing_more(open_cache):
+def test_closing_does_not_wait_for_stuck_storage_and_begins_nothing_more(open_cache, monkeypatch):
+    monkeypatch.setattr("data.cache.ahead.CLOSE_S", 0.05)
     cache, inner = open_cache()
     inner.gate.clear()
     expect(cache, inner, READS[:3])

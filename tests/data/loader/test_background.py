@@ -35,7 +35,8 @@ def folder(tmp_path_factory, make_dataset):
 
 
 @pytest.fixture
-def stuck(folder):
+def stuck(folder, monkeypatch):
+    monkeypatch.setattr("data.loader.background.CLOSE_S", 0.05)  # it waits for all of it
     source = StuckSource()
     yield source
     source.released.set()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from data.criteo import COLUMN_NAMES
-from data.prepare.columns import read_block
+from data.prepare.columns import _parse, read_block
 from data.prepare.lines import MAX_LINE_BYTES, judge_line
 from tests.data.prepare.conftest import make_lines
 
@@ -75,12 +75,19 @@ def test_takes_any_bytes(block):
 
 @pytest.mark.parametrize("position", [0, 5, 30])
 def test_every_byte_in_every_place_of_a_field_is_judged_alike(position):
+    """All in one block, so that they are vetted; and what is bad is never parsed, alone in a block either."""
     fields = [b"1", *[b"12"] * 13, *[b"ab"] * 26]
+    lines = []
     for byte in range(256):
         for before in range(3):
             field = fields[position][:before] + bytes([byte]) + fields[position][before:]
-            block = b"\t".join([*fields[:position], field, *fields[position + 1 :]]) + b"\n"
-            assert read(block) == reference(block), field
+            lines.append(b"\t".join([*fields[:position], field, *fields[position + 1 :]]) + b"\n")
+    assert read(b"".join(lines)) == reference(b"".join(lines))
+    good = b"".join(line for line in lines if not reference(line)[1])
+    assert read(good) == reference(good)
+    for line in lines:
+        if reference(line)[1]:
+            assert _parse(line.replace(b"\r\n", b"\n")) is None, line
 
 
 def test_a_bad_line_costs_its_block_nothing_else():
