@@ -75,7 +75,7 @@ def test_takes_any_bytes(block):
 
 @pytest.mark.parametrize("position", [0, 5, 30])
 def test_every_byte_in_every_place_of_a_field_is_judged_alike(position):
-    """All in one block, so that they are vetted; and what is bad is never parsed, alone in its block either."""
+    """All in one block, so that they are vetted; and what is bad is never parsed, alone in a block either."""
     fields = [b"1", *[b"12"] * 13, *[b"ab"] * 26]
     lines = []
     for byte in range(256):
