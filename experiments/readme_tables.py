@@ -358,7 +358,11 @@ BRAIN: Final[Sequence[Row]] = [
     Row(
         experiment="pls_auc",
         what="correlation of PLS and loss of AUC, all rows saved alike",
-        result="**{pls_auc_correlation:.2f}**",
+        result="; ".join(
+            f"{name} **{{pls_auc_correlation{ending}:.2f}}** ({{pls_auc_correlation{ending}_low:.2f}} to "
+            f"{{pls_auc_correlation{ending}_high:.2f}})"
+            for ending, name in (("", "DLRM, row-wise Adagrad"), ("_sgd", "SGD"), ("_dcnv2", "DCN-v2"))
+        ),
     ),
     Row(
         experiment="scaling",
