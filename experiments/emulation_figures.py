@@ -18,6 +18,12 @@ from experiments.record import Row
 
 TEN_THOUSANDTHS: Final = 1e4
 """The unit in which pictures show differences of AUC."""
+NETWORKS: Final = {
+    "": ("dlrm", "rowwise_adagrad"),
+    "_sgd": ("dlrm", "sgd"),
+    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
+}
+"""Network and optimizer by the ending of the figures."""
 NEARLY_ONE: Final = 1 - 1e-12
 """The largest correlation on Fisher's scale, which ends before 1."""
 
@@ -106,11 +112,8 @@ class Correlation:
         seeds = sorted({run.seed for run in points})
         whole = _pearson(list(points.values()))
         without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
-        scaled = np.arctanh(np.clip(whole, -NEARLY_ONE, NEARLY_ONE))
-        pseudo = len(seeds) * scaled - (len(seeds) - 1) * np.arctanh(
-            np.clip(without, -NEARLY_ONE, NEARLY_ONE)
-        )
-        reach = half_width(pseudo.tolist())
+        scaled, *fewer = np.arctanh(np.clip([whole, *without], -NEARLY_ONE, NEARLY_ONE))
+        reach = half_width([float(len(seeds) * scaled - (len(seeds) - 1) * each) for each in fewer])
         return cls(whole, float(np.tanh(scaled - reach)), float(np.tanh(scaled + reach)))
 
     def figures(self, name: str) -> dict[str, float]:

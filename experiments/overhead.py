@@ -34,7 +34,7 @@ from statistics import mean
 from typing import Final
 
 from experiments.emulation import NAIVE, VANILLA, Run
-from experiments.emulation_figures import Estimate, estimates, run_of, setting_of
+from experiments.emulation_figures import NETWORKS, Estimate, estimates, run_of, setting_of
 from experiments.emulation_runs import measure_experiment
 from experiments.overhead_accounting import OFTEN_PLS, RATIO, TARGET_PLS, account
 from experiments.overhead_picture import draw
@@ -43,12 +43,6 @@ from experiments.record import RESULTS, Row
 SEEDS: Final = 10
 SCHEMES: Final = ("mfu", "ssu", "scar", VANILLA, NAIVE, "random", "never")
 CHOOSING: Final = ("mfu", "ssu", "scar")
-NETWORKS: Final = {
-    "": ("dlrm", "rowwise_adagrad"),
-    "_sgd": ("dlrm", "sgd"),
-    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
-}
-"""Network and optimizer by the ending of the figures."""
 LEGEND: Final = {
     "": "DLRM, row-wise Adagrad",
     "_sgd": "DLRM, SGD",

@@ -30,7 +30,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.emulation import VANILLA, Run
-from experiments.emulation_figures import TEN_THOUSANDTHS, Correlation, Estimate, deltas, run_of, slope
+from experiments.emulation_figures import (
+    NETWORKS,
+    TEN_THOUSANDTHS,
+    Correlation,
+    Estimate,
+    deltas,
+    run_of,
+    slope,
+)
 from experiments.emulation_runs import finish_experiment, measure_experiment
 from experiments.record import Row
 
@@ -39,12 +47,6 @@ FAILURES: Final = 8
 TARGETS: Final = (0.4, 0.1, 0.2, 0.05)
 NEVER: Final = "never"
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", NEVER)
-NETWORKS: Final = {
-    "": ("dlrm", "rowwise_adagrad"),
-    "_sgd": ("dlrm", "sgd"),
-    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
-}
-"""Network and optimizer by the ending of the figures."""
 RIVALS: Final = ("random", NEVER, VANILLA)
 
 Points = dict[Run, tuple[float, float]]

@@ -30,12 +30,9 @@ THREADS_OF_OTHERS = {"TMonitor"}
 
 
 def pytest_configure() -> None:
-    # How long an example takes, or drawing it, says only how busy the machine is. Each run draws others, so
-    # fifty at a time, unless a test asks for more: what they miss, a later run finds.
-    settings.register_profile(
-        "ours", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-    )
-    settings.load_profile("ours")
+    # how long an example takes, or drawing it, says only how busy the machine is
+    settings.register_profile("no_clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("no_clock")
     # A shell starts background jobs with SIGINT ignored, which processes inherit; Ctrl-C is ours to test.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

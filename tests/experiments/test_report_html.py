@@ -50,7 +50,8 @@ def section(html, name):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["pytest"])  # results name the arguments they were measured with
     store(tmp_path, "caching", {"second_epoch_speedup": 7.0, "first_epoch_ratio": 1.5})
     store(
         tmp_path,
