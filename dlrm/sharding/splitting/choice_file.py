@@ -13,6 +13,7 @@ from typing import Any, Final, cast, get_args
 import torch.distributed as dist
 
 from dlrm.sharding.splitting.choose import Strategy
+from dlrm.telemetry.folder import write_json
 
 CHOICE_NAME: Final = "sharding.json"
 """File in a run folder."""
@@ -72,10 +73,7 @@ def remember(folder: Path, strategies: Mapping[str, Strategy], reasons: Mapping[
         path: {"strategy": strategy} | ({"reason": reasons[path]} if path in reasons else {})
         for path, strategy in strategies.items()
     }
-    content = {"by": by, "heads": heads}
-    temporary = folder / f"{CHOICE_NAME}.tmp"
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(folder / CHOICE_NAME)  # a worker may die at any time, and the next one reads it
+    write_json(folder / CHOICE_NAME, {"by": by, "heads": heads})
 
 
 def check_kept(
