@@ -24,7 +24,14 @@ PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "
 MOMENTS: Final = ("consistent", "rolling")
 SHARDING_KINDS: Final = {
     "cpu": ("table_wise", "column_wise", "row_wise"),
-    "cuda": ("table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"),
+    "cuda": (
+        "table_wise",
+        "column_wise",
+        "row_wise",
+        "table_row_wise",
+        "table_column_wise",
+        "grid_shard",
+    ),
 }
 """Sharding kinds of each device; data_parallel is always there. Row-wise on the CPU is our own."""
 
@@ -243,7 +250,7 @@ class ShardingConfig:
     data_parallel_rows: int = 200
     """Tables with at most this many rows are replicated on every rank (with more than one rank)."""
     min_column_dim: int = 16
-    """column_wise: columns a piece has at least."""
+    """Where kinds cut columns: those that a piece has at least."""
     strategy: str = "auto"
     """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
     partial results instead; `auto`: for each operator, what takes less time on these links, found out by
@@ -319,7 +326,7 @@ class ShardingConfig:
             f"on {device}, TorchRec itself sums row_wise tables, in no sharding.wire_dtype of ours; leave it "
             "out, or set sharding.strategy to des or auto",
         )
-        summed = [kind for kind in self.kinds if kind in {"row_wise", "table_row_wise"}]
+        summed = [kind for kind in self.kinds if kind in {"row_wise", "table_row_wise", "grid_shard"}]
         _check(
             device == "cpu" or self.exchange_dtype != "int8" or not summed,
             f"on {device}, embeddings of {' and '.join(summed)} tables are summed on their way, which int8 "

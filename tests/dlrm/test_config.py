@@ -48,7 +48,7 @@ from dlrm.recipe import load_config
         ),
         (["schedule.power=0"], "schedule.power"),
         (["sharding.kinds=[]"], "sharding.kinds is empty"),
-        (["sharding.kinds=['tablewise']"], "'tablewise'; known kinds are column_wise, row_wise"),
+        (["sharding.kinds=['tablewise']"], "'tablewise'; known kinds are column_wise, grid_shard, row_wise"),
         (["sharding.data_parallel_rows=-1"], "sharding.data_parallel_rows"),
         (["sharding.min_column_dim=6"], "min_column_dim is 6; FBGEMM wants a positive multiple of 4"),
         (["sharding.exchange_dtype=fp8"], "exchange_dtype is 'fp8'; choose one of fp32, bf16, fp16, int8"),
@@ -124,6 +124,9 @@ def test_on_a_gpu_int8_is_not_for_what_is_summed_on_its_way():
         {"exchange_dtype": "bf16", "kinds": ("row_wise", "table_row_wise")},
     ):
         ShardingConfig(**options).check_device("cuda")
+    in_grids = ShardingConfig(exchange_dtype="int8", kinds=("table_wise", "grid_shard"))
+    with pytest.raises(ValueError, match="grid_shard tables are summed on their way"):
+        in_grids.check_device("cuda")
     by_rows = ShardingConfig(exchange_dtype="int8", kinds=("table_wise", "row_wise"))
     by_rows.check_device("cpu")  # where row-wise tables have a sum of their own
     with pytest.raises(ValueError, match="row_wise tables are summed on their way, which int8 cannot be"):

@@ -15,8 +15,8 @@ from cpr.priority import Prioritizer, PriorityConfig
 from tests.cpr.shards.models import bags, batch, shard
 
 LAYOUT = {"a": "tw", "b": "tw_last", "c": "cw", "d": "dp", "e": "unfused", "f": "rw", "g": "tw_last"}
-LAYOUT |= {"h": "twrw", "i": "twcw"}
-ROWS = {"a": 40, "b": 36, "c": 28, "d": 20, "e": 24, "f": 44, "g": 2, "h": 33, "i": 30}
+LAYOUT |= {"h": "twrw", "i": "twcw", "j": "grid"}
+ROWS = {"a": 40, "b": 36, "c": 28, "d": 20, "e": 24, "f": 44, "g": 2, "h": 33, "i": 30, "j": 35}
 RATIO = 0.2
 WHOLE = "deg"
 """Tables that an ordinary optimizer updates, and a small one."""
@@ -50,7 +50,7 @@ def main(folder):
         prioritizer = Prioritizer(
             model, PriorityConfig(ratio=RATIO, covering=0.98), shards=checkpointer.shards
         )
-        assert prioritizer.prioritised == {f"{PREFIX}{name}" for name in "abcfhi"}, "alike on all ranks"
+        assert prioritizer.prioritised == {f"{PREFIX}{name}" for name in "abcfhij"}, "alike on all ranks"
         prioritizer.begin_full_save()
         checkpointer.save("consistent")
         checkpointer.wait()

@@ -16,7 +16,7 @@ from tests.cpr.shards.models import DIM, bags, shard
 ROWS = {"a": 40, "b": 33, "c": 21, "d": 50}
 LAYOUTS = {
     "mixed": {"a": "tw", "b": "cw", "c": "dp", "d": "rw"},
-    "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "tw_last"},
+    "turned": {"a": "cw", "b": "dp", "c": "rw", "d": "grid"},
     "again": {"a": "dp", "b": "twrw", "c": "tw_last", "d": "twcw"},
 }
 TOUCHED = (0, 7, 20)

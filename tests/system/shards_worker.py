@@ -25,8 +25,9 @@ LAYOUT = {
     "f": "rw",
     "g": "twrw",
     "h": "twcw",
+    "i": "grid",
 }
-ROWS = {"a": 10, "b": 9, "c": 7, "d": 5, "e": 6, "f": 11, "g": 12, "h": 8}
+ROWS = {"a": 10, "b": 9, "c": 7, "d": 5, "e": 6, "f": 11, "g": 12, "h": 8, "i": 13}
 COPY_NEXT = snapshot.Snapshot.copy_next
 
 

@@ -17,8 +17,8 @@ def test_two_ranks_find_all_pieces(start_ranks, tmp_path):
     layout = [{s["name"].removeprefix(PREFIX): s["replicated"] for s in rank["before"]} for rank in ranks]
     assert [{name for name, replicated in rank.items() if replicated} for rank in layout] == [{"d/r0-c0"}] * 2
     assert [rank.keys() for rank in layout] == [
-        {"a/r0-c0", "c/r0-c0", "d/r0-c0", "e/r0-c0", "f/r0-c0", "g/r0-c0", "h/r0-c0"},
-        {"b/r0-c0", "c/r0-c4", "d/r0-c0", "f/r6-c0", "g/r6-c0", "h/r0-c4"},
+        {*(f"{name}/r0-c0" for name in "acdefghi"), "i/r0-c4"},
+        {"b/r0-c0", "c/r0-c4", "d/r0-c0", "f/r6-c0", "g/r6-c0", "h/r0-c4", "i/r7-c0", "i/r7-c4"},
     ]
     check_places(ranks)
     check_training(ranks)
@@ -37,7 +37,7 @@ def check_places(ranks):
             assert torch.equal(weights, rank["pieces"][found["fqn"], row, column])
             count = counts.setdefault(found["fqn"], torch.zeros(found["shape"], dtype=torch.int64))
             count[row : row + rows, column : column + columns] += 1
-    assert counts.keys() == {f"{PREFIX}{name}" for name in "abcdefgh"}
+    assert counts.keys() == {f"{PREFIX}{name}" for name in "abcdefghi"}
     for fqn, count in counts.items():
         assert torch.all(count == (2 if fqn.endswith("d") else 1)), fqn
 
@@ -48,7 +48,7 @@ def check_training(ranks):
     for rank in ranks:
         assert not any(name.startswith(PREFIX) for name in rank["dense"])
         for before, after in zip(rank["before"], rank["after"], strict=True):
-            is_fused = after["fqn"][-1] in "abcfgh"
+            is_fused = after["fqn"][-1] in "abcfghi"
             states = {"sum"} if is_fused else {"exp_avg", "exp_avg_sq"}
             assert after["columns"].keys() == {"weights", *states}
             assert before["columns"].keys() == ({"weights", "sum"} if is_fused else {"weights"})

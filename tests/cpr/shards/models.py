@@ -15,7 +15,7 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.types import EnumerableShardingSpec, ShardingPlan, ShardMetadata
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -69,6 +69,7 @@ def kinds():
         "rw": row_wise(compute_kernel="fused"),
         "twrw": _fused(table_row_wise(host_index=0), "table_row_wise"),
         "twcw": _fused(column_wise(ranks=[0, ranks[-1]]), "table_column_wise"),
+        "grid": _grid,
         "dp": data_parallel(),
         "unfused": table_wise(rank=0, compute_kernel="dense"),
     }
@@ -83,6 +84,24 @@ def _fused(generate, kind):
         return sharding
 
     return fused
+
+
+def _grid(param, local_size, world_size, device_type, sharder):
+    """A generator of a table's plan, as TorchRec has for other kinds: both halves of the columns by rows."""
+    by_rows = _fused(table_row_wise(host_index=0), "grid_shard")
+    sharding = by_rows(param, local_size, world_size, device_type, sharder)
+    half = param.shape[1] // 2
+    pieces = [
+        ShardMetadata(
+            shard_offsets=[each.shard_offsets[0], first_column],
+            shard_sizes=[each.shard_sizes[0], half],
+            placement=each.placement,
+        )
+        for first_column in (0, half)
+        for each in sharding.sharding_spec.shards
+    ]
+    sharding.sharding_spec, sharding.ranks = EnumerableShardingSpec(pieces), sharding.ranks * 2
+    return sharding
 
 
 def shard(layout, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, device=CPU, fused=None, **collections):

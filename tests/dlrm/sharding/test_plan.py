@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torchrec.distributed.types import ShardingType
 
 from data.dataset import Feature
-from dlrm.config import ModelConfig, ShardingConfig, TablesConfig
+from dlrm.config import SHARDING_KINDS, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
+from dlrm.sharding import plan
 from dlrm.sharding.plan import (
     TablePlacement,
     _constraints,
@@ -87,6 +89,40 @@ def test_a_rank_with_two_pieces_of_a_table_is_named_once(world_of_one, features)
 def test_kinds_that_the_device_lacks_are_refused(world_of_one, features):
     with pytest.raises(ValueError, match="no table_row_wise sharding on cpu"):
         plan_of(model_of(features), ShardingConfig(kinds=("table_row_wise",)))
+
+
+@pytest.fixture
+def two_nodes_of_two(world_of_one, monkeypatch):
+    """Four GPUs, as far as a planner asks."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(plan, "_memory_bytes", lambda _: {"ddr_cap": 10**11, "hbm_cap": 10**10})
+    monkeypatch.setattr(plan.dist, "get_world_size", lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    {
+        "table_wise": [(10**6, 32)],
+        "column_wise": [(10**6, 16)] * 2,
+        "row_wise": [(10**6 // 4, 32)] * 4,
+        "table_row_wise": [(10**6 // 2, 32)] * 2,
+        "table_column_wise": [(10**6, 16)] * 2,
+        "grid_shard": [(10**6 // 2, 16)] * 4,
+    }.items(),
+)
+def test_every_kind_that_torchrec_has_can_be_planned_for_cuda(two_nodes_of_two, kind, pieces):
+    assert kind in SHARDING_KINDS["cuda"]
+    model, cuda = model_of([Feature(name="cat_0", rows=10**6)]), torch.device("cuda")
+    sharder = make_sharder(TablesConfig(), cuda, torch.float32)
+    planned = make_plan(model, sharder, ShardingConfig(kinds=(kind,)), cuda, 16)
+    (placed,) = placements(planned, model)
+    assert placed.kind == kind
+    (sharding,) = (sharding for module in planned.plan.values() for sharding in module.values())
+    assert [tuple(each.shard_sizes) for each in sharding.sharding_spec.shards] == pieces
+
+
+def test_all_kinds_of_torchrec_are_known():
+    assert {*SHARDING_KINDS["cuda"], "data_parallel"} == {kind.value for kind in ShardingType}
 
 
 def test_torchrecs_planner_lays_rows_on_the_cpu(world_of_one, features):
