@@ -28,6 +28,9 @@ from experiments.report_results import Measured, read_results
         (Sense.NOT_CLEARLY_BELOW, 1.9, 1.7, 2.1, Verdict.MET),
         (Sense.NOT_CLEARLY_BELOW, 3.0, 2.9, 3.1, Verdict.MET),
         (Sense.NOT_CLEARLY_BELOW, 1.9, 1.85, 1.95, Verdict.MISSED),
+        (Sense.NOT_CLEARLY_ABOVE, 2.1, 1.9, 2.3, Verdict.MET),
+        (Sense.NOT_CLEARLY_ABOVE, 1.0, 0.9, 1.1, Verdict.MET),
+        (Sense.NOT_CLEARLY_ABOVE, 2.1, 2.05, 2.15, Verdict.MISSED),
     ],
 )
 def test_verdicts(sense, value, low, high, verdict):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.memory_growth import end_over_start, figures_of, growth_per_1000_steps, main
+from experiments.memory_worker import EVERY_STEPS, bytes_in_use
 
 STEPS = list(range(100, 10_001, 100))
 NOISE = np.random.default_rng(0).normal(0, 200_000, len(STEPS))
@@ -28,6 +29,21 @@ def test_only_the_second_half_counts_for_the_slope():
     assert growth_per_1000_steps(STEPS, warming_up) == growth_per_1000_steps(STEPS, memory(0))
 
 
+def test_what_comes_and_goes_is_no_growth():
+    evaluating = [value + 5e7 * (step % 1000 == 0) for step, value in zip(STEPS, memory(0), strict=True)]
+    slope, reach = growth_per_1000_steps(STEPS, evaluating)
+    assert abs(slope) < reach < 300_000
+
+
+def test_bytes_in_use_are_counted_whatever_their_size_and_not_once_they_are_freed():
+    for num_bytes in (10_000, 10_000_000, 100_000_000):
+        before = bytes_in_use()
+        block = np.empty(num_bytes, dtype=np.uint8)
+        assert num_bytes <= bytes_in_use() - before <= 1.1 * num_bytes + 8192
+        del block
+        assert abs(bytes_in_use() - before) <= 8192
+
+
 def test_start_is_after_the_warm_up():
     values = [1 if step <= 1000 else 100 if step <= 2000 else 7 if step <= 9000 else 150 for step in STEPS]
     assert end_over_start(STEPS, values) == 1.5
@@ -35,11 +51,19 @@ def test_start_is_after_the_warm_up():
 
 def test_figures_are_those_of_the_worker_that_grew_most():
     samples = [
-        {"step": step, "rss_bytes": [calm, growing], "pss_bytes": [calm, calm]}
+        {
+            "step": step,
+            "in_use_bytes": [growing, calm],
+            "rss_bytes": [calm, 2 * growing],
+            "pss_bytes": [calm] * 2,
+        }
         for step, calm, growing in zip(STEPS, memory(0), memory(5000), strict=True)
     ]
     figures = figures_of(samples)
-    assert figures["growth_bytes_per_1000_steps"] == growth_per_1000_steps(STEPS, memory(5000))[0]
+    slope, reach = growth_per_1000_steps(STEPS, memory(5000))
+    assert figures["growth_bytes_per_1000_steps"] == slope
+    assert figures["growth_bytes_per_1000_steps_ci"] == reach
+    assert figures["rss_growth_bytes_per_1000_steps"] == pytest.approx(2 * slope)
     assert figures["rss_end_over_start"] > 1.05
     assert figures["pss_end_over_start"] < 1.01
 
@@ -51,7 +75,11 @@ def test_quick_run_watches_both_workers(tmp_path, monkeypatch):
     assert main(["--quick"]) == 0
     stored = json.loads((tmp_path / "runs/quick/memory_growth.json").read_text())
     (row,) = stored["rows"]
-    assert len(row["samples"]) >= 20
-    assert all(len(sample["rss_bytes"]) == 2 for sample in row["samples"])
-    assert min(min(sample["pss_bytes"]) for sample in row["samples"]) > 1e8  # a worker with torch in it
+    assert len(row["samples"]) == 440 // EVERY_STEPS
+    for sample in row["samples"]:
+        assert len(sample["rss_bytes"]) == 2
+        assert min(sample["pss_bytes"]) > 1e8  # a worker with torch in it
+        assert all(
+            0 < used < rss for used, rss in zip(sample["in_use_bytes"], sample["rss_bytes"], strict=True)
+        )
     assert (tmp_path / "runs/quick/memory_growth.png").stat().st_size > 10_000
