@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that is not as it was saved."""
+    """A file that is not as it was saved, or cannot be read."""
 
     sequence: int
     """Of its save."""
@@ -34,6 +34,8 @@ class BadFile:
     """Relative to the checkpoint directory."""
     cause: str
     """A sentence that names the file."""
+    is_damaged: bool = True
+    """False: the storage would not give it, which tells nothing of the file itself."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,18 @@ def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEnt
 
     Raises:
         CorruptFileError: names the first one that is not as it was saved, and how many more are not.
+        CheckpointError: the storage fails; no file is known to be damaged.
     """
     bad = list(_bad_files(storage, [(manifest, entry) for entry in entries], None))
+    if damaged := [file for file in bad if file.is_damaged]:
+        raise CorruptFileError(_first_of(damaged))
     if bad:
-        more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
-        raise CorruptFileError(f"{bad[0].cause}{more}")
+        raise CheckpointError(_first_of(bad))
+
+
+def _first_of(bad: Sequence[BadFile]) -> str:
+    more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
+    return f"{bad[0].cause}{more}"
 
 
 def _entries(save: Manifest) -> Iterator[FileEntry]:
@@ -111,7 +120,7 @@ def _bad_files(
         try:
             _check_file(storage, path, entry, progress)
         except CheckpointError as error:
-            return BadFile(save.sequence, path, str(error))
+            return BadFile(save.sequence, path, str(error), isinstance(error, CorruptFileError))
         return None
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-verify") as pool:

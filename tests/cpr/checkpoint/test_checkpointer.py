@@ -338,6 +338,21 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     assert last.checkpointer.load().state.sequence == 2
 
 
+def test_what_did_not_load_in_the_middle_of_a_run_is_no_state_that_pushes_others_out(start, tmp_path):
+    run = start(merge_after=0, retention=Retention(keep_last=2))
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait_until_idle()
+    (tmp_path / "checkpoint/saves/00000001/state.arrow").write_bytes(b"")
+    assert run.checkpointer.load().state.sequence == 0
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    (tmp_path / "checkpoint/saves/00000002/state.arrow").write_bytes(b"")
+    assert start().checkpointer.load().state.sequence == 0
+
+
 def test_when_nothing_verifies_every_reason_is_listed(start, tmp_path):
     run = start()
     for _ in range(2):

@@ -8,6 +8,7 @@ import torch
 
 from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
 from cpr.faults.storages import FaultyStorage, SlowStorage
 from tests.cpr.checkpoint.runs import assert_same
@@ -176,6 +177,44 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
         run.checkpointer.save_rows({})  # nothing is built on what is damaged
     run.checkpointer.close()
     assert start().checkpointer.load().state.sequence == 1
+
+
+def test_a_store_that_fails_for_a_moment_while_it_is_verified_costs_no_chain(start, storage):
+    made = storage(FaultyStorage)
+    run = start(merge_after=0)
+    for _ in range(2):
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait_until_idle()
+    made[0].fail("read", ".arrow", number=errno.ECONNRESET)
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match="Older saves are kept; the next save looks again"):
+        run.checkpointer.wait_until_idle()
+    run.checkpointer.save_rows({})
+    run.checkpointer.close()
+    assert start().checkpointer.load().state.sequence == 3
+
+
+def test_a_store_that_fails_for_a_moment_while_it_deletes_leaves_no_gap(start, storage, monkeypatch):
+    made = storage(FaultyStorage)
+    run = start(merge_after=0)
+    for save in (run.checkpointer.save, lambda: run.checkpointer.save_rows({}), run.checkpointer.save):
+        save()
+        run.checkpointer.wait_until_idle()
+    delete, failures = made[0].delete, ["once"]
+
+    def failing(path):
+        if failures and path.startswith("saves/00000001"):
+            raise CheckpointError(f"deleting {path} failed {failures.pop()}")
+        delete(path)
+
+    monkeypatch.setattr(made[0], "delete", failing)
+    run.checkpointer.save()
+    run.checkpointer.wait_until_idle()
+    assert not failures
+    assert verify(made[0]).is_fine
+    run.checkpointer.save()  # what is left goes now
+    run.checkpointer.close()
+    assert list(made[0].list("saves")) == ["00000003", "00000004"]
 
 
 def test_slow_storage_does_not_hold_training_up(start, storage):

@@ -5,7 +5,7 @@ import torch
 
 from cpr.checkpoint.manifest import save_folder
 from cpr.checkpoint.verify import verify, verify_files
-from cpr.errors import CorruptFileError
+from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
 
@@ -107,3 +107,22 @@ def test_verify_files_raises_for_the_first_and_counts_the_others(directory):
     with pytest.raises(CorruptFileError, match=r"model\.a/.*and 1 more of this save"):
         verify_files(directory, base, [*base.rows, *base.states])
     verify_files(directory, base, base.states)
+
+
+def test_a_store_that_fails_is_no_damage(directory):
+    base = next(state.newest for state in verify(directory).states if state.newest.kind == "base")
+    path, read_into = path_of(base, base.rows[0]), directory.read_into
+
+    def failing(name, offset, buffer):
+        if name == path:
+            raise CheckpointError(f"reading {name} failed: no answer")
+        read_into(name, offset, buffer)
+
+    directory.read_into = failing
+    with pytest.raises(CheckpointError, match="no answer") as caught:
+        verify_files(directory, base, base.rows)
+    assert not isinstance(caught.value, CorruptFileError)
+    assert [(bad.path, bad.is_damaged) for bad in verify(directory).bad] == [(path, False)]
+    directory.flip_bit(path_of(base, base.rows[1]), 500)
+    with pytest.raises(CorruptFileError, match=r"model\.b/"):
+        verify_files(directory, base, base.rows)
