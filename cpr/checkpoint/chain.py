@@ -95,6 +95,25 @@ def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State
     return sorted(states.values(), key=_age, reverse=True), refused
 
 
+def own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
+    """As `find_states`, of the run whose directory it is: that of the oldest save. All others are strangers.
+
+    Raises:
+        CheckpointError: as there.
+    """
+    states, rejected = find_states(storage)
+    saves = {save.sequence: save.run_id for state in states for save in state.saves}
+    if len(set(saves.values())) > 1:
+        return find_states(storage, saves[min(saves)])
+    return states, rejected
+
+
+def is_finished(storage: Storage, sequence: int) -> bool:
+    """Whether a save has a manifest, of whatever content."""
+    folder, _, name = manifest_path(sequence).rpartition("/")
+    return name in storage.list(folder)
+
+
 def _age(state: State) -> tuple[int, int]:
     return max(state.newest.merged, default=state.sequence), state.sequence
 
@@ -148,7 +167,7 @@ def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
     try:
         return read_file(storage, path)
     except CorruptFileError:
-        if path.rsplit("/", 1)[1] in storage.list(save_folder(sequence)):
+        if is_finished(storage, sequence):
             raise
         return None
 

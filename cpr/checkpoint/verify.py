@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cpr.checkpoint.chain import Rejected, State, find_states
+from cpr.checkpoint.chain import Rejected, State, is_finished, own_states
 from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, save_folder
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError
@@ -68,7 +68,7 @@ class Verification:
 def verify(
     storage: Storage, progress: Progress | None = None, start: Callable[[int], object] | None = None
 ) -> Verification:
-    """Read all files of all committed saves.
+    """Read all files of all committed saves; of a directory in use, those that are not deleted meanwhile.
 
     Args:
         storage: the checkpoint directory.
@@ -78,13 +78,22 @@ def verify(
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    states, rejected = find_states(storage)
+    states, rejected = own_states(storage)
     saves = {save.sequence: save for state in states for save in state.saves}
     files = [(save, entry) for _, save in sorted(saves.items()) for entry in _entries(save)]
     num_bytes = sum(entry.num_bytes for _, entry in files)
     if start is not None:
         start(num_bytes)
-    return Verification(states, list(_bad_files(storage, files, progress)), rejected, len(files), num_bytes)
+    bad = list(_bad_files(storage, files, progress))
+    # A run that goes on deletes old saves: files that went with their manifest are not missed.
+    gone = {sequence for sequence in {file.sequence for file in bad} if not is_finished(storage, sequence)}
+    return Verification(
+        [state for state in states if gone.isdisjoint(save.sequence for save in state.saves)],
+        [file for file in bad if file.sequence not in gone],
+        rejected,
+        len(files),
+        num_bytes,
+    )
 
 
 def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:

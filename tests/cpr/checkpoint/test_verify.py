@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cpr.checkpoint.manifest import save_folder
+from cpr.checkpoint.retention import delete_save
 from cpr.checkpoint.verify import verify, verify_files
 from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
@@ -88,6 +89,22 @@ def test_damage_leaves_the_newest_state_below_it(directory):
     base, entry = next((s, e) for s, e in entries(directory) if s.kind == "base")
     directory.flip_bit(path_of(base, entry), 400)
     assert verify(directory).newest is None
+
+
+def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directory):
+    generator = torch.Generator().manual_seed(2)
+    shard = make_shard("model.a")
+    randomise(shard, generator)
+    save(directory, 3, [shard], state={"steps_done": 3})
+
+    def retention(_):
+        for sequence in (2, 1, 0):
+            delete_save(directory, sequence)
+
+    result = verify(directory, start=retention)
+    assert result.is_fine
+    assert [state.sequence for state in result.states] == [3]
+    assert result.newest == result.states[0]
 
 
 def test_an_unfinished_save_is_no_damage_and_a_broken_manifest_is(directory):
