@@ -1,12 +1,14 @@
 """What goes wrong around a run that saves: disks, directories, servers. Older saves always stay."""
 
 import errno
+import json
 import subprocess
 
 import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
+from cpr.checkpoint.manifest import digest
 from cpr.checkpoint.storage import open_storage
 from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
@@ -215,6 +217,23 @@ def test_a_store_that_fails_for_a_moment_while_it_deletes_leaves_no_gap(start, s
     run.checkpointer.save()  # what is left goes now
     run.checkpointer.close()
     assert list(made[0].list("saves")) == ["00000003", "00000004"]
+
+
+def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(start, tmp_path):
+    """Equal content, other bytes: its digest is that of the file, not of what this version would write."""
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    path = tmp_path / "checkpoint/saves/00000000/manifest.json"
+    body = json.loads(path.read_bytes()) | {"digest": "0" * 32}
+    data = json.dumps(dict(sorted(body.items()))).encode()
+    path.write_bytes(data.replace(b"0" * 32, digest(data).encode(), 1))
+    again = start()
+    assert again.checkpointer.load().state.sequence == 0
+    again.train(1)
+    again.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.tensor([1])})
+    again.checkpointer.close()
+    assert start().checkpointer.load().state.sequence == 1
 
 
 def test_slow_storage_does_not_hold_training_up(start, storage):
