@@ -150,8 +150,8 @@ class Manifest:
     merged: Sequence[int] = ()
     """A base made by merging: the sequences of the saves that went into it."""
     _stored_digest: ClassVar[str] = ""
-    """Of the file that a manifest was read from: another version of this program may write the same otherwise.
-    No field, so that a changed copy does not have it."""
+    """Of the file that a manifest was read from: another version of this program may have written the same
+    with other bytes. No field, so that a changed copy does not have it."""
 
     @property
     def file_digest(self) -> str:

@@ -31,10 +31,6 @@ def to_notes(tree: Any, path: Path, tensors: dict[Path, Tensor]) -> Any:
         return {"$tensor": _add(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _array_notes(tree, path, tensors)
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return {"$float": repr(tree)}
-    if isinstance(tree, bytes):
-        return {"$bytes": base64.b64encode(tree).decode()}
     if isinstance(tree, list | tuple):
         values = [to_notes(value, (*path, str(at)), tensors) for at, value in enumerate(tree)]
         return {"$tuple": values} if isinstance(tree, tuple) else values
@@ -42,7 +38,7 @@ def to_notes(tree: Any, path: Path, tensors: dict[Path, Tensor]) -> Any:
         items = [(key, to_notes(value, (*path, str(key)), tensors)) for key, value in tree.items()]
         is_plain = all(isinstance(key, str) and not key.startswith("$") for key in tree)
         return dict(items) if is_plain else {"$items": items}
-    return tree
+    return _plain_notes(tree)
 
 
 def from_notes(notes: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -69,6 +65,14 @@ def from_notes(notes: Any, tensors: Mapping[str, Tensor]) -> Any:
 def flat_name(path: Iterable[str]) -> str:
     """Name of what is at a path, as `torch.distributed.checkpoint` flattens it."""
     return ".".join(path)
+
+
+def _plain_notes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value
 
 
 def _array_notes(array: _Array, path: Path, tensors: dict[Path, Tensor]) -> Any:

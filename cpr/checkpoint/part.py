@@ -141,8 +141,8 @@ def table_entry(shard: TableShard) -> TableEntry:
 def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
     """The tables of all ranks, by name.
 
-    Their columns are those that were written. An optimizer may have made its state since a rolling save began,
-    and a row belongs together with the state that was copied with it.
+    Their columns are those that were written. An optimizer may have made its state since a rolling save
+    began, and a row belongs together with the state that was copied with it.
     """
     tables = {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
     for entry in (entry for part in parts for entry in part.rows):

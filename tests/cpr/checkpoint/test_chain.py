@@ -12,7 +12,8 @@ from cpr.checkpoint.export import export
 from cpr.checkpoint.manifest import ColumnEntry, Manifest, TableEntry, manifest_path
 from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, CorruptFileError
-from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard
+from tests.cpr.checkpoint.saves import save as save_shards
 
 TABLE = TableEntry(rows=100, cols=8, columns={"weights": ColumnEntry(dtype="float32", per_row=False)})
 
@@ -236,7 +237,7 @@ def test_saves_of_a_run_that_came_later_to_a_directory_are_nobodys_newest(tmp_pa
     storage, shard = MemoryStorage(), make_shard()
     state = {"steps_done": 0, "dense": {}, "registered": {}}
     for sequence, run_id in [(0, "run-a"), (1, "run-a"), (5, "run-b")]:
-        save(storage, sequence, [shard], state=state, run_id=run_id)
+        save_shards(storage, sequence, [shard], state=state, run_id=run_id)
     states, rejected = own_states(storage)
     assert [state.sequence for state in states] == [1, 0]
     assert "is of run run-b, not of run run-a" in rejected[0].reason
