@@ -17,6 +17,7 @@ from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.retention import Retention, delete_save
 from cpr.checkpoint.row_schema import place_of
+from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
@@ -177,11 +178,14 @@ class History:
 
     def _copy(self, source: str, target: str, entry: StateFileEntry) -> None:
         buffer = memoryview(bytearray(min(COPY_BYTES, entry.num_bytes)))
-        with self.storage.create(target) as sink:
+        with self.storage.create(target) as file:
+            sink = HashingSink(file)
             for offset in range(0, entry.num_bytes, COPY_BYTES):
                 piece = buffer[: min(COPY_BYTES, entry.num_bytes - offset)]
                 self.storage.read_into(source, offset, piece)
                 sink.write(piece)
+            if sink.digest() != entry.digest:
+                raise CorruptFileError(f"{source} differs from its digest in the manifest: it is damaged")
 
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older goes."""

@@ -181,6 +181,29 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
     assert start().checkpointer.load().state.sequence == 1
 
 
+def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
+    run = start(merge_after=1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.save_rows({})
+    run.checkpointer.wait_until_idle()
+    merge = run.checkpointer._history._merge
+
+    def after_damage():
+        path = tmp_path / "checkpoint/saves/00000002/state.arrow"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        merge()
+
+    run.checkpointer._history._merge = after_damage
+    run.checkpointer.save_rows({})
+    with pytest.raises(SaveFailedError, match=r"00000002/state\.arrow differs from its digest"):
+        run.checkpointer.wait_until_idle()
+    run.checkpointer.close()
+    assert not (tmp_path / "checkpoint/saves/00000003").exists()
+    assert start().checkpointer.load().state.sequence == 1
+
+
 def test_a_store_that_fails_for_a_moment_while_it_is_verified_costs_no_chain(start, storage):
     made = storage(FaultyStorage)
     run = start(merge_after=0)
