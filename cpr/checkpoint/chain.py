@@ -9,9 +9,9 @@ whether the files behind them are intact shows when they are loaded or verified.
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from cpr.checkpoint.manifest import Manifest, Parent, TableEntry, digest, manifest_path, save_folder
+from cpr.checkpoint.manifest import Manifest, Parent, TableEntry, manifest_path, save_folder
 from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CorruptFileError
 
@@ -58,11 +58,6 @@ class Rejected:
     """Never committed: an interrupted save, no sign of damage. The next owner of the directory removes it."""
 
 
-class _Save(NamedTuple):
-    manifest: Manifest
-    digest: str
-
-
 def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State], list[Rejected]]:
     """Follow every save of a directory back to its base.
 
@@ -84,24 +79,43 @@ def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State
     saves, rejected, copies = _read_saves(storage)
     states: dict[int, State] = {}
     for sequence, save in sorted(saves.items()):
-        fault = _fault(save.manifest, saves, rejected, run_id)
+        fault = _fault(save, saves, rejected, run_id)
         if fault:
             rejected[sequence] = Rejected(sequence, f"{manifest_path(sequence)} {fault}")
         else:
-            parent = save.manifest.parent
+            parent = save.parent
             older = states[parent.sequence].saves if parent else ()
-            states[sequence] = State((*older, save.manifest))
+            states[sequence] = State((*older, save))
     refused = sorted((*rejected.values(), *copies), key=lambda save: save.sequence, reverse=True)
     return sorted(states.values(), key=_age, reverse=True), refused
+
+
+def own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
+    """As `find_states`, of the run whose directory it is: that of the oldest save. All others are strangers.
+
+    Raises:
+        CheckpointError: as there.
+    """
+    states, rejected = find_states(storage)
+    saves = {save.sequence: save.run_id for state in states for save in state.saves}
+    if len(set(saves.values())) > 1:
+        return find_states(storage, saves[min(saves)])
+    return states, rejected
+
+
+def is_finished(storage: Storage, sequence: int) -> bool:
+    """Whether a save has a manifest, of whatever content."""
+    folder, _, name = manifest_path(sequence).rpartition("/")
+    return name in storage.list(folder)
 
 
 def _age(state: State) -> tuple[int, int]:
     return max(state.newest.merged, default=state.sequence), state.sequence
 
 
-def _read_saves(storage: Storage) -> tuple[dict[int, _Save], dict[int, Rejected], list[Rejected]]:
+def _read_saves(storage: Storage) -> tuple[dict[int, Manifest], dict[int, Rejected], list[Rejected]]:
     """All saves with a manifest, those without a usable one, and folders that repeat another's number."""
-    saves: dict[int, _Save] = {}
+    saves: dict[int, Manifest] = {}
     rejected: dict[int, Rejected] = {}
     copies: list[Rejected] = []
     numbered: list[int] = []
@@ -118,14 +132,14 @@ def _read_saves(storage: Storage) -> tuple[dict[int, _Save], dict[int, Rejected]
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:
         found = pool.map(lambda sequence: _read_save(storage, sequence), numbered)
         for sequence, save in zip(numbered, found, strict=True):
-            if isinstance(save, _Save):
+            if isinstance(save, Manifest):
                 saves[sequence] = save
             else:
                 rejected[sequence] = save
     return saves, rejected, copies
 
 
-def _read_save(storage: Storage, sequence: int) -> _Save | Rejected:
+def _read_save(storage: Storage, sequence: int) -> Manifest | Rejected:
     path = manifest_path(sequence)
     try:
         data = _read_manifest(storage, sequence)
@@ -140,7 +154,7 @@ def _read_save(storage: Storage, sequence: int) -> _Save | Rejected:
             f"{path} says that it is save {manifest.sequence}: its folder was copied or renamed, and "
             "counting it would lay old rows over newer ones",
         )
-    return _Save(manifest, digest(data))
+    return manifest
 
 
 def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
@@ -148,13 +162,13 @@ def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
     try:
         return read_file(storage, path)
     except CorruptFileError:
-        if path.rsplit("/", 1)[1] in storage.list(save_folder(sequence)):
+        if is_finished(storage, sequence):
             raise
         return None
 
 
 def _fault(
-    save: Manifest, saves: Mapping[int, _Save], rejected: Mapping[int, Rejected], run_id: str | None
+    save: Manifest, saves: Mapping[int, Manifest], rejected: Mapping[int, Rejected], run_id: str | None
 ) -> str | None:
     """Why a save gives no state; None when it does. The saves before it have been judged already."""
     if run_id is not None and save.run_id != run_id:
@@ -168,7 +182,7 @@ def _fault(
 
 
 def _broken_link(
-    save: Manifest, parent: Parent, saves: Mapping[int, _Save], rejected: Mapping[int, Rejected]
+    save: Manifest, parent: Parent, saves: Mapping[int, Manifest], rejected: Mapping[int, Rejected]
 ) -> str | None:
     if parent.sequence >= save.sequence:
         return f"builds on save {parent.sequence}, which comes after it: the order of the saves is wrong"
@@ -181,15 +195,14 @@ def _broken_link(
     return _misfit(save, parent, saves[parent.sequence])
 
 
-def _misfit(save: Manifest, parent: Parent, found: _Save) -> str | None:
-    older = found.manifest
+def _misfit(save: Manifest, parent: Parent, older: Manifest) -> str | None:
     whose = f"its parent, save {older.sequence},"
     if save.run_id != older.run_id:
         return f"is of run {save.run_id}, {whose} of run {older.run_id}: one of them is a stranger"
-    if parent.digest != found.digest:
+    if parent.digest != older.file_digest:
         return (
             f"builds on a save {older.sequence} whose manifest has digest {parent.digest}, but the one here "
-            f"has {found.digest}: one of the two is a stranger or was written again"
+            f"has {older.file_digest}: one of the two is a stranger or was written again"
         )
     if save.base != older.base:
         return f"lies on base {save.base}, {whose} on base {older.base}: the order of the saves is wrong"

@@ -266,7 +266,7 @@ class Checkpointer:
         state, (bytes_read, self.steps_done), rejected = found
         self._loaded, self._rejected = state, frozenset(entry.sequence for entry in rejected)
         if self._history is not None:
-            self._history.chain = list(state.saves)
+            self._history.go_back_to(state, self._rejected)
         return Loaded(
             state=state,
             rejected=tuple(rejected),

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from cpr.checkpoint.chain import State, find_states
+from cpr.checkpoint.chain import State, own_states
 from cpr.checkpoint.lock import LOCK_PATH, Holder
 from cpr.checkpoint.manifest import WEIGHTS, Manifest, TableEntry
 from cpr.checkpoint.storage import Storage, read_file
@@ -93,7 +93,7 @@ def describe(storage: Storage, now: datetime) -> Description | None:
     Raises:
         CheckpointError: the directory cannot be read.
     """
-    states, refused = find_states(storage)
+    states, refused = own_states(storage)
     if not states and not refused:
         return None
     saves = {save.sequence: save for state in states for save in state.saves}

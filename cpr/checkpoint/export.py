@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.causes import explained
-from cpr.checkpoint.chain import Rejected, State, find_states
+from cpr.checkpoint.chain import Rejected, State, own_states
 from cpr.checkpoint.export_dcp import write_dcp
 from cpr.checkpoint.export_parquet import write_parquet
 from cpr.checkpoint.export_safetensors import write_safetensors
@@ -67,7 +67,7 @@ def export(
         NoUsableStateError: all are; says why.
         CheckpointError: `out` cannot be written.
     """
-    states, rejected = find_states(storage)
+    states, rejected = own_states(storage)
     if sequence is not None:
         states = [_pick(states, rejected, sequence, storage.uri)]
     for state in states:

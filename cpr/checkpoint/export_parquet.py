@@ -1,7 +1,8 @@
 """Writes the tables of a model as Parquet, for people who look at embeddings with SQL or data frames.
 
 A folder a table, with columns `row`, `weights` (a list of numbers) and the optimizer states. Half-precision
-values are widened to float32, which holds them exactly. Nothing but tables is written.
+values are widened to float32, which holds them exactly; integers, such as the id that has a row of a dynamic
+table, stay what they are. Nothing but tables is written.
 """
 
 import os
@@ -20,6 +21,8 @@ from cpr.checkpoint.whole import Column, WholeModel, Window
 
 FILE_WINDOWS: Final = 16
 """Windows in a file: each is a row group; about 1 GiB a file."""
+_WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Data types that many readers of Parquet lack, and what is written for them."""
 
 
 def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
@@ -46,7 +49,7 @@ def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], obj
 def _schema(columns: Sequence[Column]) -> pa.Schema:
     fields = [pa.field("row", pa.int64(), nullable=False)]
     for column in columns:
-        value = pa.float64() if column.dtype == torch.float64 else pa.float32()
+        value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
         kind = (
             pa.list_(pa.field("element", value, nullable=False), column.shape[1])
             if column.shape[1:]
@@ -66,11 +69,14 @@ def _rows(window: Window, columns: Sequence[Column], schema: pa.Schema) -> pa.Ta
 
 
 def _array(values: Tensor, kind: pa.DataType) -> pa.Array:
-    wide = values if values.dtype == torch.float64 else values.to(torch.float32)
-    flat = pa.array(wide.reshape(-1).numpy())
+    flat = pa.array(_widen(values).reshape(-1).numpy())
     if not pa.types.is_fixed_size_list(kind):
         return flat
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.to(_WIDENED.get(values.dtype, values.dtype))
 
 
 @contextmanager

@@ -4,10 +4,11 @@ Every method is called by all ranks together, in the background thread that runs
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cpr.checkpoint.chain import State
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, manifest_path, save_folder
 from cpr.checkpoint.merge import merge_row_files
@@ -16,6 +17,7 @@ from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.retention import Retention, delete_save
 from cpr.checkpoint.row_schema import place_of
+from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
@@ -115,8 +117,19 @@ class History:
             return
         self._verify_newest()
         self.check_lock()
-        on_rank_0(self.group, lambda: self._delete_all(doomed))  # others wait here, and not in training
-        self.committed = [manifest for manifest in self.committed if manifest.sequence not in doomed]
+        # others wait here, and not in training
+        gone = on_rank_0(self.group, lambda: self._delete_all(doomed))
+        self.committed = [manifest for manifest in self.committed if manifest.sequence not in gone]
+
+    def go_back_to(self, state: State, rejected: Collection[int]) -> None:
+        """Build on a state that was just loaded; no save is under way.
+
+        Args:
+            state: of this run.
+            rejected: sequences of saves that could not be loaded; they count no more, and are not deleted.
+        """
+        self.chain = list(state.saves)
+        self.committed = [manifest for manifest in self.committed if manifest.sequence not in rejected]
 
     def _merge(self) -> None:
         sequence, chain = self.next_sequence, self.chain
@@ -165,11 +178,14 @@ class History:
 
     def _copy(self, source: str, target: str, entry: StateFileEntry) -> None:
         buffer = memoryview(bytearray(min(COPY_BYTES, entry.num_bytes)))
-        with self.storage.create(target) as sink:
+        with self.storage.create(target) as file:
+            sink = HashingSink(file)
             for offset in range(0, entry.num_bytes, COPY_BYTES):
                 piece = buffer[: min(COPY_BYTES, entry.num_bytes - offset)]
                 self.storage.read_into(source, offset, piece)
                 sink.write(piece)
+            if sink.digest() != entry.digest:
+                raise CorruptFileError(f"{source} differs from its digest in the manifest: it is damaged")
 
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older goes."""
@@ -182,12 +198,13 @@ class History:
         except CheckpointError as error:
             problem = error
         problems = [found for found in self.group.gather(problem) if found is not None]
-        if problems:
-            if any(isinstance(found, CorruptFileError) for found in problems):
-                self._give_up_chain()
-            raise SaveFailedError(
-                f"{'; '.join(map(str, problems))}. Older saves are kept; save a new base, look at the storage"
-            )
+        if not problems:
+            return
+        advice = "the next save looks again"
+        if any(isinstance(found, CorruptFileError) for found in problems):
+            self._give_up_chain()
+            advice = "save a new base, look at the storage"
+        raise SaveFailedError(f"{'; '.join(map(str, problems))}. Older saves are kept; {advice}")
 
     def _give_up_chain(self) -> None:
         """It is damaged: nothing may build on it, and older saves are not deleted on its account."""
@@ -215,12 +232,24 @@ class History:
         else:
             self._delete(sequence)
 
-    def _delete_all(self, sequences: Sequence[int]) -> None:
+    def _delete_all(self, sequences: Sequence[int]) -> set[int]:
+        """Those that are gone. Of a chain in which one cannot be deleted, what it lies on stays, too."""
+        bases = {manifest.sequence: manifest.base for manifest in self.committed}
+        stuck: set[int] = set()
+        gone: set[int] = set()
         for sequence in sequences:
-            self._delete(sequence)
+            if bases[sequence] in stuck:
+                continue
+            if self._delete(sequence):
+                gone.add(sequence)
+            else:
+                stuck.add(bases[sequence])
+        return gone
 
-    def _delete(self, sequence: int) -> None:
+    def _delete(self, sequence: int) -> bool:
         try:
             delete_save(self.storage, sequence)
         except CheckpointError as error:
             logger.warning("could not delete save %d: %s", sequence, error)
+            return False
+        return True

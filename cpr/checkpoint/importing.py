@@ -22,6 +22,7 @@ from cpr.checkpoint.part import PartWriter, merge_tables
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.storage import Storage
+from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
 
 CHUNK_BYTES: Final = 8 * 2**20
@@ -100,6 +101,13 @@ def _writer(storage: Storage) -> Iterator[PartWriter]:
 
 
 def _write_table(table: DcpTable, source: DcpSource, writer: PartWriter, progress: Progress) -> None:
+    wanted = table.entry.rows * table.entry.cols
+    found = sum(block.num_rows * block.num_cols for block in table.blocks)
+    if found != wanted:
+        raise CorruptFileError(
+            f"table {table.fqn} has {wanted} weights, and the pieces of it that are there have {found}: the "
+            "directory is damaged, or was not saved by all ranks"
+        )
     for block in table.blocks:
         shard = _shard(table, block)
         rows_at_once = max(1, CHUNK_BYTES // shard.bytes_per_row)

@@ -7,7 +7,7 @@ written last. `cpr/checkpoint/FORMAT.md` describes every field for readers witho
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import xxhash
 
@@ -149,6 +149,14 @@ class Manifest:
     states: Sequence[StateFileEntry]
     merged: Sequence[int] = ()
     """A base made by merging: the sequences of the saves that went into it."""
+    _stored_digest: ClassVar[str] = ""
+    """Of the file that a manifest was read from: another version of this program may have written the same
+    with other bytes. No field, so that a changed copy does not have it."""
+
+    @property
+    def file_digest(self) -> str:
+        """XXH3-128 of its manifest.json: what a save on top of it calls its parent by."""
+        return self._stored_digest or digest(self.to_json())
 
     @property
     def num_bytes(self) -> int:
@@ -180,7 +188,7 @@ class Manifest:
         if digest(data.replace(str(own_digest).encode(), _NO_DIGEST.encode(), 1)) != own_digest:
             raise CorruptFileError(f"{path} differs from the digest in it: it is damaged or was edited")
         try:
-            return cls(
+            manifest = cls(
                 **{
                     **body,
                     "parent": None if body["parent"] is None else Parent(**body["parent"]),
@@ -192,6 +200,8 @@ class Manifest:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise CorruptFileError(f"{path} is not a complete manifest ({error})") from error
+        object.__setattr__(manifest, "_stored_digest", digest(data))
+        return manifest
 
 
 def _table(entry: Mapping[str, Any]) -> TableEntry:

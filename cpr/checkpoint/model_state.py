@@ -112,10 +112,11 @@ class ModelState:
                 f"only {where} has {name!r}: build the model with the options it was saved with"
             )
         for name, tensor in self._dense.items():
-            if saved[name].shape != tensor.shape:
+            here, there = (f"{each.dtype} {list(each.shape)}" for each in (tensor, saved[name]))
+            if here != there:
                 raise MismatchError(
-                    f"{name} is {list(tensor.shape)} in the model and {list(saved[name].shape)} in the saved "
-                    "state: build the model with the options it was saved with"
+                    f"{name} is {here} in the model and {there} in the saved state: build the model with the "
+                    "options it was saved with"
                 )
         if missing := sorted(set(self._common) - set(common["registered"]) - self._optional):
             raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")

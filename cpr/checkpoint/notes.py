@@ -5,6 +5,7 @@ gives back exactly what was exported. What JSON lacks is an object with one key 
 """
 
 import base64
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -30,8 +31,6 @@ def to_notes(tree: Any, path: Path, tensors: dict[Path, Tensor]) -> Any:
         return {"$tensor": _add(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _array_notes(tree, path, tensors)
-    if isinstance(tree, bytes):
-        return {"$bytes": base64.b64encode(tree).decode()}
     if isinstance(tree, list | tuple):
         values = [to_notes(value, (*path, str(at)), tensors) for at, value in enumerate(tree)]
         return {"$tuple": values} if isinstance(tree, tuple) else values
@@ -39,7 +38,7 @@ def to_notes(tree: Any, path: Path, tensors: dict[Path, Tensor]) -> Any:
         items = [(key, to_notes(value, (*path, str(key)), tensors)) for key, value in tree.items()]
         is_plain = all(isinstance(key, str) and not key.startswith("$") for key in tree)
         return dict(items) if is_plain else {"$items": items}
-    return tree
+    return _plain_notes(tree)
 
 
 def from_notes(notes: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -68,9 +67,18 @@ def flat_name(path: Iterable[str]) -> str:
     return ".".join(path)
 
 
+def _plain_notes(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value
+
+
 def _array_notes(array: _Array, path: Path, tensors: dict[Path, Tensor]) -> Any:
     try:
-        return {"$array": _add(torch.from_numpy(np.ascontiguousarray(array)), path, tensors)}
+        in_order = np.ascontiguousarray(array).reshape(array.shape)  # without dimensions it would get one
+        return {"$array": _add(torch.from_numpy(in_order), path, tensors)}
     except (TypeError, ValueError):  # a data type or byte order that torch lacks
         data = base64.b64encode(array.tobytes()).decode()
         return {"$raw_array": [array.dtype.str, list(array.shape), data]}
@@ -99,6 +107,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any, Mapping[str, Tensor]], Any]]] = {
     "$tensor": _tensor,
     "$array": lambda name, tensors: _tensor(name, tensors).numpy(),
     "$raw_array": _raw_array,
+    "$float": lambda text, _: float(text),
     "$bytes": lambda data, _: base64.b64decode(data),
     "$tuple": lambda values, tensors: tuple(from_notes(value, tensors) for value in values),
     "$items": lambda items, tensors: {key: from_notes(value, tensors) for key, value in items},

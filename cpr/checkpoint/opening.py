@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cpr.checkpoint.chain import Rejected, State, find_states
+from cpr.checkpoint.chain import Rejected, State, find_states, is_finished, own_states
 from cpr.checkpoint.manifest import Manifest, save_folder
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
@@ -50,7 +50,7 @@ def load_newest(
         CheckpointError: the storage cannot be read. No older state is tried then: nothing is wrong with the
             newest.
     """
-    states, rejected = on_rank_0(group, lambda: _own_states(storage))
+    states, rejected = on_rank_0(group, lambda: own_states(storage))
     rejected = [entry for entry in rejected if not entry.unfinished]
     mismatch: MismatchError | None = None
     for state in states:
@@ -86,7 +86,7 @@ def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[
     """
 
     def look() -> tuple[State | None, list[Rejected]]:
-        states, rejected = _own_states(storage)
+        states, rejected = own_states(storage)
         newest = states[0] if states else None
         return newest, [
             entry
@@ -129,18 +129,9 @@ def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # without an error there is a value
 
 
-def _own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
-    """The states of the run whose directory it is, the one with the oldest save; all others are rejected."""
-    states, rejected = find_states(storage)
-    saves = {save.sequence: save.run_id for state in states for save in state.saves}
-    if len(set(saves.values())) > 1:
-        return find_states(storage, saves[min(saves)])
-    return states, rejected
-
-
 def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Collection[int]) -> Survey:
     sequences = [int(name) for name in storage.list("saves") if name.isdecimal()]
-    finished = [sequence for sequence in sequences if _is_finished(storage, sequence)]
+    finished = [sequence for sequence in sequences if is_finished(storage, sequence)]
     newest = max(set(finished) - set(rejected), default=-1)
     if newest > (loaded.sequence if loaded else -1):
         raise MismatchError(
@@ -153,10 +144,6 @@ def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Colle
     good = [state for state in states if not any(save.sequence in rejected for save in state.saves)]
     committed = {save.sequence: save for state in good for save in state.saves}
     return Survey(max(sequences, default=-1) + 1, tuple(committed[key] for key in sorted(committed)))
-
-
-def _is_finished(storage: Storage, sequence: int) -> bool:
-    return "manifest.json" in storage.list(save_folder(sequence))
 
 
 def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, CheckpointError | None]:

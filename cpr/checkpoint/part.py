@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from cpr.checkpoint.manifest import (
     ColumnEntry,
@@ -15,7 +17,7 @@ from cpr.checkpoint.manifest import (
 )
 from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.row_file import RowFileWriter
-from cpr.checkpoint.row_schema import place_of
+from cpr.checkpoint.row_schema import ROW, place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.state import write_state
@@ -62,7 +64,7 @@ class PartWriter:
         """Append a piece; pieces of one shard come one after the other."""
         if piece.shard is not self._shard:
             self._finish_file()
-            self._open(piece.shard)
+            self._open(piece)
         self._writer.write(piece.rows)
         self._steps.append(piece.step)
 
@@ -95,13 +97,14 @@ class PartWriter:
         with self._closer, suppress(Exception):  # what went wrong first is what people hear of
             self._file.__exit__(type(error), error, None)
 
-    def _open(self, shard: TableShard) -> None:
+    def _open(self, piece: Piece) -> None:
+        shard = piece.shard
         self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"
         sink = self._file.enter_context(self._storage.create(f"{self._folder}/{self._path}"))
         self._writer = RowFileWriter(
             sink,
             shard=place_of(shard),
-            columns=table_entry(shard).columns,
+            columns=_column_entries(piece.rows.columns),  # those of the live shard may be others by now
             codec=self._codec,
             with_ids=self._with_ids,
         )
@@ -130,14 +133,26 @@ def table_entry(shard: TableShard) -> TableEntry:
     return TableEntry(
         rows=shard.table_shape[0],
         cols=shard.table_shape[1],
-        columns={
-            name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
-            for name, column in shard.columns.items()
-        },
+        columns=_column_entries(shard.columns),
         counters={name: counter.item() for name, counter in shard.counters.items()},
     )
 
 
 def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
-    """The tables of all ranks, by name."""
-    return {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
+    """The tables of all ranks, by name.
+
+    Their columns are those that were written. An optimizer may have made its state since a rolling save
+    began, and a row belongs together with the state that was copied with it.
+    """
+    tables = {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
+    for entry in (entry for part in parts for entry in part.rows):
+        columns = {name: column for name, column in entry.columns.items() if name != ROW}
+        tables[entry.table_fqn] = replace(tables[entry.table_fqn], columns=columns)
+    return tables
+
+
+def _column_entries(columns: Mapping[str, Tensor]) -> dict[str, ColumnEntry]:
+    return {
+        name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
+        for name, column in columns.items()
+    }

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cpr.checkpoint.history import History
-from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry, digest
+from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry
 from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.part import Part, PartWriter, merge_tables
 from cpr.checkpoint.ranks import RankGroup
@@ -202,7 +202,7 @@ class Saver:
                 run_id=self._history.run_id,
                 sequence=sequence,
                 kind=save.kind,
-                parent=Parent(sequence=newest.sequence, digest=digest(newest.to_json())) if newest else None,
+                parent=Parent(sequence=newest.sequence, digest=newest.file_digest) if newest else None,
                 base=chain[0].sequence if newest else sequence,
                 moment=save.moment,
                 step=states.step if states else 0,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cpr.checkpoint.chain import Rejected, State, find_states
+from cpr.checkpoint.chain import Rejected, State, is_finished, own_states
 from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, save_folder
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError
@@ -26,7 +26,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that is not as it was saved."""
+    """A file that is not as it was saved, or cannot be read."""
 
     sequence: int
     """Of its save."""
@@ -34,6 +34,8 @@ class BadFile:
     """Relative to the checkpoint directory."""
     cause: str
     """A sentence that names the file."""
+    is_damaged: bool = True
+    """False: the storage would not give it, which tells nothing of the file itself."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Verification:
 def verify(
     storage: Storage, progress: Progress | None = None, start: Callable[[int], object] | None = None
 ) -> Verification:
-    """Read all files of all committed saves.
+    """Read all files of all committed saves; of a directory in use, those that are not deleted meanwhile.
 
     Args:
         storage: the checkpoint directory.
@@ -76,13 +78,22 @@ def verify(
     Raises:
         CheckpointError: the directory cannot be listed.
     """
-    states, rejected = find_states(storage)
+    states, rejected = own_states(storage)
     saves = {save.sequence: save for state in states for save in state.saves}
     files = [(save, entry) for _, save in sorted(saves.items()) for entry in _entries(save)]
     num_bytes = sum(entry.num_bytes for _, entry in files)
     if start is not None:
         start(num_bytes)
-    return Verification(states, list(_bad_files(storage, files, progress)), rejected, len(files), num_bytes)
+    bad = list(_bad_files(storage, files, progress))
+    # A run that goes on deletes old saves: files that went with their manifest are not missed.
+    gone = {sequence for sequence in {file.sequence for file in bad} if not is_finished(storage, sequence)}
+    return Verification(
+        [state for state in states if gone.isdisjoint(save.sequence for save in state.saves)],
+        [file for file in bad if file.sequence not in gone],
+        rejected,
+        len(files),
+        num_bytes,
+    )
 
 
 def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
@@ -90,11 +101,18 @@ def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEnt
 
     Raises:
         CorruptFileError: names the first one that is not as it was saved, and how many more are not.
+        CheckpointError: the storage fails; no file is known to be damaged.
     """
     bad = list(_bad_files(storage, [(manifest, entry) for entry in entries], None))
+    if damaged := [file for file in bad if file.is_damaged]:
+        raise CorruptFileError(_first_of(damaged))
     if bad:
-        more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
-        raise CorruptFileError(f"{bad[0].cause}{more}")
+        raise CheckpointError(_first_of(bad))
+
+
+def _first_of(bad: Sequence[BadFile]) -> str:
+    more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
+    return f"{bad[0].cause}{more}"
 
 
 def _entries(save: Manifest) -> Iterator[FileEntry]:
@@ -111,7 +129,7 @@ def _bad_files(
         try:
             _check_file(storage, path, entry, progress)
         except CheckpointError as error:
-            return BadFile(save.sequence, path, str(error))
+            return BadFile(save.sequence, path, str(error), isinstance(error, CorruptFileError))
         return None
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-verify") as pool:

@@ -53,8 +53,9 @@ class _Slot:
     def lay_out(self, leaves: Sequence[Leaf]) -> None:
         """Make room for such leaves, in order."""
         kinds = [_kind(leaf.value) for leaf in leaves]
-        places, self.end = _places(kinds)
-        self.reserve(self.end)
+        places, end = _places(kinds)
+        self.reserve(end)
+        self.end = end  # not before there is room: the targets would still be those of other leaves
         self.targets = [_target(self.memory, kind, at) for kind, at in zip(kinds, places, strict=True)]
         self.kinds, self.forms = json.dumps(kinds), [_form(leaf.value) for leaf in leaves]
 

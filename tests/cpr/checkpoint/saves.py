@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.manifest import Manifest, Parent, digest, manifest_path
+from cpr.checkpoint.manifest import Manifest, Parent, manifest_path
 from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
 from cpr.checkpoint.row_file import Rows
 from cpr.checkpoint.snapshot import Piece
@@ -86,7 +86,7 @@ def commit(storage: MemoryStorage, sequence: int, parent: Manifest | None = None
             "run_id": parent.run_id if parent else "run-a",
             "sequence": sequence,
             "kind": "rows" if parent else "base",
-            "parent": parent and Parent(sequence=parent.sequence, digest=digest(parent.to_json())),
+            "parent": parent and Parent(sequence=parent.sequence, digest=parent.file_digest),
             "base": parent.base if parent else sequence,
             "moment": "consistent",
             "step": 10 * sequence,

@@ -2,13 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
-from cpr.checkpoint.chain import READERS, State, find_states
+from cpr.checkpoint.chain import READERS, State, find_states, own_states
+from cpr.checkpoint.describe import describe
+from cpr.checkpoint.export import export
 from cpr.checkpoint.manifest import ColumnEntry, Manifest, TableEntry, manifest_path
+from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, CorruptFileError
-from tests.cpr.checkpoint.saves import MemoryStorage, commit
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard
+from tests.cpr.checkpoint.saves import save as save_shards
 
 TABLE = TableEntry(rows=100, cols=8, columns={"weights": ColumnEntry(dtype="float32", per_row=False)})
 
@@ -225,6 +230,25 @@ def test_states_of_another_run_are_refused_when_a_run_is_named(storage):
     assert sequences(find_states(storage, "run-a")[0]) == [[0, 1], [0]]
     assert "is of run run-b, not of run run-a" in reasons(storage, "run-a")[2]
     assert sequences(find_states(storage)[0]) == [[2], [0, 1], [0]]
+
+
+def test_saves_of_a_run_that_came_later_to_a_directory_are_nobodys_newest(tmp_path):
+    """What training would not load, nobody is shown, told to be sound, or given."""
+    storage, shard = MemoryStorage(), make_shard()
+    state = {"steps_done": 0, "dense": {}, "registered": {}}
+    for sequence, run_id in [(0, "run-a"), (1, "run-a"), (5, "run-b")]:
+        save_shards(storage, sequence, [shard], state=state, run_id=run_id)
+    states, rejected = own_states(storage)
+    assert [state.sequence for state in states] == [1, 0]
+    assert "is of run run-b, not of run run-a" in rejected[0].reason
+    about = describe(storage, datetime.now(UTC))
+    assert about is not None
+    assert (about.run_id, about.chain[-1].sequence) == ("run-a", 1)
+    assert "is of run run-b" in about.refused[0].reason
+    verification = verify(storage)
+    assert verification.newest == states[0]
+    assert not verification.is_fine
+    assert export(storage, "parquet", tmp_path / "out").state == states[0]
 
 
 def test_runs_are_never_mixed_in_one_state(storage):

@@ -338,6 +338,21 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     assert last.checkpointer.load().state.sequence == 2
 
 
+def test_what_did_not_load_in_the_middle_of_a_run_is_no_state_that_pushes_others_out(start, tmp_path):
+    run = start(merge_after=0, retention=Retention(keep_last=2))
+    for _ in range(2):
+        run.train(1)
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait_until_idle()
+    (tmp_path / "checkpoint/saves/00000001/state.arrow").write_bytes(b"")
+    assert run.checkpointer.load().state.sequence == 0
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    (tmp_path / "checkpoint/saves/00000002/state.arrow").write_bytes(b"")
+    assert start().checkpointer.load().state.sequence == 0
+
+
 def test_when_nothing_verifies_every_reason_is_listed(start, tmp_path):
     run = start()
     for _ in range(2):
@@ -399,37 +414,82 @@ def test_impossible_options_are_refused(options, message):
         CheckpointConfig(uri="anywhere", **options)
 
 
+class Lazy:
+    """A replicated table that Adam updates, which makes its state in the first step, and its checkpointer."""
+
+    def __init__(self, folder, seed):
+        torch.manual_seed(seed)
+        self.model = models.shard({"a": "dp"}, ebc=models.bags(a=30))
+        tables = [each for name, each in self.model.named_parameters() if "embedding_bags" in name]
+        self.optimizer = torch.optim.Adam(tables, lr=0.1)
+        config = CheckpointConfig(uri=str(folder))
+        self.checkpointer = Checkpointer(self.model, config, [self.optimizer])
+
+    def train(self, step):
+        self.optimizer.zero_grad()
+        self.model({"ebc": models.batch(step, 8, a=30)}).square().mean().backward()
+        self.optimizer.step()
+
+    def columns(self):
+        return {name: column.clone() for name, column in self.checkpointer.shards[0].columns.items()}
+
+
 def test_a_lazy_optimizer_of_replicated_tables_is_loaded_into_a_model_that_never_trained(tmp_path):
     """Adam makes its state in the first step; a resumed run loads before that."""
-
-    def make(seed):
-        torch.manual_seed(seed)
-        model = models.shard({"a": "dp"}, ebc=models.bags(a=30))
-        tables = [parameter for name, parameter in model.named_parameters() if "embedding_bags" in name]
-        optimizer = torch.optim.Adam(tables, lr=0.1)
-        return model, optimizer, Checkpointer(model, CheckpointConfig(uri=str(tmp_path)), [optimizer])
-
-    def train(model, optimizer, step):
-        optimizer.zero_grad()
-        model({"ebc": models.batch(step, 8, a=30)}).square().mean().backward()
-        optimizer.step()
-
-    model, optimizer, checkpointer = make(1)
+    run = Lazy(tmp_path, 1)
     for step in range(3):
-        train(model, optimizer, step)
-    checkpointer.save("consistent")
-    checkpointer.wait()
-    checkpointer.close()
-    train(model, optimizer, 3)
+        run.train(step)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    run.checkpointer.close()
+    run.train(3)
 
-    again, lazy, loader = make(2)
-    loader.load()
-    loader.close()
-    train(again, lazy, 3)
-    for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
+    again = Lazy(tmp_path, 2)
+    again.checkpointer.load()
+    again.checkpointer.close()
+    again.train(3)
+    for ours, theirs in zip(again.model.parameters(), run.model.parameters(), strict=True):
         if ours.shape[0] == 30:
             assert torch.equal(ours, theirs)
-    assert lazy.state_dict()["state"][0]["step"] == optimizer.state_dict()["state"][0]["step"]
+    assert again.optimizer.state_dict()["state"][0]["step"] == run.optimizer.state_dict()["state"][0]["step"]
+
+
+def test_state_that_an_optimizer_makes_while_a_rolling_save_goes_on_belongs_to_its_rows(tmp_path):
+    run = Lazy(tmp_path, 1)
+    run.checkpointer.save("rolling")
+    run.train(0)
+    run.checkpointer.step()  # all is copied now, and no longer of the moment when the save began
+    saved = run.columns()
+    run.train(1)
+    run.checkpointer.close()
+    again = Lazy(tmp_path, 2)
+    again.checkpointer.load()
+    again.checkpointer.close()
+    assert saved.keys() == {"weights", "exp_avg", "exp_avg_sq"}
+    assert_same(again.columns(), saved)
+
+
+def test_state_that_an_optimizer_makes_before_what_was_copied_is_written_is_no_part_of_it(
+    tmp_path, monkeypatch
+):
+    run = Lazy(tmp_path, 1)
+    run.checkpointer.prepare()
+    trained, create = threading.Event(), run.checkpointer._storage.create
+
+    def slow(path):
+        assert trained.wait(60)
+        return create(path)
+
+    monkeypatch.setattr(run.checkpointer._storage, "create", slow)
+    saved = run.columns()
+    run.checkpointer.save("consistent")
+    run.train(0)
+    trained.set()
+    run.checkpointer.close()
+    again = Lazy(tmp_path, 2)
+    again.checkpointer.load()
+    again.checkpointer.close()
+    assert_same(again.columns(), saved)
 
 
 def test_the_caller_may_reuse_its_tensor_of_ids(start):

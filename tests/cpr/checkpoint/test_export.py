@@ -154,6 +154,20 @@ def test_parquet_holds_a_folder_a_table(saved, tmp_path):
             assert table[name].to_pylist() == values.tolist()
 
 
+def test_parquet_keeps_integers_exactly(tmp_path):
+    """As the id that has a row of a dynamic table: as a float it would be another id."""
+    storage, shard = MemoryStorage(), make_shard("model.dynamic", shape=(3, 4), states={})
+    shard.weights.zero_()
+    ids, seen = torch.tensor([2**53 + 1, -(2**63), 7]), torch.tensor([2**24 + 1, 0, -1], dtype=torch.int32)
+    shard.optimizer_state.update(id=ids, last_seen=seen)
+    save(storage, 0, [shard], state={"steps_done": 0, "dense": {}, "registered": {}})
+    export(storage, "parquet", tmp_path / "out")
+    table = pq.read_table(tmp_path / "out/model.dynamic")
+    assert table["id"].to_pylist() == ids.tolist()
+    assert table["last_seen"].to_pylist() == seen.tolist()
+    assert [str(table.schema.field(name).type) for name in ("id", "last_seen")] == ["int64", "int32"]
+
+
 def test_sql_reads_an_export(saved, tmp_path):
     storage, shards = saved
     export(storage, "parquet", tmp_path / "out")

@@ -1,13 +1,16 @@
 """What goes wrong around a run that saves: disks, directories, servers. Older saves always stay."""
 
 import errno
+import json
 import subprocess
 
 import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
+from cpr.checkpoint.manifest import digest
 from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.verify import verify
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
 from cpr.faults.storages import FaultyStorage, SlowStorage
 from tests.cpr.checkpoint.runs import assert_same
@@ -175,6 +178,84 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
     with pytest.raises(ValueError, match="needs a base"):
         run.checkpointer.save_rows({})  # nothing is built on what is damaged
     run.checkpointer.close()
+    assert start().checkpointer.load().state.sequence == 1
+
+
+def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
+    run = start(merge_after=1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.save_rows({})
+    run.checkpointer.wait_until_idle()
+    merge = run.checkpointer._history._merge
+
+    def after_damage():
+        path = tmp_path / "checkpoint/saves/00000002/state.arrow"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        merge()
+
+    run.checkpointer._history._merge = after_damage
+    run.checkpointer.save_rows({})
+    with pytest.raises(SaveFailedError, match=r"00000002/state\.arrow differs from its digest"):
+        run.checkpointer.wait_until_idle()
+    run.checkpointer.close()
+    assert not (tmp_path / "checkpoint/saves/00000003").exists()
+    assert start().checkpointer.load().state.sequence == 1
+
+
+def test_a_store_that_fails_for_a_moment_while_it_is_verified_costs_no_chain(start, storage):
+    made = storage(FaultyStorage)
+    run = start(merge_after=0)
+    for _ in range(2):
+        run.checkpointer.save("consistent")
+        run.checkpointer.wait_until_idle()
+    made[0].fail("read", ".arrow", number=errno.ECONNRESET)
+    run.checkpointer.save("consistent")
+    with pytest.raises(SaveFailedError, match="Older saves are kept; the next save looks again"):
+        run.checkpointer.wait_until_idle()
+    run.checkpointer.save_rows({})
+    run.checkpointer.close()
+    assert start().checkpointer.load().state.sequence == 3
+
+
+def test_a_store_that_fails_for_a_moment_while_it_deletes_leaves_no_gap(start, storage, monkeypatch):
+    made = storage(FaultyStorage)
+    run = start(merge_after=0)
+    for save in (run.checkpointer.save, lambda: run.checkpointer.save_rows({}), run.checkpointer.save):
+        save()
+        run.checkpointer.wait_until_idle()
+    delete, failures = made[0].delete, ["once"]
+
+    def failing(path):
+        if failures and path.startswith("saves/00000001"):
+            raise CheckpointError(f"deleting {path} failed {failures.pop()}")
+        delete(path)
+
+    monkeypatch.setattr(made[0], "delete", failing)
+    run.checkpointer.save()
+    run.checkpointer.wait_until_idle()
+    assert not failures
+    assert verify(made[0]).is_fine
+    run.checkpointer.save()  # what is left goes now
+    run.checkpointer.close()
+    assert list(made[0].list("saves")) == ["00000003", "00000004"]
+
+
+def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(start, tmp_path):
+    """Equal content, other bytes: its digest is that of the file, not of what this version would write."""
+    run = start()
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    path = tmp_path / "checkpoint/saves/00000000/manifest.json"
+    body = json.loads(path.read_bytes()) | {"digest": "0" * 32}
+    data = json.dumps(dict(sorted(body.items()))).encode()
+    path.write_bytes(data.replace(b"0" * 32, digest(data).encode(), 1))
+    again = start()
+    assert again.checkpointer.load().state.sequence == 0
+    again.train(1)
+    again.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.tensor([1])})
+    again.checkpointer.close()
     assert start().checkpointer.load().state.sequence == 1
 
 

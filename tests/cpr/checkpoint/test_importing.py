@@ -1,6 +1,7 @@
 """From `torch.distributed.checkpoint` into a checkpoint directory, and back again bit for bit."""
 
 import json
+import pickle
 from datetime import timedelta
 
 import numpy as np
@@ -254,6 +255,18 @@ def test_a_damaged_directory_leaves_nothing(tmp_path):
     storage = MemoryStorage()
     with pytest.raises(CorruptFileError, match="embedding_bags"):
         import_dcp(source, storage)
+    assert storage.files == {}
+
+
+def test_a_directory_that_lacks_rows_of_a_table_becomes_no_base(tmp_path):
+    """As where the workers of one node did not write theirs: nothing could load such a base."""
+    name, storage = "model.embedding_bags.t.weight", MemoryStorage()
+    folder = save_dcp({name: torch.ones(12, 4)}, tmp_path / "dcp")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.state_dict_metadata[name].chunks[0].sizes = torch.Size([8, 4])
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CorruptFileError, match="has 48 weights, and the pieces of it that are there have 32"):
+        import_dcp(open_source(folder, None, None), storage)
     assert storage.files == {}
 
 

@@ -1,9 +1,11 @@
 """What ranks that are gone leave: to those who can take it over, and to nobody else."""
 
 import pytest
+import torch
 from torch import nn
 
 from cpr.checkpoint.model_state import ModelState
+from cpr.errors import MismatchError
 
 
 class Plain:
@@ -50,3 +52,18 @@ def test_heirs_take_what_falls_to_this_rank(own, gone, plain, total):
     common = state.common(3)
     assert state.apply(common, own, gone) == 3
     assert (first.value, second.value) == (plain, total)
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (nn.Linear(2, 1), r"weight is torch.float32 \[1, 1\] in the model and torch.float32 \[1, 2\]"),
+        (nn.Linear(1, 1).to(torch.float64), r"\[1, 1\] in the model and torch.float64 \[1, 1\]"),
+        (nn.Linear(1, 1, bias=False), "only the model has 'bias'"),
+    ],
+)
+def test_dense_parameters_of_another_model_are_refused(other, difference):
+    """Of another data type, too: to cast them would change values and say nothing, as for tables."""
+    saved = ModelState(other).common(3)
+    with pytest.raises(MismatchError, match=difference):
+        ModelState(nn.Linear(1, 1)).check(saved)

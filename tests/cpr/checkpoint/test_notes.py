@@ -1,6 +1,7 @@
 """State as JSON with tensors beside it comes back as it was."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ LEAVES = st.one_of(
     st.binary(max_size=3),
     st.lists(st.integers(0, 9), max_size=3).map(torch.tensor),
     st.sampled_from(["u4", ">i2", "f8", "?"]).map(lambda dtype: np.ones((2, 1), dtype)),
+    st.sampled_from(["f4", ">f4"]).map(lambda dtype: np.array(2, dtype)),
 )
 TREES = st.recursive(
     LEAVES,
@@ -47,10 +49,17 @@ def comparable(tree):
 @given(TREES)
 def test_any_state_comes_back(tree):
     tensors = {}
-    notes = json.loads(json.dumps(to_notes(tree, ("top",), tensors)))
+    notes = json.loads(json.dumps(to_notes(tree, ("top",), tensors), allow_nan=False))
     by_name = {flat_name(path): tensor for path, tensor in tensors.items()}
     assert len(by_name) == len(tensors)
     assert comparable(from_notes(notes, by_name)) == comparable(tree)
+
+
+def test_numbers_that_json_lacks_come_back():
+    notes = json.dumps(to_notes({"best": float("-inf"), "last": [float("nan")]}, (), {}), allow_nan=False)
+    back = from_notes(json.loads(notes), {})
+    assert back["best"] == float("-inf")
+    assert math.isnan(back["last"][0])
 
 
 def test_a_tensor_that_is_not_there_is_named():

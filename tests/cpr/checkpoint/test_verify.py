@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from cpr.checkpoint.manifest import save_folder
+from cpr.checkpoint.retention import delete_save
 from cpr.checkpoint.verify import verify, verify_files
-from cpr.errors import CorruptFileError
+from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
 
@@ -90,6 +91,22 @@ def test_damage_leaves_the_newest_state_below_it(directory):
     assert verify(directory).newest is None
 
 
+def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directory):
+    generator = torch.Generator().manual_seed(2)
+    shard = make_shard("model.a")
+    randomise(shard, generator)
+    save(directory, 3, [shard], state={"steps_done": 3})
+
+    def retention(_):
+        for sequence in (2, 1, 0):
+            delete_save(directory, sequence)
+
+    result = verify(directory, start=retention)
+    assert result.is_fine
+    assert [state.sequence for state in result.states] == [3]
+    assert result.newest == result.states[0]
+
+
 def test_an_unfinished_save_is_no_damage_and_a_broken_manifest_is(directory):
     directory.files[f"{save_folder(3)}/model.a/r0-c0.arrow"] = b"half"
     assert verify(directory).is_fine
@@ -107,3 +124,22 @@ def test_verify_files_raises_for_the_first_and_counts_the_others(directory):
     with pytest.raises(CorruptFileError, match=r"model\.a/.*and 1 more of this save"):
         verify_files(directory, base, [*base.rows, *base.states])
     verify_files(directory, base, base.states)
+
+
+def test_a_store_that_fails_is_no_damage(directory):
+    base = next(state.newest for state in verify(directory).states if state.newest.kind == "base")
+    path, read_into = path_of(base, base.rows[0]), directory.read_into
+
+    def failing(name, offset, buffer):
+        if name == path:
+            raise CheckpointError(f"reading {name} failed: no answer")
+        read_into(name, offset, buffer)
+
+    directory.read_into = failing
+    with pytest.raises(CheckpointError, match="no answer") as caught:
+        verify_files(directory, base, base.rows)
+    assert not isinstance(caught.value, CorruptFileError)
+    assert [(bad.path, bad.is_damaged) for bad in verify(directory).bad] == [(path, False)]
+    directory.flip_bit(path_of(base, base.rows[1]), 500)
+    with pytest.raises(CorruptFileError, match=r"model\.b/"):
+        verify_files(directory, base, base.rows)

@@ -182,8 +182,13 @@ def test_no_room_is_an_error_and_the_state_before_still_counts(small_root):
     with pytest.raises(NotEnoughMemoryError, match=r"--shm-size.*CPR_RESIDENT_ROOT"):
         replica.write(2, {"a": torch.ones(1_000_000)})
     assert replica.read()[0] == 1
-    replica.write(3, {"a": torch.ones(1000)})
-    assert replica.read()[0] == 3
+    for step in (3, 4, 5):  # both slots have been laid out by now
+        replica.write(step, {"a": torch.ones(1000)})
+    with pytest.raises(NotEnoughMemoryError):
+        replica.write(6, {"a": torch.ones(1_000_000)})
+    assert replica.read()[0] == 5
+    replica.write(7, {"a": torch.ones(1000)})
+    assert replica.read()[0] == 7
 
 
 @pytest.mark.parametrize("damage", ["magic", "tree", "short", "missing", "slot"])
