@@ -172,5 +172,9 @@ def remove_home(home: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Memory that the files in a folder take."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    """Memory that the files in a folder take, as far as they do not go meanwhile."""
+    num_bytes = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            num_bytes += path.lstat().st_blocks * 512
+    return num_bytes
