@@ -168,7 +168,12 @@ class Saves:
 
     def _save_all(self, moment: Moment, timeout_s: float | None = None) -> None:
         begin = self._checkpointer.save if self._rows is None else self._rows.save_all
-        save = begin(moment, timeout_s=timeout_s)
+        save = None
+        try:
+            save = begin(moment, timeout_s=timeout_s)
+        finally:
+            if save is None:  # skipped or failed, on all ranks alike
+                self._course.forget_save(self._course.steps_done)
         if save is not None:
             self._saved_at = self._course.steps_done
         self._tell(save)

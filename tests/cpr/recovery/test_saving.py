@@ -157,3 +157,11 @@ def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_want
     for number in (1, 2):
         with pytest.raises(SaveFailedError, match=f"save {number}"):
             saves.finish()
+
+
+def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_of_the_interval():
+    course = Course()
+    storage = SlowStorage(course, skipped={2, 4}, failing={6})
+    train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
+    assert sorted(course.saves) == [10, 30, 50, 70]
+    assert course.samples_between_saves == 20
