@@ -25,6 +25,7 @@ from dlrm.inputs import steps_in_epoch, total_samples
 from dlrm.optim import Optimizers
 from dlrm.recovering import Recovering
 from dlrm.sharding.tables import initialize_tables
+from dlrm.telemetry.folder import replace_text
 
 LAUNCHES: Final = "launches"
 """File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""
@@ -122,7 +123,7 @@ class Recovery:
         path = folder / LAUNCHES
         if self._partial.meeting.rank == 0:
             known = path.read_text().splitlines() if path.exists() else []
-            path.write_text("".join(f"{name}\n" for name in sorted({*known, *self._names})))
+            replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._names})))
 
     def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
         """The model, its tables in memory that outlives this worker, with initial values if they are new.

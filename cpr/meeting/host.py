@@ -94,6 +94,8 @@ class Host:
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def _hear(self, connection: Connection) -> None:
+        if connection.is_closed:  # by what another, who was heard just before, has said
+            return
         try:
             for message in connection.read():
                 self._seat(connection, message)

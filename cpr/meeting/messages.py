@@ -70,6 +70,11 @@ class Connection:
             selector.register(self.socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether this side has ended it."""
+        return self.socket.fileno() < 0
+
     def close(self) -> None:
         """End it."""
         self.socket.close()

@@ -80,9 +80,9 @@ def pls_added(
         return 0.0
     if total_samples is None:
         return None
-    samples = sum(lost.values()) * max(0, samples_done - samples_saved)
+    samples = {rank: share * max(0, samples_done - samples_saved) for rank, share in lost.items()}
     for each in charges:
         if each.world_size == world_size and each.rank in lost:
             again = max(0, min(each.end, samples_done) - max(each.begin, samples_saved))
-            samples -= min(each.share, lost[each.rank]) * again
-    return samples / (total_samples * world_size)
+            samples[each.rank] -= min(each.share, lost[each.rank]) * again
+    return sum(samples.values()) / (total_samples * world_size)

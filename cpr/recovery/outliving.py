@@ -62,9 +62,9 @@ class Outliving:
         segment.marks.beat()
 
     def copy_out(self) -> None:
-        """The worker must go: copy tables that do not live in shared memory, if there are any."""
+        """Training is over: copy tables that do not live in shared memory, if there are any."""
         try:
-            self._copy_out.run()
+            self._copy_out.finish()
         except Exception:
             logger.exception("tables that do not live in shared memory could not be copied there")
 

@@ -56,6 +56,7 @@ class Saves:
         self._is_due = False
         self._postponed_to: int | None = None
         self._saved_at = -1
+        """Training steps done when everything was saved last; -1: never, or nobody knows that it worked."""
         self._num_failed = 0
         self._newest_at_failure: int | None = None
 
@@ -106,8 +107,12 @@ class Saves:
         if self._saved_at != self._course.steps_done:
             self._let_last_end(deadline)
             self._save_moment(seconds_left(deadline))
-        is_committed = self._checkpointer.wait(seconds_left(deadline))
-        return is_committed and self._saved_at == self._course.steps_done
+        with self._doubted():
+            is_committed = self._checkpointer.wait(seconds_left(deadline))
+        is_saved = is_committed and self._saved_at == self._course.steps_done
+        if not is_saved:
+            self._saved_at = -1
+        return is_saved
 
     def finish(self) -> None:
         """Save the end of the run, unless that was done, and wait until it is safe; lets go of the directory.
@@ -122,7 +127,8 @@ class Saves:
                 time.sleep(POLL_S)
                 self._save_moment()
         try:
-            self._checkpointer.wait_until_idle()
+            with self._doubted():
+                self._checkpointer.wait_until_idle()
         finally:
             if self._diary is not None:
                 self._diary.finish()
@@ -162,7 +168,12 @@ class Saves:
 
     def _save_all(self, moment: Moment, timeout_s: float | None = None) -> None:
         begin = self._checkpointer.save if self._rows is None else self._rows.save_all
-        save = begin(moment, timeout_s=timeout_s)
+        save = None
+        try:
+            save = begin(moment, timeout_s=timeout_s)
+        finally:
+            if save is None:  # skipped or failed, on all ranks alike
+                self._course.forget_save(self._course.steps_done)
         if save is not None:
             self._saved_at = self._course.steps_done
         self._tell(save)
@@ -170,6 +181,15 @@ class Saves:
     def _tell(self, save: Save | None) -> None:
         if save is not None and self._diary is not None:
             self._diary.note_save(save)
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """If the block fails, this moment is not saved: whoever wants it saved again gets another save."""
+        try:
+            yield
+        except SaveFailedError:
+            self._saved_at = -1
+            raise
 
     @contextmanager
     def _tolerated(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
@@ -45,6 +46,8 @@ class CopyOut:
     seal: Callable[[Sequence[TableShard]], object]
     _alone: threading.Lock = field(default_factory=threading.Lock)
     _streams: dict[torch.device, Any] = field(default_factory=dict)
+    _is_final: bool = False
+    """Whether there is a copy of the end of training."""
 
     def __post_init__(self) -> None:
         self._inside = [shard for shard in self.shards if self.segment.holds(shard)]
@@ -60,7 +63,9 @@ class CopyOut:
         return sum(tensor.nbytes for shard in self._outside for tensor in shard.columns.values())
 
     def run(self) -> None:
-        """Copy, note the digests, and seal; from any thread. Nothing counts until all of it is there.
+        """Copy, note the digests, and seal. Nothing counts until all of it is there.
+
+        Not called by the main thread, which may go on to train. After `finish` there is nothing to do.
 
         Raises:
             NotEnoughMemoryError: there is no room.
@@ -68,13 +73,35 @@ class CopyOut:
         if not self._outside:
             return
         with self._alone:
-            self.seal(self._inside)  # an earlier copy, which is about to be overwritten, no longer counts
-            while True:
-                moment = self.segment.marks.update_begun
-                copies = self._copy()
-                if self.segment.marks.update_begun == moment:
-                    break
-            self.seal([*self._inside, *copies])
+            if not self._is_final:
+                self._make()
+
+    def finish(self) -> None:
+        """The same for the main thread, when it trains no more.
+
+        A thread of its own copies here as well. The main one waits, and may be told to stop meanwhile: then
+        it stands still until `run`, which `LastCall` calls, has found this copy complete.
+
+        Raises:
+            NotEnoughMemoryError: there is no room.
+        """
+        if self._outside:
+            with ThreadPoolExecutor(1, "cpr-copy-out") as executor:
+                executor.submit(self._make_last).result()
+
+    def _make_last(self) -> None:
+        with self._alone:
+            self._make()
+            self._is_final = True
+
+    def _make(self) -> None:
+        self.seal(self._inside)  # an earlier copy, which is about to be overwritten, no longer counts
+        while True:
+            moment = self.segment.marks.update_begun
+            copies = self._copy()
+            if self.segment.marks.update_begun == moment:
+                break
+        self.seal([*self._inside, *copies])
 
     def _copy(self) -> list[TableShard]:
         copies, names = [], []

@@ -136,10 +136,13 @@ def is_locked(path: Path) -> bool:
 
 def segment_folders(home: Path) -> list[Path]:
     """The segments in a run's folder, whatever their state."""
-    try:
-        return sorted(entry for entry in home.iterdir() if stat.S_ISDIR(entry.lstat().st_mode))
-    except FileNotFoundError:
-        return []
+    found = []
+    with suppress(FileNotFoundError):  # there is no such run
+        for entry in home.iterdir():
+            with suppress(FileNotFoundError):  # this one goes just now: the others are still there
+                if stat.S_ISDIR(entry.lstat().st_mode):
+                    found.append(entry)
+    return sorted(found)
 
 
 def live_segments(home: Path) -> list[Path]:
@@ -172,5 +175,9 @@ def remove_home(home: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Memory that the files in a folder take."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+    """Memory that the files in a folder take, as far as they do not go meanwhile."""
+    num_bytes = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            num_bytes += path.lstat().st_blocks * 512
+    return num_bytes

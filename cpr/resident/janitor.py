@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cpr.agent import launcher_of_this_worker
+from cpr.agent import agent_pid, launcher_of_this_worker
+from cpr.processes import Process
 from cpr.resident.folders import (
     JANITOR_FILE,
     KEEPER_PREFIX,
@@ -31,9 +32,9 @@ LOOK_S: Final = 1.0
 
 
 def ensure_janitor(home: Path) -> None:
-    """Keep a run's memory while the agent above this worker lives, and have it freed afterwards.
+    """Keep a run's memory while somebody above would start this worker again, and have it freed afterwards.
 
-    The agent is `cpr run` if that is above, as it replaces a lost torchrun; else torchrun itself.
+    That is torchrun, and the `cpr run` above it if there is one: each outlives a kill of the other.
 
     Args:
         home: the run's folder.
@@ -41,11 +42,11 @@ def ensure_janitor(home: Path) -> None:
     Raises:
         OSError: the janitor cannot be started.
     """
-    agent = launcher_of_this_worker()
+    above = {launcher_of_this_worker(), Process.find(agent_pid())}
     with alone_in(home) as there:
         if not there:
             return
-        if agent:
+        for agent in filter(None, above):
             keeper = home / f"{KEEPER_PREFIX}{agent.pid}-{agent.start_ticks}"
             os.close(open_private(keeper, os.O_RDWR | os.O_CREAT))
         if is_locked(home / JANITOR_FILE):

@@ -1,6 +1,7 @@
 """What runs of this user have in shared memory now, and the removal of what dead ones left there."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def occupied(root: str | Path | None = None) -> list[Occupied]:
     Raises:
         PermissionError: the folder that should be this user's is not.
     """
-    return [_occupied(home) for home in _homes(user_folder(root))]
+    found = map(_occupied, _homes(user_folder(root)))
+    return [each for each in found if each is not None]
 
 
 def free(home: Path) -> bool:
@@ -60,11 +62,17 @@ def _homes(user: Path) -> Iterator[Path]:
         return
     if reason:
         raise PermissionError(f"{reason}; nothing in it was touched")
-    yield from sorted(home for home in user.iterdir() if why_not_private(home, is_folder=True) is None)
+    for home in sorted(user.iterdir()):
+        with suppress(FileNotFoundError):  # a run that ends meanwhile
+            if why_not_private(home, is_folder=True) is None:
+                yield home
 
 
-def _occupied(home: Path) -> Occupied:
-    with alone_in(home):
+def _occupied(home: Path) -> Occupied | None:
+    """None: it has ended meanwhile."""
+    with alone_in(home) as there:
+        if not there:
+            return None
         return Occupied(
             folder=home,
             num_bytes=folder_bytes(home),

@@ -1,6 +1,7 @@
 """When partial recovery is on, and which folder a restarted run takes for its own."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -126,6 +127,21 @@ def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_
     first.save_in(folder)
     second._partial.meeting.launches = {"of node 1", "of a new node"}
     assert second.find_folder(tmp_path / "runs") == folder
+
+
+def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(at_meeting, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+
+    def die(path, text):
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", die)
+    with pytest.raises(KeyboardInterrupt):
+        at_meeting("s1", continues=True).save_in(folder)
+    assert at_meeting("s1", continues=True).find_folder(tmp_path / "runs") == folder
 
 
 def test_another_launch_with_the_same_rdzv_id_takes_no_folder_though_its_first_workers_died_early(

@@ -271,6 +271,27 @@ def test_the_old_worker_of_a_replaced_agent_makes_room(workers, place):
     assert [each.result().offers for each in newer] == [tuple(offers)] * 2
 
 
+def test_the_old_worker_of_a_replaced_agent_may_end_just_when_the_new_one_comes(place):
+    def call(host, pid):
+        caller = Connection.to("localhost", host.announcement.port, 5)
+        message = {"nonce": host.announcement.nonce, "rank": 1, "world_size": 3}
+        return caller, message | {"offer": offer(pid).to_json()}
+
+    with posted_host(place, 3) as host:
+        old, old_offer = call(host, 66)
+        newer, newer_offer = call(host, 1)
+        old.send(old_offer)
+        while host.missing == [1, 2]:  # both are connected, and the old one has its seat
+            host.gather(time.monotonic() + 0.05)
+        newer.send(newer_offer)
+        old.close()
+        time.sleep(0.2)  # the host learns of both at once
+        host.gather(time.monotonic() + 0.5)
+        assert host.missing == [2]
+        assert newer.wait(5)
+        newer.close()
+
+
 @pytest.mark.parametrize(
     "change", [{"nonce": "guessed"}, {"world_size": 2}, {"rank": 7}, {"rank": 0}, {"offer": {}}, {"rank": []}]
 )

@@ -40,6 +40,15 @@ def test_samples_are_lost_once():
     assert samples({2: 1.0}, done=1900, saved=1800) == pytest.approx(100)  # all of it after the next save
 
 
+def test_what_is_lost_again_costs_exactly_nothing():
+    """However the shares are rounded: a policy asks whether it is 0, and nothing is negative."""
+    for seed in range(200):
+        draw = random.Random(seed)
+        lost, done = {rank: draw.random() for rank in range(4)}, draw.randint(1, 10**6)
+        charged = [Charge(4, rank, share, 0, done) for rank, share in lost.items()]
+        assert pls_added(lost, done, 0, 10**7, 4, charged) == 0
+
+
 def test_failures_at_random_moments_cost_what_is_expected_on_average():
     """Saves every 80 samples of 100,000; each failure takes one of 4 workers, or two."""
     draw, course, surplus = random.Random(5), Course(), []

@@ -109,3 +109,59 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
         assert saves.now(1.0)
         assert storage.newest_step == max(course.saves) == course.steps_done
     assert "the disk was full" in caplog.text
+
+
+class FailingStorage(SlowStorage):
+    """Whose saves fail in the background, which whoever waits is told once."""
+
+    def __init__(self, course, broken=()):
+        super().__init__(course)
+        self.broken = set(broken)
+
+    def wait(self, timeout_s=None):
+        if self.under_way is not None and self.asked in self.broken:
+            self.under_way = None
+            raise SaveFailedError(f"save {self.asked}")
+        return super().wait(timeout_s)
+
+
+@pytest.mark.parametrize("every", [0, 7])
+def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_failed(every):
+    course = Course()
+    storage = FailingStorage(course, broken={1})
+    saves = Saves(storage, course, FixedPace(every), "rolling")
+    train(course, saves, 7)
+    with pytest.raises(SaveFailedError, match="save 1"):
+        saves.now(None)
+    saves.finish()
+    assert (storage.newest_step, storage.asked) == (7, 2)
+
+
+def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
+    course = Course()
+    storage = FailingStorage(course, broken={1, 2})
+    saves = Saves(storage, course, FixedPace(0), "rolling")
+    train(course, saves, 7)
+    for number in (1, 2):
+        with pytest.raises(SaveFailedError, match=f"save {number}"):
+            saves.now(None)
+    assert saves.now(None)
+    assert storage.newest_step == 7
+
+
+def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_wanted_again():
+    course = Course()
+    storage = FailingStorage(course, broken={1, 2})
+    saves = Saves(storage, course, FixedPace(0), "rolling")
+    train(course, saves, 7)
+    for number in (1, 2):
+        with pytest.raises(SaveFailedError, match=f"save {number}"):
+            saves.finish()
+
+
+def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_of_the_interval():
+    course = Course()
+    storage = SlowStorage(course, skipped={2, 4}, failing={6})
+    train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
+    assert sorted(course.saves) == [10, 30, 50, 70]
+    assert course.samples_between_saves == 20

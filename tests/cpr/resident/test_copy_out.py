@@ -4,10 +4,13 @@ import ctypes
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from cpr.errors import DamagedMemoryError
+from cpr.recovery.outliving import Outliving
 from cpr.resident.copy_out import CopyOut, LastCall
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
 
@@ -124,6 +127,39 @@ def test_a_worker_that_is_told_to_stop_saves_its_tables_wherever_it_hangs(home, 
     child.join(30)
     # killed by the signal, or ended in place of a main thread that never came back
     assert child.exitcode in {-signal.SIGTERM, 128 + signal.SIGTERM}
+    (found,), _ = home.find()
+    assert_same([make_shard(fill=6.0)], found.held_shards())
+
+
+def _leave_slowly(pipe, home):
+    shard = make_shard(fill=6.0)
+
+    def flush():  # the copy has begun, and takes its time
+        pipe.send("copying")
+        time.sleep(0.5)
+
+    object.__setattr__(shard, "flush", flush)
+    outliving = Outliving(
+        SimpleNamespace(segment=home.create("rank1"), home=home),
+        SimpleNamespace(shards=[shard]),
+        None,
+        SimpleNamespace(session_id="session", rank=1, world_size=2, generation=3),
+        nn.Identity(),
+        [],
+    )
+    outliving.copy_out()
+    hang_in_python()
+
+
+@pytest.mark.system
+def test_a_worker_that_is_told_to_stop_while_it_copies_ends_with_one_whole_copy(home, start):
+    child, pipe = start(_leave_slowly, home)
+    assert pipe.recv() == "copying"
+    os.kill(child.pid, signal.SIGTERM)
+    child.join(20)
+    assert child.exitcode in {-signal.SIGTERM, 128 + signal.SIGTERM}
+    with pytest.raises(EOFError):  # it was not copied again
+        pipe.recv()
     (found,), _ = home.find()
     assert_same([make_shard(fill=6.0)], found.held_shards())
 

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -304,3 +305,18 @@ def test_another_run_may_end_while_this_one_begins(tmp_path, monkeypatch):
     home = Home("run", tmp_path)
     assert not other.folder.exists()
     assert home.create("rank0").folder.is_dir()
+
+
+def test_an_entry_that_goes_while_it_is_looked_at_hides_no_segment(home, monkeypatch):
+    segment = home.create("rank1")
+    passing = home.folder / "passing"
+    passing.mkdir()
+    look = Path.lstat
+
+    def lstat(path):
+        if path == passing:
+            passing.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert home.live() == [segment.name]

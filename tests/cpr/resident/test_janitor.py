@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpr.agent import LAUNCH_PID
+from cpr.agent import AGENT_PID, LAUNCH_PID
 from cpr.resident.folders import JANITOR_FILE, is_locked, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
@@ -24,6 +24,7 @@ def agent(monkeypatch):
     """A process that stands for the run's agent."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     monkeypatch.setenv(LAUNCH_PID, str(process.pid))
+    monkeypatch.setenv(AGENT_PID, str(process.pid))
     yield process
     process.kill()
     process.communicate()
@@ -88,6 +89,17 @@ def test_it_waits_for_workers_that_outlive_the_agent(watched, agent):
 def test_another_agent_of_the_run_keeps_the_memory(watched, agent, monkeypatch):
     monkeypatch.setenv(LAUNCH_PID, str(os.getpid()))
     ensure_janitor(watched.folder)
+    agent.kill()
+    agent.wait()
+    time.sleep(2 * LOOK_S)
+    assert live_keepers(watched.folder) == [os.getpid()]
+    assert watched.remove()
+
+
+def test_an_agent_that_outlives_cpr_run_keeps_the_memory(watched, agent, monkeypatch):
+    """It starts workers again, which have to find it."""
+    monkeypatch.setenv(AGENT_PID, str(os.getpid()))
+    ensure_janitor(watched.folder)  # while both live
     agent.kill()
     agent.wait()
     time.sleep(2 * LOOK_S)

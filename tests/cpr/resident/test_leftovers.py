@@ -1,8 +1,10 @@
 """`cpr clean` as a person meets it: what is there, what is in use, and what goes."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,29 @@ def test_leftovers_go_and_what_is_in_use_stays(root, capsys):
     assert not dead.folder.exists()
     assert live.folder.exists()
     assert paused.folder.exists()
+
+
+def test_what_ends_while_it_is_looked_at_hides_nothing(root, capsys, monkeypatch):
+    """Workers that live make and remove files all the time, and whole runs end."""
+    live, gone, dead = sealed("a-live", root), sealed("b-gone", root), sealed("c-dead", root)
+    gone.release()
+    dead.release()
+    (live.folder / "passing").touch()
+    look = Path.lstat
+
+    def lstat(path):
+        if path.name == "passing":
+            path.unlink(missing_ok=True)
+        elif path.name == "b-gone":
+            shutil.rmtree(path, ignore_errors=True)
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    assert entry(["clean", "--yes"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0].rpartition("/")[2] for line in out[:-1]] == ["a-live", "c-dead"]
+    assert live.folder.exists()
+    assert not dead.folder.exists()
 
 
 def test_nothing_is_there(root, capsys):
