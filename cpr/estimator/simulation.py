@@ -24,6 +24,8 @@ NODES_AT_ONCE: Final = 4_000_000
 """Nodes of all runs that are simulated side by side: some 150 MB."""
 MOST_NODES: Final = 1_000_000
 """Of a job that is simulated."""
+MOST_FAILURES: Final = 10_000
+"""In the useful time of a job that is simulated: half a minute, until the last run is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,11 @@ class SimulationConfig:
         if not 1 < self.give_up < math.inf:
             raise ValueError(
                 f"give_up is {self.give_up:g}; a run takes longer than its job: give more than 1"
+            )
+        if job.T_total > MOST_FAILURES * job.T_fail:
+            raise ValueError(
+                f"T_fail is {job.T_fail:g} s: {job.T_total / job.T_fail:,.0f} failures in the useful time, and "
+                f"{MOST_FAILURES:,} can be simulated; such a job hardly comes to its end"
             )
 
     @property
