@@ -78,8 +78,8 @@ class SimulationConfig:
             )
         if job.T_total > MOST_FAILURES * job.T_fail:
             raise ValueError(
-                f"T_fail is {job.T_fail:g} s: {job.T_total / job.T_fail:,.0f} failures in the useful time, and "
-                f"{MOST_FAILURES:,} can be simulated; such a job hardly comes to its end"
+                f"T_fail is {job.T_fail:g} s, with {job.T_total / job.T_fail:,.0f} failures in the useful "
+                f"time; {MOST_FAILURES:,} can be simulated, and such a job hardly comes to its end"
             )
 
     @property

@@ -197,7 +197,7 @@ def test_json_holds_what_a_reader_needs():
         ({"job": replace(CALM, N_emb=10**12)}, "1,000,000 nodes can be simulated at most"),
         ({"failures": FailureModel(group_share=0.1, group_nodes=201)}, "cannot happen to 200"),
         ({"job": replace(CALM, nodes_lost=2)}, "group_share and group_nodes"),
-        ({"job": replace(CALM, T_fail=1)}, "failures in the useful time, and 10,000 can be simulated"),
+        ({"job": replace(CALM, T_fail=1)}, "failures in the useful time; 10,000 can be simulated"),
         ({"num_trials": 1}, "2 at least"),
         ({"seed": -1}, "must not be negative"),
         ({"give_up": 1.0}, "give more than 1"),
