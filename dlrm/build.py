@@ -17,6 +17,7 @@ from data.dataset import DatasetManifest
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks, total_samples
+from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim import Optimizers, dense_parameters
 from dlrm.recovery import Recovery, save_config
 from dlrm.replicas import KeptAlike, Replicas
@@ -105,6 +106,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         recovery: what survives failures, its workers having met; None: nothing does.
     """
     config, ranks = inputs.config, inputs.ranks
+    _warn_of_slow_arithmetic(config, inputs.device)
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)
     if recovery is None:
         model = shard(inputs, folder=folder)
@@ -146,6 +148,13 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
     elif config.checkpoint.saves or inputs.resume:
         trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
     return trainer
+
+
+def _warn_of_slow_arithmetic(config: Config, device: torch.device) -> None:
+    if device.type == "cpu" and config.train.precision == "bf16" and torch.bfloat16 not in ONEDNN_DTYPES:
+        logger.warning(
+            "this processor has no fast bfloat16 products, which take AVX-512: train.precision=fp32 is faster"
+        )
 
 
 def _states(trainer: Trainer) -> dict[str, Stateful]:

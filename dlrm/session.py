@@ -105,7 +105,7 @@ class Checkpoints:
         self._resume = resume
         self._moment = cast("Moment", config.moment)
         self._saved_at = -1
-        self._is_last_word_said = False
+        self._is_last_word_said = True  # until there is something to lose
 
     def note_skipped(self) -> None:
         """Nothing: it does not come to this."""
@@ -122,6 +122,7 @@ class Checkpoints:
             self._load()
         if self._config.every_steps:
             self._checkpointer.prepare()
+        self._is_last_word_said = False
 
     def step(self) -> None:
         """Save when it is time.
@@ -168,11 +169,11 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let go of the directory, and say what is lost."""
-        if self._config.every_steps and not self._is_last_word_said:
-            newest = self._checkpointer.newest_step
+        step, newest = self._checkpointer.steps_done, self._checkpointer.newest_step
+        if self._config.every_steps and not self._is_last_word_said and step != (newest or 0):
             logger.warning(
                 "not saved before leaving at step %d: %s",
-                self._checkpointer.steps_done,
+                step,
                 "there is no save" if newest is None else f"the newest save is from step {newest}",
             )
         self._checkpointer.close(abandon=True)

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--dataset", type=Path, default=Path("datasets/tiny"), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(message)s")  # of the failure that is injected
+    # Of the failure that is injected; what was imported has configured it already.
+    logging.basicConfig(format="%(message)s", force=True)
     RUNS.mkdir(parents=True, exist_ok=True)
     before = set(RUNS.iterdir())
     settings = [*SETTINGS, f"data.uri={options.dataset}", f"train.run_folder={RUNS}"]

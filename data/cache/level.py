@@ -42,7 +42,8 @@ class Level:
     def __init__(self, name: str, folder: Path, limit_bytes: int) -> None:
         self._label, self._folder, self._limit_bytes = f"the {name} cache in {folder}", folder, limit_bytes
         self._opened_s = time.time()
-        self._checked: dict[str, int] = {}  # inodes of the entries that this process found to be whole
+        # Inodes and sizes of the entries that this process found to be whole.
+        self._checked: dict[str, tuple[int, int]] = {}
         self._failed, self._full = limit_bytes == 0, False
         if limit_bytes:
             try:
@@ -69,12 +70,12 @@ class Level:
         try:
             with pa.memory_map(str(path)) as file:
                 blob = file.read_buffer()
-            if self._checked.get(key) != inode and not is_whole(blob):
+            if self._checked.get(key) != (inode, blob.size) and not is_whole(blob):
                 raise OSError("its checksum is wrong")
         except (OSError, pa.ArrowException) as error:
             self._remove_damaged(path, error)
             return None
-        self._checked[key] = inode
+        self._checked[key] = inode, blob.size
         with contextlib.suppress(OSError):  # gone meanwhile, or on a read-only disk, where nothing is evicted
             os.utime(path)
         return blob

@@ -100,8 +100,20 @@ def _prepare(flags: argparse.Namespace) -> int:
     num_bad = sum(manifest.provenance["rejects"]["num_rejects"].values())
     size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
     print(f"{flags.out}: {size}; {num_bad:,} bad lines")
+    print(_describe_gaps(manifest.days), end="")
     print(_describe_sharing(config), end="")
     return 0
+
+
+def _describe_gaps(days: Sequence[int]) -> str:
+    """Days that are left out between others, a line; nothing if there are none."""
+    absent = [day for day in range(min(days, default=0), max(days, default=0)) if day not in days]
+    if not absent:
+        return ""
+    return (
+        f"there is nothing of day {', '.join(map(str, absent))}, but of earlier and of later ones. If that "
+        "is a mistake, give all files, and another --out\n"
+    )
 
 
 def _describe_sharing(config: PrepareConfig) -> str:

@@ -12,15 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ONEDNN: Final[bool] = (
-    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-)
+
+def _onednn_dtypes() -> frozenset[torch.dtype]:
+    """What oneDNN multiplies on this processor: bfloat16 takes AVX-512, or newer than AVX2."""
+    available = (
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+    if not available:
+        return frozenset()
+    takes_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return frozenset({torch.float32, torch.bfloat16} if takes_bf16 else {torch.float32})
+
+
+ONEDNN_DTYPES: Final = _onednn_dtypes()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """`x @ weight.t() + bias`, then ReLU; on the CPU one oneDNN call, the one that torch.compile uses."""
-    if x.device.type == "cpu" and ONEDNN and x.dtype != torch.float64 and weight.numel():
+    if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and weight.numel():
         linear = torch.ops.mkldnn._linear_pointwise.default
         out: Tensor = linear(x, weight, bias, "relu" if relu else "none", [], "")
         return out

@@ -54,10 +54,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put `text` in the place of what is in a file; a kill leaves the old or the new."""
+    """Put `text` in the place of what is in a file; a kill or a full disk leaves the old or the new."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def circumstances() -> dict[str, Any]:

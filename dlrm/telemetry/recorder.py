@@ -120,9 +120,13 @@ class Telemetry:
         self._evaluation_s = 0.0
 
     def begin(self) -> None:
-        """Write the circumstances, and go on where the loaded state ends: what is later is taken back."""
+        """Write the circumstances, and go on where the loaded state ends: what is later is taken back.
+
+        Raises:
+            OSError: they cannot be written, and there are none from an earlier start.
+        """
         for name, content in self._circumstances.items():
-            write_json(self._folder / name, content)
+            self._write_circumstances(self._folder / name, content)
         self._sinks = open_sinks(self._folder, self._steps, self._event_writer)
 
     def step(
@@ -188,7 +192,7 @@ class Telemetry:
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
     def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
-        """Write `report.json`, `report.txt` and the learning curve, and return the report."""
+        """Write `report.json`, `report.txt` and the curve, if there is room; return the report."""
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
             recipe=self._recipe,
@@ -202,7 +206,10 @@ class Telemetry:
             failures=failures,
             exchange=exchange_report(self._exchanges, losses),
         )
-        write_report(self._folder, report, self._curve)
+        try:
+            write_report(self._folder, report, self._curve)
+        except OSError as error:
+            logger.warning("the report cannot be written into %s (%s)", self._folder, error)
         return report
 
     def close(self) -> None:
@@ -238,6 +245,16 @@ class Telemetry:
             self._watch.load_state_dict(state["watch"])
         self._progress.advance(self._samples)
         self._started = self._stepped = self._logged = monotonic()
+
+    def _write_circumstances(self, path: Path, content: Mapping[str, Any]) -> None:
+        try:
+            write_json(path, content)
+        except OSError as error:
+            if not path.exists():  # nobody could resume the run
+                raise OSError(
+                    f"{path} cannot be written ({error}): free some space, or set train.run_folder"
+                ) from error
+            logger.warning("%s stays as an earlier start wrote it: it cannot be written (%s)", path, error)
 
     def _log(self, learning_rates: Mapping[str, float]) -> None:
         """Write and show what the steps since the last time gave."""

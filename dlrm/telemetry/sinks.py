@@ -1,9 +1,14 @@
-"""Where figures go: `metrics.jsonl`, one object a line, and TensorBoard's event files."""
+"""Where figures go: `metrics.jsonl`, one object a line, and TensorBoard's event files.
+
+Figures are not worth a run: a full disk costs a warning, and training goes on.
+"""
 
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,48 +30,85 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends to a file, a line and a flush at a time: a killed run has lost nothing that was measured.
+    """Appends to a file, a line at a time: a killed run has lost nothing that was measured.
+
+    What cannot be written, as on a full disk, waits in memory until it can.
 
     Args:
         path: of the file.
         step: the run goes on from it: training after it, and evaluations at it or after, are taken back, and
             so is a line that a kill cut short.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _is_before(line, step)]
-            replace_text(path, "".join(f"{line}\n" for line in kept))
-        self._file = path.open("a")
+            _take_back(path, step)
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._waiting = b""
+        self._failing = False
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Write one line. NaN and infinity, which JSON lacks, become null."""
         line = {"kind": kind, "step": step, **{name: _jsonable(value) for name, value in figures.items()}}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        self._waiting += f"{json.dumps(line, allow_nan=False)}\n".encode()
+        self._write_waiting()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._write_waiting()
+        if self._waiting:
+            logger.warning("%s lacks its last %d lines", self._path, self._waiting.count(b"\n"))
+        with suppress(OSError):  # which close has seen before
+            self._file.close()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning(
+                    "%s cannot be written (%s): training goes on, and its lines follow when it can",
+                    self._path,
+                    error,
+                )
+            self._failing = True
 
 
 class TensorBoard:
-    """Event files for TensorBoard, as `kind/name` and `kind/name/part`."""
+    """Event files for TensorBoard, as `kind/name` and `kind/name/part`; no more of them once one fails."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Add a scalar for every number."""
-        for name, value in figures.items():
-            parts = value if isinstance(value, Mapping) else {"": value}
-            for part, number in parts.items():
-                if number is not None:
-                    self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
+        with self._giving_up():
+            for name, value in figures.items():
+                parts = value if isinstance(value, Mapping) else {"": value}
+                for part, number in parts.items():
+                    if number is not None and self._writer is not None:
+                        self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
     def close(self) -> None:
         """Flush and close the files."""
-        self._writer.close()
+        with self._giving_up():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """The writer's thread ends with its first error, which every call raises from then on."""
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            _say_no_events(error)
 
 
 def event_writer() -> Callable[..., Any] | None:
@@ -89,14 +131,37 @@ def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> li
     """
     sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", step)]
     if writer is not None:
-        sinks.append(TensorBoard(writer(str(folder), purge_step=step + 1)))
+        try:
+            sinks.append(TensorBoard(writer(str(folder), purge_step=step + 1)))
+        except OSError as error:
+            _say_no_events(error)
     return sinks
 
 
-def _is_before(line: str, step: int) -> bool:
+def _say_no_events(error: OSError) -> None:
+    logger.warning(
+        "TensorBoard's event files cannot be written (%s): training goes on without them (metrics.jsonl has "
+        "the same figures)",
+        error,
+    )
+
+
+def _take_back(path: Path, step: int) -> None:
+    """Leave the lines before `step`; as they come first, that needs no room on the disk."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if _is_before(line, step)]
+    if kept == lines[: len(kept)]:
+        os.truncate(path, sum(map(len, kept)))
+    else:
+        replace_text(path, b"".join(kept).decode())
+
+
+def _is_before(line: bytes, step: int) -> bool:
     try:
         entry = json.loads(line)
     except ValueError:
+        return False
+    if not line.endswith(b"\n"):
         return False
     return bool(entry["step"] < step or (entry["step"] == step and entry["kind"] == "train"))
 

@@ -92,6 +92,24 @@ def test_telemetry_knows_the_length_of_the_run_and_the_best_auc(inputs, override
     assert 0.6 < told["best_auc"] < 1
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtypes", "warnings"),
+    [
+        ("bf16", {torch.float32}, 1),
+        ("bf16", {torch.float32, torch.bfloat16}, 0),
+        ("fp32", {torch.float32}, 0),
+    ],
+)
+def test_mixed_precision_that_makes_nothing_faster_is_said(
+    inputs, precision, dtypes, warnings, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "ONEDNN_DTYPES", dtypes)
+    monkeypatch.setattr(module, "open_telemetry", lambda rank, folder, **options: None)
+    with caplog.at_level("WARNING", "dlrm"):
+        build(inputs(f"train.precision={precision}"), StopSignal())
+    assert sum("train.precision=fp32 is faster" in record.message for record in caplog.records) == warnings
+
+
 def test_the_best_auc_of_real_data_or_of_several_days_is_unknown():
     days = {"1": {"best_auc": 0.8}, "2": {"best_auc": 0.7}}
     known = SimpleNamespace(days=(2,), provenance={"days": days})

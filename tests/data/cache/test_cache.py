@@ -217,6 +217,21 @@ def test_damaged_files_are_read_again_and_replaced(open_cache, tmp_path, dataset
 
 
 @pytest.mark.parametrize("level", ["shm", "disk"])
+@pytest.mark.parametrize("left", [0, 200])
+def test_a_file_cut_short_after_it_was_read_is_read_again(open_cache, tmp_path, caplog, level, left):
+    cache, inner = open_cache(**({"disk": 0} if level == "shm" else {"in_memory": 0}))
+    expected = read_settled(cache, inner)
+    read_settled(cache, inner)  # from the files, which are mapped no more afterwards
+    assert inner.reads == READS
+    for path in entries(tmp_path / level):
+        os.truncate(path, left)
+    with caplog.at_level(logging.WARNING):
+        assert read_settled(cache, inner) == expected
+    assert inner.reads == 2 * READS
+    assert len([r for r in caplog.records if "damaged" in r.message]) == len(READS)
+
+
+@pytest.mark.parametrize("level", ["shm", "disk"])
 def test_limits_hold_and_what_fits_stays_through_the_epochs(open_cache, tmp_path, caplog, level):
     whole, inner = open_cache()
     read_settled(whole, inner)

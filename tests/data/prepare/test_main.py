@@ -1,10 +1,11 @@
 """The command line: its flags and exit codes."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 
-from data.dataset import DatasetManifest
+from data.dataset import DatasetManifest, Part
 from data.prepare import __main__ as command
 from data.prepare.pool import WorkerDiedError
 
@@ -97,6 +98,27 @@ def test_nothing_is_said_of_merging_where_nobody_can_tell(monkeypatch, capsys, f
     monkeypatch.setattr(command, "prepare", lambda config: MANIFEST)
     assert command.main(["day_0", "--out", "x", *flags]) == 0
     assert capsys.readouterr().out == "x: 0 rows on 0 days in 0 files; 0 bad lines\n"
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        ((0, 1, 2), ""),
+        ((3, 4), ""),
+        ((0, 2, 5), "there is nothing of day 1, 3, 4, but of earlier and of later"),
+    ],
+)
+def test_days_that_are_missing_between_others_are_named(monkeypatch, capsys, days, said):
+    def part(day):
+        return Part(path=f"{day}", day=day, num_rows=1, row_groups=(1,), num_bytes=1, sha256="")
+
+    manifest = replace(MANIFEST, parts=tuple(map(part, days)))
+    monkeypatch.setattr(command, "prepare", lambda config: manifest)
+    assert command.main(["day_0", "--out", "x", "--ids", "raw"]) == 0
+    first, *more = capsys.readouterr().out.splitlines()
+    assert "bad lines" in first
+    assert len(more) == bool(said)
+    assert said in "".join(more)
 
 
 def test_verify_of_no_data_set_is_code_1(capsys, tmp_path):

@@ -1,5 +1,9 @@
 """Fully connected layers against torch's own, and what mixed precision may and may not round."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -80,6 +84,29 @@ def test_bfloat16_arithmetic_on_fp32_parameters(relu):
     assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
     assert layer.bias.dtype == layer.bias.grad.dtype == torch.float32
     assert rounded.grad.dtype == torch.bfloat16
+
+
+ONE_STEP = """
+import torch
+from dlrm.models.mlp import Head
+torch.manual_seed(0)
+head = Head(13, (64, 32, 1))
+x = torch.randn(50, 13)
+close = []
+for dtype in (torch.float32, torch.bfloat16):
+    head.zero_grad()
+    out = head(x.to(dtype))
+    out.sum().backward()
+    close.append((out.detach(), head.hidden[0].weight.grad.clone()))
+for one, other in zip(*close):
+    assert (one - other).norm() < 0.1 * one.norm()
+"""
+
+
+def test_bfloat16_also_runs_where_onednn_has_no_such_products():
+    """On processors without AVX-512, which oneDNN plays on request; told to on its first use."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", ONE_STEP], env=environment, check=True, timeout=60)
 
 
 def test_the_bias_gradient_sums_in_fp32():

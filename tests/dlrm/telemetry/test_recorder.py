@@ -3,7 +3,10 @@
 import io
 import json
 import logging
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +69,17 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """Inside, no file grows beyond `limit` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_a_whole_run_leaves_its_circumstances_metrics_and_report(tmp_path):
     telemetry = open_run(tmp_path, best_auc=0.8)
     train(telemetry, 20)
@@ -120,6 +134,79 @@ def test_what_was_measured_before_a_kill_is_on_disk(tmp_path):
     train(telemetry, 10)
     assert [line["step"] for line in lines(tmp_path)] == [5, 10]  # nothing was closed
     telemetry.close()
+
+
+def test_on_a_full_disk_training_goes_on_and_lines_follow_when_there_is_room(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "event_writer", lambda: None)
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    train(telemetry, 1)
+    written = (tmp_path / "metrics.jsonl").stat().st_size
+    with full_disk(written + 10), caplog.at_level(logging.WARNING, "dlrm"):
+        train(telemetry, 3)
+        assert (tmp_path / "metrics.jsonl").stat().st_size == written + 10
+    (warning,) = (record.message for record in caplog.records)
+    assert "metrics.jsonl cannot be written" in warning
+    telemetry.evaluation(step=3, samples=3 * BATCH, values=evaluation())
+    telemetry.close()
+    assert [(line["kind"], line["step"]) for line in lines(tmp_path)] == [
+        *(("train", step) for step in (1, 1, 2, 3)),
+        ("evaluation", 3),
+    ]
+
+
+def test_on_a_disk_that_stays_full_a_run_ends_and_says_what_is_missing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "event_writer", lambda: None)
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    with full_disk(10), caplog.at_level(logging.WARNING, "dlrm"):
+        train(telemetry, 2)
+        telemetry.evaluation(step=2, samples=2 * BATCH, values=evaluation())
+        report = telemetry.finish()
+        telemetry.close()
+    assert report.metrics.auc == 1.0
+    written, reported, closed = (record.message for record in caplog.records)
+    assert "metrics.jsonl cannot be written" in written
+    assert "the report cannot be written" in reported
+    assert closed == f"{tmp_path / 'metrics.jsonl'} lacks its last 3 lines"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer's thread
+def test_event_files_that_cannot_be_written_cost_one_warning(tmp_path, caplog):
+    telemetry = open_run(tmp_path, log_every_steps=1)
+    with caplog.at_level(logging.WARNING, "dlrm"):
+        with full_disk(600):  # for an event or two
+            train(telemetry, 20)
+        telemetry.close()
+    assert len([record for record in caplog.records if "TensorBoard" in record.message]) == 1
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
+
+
+def test_event_files_that_cannot_be_begun_cost_one_warning(tmp_path, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(recorder, "event_writer", lambda: refuse)
+    with caplog.at_level(logging.WARNING, "dlrm"):
+        telemetry = open_run(tmp_path)
+        train(telemetry, 10)
+        telemetry.close()
+    assert len([record for record in caplog.records if "TensorBoard" in record.message]) == 1
+    assert len(lines(tmp_path)) == 2
+
+
+def test_on_a_full_disk_no_run_begins_that_could_not_be_resumed(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "event_writer", lambda: None)
+    with full_disk(10), pytest.raises(OSError, match=r"config\.json cannot be written .* train\.run_folder"):
+        open_run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    telemetry = open_run(tmp_path)
+    train(telemetry, 10)
+    state = {**telemetry.state_dict(), "steps": 5}
+    telemetry.close()
+    with full_disk(10), caplog.at_level(logging.WARNING, "dlrm"):
+        open_run(tmp_path, state).close()
+    assert [line["step"] for line in lines(tmp_path)] == [5]
+    assert len([record for record in caplog.records if "stays as an earlier start" in record.message]) == 2
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_loss_that_json_cannot_write_becomes_null(tmp_path):
