@@ -143,8 +143,9 @@ def caveats(what: Recommendation) -> Iterator[str]:
     if job.time_to_loss_s is not None:
         yield (
             f"A node is lost each {duration_text(job.time_to_loss_s)}: failures come each "
-            f"{duration_text(job.T_fail)} and take {job.nodes_lost:.3g} nodes on average. A run that chooses "
-            "its own interval (`IntervalRule`) begins with that time between losses."
+            f"{duration_text(job.T_fail)} and take {job.nodes_lost:.3g} "
+            f"node{'s'[: job.nodes_lost != 1]} on average. A run that chooses its own "
+            "interval (`IntervalRule`) begins with that time between losses."
         )
     if what.is_partial and job.nodes_lost == 0:
         yield (

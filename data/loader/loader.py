@@ -206,8 +206,9 @@ class DataLoader:
         if config.drop_last and rows < shape.global_batch:
             raise ValueError(
                 f"{self._uri} has {rows} samples on days {list(self.manifest.days)}, fewer than one step of "
-                f"{shape.world_size} ranks x {shape.batch_size} samples: use a smaller batch_size, fewer "
-                "ranks or more days (or, for evaluation, drop_last=False)"
+                f"{shape.world_size} ranks x {shape.batch_size} samples: use a smaller batch_size "
+                "(of a recipe: data.global_batch_size), fewer ranks or more days (or, for evaluation, "
+                "drop_last=False)"
             )
 
 
