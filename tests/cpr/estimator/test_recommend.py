@@ -176,11 +176,14 @@ def test_a_loss_is_not_told_as_a_gain():
     assert not re.search(r"-\d", text)
 
 
-@pytest.mark.parametrize(("nodes_lost", "each"), [(2.0, "14 h"), (1.0, "28 h"), (0.5, "56 h")])
-def test_the_time_between_losses_of_a_node_is_told_beside_that_between_failures(nodes_lost, each):
+@pytest.mark.parametrize(
+    ("nodes_lost", "each", "taken"),
+    [(2.0, "14 h", "2 nodes"), (1.0, "28 h", "1 node"), (0.5, "56 h", "0.5 nodes")],
+)
+def test_the_time_between_losses_of_a_node_is_told_beside_that_between_failures(nodes_lost, each, taken):
     """An interval that a run chooses with it, knowing nothing else, is the one that is recommended here."""
     job = replace(KAGGLE, nodes_lost=nodes_lost)
-    assert f"A node is lost each {each}: failures come each 28 h and take {nodes_lost:g} nodes" in told(job)
+    assert f"A node is lost each {each}: failures come each 28 h and take {taken} on" in told(job)
     what = recommend(job, 0.1)
     rule = IntervalRule(target_pls=0.1, mean_time_to_failure_s=what.to_json()["time_to_loss_s"])
     measured = Measured(nodes=job.N_emb, blocked_s=job.O_save, save_s=job.O_save, elapsed_s=0.0)
