@@ -28,6 +28,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.system
 def test_a_leak_fails_the_test_and_does_not_spread(pytester: pytest.Pytester) -> None:
     guards = (Path(__file__).parent / "conftest.py").read_text()
     pytester.makeconftest(guards.replace("GRACE_S = 5.0", "GRACE_S = 0.1"))

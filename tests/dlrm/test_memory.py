@@ -50,6 +50,7 @@ def test_what_the_environment_says_counts(monkeypatch):
     assert os.environ[name] == "0"
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     not SETTING.exists() or re.search(r"\[(madvise|always)\]", SETTING.read_text()) is None,
     reason="the kernel has no transparent huge pages",

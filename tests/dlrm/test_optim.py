@@ -70,6 +70,7 @@ def test_who_owns_which_parameters(shard_model):
     assert len(dense_parameters(model)) == 8  # two layers at the bottom and two on top
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("tables", "dense"), list(product(SPARSE_OPTIMIZERS, DENSE_OPTIMIZERS)), ids=lambda value: value

@@ -79,6 +79,7 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
     assert len(tried) == 2  # the choice was there
 
 
+@pytest.mark.system
 def test_random_numbers_go_on_as_if_nothing_had_been_tried(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_is_alone", lambda *_: False)
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, HEADS])

@@ -98,6 +98,7 @@ def job(setting, out, profiled=False):
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "setting",
     [

@@ -115,6 +115,7 @@ def write_history(
     return reference
 
 
+@pytest.mark.system
 @settings(max_examples=100)
 @given(history=histories(), together=st.booleans(), num_threads=st.integers(1, 4))
 def test_any_layout_loads_into_any_other(history, together, num_threads):

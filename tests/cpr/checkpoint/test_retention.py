@@ -97,6 +97,7 @@ def live_through(history):
     return storage
 
 
+@pytest.mark.system
 @settings(max_examples=150)
 @given(histories(), st.integers(2, 4), st.none() | st.integers(1, 12))
 def test_the_two_newest_states_resolve_after_every_deletion(history, keep_last, every_hours):

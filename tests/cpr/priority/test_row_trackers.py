@@ -67,6 +67,7 @@ SCHEMES = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(history=st.lists(events, max_size=12))
 def test_any_sequence_of_batches_saves_and_restores(scheme, history):
@@ -103,6 +104,7 @@ def test_without_lookups_there_is_nothing_to_save():
         assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(history=st.lists(events, max_size=6), after=st.lists(events, max_size=6))
 def test_memory_that_outlives_its_worker(scheme, history, after):

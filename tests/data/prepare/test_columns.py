@@ -61,6 +61,7 @@ def spoiled_blocks(draw):
     return b"".join(lines)
 
 
+@pytest.mark.system
 @settings(max_examples=400)
 @given(spoiled_blocks())
 def test_agrees_with_the_grammar(block):

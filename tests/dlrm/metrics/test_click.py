@@ -55,6 +55,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_auc_is_within_1e_4_of_the_exact_value(kind):
     rng = np.random.default_rng(7)
