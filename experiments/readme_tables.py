@@ -56,8 +56,8 @@ SPEED: Final[Sequence[Row]] = [
         experiment="memory_growth",
         what="growth of host memory in use in 1,000 steps, over {config[train.max_steps]:,} steps",
         result=(
-            "**{growth_bytes_per_1000_steps:.0f/1e3} kB**, 95 % interval "
-            "±{growth_bytes_per_1000_steps_ci:.0f/1e3} kB; of the resident set "
+            "**{growth_bytes_per_1000_steps:.1f/1e3} kB**, 95 % interval "
+            "±{growth_bytes_per_1000_steps_ci:.1f/1e3} kB; of the resident set "
             "{rss_growth_bytes_per_1000_steps:.1f/1e6} ± {rss_growth_bytes_per_1000_steps_ci:.1f/1e6} MB"
         ),
     ),
