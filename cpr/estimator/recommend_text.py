@@ -175,14 +175,27 @@ def caveats(what: Recommendation) -> Iterator[str]:
 
 
 def _failures(what: Recommendation, failures: FailureReport) -> list[str]:
-    low, high = failures.interval_s
-    turn = what.thresholds.T_fail
-    if turn is not None and low < turn < high:
-        told = f"So the decision is not certain: it turns at {duration_text(turn)}, inside that range."
-    else:
-        told = "Anywhere in that range the decision is the same."
     first, *rest = str(failures).splitlines()
-    return [first, f"  {told}", *rest]
+    return [first, f"  {_how_certain(what, *failures.interval_s)}", *rest]
+
+
+def _how_certain(what: Recommendation, low_s: float, high_s: float) -> str:
+    """Whether the decision holds where the log says that the mean time between failures is."""
+    at_ends = {
+        recommend(replace(what.job, T_fail=T_fail), what.target_pls, what.ratio).is_partial
+        for T_fail in (low_s, high_s)
+    }
+    if at_ends == {what.is_partial}:
+        return "Anywhere in that range the decision is the same."
+    if len(at_ends) == 1:
+        return (
+            f"In that range the decision is the other one: it rests on a failure each "
+            f"{duration_text(what.job.T_fail)}, which is not what this log says."
+        )
+    turn = what.thresholds.T_fail
+    if turn is not None and low_s < turn < high_s:
+        return f"So the decision is not certain: it turns at {duration_text(turn)}, inside that range."
+    return "So the decision is not certain: it turns inside that range."
 
 
 def _headline(what: Recommendation) -> str:

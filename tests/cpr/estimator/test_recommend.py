@@ -217,3 +217,16 @@ def test_few_failures_and_a_decision_that_hangs_on_them():
     assert "Anywhere in that range the decision is the same." in told(KAGGLE, failures=few)
     near = recommend(KAGGLE, 0.1).thresholds.pls * 1.1
     assert "So the decision is not certain: it turns at 23.1 h" in told(KAGGLE, near, failures=few)
+
+
+def test_a_log_that_speaks_for_the_other_decision_is_not_said_to_agree():
+    """Whether `T_fail`, which is given, lies above all that the log allows, or below."""
+    often = report_on(FailureLog((Stretch((3 * HOUR, 5 * HOUR, HOUR)),)))
+    text = told(replace(KAGGLE, T_fail=1e5 * HOUR), 0.0005, failures=often)
+    assert text.startswith("Partial recovery")
+    assert "the decision is the same" not in text
+    assert "In that range the decision is the other one: it rests on a failure each" in text
+    seldom = report_on(FailureLog((Stretch((), 1e5 * HOUR),)))
+    text = told(replace(KAGGLE, T_fail=5 * HOUR), 0.0005, failures=seldom)
+    assert text.startswith("Full recovery")
+    assert "In that range the decision is the other one: it rests on a failure each 5 h" in text
