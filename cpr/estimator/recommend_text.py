@@ -95,23 +95,23 @@ def _of_rows(job: Job) -> str:
 
 
 def changes(what: Recommendation) -> Iterator[str]:
-    """What would turn the decision, value by value."""
+    """What would turn the decision, value by value: by its cost, or as the target can be kept no more."""
     now, bounds = what.is_partial, what.thresholds
     other = "full recovery" if now else "partial recovery"
     if bounds.pls is not None and 0 < bounds.pls <= 1:
         side = "below" if now else "above"
-        yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is cheaper."
+        yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is the choice."
     if bounds.T_fail is not None:
         how = "more" if now else "less"
         yield (
             f"A failure each {duration_text(bounds.T_fail)} or {how} often (now each "
-            f"{duration_text(what.job.T_fail)}): then {other} is cheaper."
+            f"{duration_text(what.job.T_fail)}): then {other} is the choice."
         )
     if bounds.O_save is not None:
         how = "more" if now else "less"
         yield (
             f"A save that takes {how} than {duration_text(bounds.O_save)} (now "
-            f"{duration_text(what.job.O_save)}): then {other} is cheaper."
+            f"{duration_text(what.job.O_save)}): then {other} is the choice."
         )
     if bounds.T_fail is None and bounds.O_save is None:
         yield "No other single value within reach: neither the time between failures nor that of a save."

@@ -128,12 +128,21 @@ def test_a_reader_is_told_how_seldom_that_is():
 
 
 def test_what_would_change_the_decision():
-    assert "A target PLS below 0.0026 (now 0.1): then full recovery is cheaper" in told(KAGGLE)
+    assert "A target PLS below 0.0026 (now 0.1): then full recovery is the choice" in told(KAGGLE)
     strict = told(KAGGLE, 0.001)
-    assert "A target PLS above 0.0026 (now 0.001): then partial recovery is cheaper" in strict
-    assert "A failure each 7.6 d or less often (now each 28 h): then partial recovery is cheaper" in strict
-    assert "A save that takes less than 51.6 s (now 5.6 min): then partial recovery is cheaper" in strict
+    assert "A target PLS above 0.0026 (now 0.001): then partial recovery is the choice" in strict
+    assert "A failure each 7.6 d or less often (now each 28 h): then partial recovery is the choice" in strict
+    assert "A save that takes less than 51.6 s (now 5.6 min): then partial recovery is the choice" in strict
     assert "--blocked 3.36s" in told(KAGGLE)
+
+
+def test_what_a_target_that_cannot_be_kept_would_change_is_not_said_to_be_cheaper():
+    """Saves that cost nothing: partial recovery is always the cheaper one, but cannot keep every target."""
+    job = replace(KAGGLE, O_save=10 * MINUTE, blocked_save=0.0)
+    text = told(job)
+    assert "A target PLS below 0.0011 (now 0.1): then full recovery is the choice." in text
+    assert "is cheaper" not in text
+    assert "cannot keep a PLS of 0.001: " in told(job, 0.001)
 
 
 def test_what_is_said_of_saving_in_the_background():
