@@ -26,6 +26,7 @@ from data.dataset import read_manifest
 from experiments.launch import torchrun
 from experiments.precision import default_dataset, half_width
 from experiments.record import Record, Row
+from experiments.samples import identity_of
 
 EXACT: Final = "exact"
 LOSSY: Final = ("fp16", "int8", "int4")
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds, max_steps = (range(2), 8) if options.quick else (SEEDS, 0)
     config = {
         "recipe": "tiny",
+        "dataset": identity_of(str(folder)),
         "samples": read_manifest(str(folder)).num_rows,
         "max_steps": max_steps,
         "saved_at": Job.saved_at,

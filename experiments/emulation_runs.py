@@ -24,12 +24,13 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from cpr.priority import PriorityConfig
-from data.dataset import MANIFEST_NAME, open_folder, read_manifest
+from data.dataset import read_manifest
 from experiments.emulation import Run
 from experiments.emulation_data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation_worker import Workload, emulate, start
 from experiments.launch import ROOT
 from experiments.record import QUICK, RESULTS, Record, Row, versions
+from experiments.samples import identity_of
 
 PROCESSES: Final = 2
 CODE: Final = (
@@ -93,7 +94,7 @@ def measure_experiment(
         for run in plan(seed)
         if run.top_coverage is None or options.dataset is None  # data of others has the skew that it has
     ]
-    config = {**asdict(workload), "dataset": _identity(workload.dataset), "samples_tested": "the last day"}
+    config = {**asdict(workload), "dataset": identity_of(workload.dataset), "samples_tested": "the last day"}
     record = Record(name, config, seeds=list(chosen), folder=folder)
     rows = measure(runs, workload, QUICK / "emulation" if options.quick else KEPT)
     for run in runs:
@@ -237,16 +238,9 @@ def _digest(workload: Workload) -> str:
     for pattern in CODE:
         for path in sorted(ROOT.glob(pattern)):
             digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
-    shared: Mapping[str, Any] = {**asdict(workload), "dataset": _identity(workload.dataset)}
+    shared: Mapping[str, Any] = {**asdict(workload), "dataset": identity_of(workload.dataset)}
     digest.update(json.dumps([shared, versions()], sort_keys=True).encode())
     return digest.hexdigest()[:24]
-
-
-def _identity(dataset: str) -> str:
-    """Names the samples: the manifest of a data set holds a digest of every file."""
-    filesystem, path = open_folder(dataset)
-    with filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
-        return hashlib.sha256(stream.read()).hexdigest()[:24]
 
 
 def _write(path: Path, row: Row) -> None:

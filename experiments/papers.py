@@ -220,8 +220,8 @@ COMPARISONS: Final[Sequence[Comparison]] = [
         paper=MSTOPK,
         differs=(
             "Ours is a model of 52 million dense parameters among processes that share two cores, over DDP "
-            "with dense gradients; the paper's are networks for images and text on 128 GPUs, in nodes with "
-            "links of 25 Gb/s."
+            "with dense gradients; the paper's are networks for images and text on 128 GPUs of 16 nodes in a "
+            "public cloud."
         ),
     ),
     Comparison(

@@ -26,6 +26,7 @@ from data.synthetic import SyntheticConfig, generate
 from dlrm.learning_curve import CurvePoint, draw_learning_curve
 from experiments.launch import ROOT, torchrun
 from experiments.record import QUICK, Record, Row
+from experiments.samples import identity_of
 
 PRECISIONS: Final = ("fp32", "bf16")
 SEEDS: Final = range(20)
@@ -43,7 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     folder = options.dataset or default_dataset(quick=options.quick)
     seeds, curve_steps, max_steps = (range(2), 2, 4) if options.quick else (SEEDS, 100, 0)
-    config = {"recipe": "tiny", "samples": read_manifest(str(folder)).num_rows, "max_steps": max_steps}
+    config = {
+        "recipe": "tiny",
+        "dataset": identity_of(str(folder)),
+        "samples": read_manifest(str(folder)).num_rows,
+        "max_steps": max_steps,
+    }
     record = Record("precision", config, seeds=list(seeds), quick=options.quick)
     for seed in seeds:
         for precision in PRECISIONS if seed % 2 == 0 else reversed(PRECISIONS):

@@ -7,6 +7,7 @@ but for rows of another commit that are kept on purpose (`Record.keep`), each of
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -112,14 +113,20 @@ class Record:
     def finish(self, figures: Mapping[str, float | None], notes: Mapping[str, str] | None = None) -> Path:
         """Store the figures and mark the result as finished.
 
+        A figure that came out as no number, or as an infinite one, was not measured; a note says so.
+
         Raises:
             ValueError: a figure is missing (None) and no note of that name says why.
         """
-        notes = dict(notes or {})
+        notes, figures = dict(notes or {}), dict(figures)
+        for name, value in figures.items():
+            if value is not None and not math.isfinite(value):
+                notes[name] = " ".join(filter(None, [f"it came out as {value}.", notes.get(name)]))
+                figures[name] = None
         silent = sorted(name for name, value in figures.items() if value is None and name not in notes)
         if silent:
             raise ValueError(f"figures without a value need a note that says why: {silent}")
-        self._body["figures"] = dict(figures)
+        self._body["figures"] = figures
         self._body["notes"] = notes
         self._body["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._write()

@@ -37,11 +37,21 @@ class Compared:
     @property
     def departs(self) -> bool:
         """Whether the formulas are wrong by more than chance, and by enough to matter."""
-        pairs = (
+        return any(
+            abs(mean.value - value) > mean.half_width + MATTERS * value for mean, value in self._pairs()
+        )
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether less is simulated than the formulas say, by as much: more failures cannot be why."""
+        return any(value - mean.value > mean.half_width + MATTERS * value for mean, value in self._pairs())
+
+    def _pairs(self) -> tuple[tuple[Mean, float], ...]:
+        """What is simulated, and what the formulas say of it."""
+        return (
             (self.simulation.overhead, self.expected.total),
             (self.simulation.pls, self.expected_pls),
         )
-        return any(abs(mean.value - value) > mean.half_width + MATTERS * value for mean, value in pairs)
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
@@ -144,7 +154,8 @@ def departures(comparison: Comparison) -> list[str]:
         found.append("the next failure often comes before a recovery is over, which begins again")
     if job.O_save > FAR_SHORTER * job.T_fail:
         found.append("failures often break a save, which does not count")
-    if failures.distribution != "exponential" and failures.scope == "job":
+    falls_short = comparison.full.falls_short or comparison.partial.falls_short
+    if failures.distribution != "exponential" and (failures.scope == "job" or falls_short):
         found.append("failures have a memory: they do not come evenly")
     return found or [
         "failures go on while a job saves and recovers: there are more than useful time alone sees"

@@ -125,8 +125,10 @@ def _lines(path: Path) -> Iterator[tuple[float, bool]]:
                 else:
                     began, ended = _time(row, "began"), _time(row, "ended")
                     lasted_s, before = _seconds(began, ended, before), ended
-                if lasted_s <= 0:
-                    raise ValueError(f"the job was at work for {lasted_s:g} s; that must be positive")
+                if not 0 < lasted_s < math.inf:
+                    raise ValueError(
+                        f"the job was at work for {lasted_s:g} s; that must be positive and finite"
+                    )
                 yield lasted_s, _failed(row["failed"])
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"{path} cannot be read as a CSV file in UTF-8: {error}") from error

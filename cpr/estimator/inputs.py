@@ -120,7 +120,8 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
     source = f"measured in {count_text(len(runs), 'run')}"
     after = f"{source}, {count_text(len(pooled.failures), 'failure')}"
     found.offer("N_emb", pooled.nodes, source)
-    found.offer("T_total", pooled.T_total, f"{source}: the steps for all samples")
+    newest = source if len(runs) == 1 else "measured in the newest run"
+    found.offer("T_total", runs[-1].T_total, f"{newest}: the steps for all samples")
     _measured_saves(found, pooled, source)
     found.offer("O_load", pooled.O_load, after)
     found.offer("O_res", pooled.O_res, after)

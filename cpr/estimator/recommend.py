@@ -59,11 +59,11 @@ class Thresholds:
     """Where the decision changes if one value alone does; None: nowhere near what is possible."""
 
     pls: float | None
-    """Target above which partial recovery is the cheaper one."""
+    """Target above which partial recovery is the choice: the cheaper one, if saves can come so often."""
     T_fail: float | None
-    """Mean time between failures, seconds: above it partial recovery is the cheaper one."""
+    """Mean time between failures, seconds: above it partial recovery is the choice."""
     O_save: float | None
-    """Time of a save, seconds: below it partial recovery is the cheaper one. What it costs training, and row
+    """Time of a save, seconds: below it partial recovery is the choice. What it costs training, and row
     saves, change in proportion."""
 
 

@@ -95,23 +95,23 @@ def _of_rows(job: Job) -> str:
 
 
 def changes(what: Recommendation) -> Iterator[str]:
-    """What would turn the decision, value by value."""
+    """What would turn the decision, value by value: by its cost, or as the target can be kept no more."""
     now, bounds = what.is_partial, what.thresholds
     other = "full recovery" if now else "partial recovery"
     if bounds.pls is not None and 0 < bounds.pls <= 1:
         side = "below" if now else "above"
-        yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is cheaper."
+        yield f"A target PLS {side} {bounds.pls:.2g} (now {what.target_pls:g}): then {other} is the choice."
     if bounds.T_fail is not None:
         how = "more" if now else "less"
         yield (
             f"A failure each {duration_text(bounds.T_fail)} or {how} often (now each "
-            f"{duration_text(what.job.T_fail)}): then {other} is cheaper."
+            f"{duration_text(what.job.T_fail)}): then {other} is the choice."
         )
     if bounds.O_save is not None:
         how = "more" if now else "less"
         yield (
             f"A save that takes {how} than {duration_text(bounds.O_save)} (now "
-            f"{duration_text(what.job.O_save)}): then {other} is cheaper."
+            f"{duration_text(what.job.O_save)}): then {other} is the choice."
         )
     if bounds.T_fail is None and bounds.O_save is None:
         yield "No other single value within reach: neither the time between failures nor that of a save."
@@ -175,14 +175,27 @@ def caveats(what: Recommendation) -> Iterator[str]:
 
 
 def _failures(what: Recommendation, failures: FailureReport) -> list[str]:
-    low, high = failures.interval_s
-    turn = what.thresholds.T_fail
-    if turn is not None and low < turn < high:
-        told = f"So the decision is not certain: it turns at {duration_text(turn)}, inside that range."
-    else:
-        told = "Anywhere in that range the decision is the same."
     first, *rest = str(failures).splitlines()
-    return [first, f"  {told}", *rest]
+    return [first, f"  {_how_certain(what, *failures.interval_s)}", *rest]
+
+
+def _how_certain(what: Recommendation, low_s: float, high_s: float) -> str:
+    """Whether the decision holds where the log says that the mean time between failures is."""
+    at_ends = {
+        recommend(replace(what.job, T_fail=T_fail), what.target_pls, what.ratio).is_partial
+        for T_fail in (low_s, high_s)
+    }
+    if at_ends == {what.is_partial}:
+        return "Anywhere in that range the decision is the same."
+    if len(at_ends) == 1:
+        return (
+            f"In that range the decision is the other one: it rests on a failure each "
+            f"{duration_text(what.job.T_fail)}, which is not what this log says."
+        )
+    turn = what.thresholds.T_fail
+    if turn is not None and low_s < turn < high_s:
+        return f"So the decision is not certain: it turns at {duration_text(turn)}, inside that range."
+    return "So the decision is not certain: it turns inside that range."
 
 
 def _headline(what: Recommendation) -> str:

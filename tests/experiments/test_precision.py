@@ -6,6 +6,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from data.dataset import DatasetManifest
+from data.synthetic import SyntheticConfig, generate
 from experiments import precision
 from experiments.precision import differences, figures_of, half_width, main
 
@@ -60,6 +61,28 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
     assert stored["seeds"] == [0, 1]
     for picture in ("precision", "learning_curve"):
         assert (tmp_path / f"runs/quick/{picture}.png").stat().st_size > 10_000
+
+
+def test_an_interrupted_experiment_does_not_go_on_with_other_samples(tmp_path, monkeypatch):
+    """As many of them as there were, of other days."""
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        generate(SyntheticConfig(days=2, rows_per_day=1000, seed=seed), tmp_path / f"data {seed}")
+    row = {"auc": 0.7, "best_auc": 0.8, "curve": [], "samples_per_s": 1.0}
+    trained = []
+
+    def train(folder, seed, name, **_):
+        trained.append((folder.name, seed, name))
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return row
+
+    monkeypatch.setattr(precision, "_train", train)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--quick", str(tmp_path / "data 1")])
+    monkeypatch.setattr(precision, "_draw_curve", lambda *_: None)
+    assert main(["--quick", str(tmp_path / "data 2")]) == 0
+    assert [folder for folder, *_ in trained] == ["data 1"] * 3 + ["data 2"] * 4
 
 
 @pytest.mark.system

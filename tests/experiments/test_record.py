@@ -1,6 +1,7 @@
 """A result is kept while it is made, goes on where it stopped, and is never a mixture."""
 
 import json
+from math import inf, nan
 
 import pytest
 
@@ -85,6 +86,18 @@ def test_a_figure_without_a_value_needs_a_reason(tmp_path):
     with pytest.raises(ValueError, match="memory"):
         record.finish({"speed": 3.0, "memory": None}, {"speed": "a note on another"})
     assert not record.path.exists()
+
+
+def test_a_figure_that_is_no_number_was_not_measured(tmp_path):
+    """Or the report would tell that its goal was missed, or met, and the file would not be JSON."""
+    record = open_record(tmp_path)
+    path = record.finish({"speed": 3.0, "ratio": nan, "gain": inf}, {"gain": "of the worst cell"})
+    stored = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert stored["figures"] == {"speed": 3.0, "ratio": None, "gain": None}
+    assert stored["notes"] == {
+        "ratio": "it came out as nan.",
+        "gain": "it came out as inf. of the worst cell",
+    }
 
 
 def test_a_quick_run_leaves_the_stored_result_alone(tmp_path, monkeypatch):

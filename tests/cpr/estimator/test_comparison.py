@@ -67,7 +67,14 @@ def test_where_the_formulas_are_right_nothing_is_said():
         (replace(CALM, O_load=2 * HOUR), FailureModel(), 1, "comes before a recovery is over"),
         (replace(CALM, O_save=4 * HOUR), FailureModel(), 5, "often break a save"),
         (CALM, FailureModel(distribution="gamma", shape=0.2), 1.5, "failures have a memory"),
+        (CALM, FailureModel(distribution="weibull", shape=0.3, scope="node"), 1.5, "failures have a memory"),
         (replace(CALM, T_fail=HOUR, O_res=300), FailureModel(), 0.1, "failures go on while a job saves"),
+        (
+            replace(CALM, T_fail=HOUR, O_res=300, N_emb=200),
+            FailureModel(distribution="gamma", shape=2, scope="node"),
+            0.1,
+            "failures go on while a job saves",
+        ),
     ],
 )
 def test_where_they_are_wrong_it_says_why(job, failures, interval_h, says):

@@ -41,6 +41,7 @@ def test_a_log_with_lengths(tmp_path):
         ("lasted,failed\n1h,yes\n2,yes\n", "line 3: '2' is not a span of time"),
         ("lasted,failed\n1h,perhaps\n", "line 2: failed is 'perhaps'"),
         ("lasted,failed\n0s,yes\n", "line 2: the job was at work for 0 s"),
+        (f"lasted,failed\n1h,yes\n{'9' * 400}h,yes\n", "line 3: the job was at work for inf s"),
         ("began,ended,failed\nyesterday,today,yes\n", "line 2: .*yesterday"),
         ("began,ended,failed\n2026-03-02,2026-03-01,yes\n", "line 2: the job was at work for -86400 s"),
         ("began,ended,failed\n2026-03-01T00:00Z,2026-03-02,no\n", "line 2: .* both need a time zone|both"),

@@ -54,6 +54,7 @@ def test_what_was_measured():
     assert (job.O_save, job.blocked_save) == (12.0, 0.5)
     assert (job.O_load, job.O_res, job.nodes_lost, job.N_emb) == (2.0, 3.0, 0.5, 2)
     assert inputs.sources["O_save"] == "measured in 2 runs, 3 saves"
+    assert inputs.sources["T_total"] == "measured in the newest run: the steps for all samples"
     assert inputs.sources["T_fail"] == "3 failures in 5 min, seen in 2 runs"
     assert "nodes_lost" in inputs.sources
 

@@ -128,12 +128,21 @@ def test_a_reader_is_told_how_seldom_that_is():
 
 
 def test_what_would_change_the_decision():
-    assert "A target PLS below 0.0026 (now 0.1): then full recovery is cheaper" in told(KAGGLE)
+    assert "A target PLS below 0.0026 (now 0.1): then full recovery is the choice" in told(KAGGLE)
     strict = told(KAGGLE, 0.001)
-    assert "A target PLS above 0.0026 (now 0.001): then partial recovery is cheaper" in strict
-    assert "A failure each 7.6 d or less often (now each 28 h): then partial recovery is cheaper" in strict
-    assert "A save that takes less than 51.6 s (now 5.6 min): then partial recovery is cheaper" in strict
+    assert "A target PLS above 0.0026 (now 0.001): then partial recovery is the choice" in strict
+    assert "A failure each 7.6 d or less often (now each 28 h): then partial recovery is the choice" in strict
+    assert "A save that takes less than 51.6 s (now 5.6 min): then partial recovery is the choice" in strict
     assert "--blocked 3.36s" in told(KAGGLE)
+
+
+def test_what_a_target_that_cannot_be_kept_would_change_is_not_said_to_be_cheaper():
+    """Saves that cost nothing: partial recovery is always the cheaper one, but cannot keep every target."""
+    job = replace(KAGGLE, O_save=10 * MINUTE, blocked_save=0.0)
+    text = told(job)
+    assert "A target PLS below 0.0011 (now 0.1): then full recovery is the choice." in text
+    assert "is cheaper" not in text
+    assert "cannot keep a PLS of 0.001: " in told(job, 0.001)
 
 
 def test_what_is_said_of_saving_in_the_background():
@@ -217,3 +226,16 @@ def test_few_failures_and_a_decision_that_hangs_on_them():
     assert "Anywhere in that range the decision is the same." in told(KAGGLE, failures=few)
     near = recommend(KAGGLE, 0.1).thresholds.pls * 1.1
     assert "So the decision is not certain: it turns at 23.1 h" in told(KAGGLE, near, failures=few)
+
+
+def test_a_log_that_speaks_for_the_other_decision_is_not_said_to_agree():
+    """Whether `T_fail`, which is given, lies above all that the log allows, or below."""
+    often = report_on(FailureLog((Stretch((3 * HOUR, 5 * HOUR, HOUR)),)))
+    text = told(replace(KAGGLE, T_fail=1e5 * HOUR), 0.0005, failures=often)
+    assert text.startswith("Partial recovery")
+    assert "the decision is the same" not in text
+    assert "In that range the decision is the other one: it rests on a failure each" in text
+    seldom = report_on(FailureLog((Stretch((), 1e5 * HOUR),)))
+    text = told(replace(KAGGLE, T_fail=5 * HOUR), 0.0005, failures=seldom)
+    assert text.startswith("Full recovery")
+    assert "In that range the decision is the other one: it rests on a failure each 5 h" in text
