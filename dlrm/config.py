@@ -174,6 +174,12 @@ class TablesConfig:
             f"tables.dynamic_rows is {self.dynamic_rows}; choose 1 to 2**31 - 1",
         )
         _check(self.admit_after > 0, "tables.admit_after must be positive (1: at once)")
+        of_dynamic = (self.dynamic_rows, self.admit_after)
+        _check(
+            bool(self.dynamic) or of_dynamic == (TablesConfig.dynamic_rows, TablesConfig.admit_after),
+            "tables.dynamic_rows and tables.admit_after are about dynamic tables, and there are none: name "
+            "their features in tables.dynamic (`*`: all), or leave them out",
+        )
 
     def is_dynamic(self, feature: str) -> bool:
         """Whether the tables of this feature are dynamic."""
@@ -209,6 +215,10 @@ class DenseConfig:
             f"{self.optimizer}",
         )
         _check_rate("dense.trust_coefficient", self.trust_coefficient)
+        _check(
+            self.optimizer == "lars" or self.trust_coefficient == DenseConfig.trust_coefficient,
+            f"dense.trust_coefficient is for lars; dense.optimizer is {self.optimizer}",
+        )
         _check(0 <= self.clip_norm < math.inf, "dense.clip_norm must be a number, 0 (never) or more")
 
 

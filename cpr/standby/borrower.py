@@ -44,6 +44,7 @@ def borrow(connection: socket.socket) -> None:
             environment=dict(os.environ),
             arguments=sys.argv,
             folder=str(Path.cwd()),
+            processors=sorted(os.sched_getaffinity(0)),
         )
         connection.settimeout(REQUEST_S)
         send_request(connection, request)

@@ -89,6 +89,7 @@ def _become(request: Request, streams: list[int]) -> None:
     sys.argv[:] = request.arguments
     sys.orig_argv[:] = [*request.program, *request.arguments[1:]]
     os.chdir(request.folder)
+    os.sched_setaffinity(0, request.processors)
     _reseed()
 
 

@@ -33,6 +33,8 @@ class Request:
     arguments: list[str]
     folder: str
     """Current folder."""
+    processors: list[int]
+    """Those that the borrower may run on: `torchrun --numa-binding` gives each worker its own."""
 
 
 def program() -> list[str]:

@@ -7,6 +7,7 @@ two, which rounds nothing) and 1 for embeddings:
 
 - fp16: `2**-11 |x|`, or `2**-25 / s` where that is larger. Beyond 65,504 / s it comes out as that.
 - bf16: `2**-8 |x|`.
+- Both: NaN and infinities stay what they are, and what `s` makes larger than fp32 has counts as infinite.
 - int8: `r / 510 + 1e-8 / s`, with `r` the range of the embedding's numbers: 256 levels from its smallest to
   its largest, which travel along in fp32. Where one number is not finite, all of that embedding become NaN.
 
@@ -67,7 +68,7 @@ class ExchangeCodecs:
         if used == "int8":
             return {all_to_all: QuantizedCommCodecs(Int8Codec(width), Int8Codec(width, scale))}
         kind = SparseType(used)
-        codecs = QuantizedCommCodecs(ScaledCodec(kind), ScaledCodec(kind, scale))
+        codecs = QuantizedCommCodecs(HalfCodec(kind), HalfCodec(kind, scale))
         return {all_to_all: codecs, reduce_scatter: codecs}
 
 
@@ -97,6 +98,22 @@ class ScaledCodec(QuantizedCommCodec):  # type: ignore[misc]
 
     def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
         coded: Tensor = super().encode(numbers, ctx)
+        return coded
+
+
+class HalfCodec(ScaledCodec):
+    """FBGEMM's fp16 and bf16, and infinities.
+
+    FBGEMM makes ordinary numbers of an infinity, the largest there are, so that a table that diverged would
+    look well from other ranks.
+    """
+
+    def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
+        """As many numbers of half the size."""
+        coded = super()._encode(numbers, ctx)
+        # a sum tells in a fraction of the time of the rest; but who asks for it waits for a GPU
+        if numbers.is_cuda or not bool(numbers.sum().isfinite()):
+            coded = torch.where(numbers.isinf(), numbers.to(coded.dtype), coded)
         return coded
 
 

@@ -1,6 +1,7 @@
 """Workers that start from a prepared process behave as if they had started by themselves."""
 
 import json
+import os
 import signal
 import time
 
@@ -21,6 +22,19 @@ def test_a_restarted_worker_is_a_fork_with_its_own_circumstances(prepared, start
     assert seen["pid"] not in {worker.pid, prepared.pid}
     assert (seen["arguments"], seen["rank"], seen["folder"]) == (["code", "7"], "1", str(tmp_path))
     assert worker.returncode == 7
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
+def test_a_fork_runs_where_its_borrower_was_bound_to(start, agent):
+    """As `torchrun --numa-binding` has it: rank 0, which left the prepared process behind, has its own."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    here = start("code", 0, preexec_fn=lambda: os.sched_setaffinity(0, [first]))
+    assert said_by(here)["processors"] == [first]
+    here.communicate(timeout=DEADLINE_S)
+    bound = start("code", 0, rank=1, preexec_fn=lambda: os.sched_setaffinity(0, [last]))
+    seen = said_by(bound)
+    assert not seen["prepared_here"]
+    assert seen["processors"] == [last]
 
 
 def test_several_at_once(prepared, start):

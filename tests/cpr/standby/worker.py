@@ -36,6 +36,7 @@ def work():
                 "arguments": sys.argv[1:],
                 "rank": os.environ["RANK"],
                 "folder": str(Path.cwd()),
+                "processors": sorted(os.sched_getaffinity(0)),
             }
         ),
         flush=True,

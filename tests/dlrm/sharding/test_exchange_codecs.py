@@ -92,14 +92,21 @@ def test_what_is_no_number_is_none_on_the_other_side(dtype):
         assert found[1, 3].isnan()
         assert found[[0, 2, 3]].isfinite().all()
     numbers[2, 5], numbers[3, 6] = torch.inf, -torch.inf
-    for codec, scale in ways(dtype):
+    for codec, _ in ways(dtype):
         found, _ = round_trip(codec, numbers)
         if dtype == "int8":
             assert found[1:].isnan().all()
-        else:  # as FBGEMM has it: the largest there is
-            largest = torch.finfo({"fp16": torch.float16, "bf16": torch.bfloat16}[dtype]).max / scale
-            assert found[2, 5] == -found[3, 6] == largest
+        else:
+            assert found[2, 5] == -found[3, 6] == torch.inf
+            assert found.isfinite().sum() == numbers.isfinite().sum()
         assert found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("beside", [1.0, torch.inf])
+def test_numbers_too_large_for_fp16_become_its_largest(beside):
+    for codec, scale in ways("fp16"):
+        found, _ = round_trip(codec, torch.tensor([[1e9, -1e9] + [beside] * (WIDTH - 2)]))
+        assert found[0, 0] == -found[0, 1] == torch.finfo(torch.float16).max / scale
 
 
 @pytest.mark.parametrize("dtype", CODED)

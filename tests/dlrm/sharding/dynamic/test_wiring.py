@@ -18,12 +18,13 @@ from dlrm.sharding.splitting.shapes import Setting, heads_of, shapes_of
 
 FEATURES = (Feature(name="cat_0", rows=0), Feature(name="cat_1", rows=300), Feature(name="cat_2", rows=5000))
 CPU = torch.device("cpu")
+OF_DYNAMIC = {"dynamic_rows": 40, "admit_after": 2}
 
 
 def config_of(*dynamic, strategy="torchrec", kind="dlrm"):
     return Config(
         model=ModelConfig(kind=kind, embedding_dim=32, bottom_mlp=(8, 32), top_mlp=(8, 1)),
-        tables=TablesConfig(dynamic=dynamic, dynamic_rows=40, admit_after=2),
+        tables=TablesConfig(dynamic=dynamic, **(OF_DYNAMIC if dynamic else {})),
         sharding=ShardingConfig(strategy=strategy, kinds=("column_wise",)),
     )
 
