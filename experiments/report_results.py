@@ -125,10 +125,11 @@ def pictures_by_name(folder: Path, names: Iterable[str]) -> dict[str, list[Path]
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """For reading: thousands in groups, everything else with `digits` significant digits."""
+    """For reading: thousands in groups, and `digits` significant digits, or all before the point."""
     if value is None:
         return "not measured"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or "e+" in text else text
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -88,3 +88,7 @@ def test_an_unfinished_result_has_no_pictures_of_an_earlier_one(tmp_path):
 )
 def test_numbers_for_reading(value, text):
     assert number(value) == text
+
+
+def test_few_digits_leave_out_none_before_the_point():
+    assert [number(value, 2) for value in (271.37, 99.7, 1.25e-6)] == ["271", "100", "1.2e-06"]
