@@ -34,8 +34,8 @@ class Mallinfo2(ctypes.Structure):
 def bytes_in_use() -> int:
     """What this process has allocated of the C library, in all arenas and in mapped blocks, and not freed.
 
-    Python's objects are in there by arenas of 1 MB; tensors, and what NumPy and Arrow hold through `malloc`,
-    to the byte.
+    Tensors are in there, and what NumPy, Arrow and others hold through `malloc`; Python's small objects are
+    not: they lie in memory that Python maps itself, and show in the resident set.
 
     Raises:
         RuntimeError: the C library cannot tell; glibc can since 2.33.
