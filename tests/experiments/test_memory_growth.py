@@ -36,12 +36,12 @@ def test_what_comes_and_goes_is_no_growth():
 
 
 def test_bytes_in_use_are_counted_whatever_their_size_and_not_once_they_are_freed():
-    for num_bytes in (10_000, 10_000_000, 100_000_000):
+    for count, num_bytes in ((2000, 10_000), (20, 1_000_000), (1, 100_000_000)):
         before = bytes_in_use()
-        block = np.empty(num_bytes, dtype=np.uint8)
-        assert num_bytes <= bytes_in_use() - before <= 1.1 * num_bytes + 8192
-        del block
-        assert abs(bytes_in_use() - before) <= 8192
+        blocks = [np.empty(num_bytes, dtype=np.uint8) for _ in range(count)]
+        assert bytes_in_use() - before == pytest.approx(count * num_bytes, rel=0.02)
+        del blocks
+        assert abs(bytes_in_use() - before) <= 0.02 * count * num_bytes  # what pytest itself does meanwhile
 
 
 def test_start_is_after_the_warm_up():
