@@ -4,9 +4,8 @@ The `tiny` recipe is trained under torchrun for 60,000 small steps over many epo
 evaluation every 1,000 steps. Each worker writes down its memory every 20 steps
 (`experiments.memory_worker`): what is in use, that is, allocated of the C library and not freed; and the
 resident set size (RSS), which also holds what was freed and lies in pieces between the rest. What is in use
-tells a leak of a few kilobytes (the learning curve alone keeps a point of each evaluation); RSS moves by
-megabytes with the moments at which threads ask for memory.
-Figures, of the worker that grew most:
+tells a leak of a few kilobytes, but for Python's small objects, which Python keeps itself; RSS has all, and
+moves by megabytes with the moments at which threads ask for memory. Figures, of the worker that grew most:
 
 - `growth_bytes_per_1000_steps`: slope of a least squares fit to what is in use over the second half of the
   run, with `..._ci`, half the width of its 95 % confidence interval.

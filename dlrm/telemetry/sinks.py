@@ -88,11 +88,13 @@ class TensorBoard:
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Add a scalar for every number."""
+        if self._writer is None:
+            return
         with self._giving_up():
             for name, value in figures.items():
                 parts = value if isinstance(value, Mapping) else {"": value}
                 for part, number in parts.items():
-                    if number is not None and self._writer is not None:
+                    if number is not None:
                         self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
     def close(self) -> None:
