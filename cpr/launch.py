@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +24,16 @@ from typing import Final
 from uuid import uuid4
 
 from cpr.agent import LAUNCH_PID
-from cpr.processes import Process, Status
+from cpr.processes import Process, Status, is_tag_alive
 
 GRACE_S: Final = 30.0
 """How long workers that are told to stop may take, as torchrun has it."""
 _LOOK_INTERVAL_S: Final = 0.05
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_FOLDER: Final = "cpr-run-"
+"""How the name of the temporary folder begins, in which torchrun says why it failed; the tag of this process
+follows."""
 _RENDEZVOUS_LOST: Final = "RendezvousConnectionError"
 _SETTINGS: Final = {
     # torch 2.13 sends workers to the store of an agent that is gone, unless each generation gets its own
@@ -85,8 +89,9 @@ class Launch:
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:  # as `nohup` asks
                 signal.signal(each, self._forward)
+        _remove_leftovers(Path(tempfile.gettempdir()))
         try:
-            with tempfile.TemporaryDirectory(prefix="cpr-run-") as folder:
+            with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{Process.this().tag}-") as folder:
                 return self._run(Path(folder) / "error.json")
         finally:
             for each, handler in before.items():
@@ -171,6 +176,13 @@ def _cause_of_loss(code: int, error_file: Path) -> str | None:
             if str(json.loads(error_file.read_text())["message"]["message"]).startswith(_RENDEZVOUS_LOST):
                 return "lost the rendezvous with the agent that kept it"
     return None
+
+
+def _remove_leftovers(temporary: Path) -> None:
+    """Remove the folders of earlier `cpr run` that were killed."""
+    for folder in temporary.glob(f"{_FOLDER}*-*-*-*"):
+        if is_tag_alive("-".join(folder.name.removeprefix(_FOLDER).split("-")[:3])) is False:
+            shutil.rmtree(folder, ignore_errors=True)  # it may be another user's
 
 
 def _children(pid: int) -> set[Process]:

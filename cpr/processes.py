@@ -36,6 +36,11 @@ class Process:
         """Whether it still runs, or stands still; not if only its exit code is left."""
         return Process.find(self.pid) == self
 
+    @property
+    def tag(self) -> str:
+        """For the name of a file; `is_tag_alive` tells from it whether the process still runs."""
+        return f"{pid_namespace()}-{self.pid}-{self.start_ticks}"
+
     def send(self, signum: signal.Signals) -> bool:
         """Send it a signal; False if it is gone."""
         if self.is_alive:
@@ -43,6 +48,20 @@ class Process:
                 os.kill(self.pid, signum)
                 return True
         return False
+
+
+def pid_namespace() -> int:
+    """Number of this process's PID namespace. Containers usually have one each, and pids of their own."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def is_tag_alive(tag: str) -> bool | None:
+    """Whether the process of a `Process.tag` runs; None: unknown, as it is of another PID namespace."""
+    namespace, *numbers = tag.split("-")
+    if namespace != str(pid_namespace()) or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+        return None
+    pid, ticks = map(int, numbers)
+    return Process(pid, ticks).is_alive
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ def _clean(options: argparse.Namespace) -> int:
         what = f"{run.folder}: {size_text(run.num_bytes)} in {count_text(run.num_segments, 'segment')}"
         if run.in_use_by:
             print(f"{what}, in use by {run.in_use_by}")
-        elif options.yes and free(run.folder):
+        elif options.yes and free(run.folder, in_doubt=True):
             print(f"{what}, removed")
             freed += run.num_bytes
         else:
-            print(f"{what}, left over")
+            print(f"{what}, left over{f' {run.doubt}' if run.doubt else ''}")
     if options.yes:
         print(f"{size_text(freed)} of shared memory freed")
     elif any(not run.in_use_by for run in runs):

@@ -1,8 +1,9 @@
 """Folders of resident memory on the file system: whose they are, who is alive in them, and their removal.
 
     <root>/cpr-<uid>/<run>/<segment>/      a worker's memory, with its `owner` file locked while it lives
-                          /keeper-<pid>-<ticks>   an agent for which the run's memory is kept
-                          /janitor         locked by the process that removes the run's memory in the end
+                          /keeper-<process>   an agent for which the run's memory is kept (`Process.tag`)
+                          /janitor-<namespace>   locked by the process that removes the run's memory in the
+                                              end; one for each PID namespace that has workers of the run
 
 Standard library alone, as the janitor and `cpr clean` use it as well. Nothing here follows a link, and
 nothing is touched that another user could have put in place.
@@ -17,14 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cpr.processes import Process
+from cpr.processes import is_tag_alive, pid_namespace
 
 ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
 DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
 """In a segment's folder; its owner holds a lock on it for as long as it lives."""
 KEEPER_PREFIX: Final = "keeper-"
-JANITOR_FILE: Final = "janitor"
+JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700
 PRIVATE_FILE: Final = 0o600
 
@@ -152,12 +153,33 @@ def live_segments(home: Path) -> list[Path]:
 
 def live_keepers(home: Path) -> list[int]:
     """Process ids of the agents that are alive and for which the run's memory is kept."""
-    found = []
-    for path in home.glob(f"{KEEPER_PREFIX}*-*"):
-        pid, ticks = path.name.removeprefix(KEEPER_PREFIX).split("-")
-        if pid.isdecimal() and ticks.isdecimal() and Process(int(pid), int(ticks)).is_alive:
-            found.append(int(pid))
-    return found
+    return [int(tag.split("-")[1]) for tag in _keeper_tags(home) if is_tag_alive(tag)]
+
+
+def foreign_keepers(home: Path) -> list[str]:
+    """Tags of agents in other PID namespaces: nobody here can tell whether they are alive."""
+    return [tag for tag in _keeper_tags(home) if is_tag_alive(tag) is None]
+
+
+def remove_dead_keepers(home: Path) -> None:
+    """Remove the files of agents that are dead; inside `alone_in(home)`."""
+    for tag in _keeper_tags(home):
+        if is_tag_alive(tag) is False:
+            (home / f"{KEEPER_PREFIX}{tag}").unlink()
+
+
+def janitor_file(home: Path) -> Path:
+    """Locked by the janitor of this PID namespace while it lives."""
+    return home / f"{JANITOR_PREFIX}{pid_namespace()}"
+
+
+def has_janitor(home: Path) -> bool:
+    """Whether a janitor lives, in whatever PID namespace; inside `alone_in(home)`."""
+    return any(is_locked(path) for path in home.glob(f"{JANITOR_PREFIX}*"))
+
+
+def _keeper_tags(home: Path) -> list[str]:
+    return sorted(path.name.removeprefix(KEEPER_PREFIX) for path in home.glob(f"{KEEPER_PREFIX}*"))
 
 
 def remove_home(home: Path) -> None:

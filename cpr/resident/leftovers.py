@@ -1,5 +1,6 @@
 """What runs of this user have in shared memory now, and the removal of what dead ones left there."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 from cpr.resident.folders import (
     alone_in,
     folder_bytes,
+    foreign_keepers,
+    has_janitor,
     live_keepers,
     live_segments,
     remove_home,
@@ -15,6 +18,8 @@ from cpr.resident.folders import (
     user_folder,
     why_not_private,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,9 @@ class Occupied:
     num_bytes: int
     num_segments: int
     in_use_by: str
-    """For people; empty: nobody needs it any more."""
+    """For people; empty: nobody is known to need it."""
+    doubt: str
+    """For people: why it may be needed all the same. Such memory is freed only on request."""
 
 
 def occupied(root: str | Path | None = None) -> list[Occupied]:
@@ -41,18 +48,40 @@ def occupied(root: str | Path | None = None) -> list[Occupied]:
     return [each for each in found if each is not None]
 
 
-def free(home: Path) -> bool:
+def free(home: Path, in_doubt: bool = False) -> bool:
     """Remove a run's memory; False, and nothing is done, if somebody needs it by now.
+
+    Args:
+        home: the run's folder.
+        in_doubt: also if nobody here can tell whether it is needed; only on a person's request.
 
     Raises:
         OSError: it cannot be removed.
     """
     with alone_in(home) as there:
-        if there and _users(home):
+        if there and (_users(home) or (_doubt(home) and not in_doubt)):
             return False
         if there:
             remove_home(home)
     return True
+
+
+def free_leftovers(root: Path) -> Iterator[tuple[Path, int]]:
+    """Free what this user's runs that are over have left behind, and no janitor has freed.
+
+    A run is over if no agent that would restart its workers is alive, and no worker. What cannot be removed
+    is logged and stays.
+
+    Yields:
+        What was freed: the run's folder, and its bytes.
+    """
+    try:
+        for home in _homes(user_folder(root)):
+            num_bytes = folder_bytes(home)
+            if home.is_dir() and free(home):
+                yield home, num_bytes
+    except OSError as error:
+        logger.warning("shared memory that earlier runs left cannot be freed: %s", error)
 
 
 def _homes(user: Path) -> Iterator[Path]:
@@ -78,6 +107,7 @@ def _occupied(home: Path) -> Occupied | None:
             num_bytes=folder_bytes(home),
             num_segments=len(segment_folders(home)),
             in_use_by=_users(home),
+            doubt=_doubt(home),
         )
 
 
@@ -87,4 +117,13 @@ def _users(home: Path) -> str:
         return f"{len(live)} live worker{'s' if len(live) > 1 else ''}"
     if keepers := live_keepers(home):
         return f"process {keepers[0]}, which may restart its workers"
+    if foreign_keepers(home) and has_janitor(home):
+        return "a run in another PID namespace (container)"
+    return ""
+
+
+def _doubt(home: Path) -> str:
+    """Inside `alone_in(home)`: why it may be needed, if nobody is known to need it."""
+    if tags := foreign_keepers(home):
+        return f"unless process {tags[0].split('-')[-2:][0]} of another PID namespace (container) still runs"
     return ""

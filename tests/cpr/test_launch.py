@@ -14,6 +14,7 @@ import pytest
 
 from cpr.cli import entry
 from cpr.commands.command import FAILED
+from cpr.processes import pid_namespace
 
 REPO = Path(__file__).parents[2]
 START = """\
@@ -124,6 +125,22 @@ def test_a_killed_agent_is_replaced_and_its_workers_are_ended(cpr_run, tmp_path)
     assert f"torchrun (process {first['pid']}) was killed by SIGKILL" in said
     assert "ended 2 of its workers" in said
     assert "(2 of 3 restarts)" in said
+
+
+def test_the_folder_of_a_killed_run_goes_at_the_start_of_the_next_one(cpr_run, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    killed = cpr_run("time.sleep(600)")
+    wait_for(lambda: agents(tmp_path))
+    killed.kill()
+    killed.wait()
+    (left,) = temporary.iterdir()
+    of_container = temporary / f"cpr-run-{pid_namespace() + 1}-7-1234-abc"
+    of_container.mkdir()
+    assert cpr_run("sys.exit(0)").wait() == 0
+    assert not left.exists()
+    assert list(temporary.iterdir()) == [of_container]
 
 
 def test_used_up_restarts_end_with_a_report(cpr_run, tmp_path):

@@ -1,6 +1,8 @@
 """Memory is freed after the death of the run's agent, not before, and whoever still lives keeps it."""
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cpr.agent import AGENT_PID, LAUNCH_PID
-from cpr.resident.folders import JANITOR_FILE, is_locked, live_keepers
+from cpr.processes import Process, pid_namespace
+from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
 from tests.cpr.resident.shards import RUN, make_shard
@@ -37,7 +40,7 @@ def watched(home, agent):
     segment.seal(**RUN, shards=[make_shard(segment)])
     segment.release()
     ensure_janitor(home.folder)
-    wait_until(lambda: is_locked(home.folder / JANITOR_FILE))
+    wait_until(lambda: is_locked(janitor_file(home.folder)))
     return home
 
 
@@ -117,7 +120,7 @@ def test_there_is_one_and_it_is_nobodys_child(watched):
     assert (group, session) == (pid, pid)
     assert {Path(f"/proc/{pid}/fd/{file}").readlink() for file in (0, 1, 2)} == {Path(os.devnull)}
     open_files = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
-    assert open_files == {Path(os.devnull), watched.folder / JANITOR_FILE}
+    assert open_files == {Path(os.devnull), janitor_file(watched.folder)}
     assert watched.remove()
     wait_until(lambda: janitors(watched) == [])
 
@@ -147,3 +150,32 @@ def test_a_home_that_is_gone_needs_none(tmp_path, agent):
     assert home.remove()
     ensure_janitor(home.folder)
     assert janitors(home) == []
+
+
+def test_agents_in_another_container_keep_the_memory_when_those_here_are_dead(watched, agent):
+    theirs = watched.folder / f"{KEEPER_PREFIX}{pid_namespace() + 1}-7-1234"
+    theirs.touch(0o600)
+    agent.kill()
+    agent.wait()
+    wait_until(lambda: janitors(watched) == [])
+    assert list(watched.folder.glob(f"{KEEPER_PREFIX}*")) == [theirs]  # so that theirs need not judge ours
+    assert watched.find()[0]
+
+
+def test_memory_whose_janitor_was_killed_goes_at_the_start_of_the_next_run(
+    watched, agent, tmp_path, caplog, monkeypatch
+):
+    (janitor,) = janitors(watched)
+    os.kill(janitor, signal.SIGKILL)
+    wait_until(lambda: Process.find(janitor) is None)
+    agent.kill()
+    agent.wait()
+    caplog.set_level(logging.INFO)
+    next_home = Home("next", tmp_path)
+    monkeypatch.setenv(LAUNCH_PID, str(os.getpid()))
+    monkeypatch.setenv(AGENT_PID, str(os.getpid()))
+    ensure_janitor(next_home.folder)
+    assert not watched.folder.exists()
+    assert f"a run which is over had left: {watched.folder}" in caplog.text
+    assert next_home.remove()
+    wait_until(lambda: janitors(next_home) == [])

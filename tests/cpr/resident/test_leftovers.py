@@ -1,5 +1,6 @@
 """`cpr clean` as a person meets it: what is there, what is in use, and what goes."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cpr.cli import entry
-from cpr.processes import Process
-from cpr.resident.folders import KEEPER_PREFIX
+from cpr.processes import Process, pid_namespace
+from cpr.resident.folders import JANITOR_PREFIX, KEEPER_PREFIX, open_private, try_lock
 from cpr.resident.home import Home
+from cpr.resident.leftovers import free_leftovers
 from tests.cpr.resident.shards import RUN, make_shard
 
 
@@ -27,11 +29,29 @@ def sealed(run, root):
     return segment
 
 
+def keep(segment, tag):
+    """Have its run's memory kept for a process."""
+    (segment.folder.parent / f"{KEEPER_PREFIX}{tag}").touch(0o600)
+
+
+def abandoned(run, root, tag=None):
+    """Memory of a run whose workers and janitor are dead, kept for a process."""
+    segment = sealed(run, root)
+    segment.release()
+    if tag is not None:
+        keep(segment, tag)
+    return segment
+
+
+def tag_in_container(pid=7):
+    return f"{pid_namespace() + 1}-{pid}-1234"
+
+
 def test_leftovers_go_and_what_is_in_use_stays(root, capsys):
     live, dead, paused = (sealed(run, root) for run in ("live", "dead", "paused"))
     dead.release()
     paused.release()
-    (paused.folder.parent / f"{KEEPER_PREFIX}{os.getpid()}-{Process.this().start_ticks}").touch(0o600)
+    keep(paused, Process.this().tag)
     assert entry(["clean"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0].rpartition("/")[2] for line in out[:3]] == ["dead", "live", "paused"]
@@ -95,3 +115,54 @@ def test_strangers_are_not_touched(root, capsys):
 def test_it_needs_no_torch(root):
     code = "import sys; from cpr.cli import entry; entry(['clean']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_start_of_a_run_frees_what_runs_without_a_janitor_left(root):
+    live, over, unkept = (
+        sealed("live", root),
+        abandoned("over", root, f"{pid_namespace()}-{2**22}-1"),
+        abandoned("unkept", root),
+    )
+    kept = abandoned("kept", root, Process.this().tag)
+    freed = dict(free_leftovers(root))
+    assert freed.keys() == {over.folder.parent, unkept.folder.parent}
+    assert min(freed.values()) > 1000
+    assert not over.folder.parent.exists()
+    assert live.folder.exists()
+    assert kept.folder.exists()
+
+
+def test_what_cannot_be_removed_does_not_stop_a_run(root, caplog, monkeypatch):
+    segment = abandoned("over", root)
+    monkeypatch.setattr(shutil, "rmtree", passing_error)
+    assert list(free_leftovers(root)) == []
+    assert "cannot be freed: [Errno 5]" in caplog.text
+    assert segment.folder.exists()
+
+
+def passing_error(*_args):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_memory_of_another_container_goes_on_request_only(root, capsys):
+    """Its agent cannot be seen from here: neither that it lives, nor that it is dead."""
+    segment = abandoned("run", root, tag_in_container(pid=7))
+    assert list(free_leftovers(root)) == []
+    assert entry(["clean"]) == 0
+    said = "left over unless process 7 of another PID namespace (container) still runs\n"
+    assert said in capsys.readouterr().out
+    assert entry(["clean", "--yes"]) == 0
+    assert not segment.folder.exists()
+
+
+def test_memory_that_a_janitor_of_another_container_watches_stays(root, capsys):
+    segment = abandoned("run", root, tag_in_container())
+    janitor = segment.folder.parent / f"{JANITOR_PREFIX}{pid_namespace() + 1}"
+    file = open_private(janitor, os.O_RDWR | os.O_CREAT)
+    assert try_lock(file)
+    try:
+        assert entry(["clean", "--yes"]) == 0
+        assert "in use by a run in another PID namespace (container)" in capsys.readouterr().out
+        assert segment.folder.exists()
+    finally:
+        os.close(file)
