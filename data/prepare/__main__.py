@@ -11,6 +11,7 @@ died, or `--verify` found damage; 2 something for you to change (flags, input, f
 import argparse
 import errno
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +20,9 @@ from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
 from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig, parse_bytes
 from data.prepare.inputs import DEFAULT_DAYS
 from data.prepare.job import prepare
+from data.prepare.lines import TRAILING_BYTES
 from data.prepare.pool import WorkerDiedError
+from data.prepare.rejects import REJECTS_NAME
 from data.prepare.tables import PUBLISHED, ROOMY_ROWS, shared_values
 from data.prepare.verify import verify
 
@@ -35,7 +38,13 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m data.prepare", description="Raw Criteo click logs to a prepared data set."
     )
     add = made.add_argument
-    add("raw", nargs="*", type=Path, metavar="RAW", help="raw files: plain, .gz or .zst")
+    add(
+        "raw",
+        nargs="*",
+        type=Path,
+        metavar="RAW",
+        help="raw files: plain, gzip or zstd, whatever their names",
+    )
     add("--out", type=Path, metavar="DIR", help="folder of the data set")
     add("--verify", type=Path, metavar="DIR", help="check every digest and row count of a finished data set")
     add("--ids", default=defaults["ids"], help=f"{', '.join(ID_RULES)} (default %(default)s)")
@@ -97,9 +106,15 @@ def _prepare(flags: argparse.Namespace) -> int:
         max_bad_ratio=flags.max_bad_ratio,
     )
     manifest = prepare(config)
-    num_bad = sum(manifest.provenance["rejects"]["num_rejects"].values())
+    rejects = Counter[str](manifest.provenance["rejects"]["num_rejects"])
+    num_trailing = rejects.pop(TRAILING_BYTES, 0)
     size = f"{manifest.num_rows:,} rows on {len(manifest.days)} days in {len(manifest.parts)} files"
-    print(f"{flags.out}: {size}; {num_bad:,} bad lines")
+    print(f"{flags.out}: {size}; {rejects.total():,} bad lines")
+    if num_trailing:
+        print(
+            f"{num_trailing} of the raw files hold bytes after the end of their compressed data. All lines "
+            f"before them are kept; {flags.out / REJECTS_NAME} names the files"
+        )
     print(_describe_gaps(manifest.days), end="")
     print(_describe_sharing(config), end="")
     return 0

@@ -1,7 +1,11 @@
-"""The text of a raw file, plain, .gz or .zst, as a stream that knows where its days start."""
+"""The text of a raw file, plain, gzip or zstd, as a stream that knows where its days start.
+
+The first bytes of a file say which of the three it is; its name does not count.
+"""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -9,6 +13,39 @@ import zstandard
 
 _READ_BYTES: Final = 64 << 10
 """Stored bytes that are decompressed at once."""
+_MAX_TRAILING_BYTES: Final = 64 << 10
+"""More bytes than these after the compressed data are taken for a part of it that is damaged."""
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A way in which a raw file can be compressed."""
+
+    magics: tuple[bytes, ...]
+    """What a member or frame begins with: one of these."""
+    new: Callable[[], _Decompressor]
+    """Makes the decompressor of one member or frame."""
+
+
+_CODECS: Final = (
+    Codec((b"\x1f\x8b\x08",), lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)),
+    Codec(
+        # A frame, or one of the sixteen kinds of frames to be skipped (RFC 8878).
+        (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + kind]) + b"\x2a\x4d\x18" for kind in range(16))),
+        lambda: zstandard.ZstdDecompressor().decompressobj(),
+    ),
+)
+_MAGIC_BYTES: Final = 4
 
 
 class Content(Protocol):
@@ -25,6 +62,10 @@ class Content(Protocol):
     @property
     def damage(self) -> str | None:
         """Why the text ends before its end, or None."""
+
+    @property
+    def trailing(self) -> bytes:
+        """What follows the compressed data and is none itself; known once the text has been read."""
 
     def readinto(self, target: memoryview) -> int:
         """Put the next bytes into `target`; how many, 0 at the end."""
@@ -43,6 +84,7 @@ class PlainContent:
         self._file = path.open("rb", buffering=0)
         self.day_starts = list(day_starts)
         self.damage: str | None = None
+        self.trailing = b""
 
     @property
     def stored_position(self) -> int:
@@ -63,15 +105,16 @@ class PlainContent:
 
 
 class CompressedContent:
-    """The text of a .gz (also of several members) or .zst (also of several frames) file.
+    """The text of a gzip (also of several members) or zstd (also of several frames) file.
 
+    As `gzip -d` does, it ends where bytes follow that begin no further member or frame.
     Input is read up to each day's first stored byte and no further before the text up to there is
     handed out: so the text offset at which a day starts depends on nothing but the file.
     """
 
-    def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
+    def __init__(self, path: Path, codec: Codec, day_starts: Sequence[int]) -> None:
         self._file: BinaryIO = path.open("rb")
-        self._new = _zlib_decompressor if path.suffix == ".gz" else _zstd_decompressor
+        self._codec = codec
         self._stored_bounds = [start for start in day_starts if start > 0]
         self._decompressor: _Decompressor | None = None
         self._ready = memoryview(b"")
@@ -79,6 +122,7 @@ class CompressedContent:
         self.day_starts = [0]
         self.stored_position = 0
         self.damage: str | None = None
+        self.trailing = b""
 
     def readinto(self, target: memoryview) -> int:
         """Put the next bytes into `target`; how many, 0 at the end or where the file is damaged."""
@@ -104,66 +148,73 @@ class CompressedContent:
         self._file.close()
 
     def _decompress_more(self) -> bool:
-        """Decompress one more read of the file. False at its end."""
+        """Decompress one more read of the file. False where there is no more text."""
         while self._stored_bounds and self._stored_bounds[0] <= self.stored_position:
             self._stored_bounds.pop(0)
             self.day_starts.append(self._text_bytes)
         bound = self._stored_bounds[0] if self._stored_bounds else self.stored_position + _READ_BYTES
-        stored = self._file.read(min(_READ_BYTES, bound - self.stored_position)) if not self.damage else b""
+        ended = self.damage or self.trailing
+        stored = self._file.read(min(_READ_BYTES, bound - self.stored_position)) if not ended else b""
         if not stored:
             if self._decompressor is not None and self.damage is None:
                 self.damage = "the compressed data ends in the middle"
             return False
         self.stored_position += len(stored)
-        try:
-            self._ready = memoryview(self._decompress(stored))
-        except (zlib.error, zstandard.ZstdError) as error:
-            self.damage = f"the compressed data is damaged ({error})"
-            return False
+        self._ready = memoryview(b"".join(self._decompress(stored)))
         self._text_bytes += len(self._ready)
         return True
 
-    def _decompress(self, stored: bytes) -> bytes:
-        texts = []
+    def _decompress(self, stored: bytes) -> Iterator[bytes]:
+        """The text of `stored`; up to its damage, as far as that can be told, if there is any."""
         while stored:
             if self._decompressor is None:
                 stored = stored.lstrip(b"\0")  # tape blocks are padded so, and gzip takes it
                 if not stored:
-                    break
-                self._decompressor = self._new()
-            texts.append(self._decompressor.decompress(stored))
+                    return
+                if not self._begins_another(stored):
+                    self._end_before(stored)
+                    return
+                self._decompressor = self._codec.new()
+            try:
+                yield self._decompressor.decompress(stored)
+            except (zlib.error, zstandard.ZstdError) as error:
+                self.damage = f"the compressed data is damaged ({error})"
+                return
             stored = b""
             if self._decompressor.eof:
                 stored = self._decompressor.unused_data
                 self._decompressor = None
-        return b"".join(texts)
+
+    def _begins_another(self, stored: bytes) -> bool:
+        """Whether a member or frame begins with `stored`, or with what is left of the file."""
+        if len(stored) < _MAGIC_BYTES:
+            stored += self._file.read(_MAGIC_BYTES)
+            self._file.seek(self.stored_position)
+        return any(stored.startswith(magic) or magic.startswith(stored) for magic in self._codec.magics)
+
+    def _end_before(self, stored: bytes) -> None:
+        """The compressed data is over, and `stored` is none."""
+        trailing = stored + self._file.read(_MAX_TRAILING_BYTES)
+        self.stored_position += len(trailing) - len(stored)
+        if len(trailing) > _MAX_TRAILING_BYTES:
+            self.damage = f"{_MAX_TRAILING_BYTES >> 10} KiB and more follow that are not compressed data"
+        else:
+            self.trailing = trailing
 
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def _zlib_decompressor() -> _Decompressor:
-    return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-
-
-def _zstd_decompressor() -> _Decompressor:
-    return zstandard.ZstdDecompressor().decompressobj()
+def codec_of(path: Path) -> Codec | None:
+    """How a file is compressed, by its first bytes; None for a plain one."""
+    with path.open("rb") as file:
+        head = file.read(_MAGIC_BYTES)
+    return next((codec for codec in _CODECS if head.startswith(codec.magics)), None)
 
 
 def open_content(path: Path, day_starts: Sequence[int]) -> Content:
-    """The text of a raw file; the suffix says how it is compressed.
+    """The text of a raw file.
 
     Args:
         path: the file.
         day_starts: stored bytes at which its days start, the first one 0.
     """
-    if path.suffix in (".gz", ".zst"):
-        return CompressedContent(path, day_starts)
-    return PlainContent(path, day_starts)
+    codec = codec_of(path)
+    return CompressedContent(path, codec, day_starts) if codec else PlainContent(path, day_starts)

@@ -2,14 +2,16 @@
 
 Days. Files named `day_N` (Terabyte, also `day_N.gz`, `day_N.zst`) say their day. One file without a
 day in its name (Kaggle's train.txt) is cut into `num_days` equal contiguous parts by its bytes as
-stored, so for a compressed file by compressed bytes; a line belongs to the part in which it starts.
-Several files without days in their names each count as one day, in the order given.
+stored, so for a compressed file (told by its first bytes) by compressed bytes; a line belongs to the
+part in which it starts. Several files without days in their names each count as one day, in the order
+given.
 
 Pieces. A piece is the unit of work, of commitment and of output: about 64 MiB of raw text of one
 day of one file, written as one Parquet file. Any range of a plain file can be read by any process;
 a compressed file is one stream, which one process reads from its start.
 """
 
+import codecs
 import hashlib
 import re
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from data.criteo import NUM_FIELDS
-from data.prepare.content import open_content
+from data.prepare.content import codec_of, open_content
 from data.prepare.lines import judge_line
 
 PIECE_BYTES: Final = 64 << 20
@@ -47,11 +49,8 @@ class RawFile:
     """Days it is cut into."""
     head_sha256: str
     """Digest of its first MiB: tells a changed file of the same name and size."""
-
-    @property
-    def compressed(self) -> bool:
-        """Whether it can only be read from its start."""
-        return self.path.suffix in (".gz", ".zst")
+    compressed: bool
+    """Whether it can only be read from its start."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -147,7 +146,12 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
     with path.open("rb") as stream:
         digest = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
     raw = RawFile(
-        path=path, num_bytes=path.stat().st_size, first_day=first_day, num_days=num_days, head_sha256=digest
+        path=path,
+        num_bytes=path.stat().st_size,
+        first_day=first_day,
+        num_days=num_days,
+        head_sha256=digest,
+        compressed=codec_of(path) is not None,
     )
     _refuse_another_format(raw)
     return raw
@@ -157,7 +161,7 @@ def _refuse_another_format(raw: RawFile) -> None:
     """Say at once, not after an hour, that a file is something else than labelled Criteo lines."""
     content, head = open_content(raw.path, [0]), memoryview(bytearray(_LOOK_BYTES))
     try:
-        lines = bytes(head[: content.readinto(head)]).split(b"\n")
+        lines = bytes(head[: content.readinto(head)]).removeprefix(codecs.BOM_UTF8).split(b"\n")
     finally:
         content.close()
     if content.damage and not any(lines):

@@ -4,8 +4,9 @@ A line is 40 fields separated by tabs: a label `0` or `1`, 13 integers, 26 hexad
 Integers and categories may be empty, which means missing. An integer is an optional minus and
 decimal digits, in the range of 64 bits; a category is hexadecimal digits of either case, below 2^32. There
 is no quoting, no plus sign, no blank and no comment. A line ends with `\n` or `\r\n`; the last
-one may lack it. `judge_line` is this paragraph as code, one line at a time; `columns` does the
-same for a block of lines at a speed that a large file can afford.
+one may lack it. `streams` takes a byte order mark off the first line of a file. `judge_line` is this
+paragraph as code, one line at a time; `columns` does the same for a block of lines at a speed that a
+large file can afford.
 """
 
 import re
@@ -17,8 +18,21 @@ from data.criteo import NUM_DENSE, NUM_FIELDS
 MAX_LINE_BYTES: Final = 1 << 20
 """A longer line is refused whatever it holds, so that a file without line ends cannot fill the memory."""
 
-REASONS: Final = ("too_long", "broken_utf8", "field_count", "label", "number", "hex", "truncated")
-"""Why a line can be refused, in the order in which it is looked for. `truncated` is given by `streams`."""
+TRUNCATED: Final = "truncated"
+"""The line in which a file's compressed data ends too early or is damaged; given by `walk`."""
+TRAILING_BYTES: Final = "trailing_bytes"
+"""No line: what follows the compressed data of a file; given by `walk`."""
+REASONS: Final = (
+    "too_long",
+    "broken_utf8",
+    "field_count",
+    "label",
+    "number",
+    "hex",
+    TRUNCATED,
+    TRAILING_BYTES,
+)
+"""Why a line can be refused, in the order in which it is looked for."""
 
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
 _HEX: Final = re.compile(rb"[0-9a-fA-F]+")

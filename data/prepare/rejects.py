@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from data.prepare.lines import TRAILING_BYTES, TRUNCATED
 from data.prepare.passes import PassResult
 from data.prepare.pieces import PieceRecord, durable_file, record_path
 from data.prepare.walk import REJECTS_SUFFIX
@@ -45,19 +46,21 @@ def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> 
 def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
     """Refuse an input with too many bad lines, or with a file that ends too early.
 
-    A file that is cut off has lost unknown many lines, so no share of bad lines below 1 allows it.
+    A file that is cut off has lost unknown many lines, so no share of bad lines below 1 allows it. Bytes that
+    follow a file's compressed data take no line away, so they are told, but do not count.
 
     Raises:
         ValueError: says how many lines are bad, why, and where to see them.
     """
     reasons = _by_reason(result.records)
     where = f"{out / REJECTS_NAME} lists them with file and line number"
-    if reasons["truncated"] and max_bad_ratio < 1:
+    if reasons[TRUNCATED] and max_bad_ratio < 1:
         raise ValueError(
             f"{_cut_off(result.records)}. Nobody knows how many lines are lost. Get the file again and "
             "start in a new --out, or take what is readable with --max-bad-ratio 1"
         )
-    num_lines, num_bad = sum(record.num_lines for record in result.records), reasons.total()
+    num_lines = sum(record.num_lines for record in result.records)
+    num_bad = reasons.total() - reasons[TRAILING_BYTES]
     if not result.complete or num_bad > max_bad_ratio * num_lines:
         by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         so_far = "" if result.complete else " read so far, and the rest cannot make up for it"
@@ -72,8 +75,8 @@ def _by_reason(records: Sequence[PieceRecord]) -> Counter[str]:
 
 
 def _cut_off(records: Sequence[PieceRecord]) -> str:
-    names = [record.raw_name for record in records if "truncated" in record.num_rejects]
+    names = [record.raw_name for record in records if TRUNCATED in record.num_rejects]
     readable: Counter[str] = Counter()
     for record in records:
-        readable[record.raw_name] += record.num_lines - record.num_rejects.get("truncated", 0)
+        readable[record.raw_name] += record.num_lines - record.num_rejects.get(TRUNCATED, 0)
     return "; ".join(f"{name} is cut off or damaged after {readable[name]:,} lines" for name in names)

@@ -1,6 +1,7 @@
 r"""Whole lines of a raw file in blocks of bounded size, however long the file or a line of it."""
 
 import bisect
+import codecs
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -58,6 +59,8 @@ class LineReader:
     def blocks(self, limit: Callable[[], int | None]) -> Iterator[bytes]:
         r"""The lines that start before `limit`, in blocks; every line ended by `\n`.
 
+        A byte order mark of UTF-8 at the start of the text is left out.
+
         Args:
             limit: gives that byte of the text, or None as long as it is not known; asked for every block.
         """
@@ -65,7 +68,9 @@ class LineReader:
             end = limit()
             if end is not None and self.offset >= end:
                 return
-            yield self._take(end)
+            at_start = self.offset == 0
+            block = self._take(end)
+            yield block.removeprefix(codecs.BOM_UTF8) if at_start else block
 
     def _fill(self) -> None:
         with memoryview(self._buffer) as view:

@@ -16,7 +16,7 @@ import polars as pl
 from data.prepare.columns import read_block
 from data.prepare.content import Content, open_content
 from data.prepare.inputs import PIECE_BYTES, RawFile, Span
-from data.prepare.lines import BadLine
+from data.prepare.lines import TRAILING_BYTES, TRUNCATED, BadLine
 from data.prepare.pieces import DigestFile, PieceRecord, Written, durable_file, piece_name, record_path
 from data.prepare.progress import Progress, Report
 from data.prepare.streams import LineReader
@@ -63,8 +63,13 @@ class Piece:
                 self._count(frame.height, bad)
                 if frame.height:
                     yield frame
-        if self._reader.exhausted and self._reader.content.damage:
-            self._count(0, [BadLine(0, "truncated", self._reader.partial)])
+        if not self._reader.exhausted:
+            return
+        content = self._reader.content
+        if content.damage:
+            self._count(0, [BadLine(0, TRUNCATED, self._reader.partial)])
+        if content.trailing:
+            self._count(0, [BadLine(0, TRAILING_BYTES, content.trailing)])
 
     def record(self, written: Written | None = None) -> PieceRecord:
         """The record of the piece, once its lines have been read and its file, if any, is written."""

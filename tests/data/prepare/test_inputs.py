@@ -1,12 +1,16 @@
 """Which raw files there are, their days and their pieces."""
 
+import codecs
 import gzip
 import itertools
 
 import pytest
+import zstandard
 
 from data.prepare import inputs
+from data.prepare.content import open_content
 from data.prepare.inputs import find_inputs, plan
+from data.prepare.streams import LineReader
 from tests.data.prepare.conftest import make_lines
 
 
@@ -65,6 +69,26 @@ def test_files_that_are_not_there_empty_or_given_twice(tmp_path, raw_file):
         find_inputs([path, path], None)
 
 
+def test_the_first_bytes_say_whether_a_file_is_compressed(tmp_path, raw_file):
+    text = b"\n".join(make_lines(20)) + b"\n"
+    packed = {"train.txt": gzip.compress(text), "day.tsv": zstandard.compress(text), "plain.gz": text}
+    for name, stored in packed.items():
+        (tmp_path / name).write_bytes(stored)
+    found = find_inputs([tmp_path / name for name in packed], None)
+    assert [raw.compressed for raw in found] == [True, True, False]
+    for raw in found:
+        content = open_content(raw.path, [0])
+        assert b"".join(LineReader(content, 0, 1000).blocks(lambda: None)) == text
+        content.close()
+
+
+def test_a_byte_order_mark_is_no_part_of_another_format(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_bytes(codecs.BOM_UTF8 + make_lines(1)[0] + b"\n")
+    (raw,) = find_inputs([path], None)
+    assert raw.num_days == inputs.DEFAULT_DAYS
+
+
 def test_kaggles_test_file_is_recognised(raw_file):
     unlabelled = [line.partition(b"\t")[2] for line in make_lines(20)]
     with pytest.raises(ValueError, match=r"39 fields.*test\.txt"):
@@ -75,7 +99,7 @@ def test_another_format_and_an_empty_archive_are_refused(tmp_path, raw_file):
     with pytest.raises(ValueError, match="not in Criteo's format"):
         find_inputs([raw_file([b"a,b,c"] * 5)], None)
     fake = tmp_path / "day_0.gz"
-    fake.write_bytes(b"no gzip at all")
+    fake.write_bytes(b"\x1f\x8b\x08 but no more of gzip")
     with pytest.raises(ValueError, match="cannot be decompressed"):
         find_inputs([fake], None)
     hollow = tmp_path / "day_1.gz"

@@ -285,6 +285,17 @@ def test_a_cut_off_file_fails_and_says_how_much_is_readable(tmp_path, suffix):
     ]
 
 
+def test_bytes_after_a_compressed_file_are_a_reason_with_its_name_and_fail_nothing(tmp_path):
+    text = b"\n".join(make_lines(300)) + b"\n"
+    raw = tmp_path / "day_0.txt"  # gzip all the same
+    raw.write_bytes(gzip.compress(b"\xef\xbb\xbf" + text) + b"more")
+    manifest = job(raw, tmp_path / "out")
+    assert manifest.num_rows == 300
+    assert manifest.provenance["rejects"]["num_rejects"] == {"trailing_bytes": 1}
+    reject = json.loads((tmp_path / "out" / "rejects.jsonl").read_text())
+    assert (reject["file"], reject["reason"], reject["text"]) == ("day_0.txt", "trailing_bytes", "more")
+
+
 def test_a_folder_in_use_or_with_other_files_is_refused(raw, tmp_path):
     with locked(tmp_path / "used"), pytest.raises(ValueError, match="in use by another live"):
         job(raw, tmp_path / "used")

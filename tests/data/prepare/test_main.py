@@ -121,6 +121,16 @@ def test_days_that_are_missing_between_others_are_named(monkeypatch, capsys, day
     assert said in "".join(more)
 
 
+def test_bytes_after_compressed_data_are_told(monkeypatch, capsys):
+    rejects = {"num_rejects": {"trailing_bytes": 2, "hex": 1}}
+    monkeypatch.setattr(command, "prepare", lambda config: replace(MANIFEST, provenance={"rejects": rejects}))
+    assert command.main(["day_0", "--out", "x", "--ids", "raw"]) == 0
+    first, told = capsys.readouterr().out.splitlines()
+    assert first.endswith("; 1 bad lines")
+    assert told.startswith("2 of the raw files hold bytes after the end")
+    assert "x/rejects.jsonl names the files" in told
+
+
 def test_verify_of_no_data_set_is_code_1(capsys, tmp_path):
     assert command.main(["--verify", str(tmp_path)]) == 1
     assert "not a finished data set" in capsys.readouterr().out

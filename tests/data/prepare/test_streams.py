@@ -1,16 +1,21 @@
 """Whole lines from plain and compressed files: every line exactly once, wherever the cuts fall."""
 
+import codecs
 import gzip
 import itertools
+import random
 
 import hypothesis.strategies as st
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 
-from data.prepare.content import open_content
+from data.prepare import content as content_module
+from data.prepare.content import codec_of, open_content
 from data.prepare.lines import MAX_LINE_BYTES, judge_line
 from data.prepare.streams import LineReader
+
+MAGICS = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", *(bytes([0x50 + kind]) + b"\x2a\x4d\x18" for kind in range(16))]
 
 
 def read_range(path, start, end, block_bytes):
@@ -37,6 +42,7 @@ def test_ranges_share_out_the_lines(tmp_path, lines, final_newline, block_bytes,
     text = b"\n".join(lines) + (b"\n" if final_newline else b"")
     path = tmp_path / "raw"
     path.write_bytes(text)
+    assume(codec_of(path) is None and not text.startswith(codecs.BOM_UTF8))
     cuts = [len(text) * index // num_ranges for index in range(num_ranges + 1)]
     parts = [read_range(path, *pair, block_bytes) for pair in itertools.pairwise(cuts)]
     assert b"".join(parts) == (text if text.endswith(b"\n") or not text else text + b"\n")
@@ -99,6 +105,78 @@ def test_damage_keeps_whole_lines_and_tells(tmp_path, suffix, spoil):
         assert not lines or lines.endswith(b"\n")
         assert len(lines) < len(text)
     content.close()
+
+
+PACK = {"gz": gzip.compress, "zst": zstandard.compress}
+
+
+def read_all(path, block_bytes=1000):
+    content = open_content(path, [0])
+    reader = LineReader(content, 0, block_bytes)
+    text = b"".join(reader.blocks(lambda: None))
+    content.close()
+    return text, reader
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["gz", "zst"]),
+    num_lines=st.integers(0, 20_000),
+    trailing=st.binary(min_size=1, max_size=100),
+    read_bytes=st.integers(1, 200),
+)
+@example(kind="gz", num_lines=9, trailing=b"\x1f no gzip", read_bytes=1)
+@example(kind="zst", num_lines=9, trailing=b"\x28\xb5\x2f no zstd", read_bytes=1)
+def test_bytes_after_the_compressed_data_take_no_line_away(tmp_path, kind, num_lines, trailing, read_bytes):
+    assume(
+        trailing[0] and not any(trailing.startswith(magic) or magic.startswith(trailing) for magic in MAGICS)
+    )
+    text = b"".join(b"%d\n" % (index * 7919) for index in range(num_lines)) + b"last"
+    path = tmp_path / "raw"
+    path.write_bytes(PACK[kind](text) + trailing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(content_module, "_READ_BYTES", read_bytes)
+        lines, reader = read_all(path)
+    assert lines == text + b"\n"
+    assert (reader.content.trailing, reader.content.damage) == (trailing, None)
+    assert reader.content.stored_position == path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize(
+    "spoil", ["cut in the head", "cut", "damaged", "overwritten", "checksum cut"], ids=lambda spoil: spoil
+)
+def test_a_broken_second_member_keeps_all_lines_of_the_first(tmp_path, kind, spoil):
+    first, second = (b"".join(b"%d\n" % index for index in range(start, start + 5000)) for start in (0, 5000))
+    if spoil == "overwritten":
+        second = random.Random(0).randbytes(200_000)  # does not shrink below what may follow a file's end
+    packed = PACK[kind](second)
+    packed = {
+        "cut in the head": packed[:1],
+        "cut": packed[: len(packed) // 2],
+        "damaged": packed[:12] + b"\xff" * 100 + packed[112:],
+        "overwritten": b"\xff" * 8 + packed[8:],
+        "checksum cut": packed[:-3],
+    }[spoil]
+    path = tmp_path / "raw"
+    path.write_bytes(PACK[kind](first) + packed)
+    lines, reader = read_all(path)
+    assert lines.startswith(first)
+    assert (first + second).startswith(lines)
+    assert reader.content.damage
+    assert reader.content.trailing == b""
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 20])
+def test_a_byte_order_mark_is_taken_off_the_first_line_and_no_other(tmp_path, pack, cut):
+    path = tmp_path / "raw"
+    path.write_bytes(pack(codecs.BOM_UTF8 + b"first\n" + codecs.BOM_UTF8 + b"second\n"))
+    expected = b"first\n" + codecs.BOM_UTF8 + b"second\n"
+    assert read_all(path)[0] == expected
+    assert read_all(path, block_bytes=2)[0] == expected
+    if pack is bytes:
+        assert read_range(path, 0, cut, 5) + read_range(path, cut, 99, 5) == expected
 
 
 @pytest.mark.parametrize("final_newline", [True, False])
