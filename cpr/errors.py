@@ -29,6 +29,10 @@ class SaveFailedError(CheckpointError):
     """A save in the background failed on some rank; nothing of it counts, older states are untouched."""
 
 
+class SaveGivenUpError(SaveFailedError):
+    """A save took longer than its caller allowed; it does not count, and nothing is wrong with the storage."""
+
+
 class ResidentMemoryError(RuntimeError):
     """Shared memory that outlives a worker cannot be used; the message names the place and the cause."""
 

@@ -302,7 +302,7 @@ class PartialRecovery:
         self._note_death(reports)
         recovery = self._course.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
-            self._saves = keeper.open(restorer, plain_storage, self._timeout)
+            self._saves = keeper.open(restorer, plain_storage)
         if meeting.rank == 0:
             logger.info("%s", recovery)
         self._restored_s = time.perf_counter()
@@ -346,10 +346,11 @@ class PartialRecovery:
         them has ended, it is freed.
 
         Args:
-            timeout_s: give the save up if it takes longer; None: never.
+            timeout_s: give the save up if it takes longer, on all ranks by the shortest timeout of any, which is
+                no failure; None: never.
 
         Returns:
-            Whether this moment is saved.
+            Whether this moment is saved; the same on all ranks.
 
         Raises:
             SaveFailedError: the save failed; names the file.

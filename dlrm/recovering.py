@@ -85,7 +85,7 @@ class Recovering:
         """
         remaining_s = (self.leaving_takes - spent).total_seconds()
         step = self._recovery.steps_done
-        if remaining_s > 0 and self._recovery.save_now(remaining_s):
+        if self._recovery.save_now(remaining_s):  # ranks agree on it: some have heard of the stop later
             logger.info("saved at step %d before leaving", step)
             return
         newest = self._recovery.checkpointer.newest_step

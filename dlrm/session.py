@@ -5,12 +5,14 @@ The third, `dlrm.recovering`, outlives its workers.
 """
 
 import logging
-import time
 from datetime import timedelta
 from typing import Protocol, cast
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
+from cpr.recovery.course import Course
+from cpr.recovery.pace import FixedPace
+from cpr.recovery.saving import Saves
 from dlrm.config import CheckpointConfig
 from dlrm.report import FailureReport
 
@@ -103,8 +105,8 @@ class Checkpoints:
         self._checkpointer = checkpointer
         self._config = config
         self._resume = resume
-        self._moment = cast("Moment", config.moment)
-        self._saved_at = -1
+        self._course = Course()
+        self._saves = self._open_saves()
         self._is_last_word_said = True  # until there is something to lose
 
     def note_skipped(self) -> None:
@@ -122,18 +124,19 @@ class Checkpoints:
             self._load()
         if self._config.every_steps:
             self._checkpointer.prepare()
+        self._course.steps_done = self._checkpointer.steps_done
+        self._saves = self._open_saves()
         self._is_last_word_said = False
 
     def step(self) -> None:
         """Save when it is time.
 
         Raises:
-            SaveFailedError: a save failed in the background; names the file.
+            SaveFailedError: saves fail again and again; names the file.
         """
-        self._checkpointer.step()
-        every = self._config.every_steps
-        if every and self._checkpointer.steps_done % every == 0:
-            self._save(self._moment)
+        self._course.step(samples=0)  # nobody asks for them
+        self._saves.step()
+        self._saves.save_if_due()
 
     @property
     def leaving_takes(self) -> timedelta:
@@ -142,14 +145,9 @@ class Checkpoints:
 
     def leave(self, spent: timedelta) -> None:
         """Save if the remaining time allows it; `close` says if it did not."""
-        deadline = time.monotonic() + (self.leaving_takes - spent).total_seconds()
-        if self._config.every_steps == 0 or time.monotonic() >= deadline:
-            return
-        step = self._checkpointer.steps_done
-        if self._saved_at != step:
-            self._save("consistent", deadline - time.monotonic())
-        if self._checkpointer.wait(max(0.0, deadline - time.monotonic())) and self._saved_at == step:
-            logger.info("saved at step %d before leaving", step)
+        remaining_s = (self.leaving_takes - spent).total_seconds()
+        if self._config.every_steps and self._saves.now(remaining_s):
+            logger.info("saved at step %d before leaving", self._checkpointer.steps_done)
             self._is_last_word_said = True
 
     def save_end(self) -> None:
@@ -158,9 +156,8 @@ class Checkpoints:
         Raises:
             SaveFailedError: it failed; names the file.
         """
-        if self._config.every_steps and self._saved_at != self._checkpointer.steps_done:
-            self._save("consistent")
-        self._checkpointer.wait()
+        if self._config.every_steps:
+            self._saves.now(None)
         self._is_last_word_said = True
 
     def finish(self) -> None:
@@ -178,10 +175,11 @@ class Checkpoints:
             )
         self._checkpointer.close(abandon=True)
 
-    def _save(self, moment: Moment, timeout_s: float | None = None) -> None:
-        save = self._checkpointer.save(moment, timeout_s=timeout_s)
-        if save is not None and moment == "consistent":
-            self._saved_at = self._checkpointer.steps_done
+    def _open_saves(self) -> Saves:
+        """Those that follow where training is now."""
+        steps_done, saved_at = self._course.steps_done, self._checkpointer.newest_step or 0
+        pace = FixedPace(self._config.every_steps, steps_done=steps_done, saved_at=saved_at)
+        return Saves(self._checkpointer, self._course, pace, cast("Moment", self._config.moment))
 
     def _load(self) -> None:
         loaded = self._checkpointer.load()

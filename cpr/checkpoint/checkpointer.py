@@ -107,7 +107,8 @@ class Checkpointer:
         self._before_save = before_save
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
-        self._agreement = RankGroup(timeout)
+        self.agreement = RankGroup(timeout)
+        """How ranks agree in the thread that trains, between calls of the checkpointer."""
         self._group = RankGroup(max(timeout, LONGEST_LOAD))
         self._background = RankGroup(LONGEST_SAVE)
         self._pool = StagingPool(
@@ -374,7 +375,8 @@ class Checkpointer:
                 exact resume needs); `rolling` copies a little in each of the next `step` calls, so that a row
                 and its optimizer state are from one moment, but different rows from different steps (what
                 partial recovery needs).
-            timeout_s: give a consistent save up if copying, or waiting for the save before it, takes longer.
+            timeout_s: give a consistent save up if copying takes longer on some rank, which is no failure, and
+                do not begin it if waiting for the save before it does.
 
         Returns:
             The save; None if it was skipped because another is under way.
@@ -423,19 +425,35 @@ class Checkpointer:
         self._copier.settle()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the save that is under way is committed; whether it is.
+        """Wait until the save that is under way is committed; called by all ranks, which hear the same.
 
         Args:
-            timeout_s: wait no longer; what is not copied by then is given up, so that the save will fail.
+            timeout_s: wait no longer. What is not copied by then on some rank is given up; what is only still
+                to be written may be committed later. That it failed is not told then: it was asked for.
+
+        Returns:
+            Whether it is committed, or none was under way.
 
         Raises:
             SaveFailedError: it failed; names the file.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._wait_here(None if timeout_s is None else time.monotonic() + timeout_s)
+        save = self._save
+        outcomes = self.agreement.gather(None if save is None else save.outcome)
+        if save is not None and True in outcomes:
+            save.wait()  # some rank knows of the commit, and this one is about to
+        elif save is not None:
+            save.is_excused = True
+        for outcome in outcomes:
+            if isinstance(outcome, SaveFailedError):
+                raise outcome
+        return False not in outcomes or True in outcomes
+
+    def _wait_here(self, deadline: float | None) -> None:
+        """Copy what is left, and wait until this rank knows what became of the save, or for so long."""
         self._copier.finish(self.steps_done, deadline)
-        committed = self._save is None or self._save.wait(seconds_left(deadline))
-        self._raise_failure()
-        return committed
+        if self._save is not None:
+            self._save.wait(seconds_left(deadline))
 
     def wait_until_idle(self, deadline: float | None = None) -> bool:
         """Wait until the save under way is committed, and merging and deleting after it are done.
@@ -449,7 +467,8 @@ class Checkpointer:
         Raises:
             SaveFailedError: one of them failed; names the file.
         """
-        self.wait(seconds_left(deadline))
+        self._wait_here(deadline)
+        self._raise_failure()
         idle = self._save is None or self._save.wait_until_over(seconds_left(deadline))
         self._raise_failure()
         return idle
@@ -460,7 +479,7 @@ class Checkpointer:
         Raises:
             SaveFailedError: the last save failed in the background.
         """
-        is_free = all(self._agreement.gather(self._save is None or self._save.is_over))
+        is_free = all(self.agreement.gather(self._save is None or self._save.is_over))
         if is_free:
             self._raise_failure()
         return is_free
@@ -505,7 +524,7 @@ class Checkpointer:
         began = time.perf_counter() if began is None else began
         self.prepare()
         selections, states, wish = self._make_wish(kind, moment, rows, deadline)
-        wishes = self._agreement.gather(wish)
+        wishes = self.agreement.gather(wish)
         if not agree(wish, wishes):
             return None
         if rows is not None:
@@ -607,9 +626,11 @@ class Checkpointer:
                 )
 
     def _raise_failure(self) -> None:
-        if self._save is not None and self._save.error is not None:
-            error, self._save = self._save.error, None
-            raise error
+        save = self._save
+        if save is not None and save.error is not None:
+            self._save = None
+            if not save.is_excused:
+                raise save.error
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -624,7 +645,7 @@ class Checkpointer:
             return  # the thread is still in a collective or a write; it and the lock end with the process
         if self._lock is not None:
             self._lock.release()
-        for group in (self._background, self._group, self._agreement):
+        for group in (self._background, self._group, self.agreement):
             group.close()
 
 

@@ -39,6 +39,7 @@ class _Job:
     snapshot: Snapshot
     states: States
     given_up: Event = field(default_factory=Event)
+    """Set when nothing more of it is to be copied."""
 
     @property
     def is_copied(self) -> bool:
@@ -110,7 +111,7 @@ class Copier:
         thread, job = self._beside
         thread.join(seconds_left(deadline))
         if thread.is_alive():
-            job.given_up.set()
+            _run_out(job)
             thread.join()
         self._beside = None
         job.save.blocked_s += time.perf_counter() - began
@@ -158,7 +159,7 @@ class Copier:
         try:
             while not (job.is_copied or job.given_up.is_set() or enough(copied)):
                 if seconds_left(deadline) == 0:
-                    job.given_up.set()
+                    _run_out(job)
                     break
                 buffer = self._pool.acquire(wait=False)
                 if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
@@ -193,7 +194,15 @@ class Copier:
         if problem is None and job.is_copied:
             job.save.feed(job.states)
         else:
-            job.save.cancel(problem or "training ended before everything was copied")
+            late = "copying took longer than it was given"
+            ended = "training ended before everything was copied"
+            job.save.cancel(problem or (late if job.save.is_out_of_time else ended))
+
+
+def _run_out(job: _Job) -> None:
+    """The time that was given for copying is over."""
+    job.save.is_out_of_time = True
+    job.given_up.set()
 
 
 def seconds_left(deadline: float | None) -> float | None:

@@ -20,7 +20,7 @@ from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
-from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
+from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError, SaveGivenUpError
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class History:
         problem: str | None,
         manifest_of: Callable[[Sequence[Part]], Manifest],
         blocked_s: float = 0.0,
+        is_out_of_time: bool = False,
     ) -> tuple[Manifest, float]:
         """Make a save count, if every rank has written its part.
 
@@ -71,16 +72,18 @@ class History:
             problem: why it could not.
             manifest_of: the manifest from the parts of all ranks, in order.
             blocked_s: that training on this rank waited for it; all is copied by now.
+            is_out_of_time: whether the problem is that this rank was given too little time.
 
         Returns:
             The manifest, and the longest that training waited on any rank.
 
         Raises:
+            SaveGivenUpError: it does not count, because some rank was given too little time.
             SaveFailedError: it does not count; says what happened on which rank.
         """
         self.next_sequence = sequence + 1
-        answers = self.group.gather((sequence, kind, part, problem, blocked_s))
-        problems = [f"rank {rank}: {text}" for rank, (_, _, _, text, _) in enumerate(answers) if text]
+        answers = self.group.gather((sequence, kind, part, problem, blocked_s, is_out_of_time))
+        problems = [f"rank {rank}: {text}" for rank, (_, _, _, text, *_) in enumerate(answers) if text]
         if len({answer[:2] for answer in answers}) > 1:
             problems.append(
                 "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
@@ -88,20 +91,21 @@ class History:
         manifest = None
         if self.group.rank == 0:
             if not problems:
-                manifest = manifest_of([part for _, _, part, _, _ in answers])
+                manifest = manifest_of([part for _, _, part, *_ in answers])
                 problems = self._write_manifest(manifest)
             if problems:
                 self._sweep(sequence)
         manifest, problems = self.group.broadcast((manifest, problems))
         if problems or manifest is None:
             last = f"save {self.committed[-1].sequence}" if self.committed else "nothing"
-            raise SaveFailedError(
+            kind_of_error = SaveGivenUpError if any(answer[-1] for answer in answers) else SaveFailedError
+            raise kind_of_error(
                 f"save {sequence} to {self.storage.uri} failed on {'; '.join(problems)}. "
                 f"It does not count; {last} is the newest that does"
             )
         self.committed.append(manifest)
         self.chain = [manifest] if manifest.kind == "base" else [*self.chain, manifest]
-        return manifest, max(waited_s for *_, waited_s in answers)
+        return manifest, max(waited_s for *_, waited_s, _ in answers)
 
     def tidy(self) -> None:
         """Merge a chain that has grown long; delete what the retention policy does not keep.

@@ -21,7 +21,7 @@ from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.staging import StagingPool
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, SaveFailedError
+from cpr.errors import CheckpointError, SaveFailedError, SaveGivenUpError
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,10 @@ class Save:
         """What was committed; None before, and if it failed."""
         self.error: SaveFailedError | None = None
         """Why it failed."""
+        self.is_out_of_time = False
+        """Whether this rank could not copy everything in the time that it was given."""
+        self.is_excused = False
+        """Whether training need not hear of its failure: it was given up in time, or that was told before."""
         self.broken = threading.Event()
         """Set when this rank cannot write any more, so that copying may stop."""
         self._began = time.perf_counter()
@@ -73,6 +77,13 @@ class Save:
     def done(self) -> bool:
         """Whether it is committed or has failed."""
         return self._settled.is_set()
+
+    @property
+    def outcome(self) -> bool | SaveFailedError:
+        """What this rank knows: whether it is committed, or why it failed."""
+        if self.manifest is None and self.error is not None and not self.is_excused:
+            return self.error
+        return self.manifest is not None
 
     @property
     def is_over(self) -> bool:
@@ -113,6 +124,7 @@ class Save:
 
     def finish(self, error: SaveFailedError | None) -> None:
         """It is over; with an error if it failed, or what was due after it."""
+        self.is_excused |= isinstance(error, SaveGivenUpError)
         self.error = error
         self._settled.set()
         self._over.set()
@@ -157,6 +169,10 @@ class Saver:
             try:
                 self._commit(save)
                 self._history.tidy()
+            except SaveGivenUpError as error:
+                failure = error
+                if self._group.rank == 0:
+                    logger.info("%s", error)
             except SaveFailedError as error:
                 failure = error
             except Exception as error:  # whatever it is, training must hear of it
@@ -213,7 +229,9 @@ class Saver:
                 states=tuple(entry for part in parts for entry in part.states),
             )
 
-        return self._history.commit(sequence, save.kind, part, problem, manifest_of, save.blocked_s)
+        return self._history.commit(
+            sequence, save.kind, part, problem, manifest_of, save.blocked_s, save.is_out_of_time
+        )
 
     def _write_all(
         self, save: Save, writer: PartWriter, problem: str | None

@@ -3,10 +3,8 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import get_args
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -79,7 +77,6 @@ class Keeper:
     def __init__(self, plan: SavePlan, checkpointer: Checkpointer, course: Course, group: RankGroup) -> None:
         self._plan, self._checkpointer, self._course, self._group = plan, checkpointer, course, group
         self._prioritizer: Prioritizer | None = None
-        self._agreement: RankGroup | None = None
 
     def track(
         self, model: nn.Module, optimizers: Sequence[Optimizer], segment: Segment, adopted: bool
@@ -91,13 +88,12 @@ class Keeper:
             )
             self._checkpointer.register("priority", self._prioritizer, per_rank=True)
 
-    def open(self, restorer: Restorer, storage: Storage, timeout: timedelta) -> Saves:
+    def open(self, restorer: Restorer, storage: Storage) -> Saves:
         """The saves that follow a beginning. Called by all ranks, when the checkpointer is prepared.
 
         Args:
             restorer: has brought everything into place.
             storage: of the checkpoint, where the diary is kept.
-            timeout: how long a rank waits for the slowest one.
         """
         plan, course = self._plan, self._course
         rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
@@ -114,7 +110,7 @@ class Keeper:
         saved_at = self._checkpointer.newest_step or 0
         pace: Pace
         if isinstance(plan.every, IntervalRule):
-            self._agreement = group = RankGroup(timeout)
+            group = self._checkpointer.agreement
             pace = AutoPace(plan.every, group, course, diary, saved_at=saved_at, share=plan.row_share)
         else:
             pace = FixedPace(plan.every, plan.row_share, steps_done=course.steps_done, saved_at=saved_at)
@@ -134,11 +130,9 @@ class Keeper:
         )
 
     def close(self) -> None:
-        """Track and agree no longer."""
+        """Track no longer."""
         if self._prioritizer is not None:
             self._prioritizer.close()
-        if self._agreement is not None and dist.is_initialized():
-            self._agreement.close()
 
 
 def num_nodes(world_size: int) -> int:

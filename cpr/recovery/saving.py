@@ -95,21 +95,23 @@ class Saves:
                 self._save_some()
 
     def now(self, timeout_s: float | None) -> bool:
-        """Save this moment, unless that was done, and wait until it is safe; whether it is.
+        """Save this moment, unless that was done, and wait until it is safe; whether it is, alike on all ranks.
 
         Args:
-            timeout_s: give it up if it takes longer; None: never.
+            timeout_s: give it up if it takes longer, which is no failure; None: never. The shortest of all
+                ranks counts.
 
         Raises:
             SaveFailedError: it failed.
         """
+        timeout_s = self._shortest(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._saved_at != self._course.steps_done:
-            self._let_last_end(deadline)
+        if self._saved_at != self._course.steps_done and timeout_s != 0 and self._let_last_end(deadline):
             self._save_moment(seconds_left(deadline))
+        if self._saved_at != self._course.steps_done:
+            return False
         with self._doubted():
-            is_committed = self._checkpointer.wait(seconds_left(deadline))
-        is_saved = is_committed and self._saved_at == self._course.steps_done
+            is_saved = self._checkpointer.wait(seconds_left(deadline))
         if not is_saved:
             self._saved_at = -1
         return is_saved
@@ -146,14 +148,25 @@ class Saves:
         else:
             self._rows.note()
 
-    def _let_last_end(self, deadline: float | None = None) -> None:
-        """Wait for the save before one that may be the last; if it has failed, that is only told."""
-        try:
+    def _shortest(self, timeout_s: float | None) -> float | None:
+        """Of the timeouts of all ranks, whose clocks began at different times; None: none has one."""
+        given = [each for each in self._checkpointer.agreement.gather(timeout_s) if each is not None]
+        return max(0.0, min(given)) if given else None
+
+    def _let_last_end(self, deadline: float | None = None) -> bool:
+        """Wait for the save before one that may be the last; if it has failed, that is only told.
+
+        Returns:
+            Whether it is over; the same on all ranks.
+        """
+        is_free = True  # where that is told by an error
+        with self._saved_again():
             self._checkpointer.wait_until_idle(deadline)
-        except SaveFailedError as error:
-            logger.error("%s. Everything is saved again now", error)  # the trace says nothing more
-        if self._rows is not None:
+        with self._saved_again():
+            is_free = self._checkpointer.is_free()
+        if is_free and self._rows is not None:
             self._rows.note_outcome()
+        return is_free
 
     def _save_moment(self, timeout_s: float | None = None) -> None:
         """Begin to save everything as it is now, at a moment that counts."""
@@ -181,6 +194,14 @@ class Saves:
     def _tell(self, save: Save | None) -> None:
         if save is not None and self._diary is not None:
             self._diary.note_save(save)
+
+    @contextmanager
+    def _saved_again(self) -> Iterator[None]:
+        """A save that fails here is only told."""
+        try:
+            yield
+        except SaveFailedError as error:
+            logger.error("%s. Everything is saved again now", error)  # the trace says nothing more
 
     @contextmanager
     def _doubted(self) -> Iterator[None]:

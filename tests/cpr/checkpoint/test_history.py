@@ -16,8 +16,8 @@ class TwoRanks(Alone):
         self.their_blocked_s = their_blocked_s
 
     def gather(self, value):
-        *same, _ = value
-        return [value, (*same, self.their_blocked_s)]
+        *same, _, is_out_of_time = value
+        return [value, (*same, self.their_blocked_s, is_out_of_time)]
 
 
 def manifest_of(parts):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpr.checkpoint.ranks import Alone
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FixedPace
@@ -25,7 +26,7 @@ class FakeCheckpointer:
         self.course, self.failing, self.skipping, self.breaking = course, failing, skipping, breaking
         self.busy = busy
         self.has_base, self.newest_step = False, None
-        self.log, self.last = [], None
+        self.log, self.last, self.agreement = [], None, Alone()
 
     def step(self):
         pass

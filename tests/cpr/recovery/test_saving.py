@@ -2,6 +2,7 @@
 
 import pytest
 
+from cpr.checkpoint.ranks import Alone
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FixedPace
@@ -14,6 +15,7 @@ class SlowStorage:
     def __init__(self, course, failing=(), skipped=()):
         self.course, self.failing, self.skipped = course, failing, skipped
         self.newest_step, self.under_way, self.asked = None, None, 0
+        self.agreement = Alone()
 
     def step(self):
         pass
@@ -34,6 +36,9 @@ class SlowStorage:
 
     def wait_until_idle(self, deadline=None):
         return self.wait()
+
+    def is_free(self):
+        return True
 
     def close(self):
         self.wait()
