@@ -30,7 +30,7 @@ class SaveFailedError(CheckpointError):
 
 
 class SaveGivenUpError(SaveFailedError):
-    """A save took longer than its caller allowed; it does not count, and nothing is wrong with the storage."""
+    """A save took longer than its caller allowed; it does not count, and the storage is not to blame."""
 
 
 class ResidentMemoryError(RuntimeError):

@@ -346,8 +346,8 @@ class PartialRecovery:
         them has ended, it is freed.
 
         Args:
-            timeout_s: give the save up if it takes longer, on all ranks by the shortest timeout of any, which is
-                no failure; None: never.
+            timeout_s: give the save up if it takes longer, which is no failure; the shortest of all ranks
+                counts. None: never.
 
         Returns:
             Whether this moment is saved; the same on all ranks.

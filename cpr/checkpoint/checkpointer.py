@@ -375,8 +375,8 @@ class Checkpointer:
                 exact resume needs); `rolling` copies a little in each of the next `step` calls, so that a row
                 and its optimizer state are from one moment, but different rows from different steps (what
                 partial recovery needs).
-            timeout_s: give a consistent save up if copying takes longer on some rank, which is no failure, and
-                do not begin it if waiting for the save before it does.
+            timeout_s: give a consistent save up if copying takes longer on some rank, which is no failure,
+                and do not begin it if waiting for the save before it does.
 
         Returns:
             The save; None if it was skipped because another is under way.

@@ -95,11 +95,14 @@ class Saves:
                 self._save_some()
 
     def now(self, timeout_s: float | None) -> bool:
-        """Save this moment, unless that was done, and wait until it is safe; whether it is, alike on all ranks.
+        """Save this moment, unless that was done, and wait until it is safe; the same answer on all ranks.
 
         Args:
             timeout_s: give it up if it takes longer, which is no failure; None: never. The shortest of all
                 ranks counts.
+
+        Returns:
+            Whether it is safe.
 
         Raises:
             SaveFailedError: it failed.
