@@ -431,6 +431,7 @@ class PartialRecovery:
             self._config,
             optimizers,
             session=meeting.session_id,
+            generation=meeting.generation,
             storage=storage,
             timeout=self._timeout,
             before_save=before_save,

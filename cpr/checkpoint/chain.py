@@ -2,16 +2,18 @@
 
 A state is a base and the row saves up to some save, every one of them the parent of the next. A save names
 its parent by number and by the digest of the parent's manifest, so a gap, a copy, a stranger or a rewritten
-save breaks the chain at that place; what is older still counts. Only manifests are read here, no rows:
-whether the files behind them are intact shows when they are loaded or verified.
+save breaks the chain at that place; what is older still counts. A save of an owner that had been replaced
+does not count at all (`cpr.checkpoint.owners`). Only manifests are read here, no rows: whether the files
+behind them are intact shows when they are loaded or verified.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from cpr.checkpoint.manifest import Manifest, Parent, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.manifest import SAVES, Manifest, Parent, TableEntry, numbers_of, save_folder
+from cpr.checkpoint.owners import Owner, fence
 from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CorruptFileError
 
@@ -55,7 +57,10 @@ class Rejected:
     reason: str
     """Names the file, what is wrong, and what it means."""
     unfinished: bool = False
-    """Never committed: an interrupted save, no sign of damage. The next owner of the directory removes it."""
+    """Never committed, or by an owner that had been replaced: no sign of damage. The next owner of the
+    directory removes it."""
+    folder: str = ""
+    """Of the save, relative to the checkpoint directory; empty where `reason` is about several."""
 
 
 def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State], list[Rejected]]:
@@ -81,7 +86,7 @@ def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State
     for sequence, save in sorted(saves.items()):
         fault = _fault(save, saves, rejected, run_id)
         if fault:
-            rejected[sequence] = Rejected(sequence, f"{manifest_path(sequence)} {fault}")
+            rejected[sequence] = Rejected(sequence, f"{save.path} {fault}", folder=save.folder)
         else:
             parent = save.parent
             older = states[parent.sequence].saves if parent else ()
@@ -103,10 +108,26 @@ def own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
     return states, rejected
 
 
-def is_finished(storage: Storage, sequence: int) -> bool:
-    """Whether a save has a manifest, of whatever content."""
-    folder, _, name = manifest_path(sequence).rpartition("/")
-    return name in storage.list(folder)
+def is_committed(storage: Storage, folder: str) -> bool:
+    """Whether a save has a manifest, of whatever content.
+
+    Args:
+        storage: the checkpoint directory.
+        folder: of the save.
+    """
+    return "manifest.json" in storage.list(folder)
+
+
+def committed(storage: Storage) -> list[tuple[int, int]]:
+    """Sequence and epoch of all saves that count, those included whose manifest may turn out to be damaged.
+
+    Raises:
+        CheckpointError: the storage fails.
+    """
+    current, _ = _current_folders(storage)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:
+        found = pool.map(lambda numbers: is_committed(storage, save_folder(*numbers)), current)
+        return [numbers for numbers, is_there in zip(current, found, strict=True) if is_there]
 
 
 def _age(state: State) -> tuple[int, int]:
@@ -117,52 +138,89 @@ def _read_saves(storage: Storage) -> tuple[dict[int, Manifest], dict[int, Reject
     """All saves with a manifest, those without a usable one, and folders that repeat another's number."""
     saves: dict[int, Manifest] = {}
     rejected: dict[int, Rejected] = {}
-    copies: list[Rejected] = []
-    numbered: list[int] = []
-    for name in storage.list("saves"):
-        if name.isascii() and name.isdigit():
-            folder = save_folder(int(name))
-            if folder == f"saves/{name}":
-                numbered.append(int(name))
-            else:
-                reason = (
-                    f"saves/{name} is a copy: save {int(name)} belongs in {folder}; remove one of the two"
-                )
-                copies.append(Rejected(int(name), reason))
+    current, others = _current_folders(storage)
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:
-        found = pool.map(lambda sequence: _read_save(storage, sequence), numbered)
-        for sequence, save in zip(numbered, found, strict=True):
+        found = pool.map(lambda numbers: _read_save(storage, *numbers), current)
+        for (sequence, _), save in zip(current, found, strict=True):
             if isinstance(save, Manifest):
                 saves[sequence] = save
             else:
                 rejected[sequence] = save
-    return saves, rejected, copies
+    return saves, rejected, others
 
 
-def _read_save(storage: Storage, sequence: int) -> Manifest | Rejected:
-    path = manifest_path(sequence)
+def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Rejected]]:
+    """Sequence and epoch of saves of the directory's owners, and folders that are none."""
+    numbered: list[tuple[int, int]] = []
+    others: list[Rejected] = []
+    for name in storage.list(SAVES):
+        numbers = numbers_of(name)
+        if numbers is None:
+            continue
+        folder = save_folder(*numbers)
+        if folder == f"{SAVES}/{name}":
+            numbered.append(numbers)
+        else:
+            reason = f"{SAVES}/{name} is a copy: that save belongs in {folder}; remove one of the two"
+            others.append(Rejected(numbers[0], reason))
+    replaced = _of_replaced_owners(numbered, fence(storage))
+    others += [
+        Rejected(
+            sequence,
+            f"{save_folder(sequence, epoch)} is of epoch {epoch}: its owner had been replaced when it was "
+            "written, so it does not count",
+            unfinished=True,
+            folder=save_folder(sequence, epoch),
+        )
+        for sequence, epoch in sorted(replaced)
+    ]
+    return [numbers for numbers in numbered if numbers not in replaced], others
+
+
+def _of_replaced_owners(numbered: Iterable[tuple[int, int]], owner: Owner | None) -> set[tuple[int, int]]:
+    """Those that were written when a newer owner had taken the directory.
+
+    Args:
+        numbered: sequence and epoch of saves.
+        owner: whose record lists the older saves that count; None where the record is damaged or nobody ever
+            wrote one: then it is the epochs of later saves that tell, as they never fall.
+    """
+    if owner is not None:
+        return {numbers for numbers in numbered if not owner.counts(*numbers)}
+    replaced, highest = set(), 0
+    for sequence, epoch in sorted(numbered, key=lambda numbers: (numbers[0], -numbers[1])):
+        if epoch < highest:
+            replaced.add((sequence, epoch))
+        highest = max(highest, epoch)
+    return replaced
+
+
+def _read_save(storage: Storage, sequence: int, epoch: int) -> Manifest | Rejected:
+    folder = save_folder(sequence, epoch)
+    path = f"{folder}/manifest.json"
     try:
-        data = _read_manifest(storage, sequence)
+        data = _read_manifest(storage, folder)
         if data is None:
-            return Rejected(sequence, f"{path} is not there: the save was never finished", unfinished=True)
+            reason = f"{path} is not there: the save was never finished"
+            return Rejected(sequence, reason, unfinished=True, folder=folder)
         manifest = Manifest.from_json(data, path)
     except CorruptFileError as error:  # after any other error the save may be sound
-        return Rejected(sequence, str(error))
-    if manifest.sequence != sequence:
+        return Rejected(sequence, str(error), folder=folder)
+    if (manifest.sequence, manifest.epoch) != (sequence, epoch):
         return Rejected(
             sequence,
-            f"{path} says that it is save {manifest.sequence}: its folder was copied or renamed, and "
-            "counting it would lay old rows over newer ones",
+            f"{path} says that it is save {manifest.sequence} of epoch {manifest.epoch}: its folder was "
+            "copied or renamed, and counting it would lay old rows over newer ones",
+            folder=folder,
         )
     return manifest
 
 
-def _read_manifest(storage: Storage, sequence: int) -> bytes | None:
-    path = manifest_path(sequence)
+def _read_manifest(storage: Storage, folder: str) -> bytes | None:
     try:
-        return read_file(storage, path)
+        return read_file(storage, f"{folder}/manifest.json")
     except CorruptFileError:
-        if is_finished(storage, sequence):
+        if is_committed(storage, folder):
             raise
         return None
 

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from cpr.checkpoint.agreement import Wish, agree
-from cpr.checkpoint.chain import Rejected, State
+from cpr.checkpoint.chain import Rejected, State, committed
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
 from cpr.checkpoint.copier import Copier, seconds_left
 from cpr.checkpoint.history import History
@@ -24,6 +25,7 @@ from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
+from cpr.checkpoint.owners import Finished, Owner
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
 from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup
@@ -77,6 +79,7 @@ class Checkpointer:
         optimizers: ordinary optimizers that update tables, as data-parallel ones have: their rows are
             saved with their optimizer state. Fused optimizers are found by themselves.
         session: of workers that follow each other after failures; the directory is handed on among them.
+        generation: of these workers.
         storage: of the directory; None: what `config.uri` names.
         timeout: how long training waits for the slowest rank to come to a save as well; for reading it is
             at least an hour, and what waits in the background is patient.
@@ -92,12 +95,13 @@ class Checkpointer:
         optimizers: Sequence[Optimizer] = (),
         *,
         session: str = "",
+        generation: int = 0,
         storage: Storage | None = None,
         timeout: timedelta = LONGEST_STEP,
         before_save: Callable[[], object] | None = None,
     ) -> None:
         self._config = config
-        self._session = session
+        self._session, self._generation = session, generation
         self._storage = storage or open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
@@ -117,6 +121,8 @@ class Checkpointer:
         self.steps_done = 0
         """Calls of `step`, those before the loaded state included."""
         self._run_id = ""  # until the directory is claimed
+        self._epoch = 0
+        self._previous: Owner | None = None
         self._lock: DirectoryLock | None = None
         self._is_closed = False
         self._loaded: State | None = None
@@ -137,6 +143,11 @@ class Checkpointer:
     def staged_bytes(self) -> int:
         """Host memory that staging buffers take now."""
         return self._pool.allocated_bytes
+
+    @property
+    def epoch(self) -> int:
+        """Of the ownership of the directory (`cpr.checkpoint.owners`); 0 before `claim`."""
+        return self._epoch
 
     @property
     def newest_step(self) -> int | None:
@@ -184,26 +195,46 @@ class Checkpointer:
             for optimizer in self._optimizers:
                 create_state(optimizer)
 
-    def claim(self) -> None:
+    def claim(self) -> Owner | None:
         """Take the directory for this run, which keeps others out; the first save does it otherwise.
 
         Called before `load`, it makes sure that nobody saves between the two.
+
+        Returns:
+            Whoever owned the directory before; None if nobody did.
 
         Raises:
             LockedError: another run that is alive writes there.
             CheckpointError: it cannot be written to.
         """
         self._check_open()
-        if self._run_id:
-            return
+        if self._epoch:
+            return self._previous
         run_id = uuid.uuid4().hex
 
-        def take() -> str:
-            self._lock = DirectoryLock(self._storage, run_id, session=self._session)
-            self._lock.acquire()
-            return run_id
+        def take() -> tuple[str, int, Owner | None]:
+            lock = DirectoryLock(self._storage, run_id, session=self._session, generation=self._generation)
+            lock.acquire(partial(committed, self._storage))
+            self._lock = lock
+            return run_id, lock.epoch, lock.previous
 
-        self._run_id = on_rank_0(self._group, take)
+        self._run_id, self._epoch, self._previous = on_rank_0(self._group, take)
+        return self._previous
+
+    def finish(self, samples: int) -> None:
+        """Record in the directory that the run has reached its end, once its last save is committed.
+
+        Workers that meet afterwards learn of it, and end. Called by all ranks; durable when it returns.
+
+        Args:
+            samples: that the run has trained on.
+
+        Raises:
+            LockedError: another run has taken the directory over.
+            CheckpointError: it cannot be written to.
+        """
+        finished = Finished(step=self.steps_done, samples=samples)
+        on_rank_0(self._group, lambda: self._lock.finish(finished) if self._lock is not None else None)
 
     def check_lock(self) -> None:
         """Make sure that the directory is still this run's; on the rank that holds its lock, any thread.
@@ -236,6 +267,7 @@ class Checkpointer:
             retention=self._config.retention,
             merge_after=self._config.merge_after,
             run_id=self._run_id,
+            epoch=self._epoch,
             next_sequence=found.next_sequence,
             committed=list(found.committed),
             chain=list(self._loaded.saves) if self._loaded else [],

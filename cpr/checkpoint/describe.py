@@ -6,10 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from cpr.checkpoint.chain import State, own_states
-from cpr.checkpoint.lock import LOCK_PATH, Holder
 from cpr.checkpoint.manifest import WEIGHTS, Manifest, TableEntry
-from cpr.checkpoint.storage import Storage, read_file
-from cpr.errors import CorruptFileError
+from cpr.checkpoint.owners import Owner, newest_owner
+from cpr.checkpoint.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +74,8 @@ class Description:
     """All other saves that count, newest first."""
     tables: Sequence[TableInfo]
     refused: Sequence[RefusedInfo]
-    lock: str | None
-    """Who wrote the LOCK file, which a process that was killed leaves behind; None: there is none."""
+    owner: Owner | None
+    """Who took the directory last; None: nobody ever did, or an older version of this program."""
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
@@ -113,7 +112,7 @@ def describe(storage: Storage, now: datetime) -> Description | None:
             RefusedInfo(sequence=save.sequence, reason=save.reason, unfinished=save.unfinished)
             for save in refused
         ),
-        lock=_lock_holder(storage),
+        owner=newest_owner(storage),
     )
 
 
@@ -155,11 +154,3 @@ def _table(fqn: str, entry: TableEntry, state: State) -> TableInfo:
         newest_behind_steps=max(0, state.step - newest),
         oldest_behind_steps=max(0, state.step - oldest),
     )
-
-
-def _lock_holder(storage: Storage) -> str | None:
-    try:
-        data = read_file(storage, LOCK_PATH)
-    except CorruptFileError:
-        return None
-    return str(Holder.from_bytes(data) or "somebody unknown")

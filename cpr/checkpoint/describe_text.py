@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from cpr.checkpoint.describe import Description, SaveInfo, TableInfo
+from cpr.checkpoint.owners import Owner
 from cpr.checkpoint.quantities import age_text, count_text, size_text
 
 CHAIN_LINES: Final = 10
@@ -18,7 +19,7 @@ def as_text(description: Description) -> str:
 
 def _lines(about: Description) -> Iterator[str]:
     yield f"{about.uri}: {count_text(about.num_states, 'state')}, {size_text(about.num_bytes)}"
-    yield f"lock    {about.lock + ' (if that is gone, the next run takes it)' if about.lock else 'none'}"
+    yield f"owner   {_owner(about.owner)}"
     if about.chain:
         newest = about.chain[-1]
         yield f"run     {about.run_id}, {count_text(about.world_size or 0, 'rank')}"
@@ -124,3 +125,13 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int])
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def _owner(owner: Owner | None) -> str:
+    if owner is None:
+        return "none"
+    if owner.finished is not None:
+        return f"none: {owner} finished at step {owner.finished.step:,}"
+    if owner.released:
+        return f"none; last was {owner}"
+    return f"{owner}, epoch {owner.epoch} (if that is gone, the next run takes it)"

@@ -10,7 +10,7 @@ from typing import Final
 
 from cpr.checkpoint.chain import State
 from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, manifest_path, save_folder
+from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, save_folder
 from cpr.checkpoint.merge import merge_row_files
 from cpr.checkpoint.opening import on_rank_0
 from cpr.checkpoint.part import Part
@@ -20,7 +20,7 @@ from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
-from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError, SaveGivenUpError
+from cpr.errors import CheckpointError, CorruptFileError, LockedError, SaveFailedError, SaveGivenUpError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class History:
     merge_after: int
     """Merge a chain into a new base when it has more row saves than this; 0: never."""
     run_id: str
+    epoch: int
+    """Of this run's ownership of the directory."""
     next_sequence: int
     committed: list[Manifest]
     """All saves of this run that count, oldest first."""
@@ -51,7 +53,7 @@ class History:
         Raises:
             LockedError: another run has taken it over.
         """
-        on_rank_0(self.group, lambda: self.lock.check() if self.lock is not None else None)
+        on_rank_0(self.group, self._check_lock_here)
 
     def commit(
         self,
@@ -94,7 +96,7 @@ class History:
                 manifest = manifest_of([part for _, _, part, *_ in answers])
                 problems = self._write_manifest(manifest)
             if problems:
-                self._sweep(sequence)
+                self._sweep(save_folder(sequence, self.epoch))
         manifest, problems = self.group.broadcast((manifest, problems))
         if problems or manifest is None:
             last = f"save {self.committed[-1].sequence}" if self.committed else "nothing"
@@ -120,7 +122,6 @@ class History:
         if not doomed:
             return
         self._verify_newest()
-        self.check_lock()
         # others wait here, and not in training
         gone = on_rank_0(self.group, lambda: self._delete_all(doomed))
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in gone]
@@ -153,6 +154,7 @@ class History:
             lambda parts: replace(
                 chain[-1],
                 sequence=sequence,
+                epoch=self.epoch,
                 kind="base",
                 parent=None,
                 base=sequence,
@@ -165,10 +167,10 @@ class History:
 
     def _write_merged(self, sequence: int, part: Part) -> None:
         rank, world_size = self.group.rank, self.group.world_size
-        folder, newest = save_folder(sequence), self.chain[-1]
+        folder, newest = save_folder(sequence, self.epoch), self.chain[-1]
         for place in sorted({place_of(entry) for entry in self.chain[0].rows})[rank::world_size]:
             layers = [
-                (save_folder(manifest.sequence), entry)
+                (manifest.folder, entry)
                 for manifest in self.chain
                 for entry in manifest.rows
                 if place_of(entry) == place
@@ -177,7 +179,7 @@ class History:
             with self.storage.create(f"{folder}/{path}") as sink:
                 part.rows.append(merge_row_files(self.storage, layers, sink, path))
         for state in newest.states[rank::world_size]:
-            self._copy(f"{save_folder(newest.sequence)}/{state.path}", f"{folder}/{state.path}", state)
+            self._copy(f"{newest.folder}/{state.path}", f"{folder}/{state.path}", state)
             part.states.append(state)
 
     def _copy(self, source: str, target: str, entry: StateFileEntry) -> None:
@@ -218,42 +220,48 @@ class History:
 
     def _write_manifest(self, manifest: Manifest) -> list[str]:
         try:
-            if self.lock is not None:
-                self.lock.check()
-            with self.storage.create(manifest_path(manifest.sequence)) as sink:
+            self._check_lock_here()
+            with self.storage.create(manifest.path) as sink:
                 sink.write(memoryview(manifest.to_json()))
+            # A newer owner that came before this was durable may not have found it: then it does not count.
+            self._check_lock_here()
         except Exception as error:
             return [f"rank 0: {error}"]
         return []
 
-    def _sweep(self, sequence: int) -> None:
-        """Delete what a failed save has written, unless the directory is another run's by now."""
+    def _sweep(self, folder: str) -> None:
+        """Delete what a failed save has written: in a folder that is this owner's alone."""
         try:
-            if self.lock is not None:
-                self.lock.check()
+            delete_save(self.storage, folder)
         except CheckpointError as error:
-            logger.warning("save %d is left as it is: %s", sequence, error)
-        else:
-            self._delete(sequence)
+            logger.warning("could not delete what a failed save left in %s: %s", folder, error)
 
     def _delete_all(self, sequences: Sequence[int]) -> set[int]:
         """Those that are gone. Of a chain in which one cannot be deleted, what it lies on stays, too."""
-        bases = {manifest.sequence: manifest.base for manifest in self.committed}
+        saves = {manifest.sequence: manifest for manifest in self.committed}
         stuck: set[int] = set()
         gone: set[int] = set()
         for sequence in sequences:
-            if bases[sequence] in stuck:
+            save = saves[sequence]
+            if save.base in stuck:
                 continue
-            if self._delete(sequence):
+            if self._delete(save):
                 gone.add(sequence)
             else:
-                stuck.add(bases[sequence])
+                stuck.add(save.base)
         return gone
 
-    def _delete(self, sequence: int) -> bool:
+    def _delete(self, save: Manifest) -> bool:
         try:
-            delete_save(self.storage, sequence)
+            self._check_lock_here()
+            delete_save(self.storage, save.folder)
+        except LockedError:
+            raise
         except CheckpointError as error:
-            logger.warning("could not delete save %d: %s", sequence, error)
+            logger.warning("could not delete save %d: %s", save.sequence, error)
             return False
         return True
+
+    def _check_lock_here(self) -> None:
+        if self.lock is not None:
+            self.lock.check()

@@ -8,16 +8,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.chain import find_states
+from cpr.checkpoint.chain import committed, find_states
 from cpr.checkpoint.dcp_source import DcpSource
 from cpr.checkpoint.dcp_tables import Block, DcpTable
 from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import Manifest, manifest_path, save_folder
+from cpr.checkpoint.manifest import Manifest, save_folder
 from cpr.checkpoint.part import PartWriter, merge_tables
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.snapshot import Piece
@@ -48,10 +49,10 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
     """
     run_id = uuid.uuid4().hex
     lock = DirectoryLock(storage, run_id)
-    lock.acquire()
+    lock.acquire(partial(committed, storage))
     try:
         _make_sure_it_is_empty(storage)
-        with _writer(storage) as writer:
+        with _writer(storage, save_folder(SEQUENCE, lock.epoch)) as writer:
             for table in source.tables:
                 _write_table(table, source, writer, progress)
             for rank, tree in source.trees.items():
@@ -60,6 +61,7 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
         manifest = Manifest(
             run_id=run_id,
             sequence=SEQUENCE,
+            epoch=lock.epoch,
             kind="base",
             parent=None,
             base=SEQUENCE,
@@ -72,7 +74,7 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
             states=tuple(part.states),
         )
         lock.check()
-        with storage.create(manifest_path(SEQUENCE)) as sink:
+        with storage.create(manifest.path) as sink:
             sink.write(memoryview(manifest.to_json()))
     finally:
         lock.release()
@@ -85,18 +87,18 @@ def _make_sure_it_is_empty(storage: Storage) -> None:
     if states or not all(save.unfinished for save in refused):
         raise ValueError(f"{storage.uri} holds saves already; name an empty directory")
     for save in refused:
-        storage.delete(save_folder(save.sequence))
+        storage.delete(save.folder)
 
 
 @contextmanager
-def _writer(storage: Storage) -> Iterator[PartWriter]:
+def _writer(storage: Storage, folder: str) -> Iterator[PartWriter]:
     """A writer; after an error nothing of what it wrote is left."""
-    writer = PartWriter(storage, SEQUENCE, "exact", with_ids=False)
+    writer = PartWriter(storage, folder, "exact", with_ids=False)
     try:
         yield writer
     except BaseException:
         writer.abandon()
-        storage.delete(save_folder(SEQUENCE))
+        storage.delete(folder)
         raise
 
 

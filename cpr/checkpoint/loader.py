@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.chain import State
-from cpr.checkpoint.manifest import digest, save_folder
+from cpr.checkpoint.manifest import digest
 from cpr.checkpoint.matching import check_fit
 from cpr.checkpoint.placing import Target
 from cpr.checkpoint.reading import LoadStats, Read, plan_reads, run_reads
@@ -115,7 +115,7 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
     """
     for entry in state.newest.states:
         if entry.rank == rank:
-            path = f"{save_folder(state.sequence)}/{entry.path}"
+            path = f"{state.newest.folder}/{entry.path}"
             data = memoryview(bytearray(entry.num_bytes))
             storage.read_into(path, 0, data)
             if digest(data) != entry.digest:

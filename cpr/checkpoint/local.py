@@ -1,6 +1,5 @@
 """Storage in a folder of a local disk or a mounted file system."""
 
-import fcntl
 import glob
 import os
 import secrets
@@ -99,19 +98,6 @@ class LocalStorage:
                     else:
                         target.unlink()
 
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """See `Storage.alone`: locks the folder itself, which leaves nothing behind."""
-        with explained("locking", self.uri):
-            _make_folder(self._root)
-            folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield _flock(folder, fcntl.LOCK_EX)
-        finally:
-            # Closing is not enough: a process that was forked meanwhile has the file open, too.
-            _flock(folder, fcntl.LOCK_UN)
-            os.close(folder)
-
     def _locate(self, path: str) -> Path:
         return self._root / check_path(path)
 
@@ -131,11 +117,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _flock(folder: int, operation: int) -> bool:
-    try:
-        fcntl.flock(folder, operation)
-    except OSError:  # some network file systems cannot
-        return False
-    return True

@@ -1,74 +1,38 @@
-"""One run writes to a directory: its owner renews a LOCK file, which a dead owner does not hold for ever.
+"""One run writes to a directory: the owner of its highest epoch, which renews its record while it lives.
 
-The file says which process holds it. A newcomer on the same machine looks whether that process lives. From
-anywhere else it watches whether the file still changes: only its own clock counts, never a comparison of two
-machines' clocks. Whoever takes over writes its own token; an owner that was merely asleep finds it there
-before it commits anything (`check`). Generations of workers of one session need not watch: when they met,
-they agreed that the generation before is over, and the next takes the lock at once, whatever machine had it.
+The record says which process that is. A newcomer on the same machine looks whether the process lives. From
+anywhere else it watches whether the record still changes: only its own clock counts, never a comparison of
+two machines' clocks. Whoever takes over takes the next epoch (`cpr.checkpoint.owners`); an owner that was
+merely asleep finds it before it commits or deletes anything (`check`). Generations of workers of one session
+need not watch: when they met, they agreed that the generation before is over, and the next takes the
+directory at once, whatever machine had it.
 """
 
-import json
 import logging
 import os
+import random
 import secrets
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from cpr.checkpoint.storage import Storage, read_file
-from cpr.errors import CheckpointError, CorruptFileError, LockedError
+from cpr.checkpoint.manifest import SAVES, numbers_of
+from cpr.checkpoint.owners import Finished, Owner, epochs, newest_owner, write_owner
+from cpr.checkpoint.storage import Storage
+from cpr.errors import CheckpointError, LockedError
 from cpr.processes import Process
 
-LOCK_PATH: Final = "LOCK"
-LOCK_BYTES: Final = 1024
-"""Always the same, so that a reader never meets half of a longer version."""
 BEATS_PER_PATIENCE: Final = 10
-SETTLE_S: Final = 1.0
-"""Where storage cannot keep others out: what a newcomer waits after writing, for one that looked before that
-to write as well; the last one stays."""
+LONGEST_RETRY_S: Final = 0.2
+"""Newcomers that come at the same moment try again after a random time up to this."""
+PATIENCE: Final = timedelta(seconds=60)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holder:
-    """What the LOCK file says."""
-
-    owner: str
-    """Run id."""
-    token: str
-    """Of this acquisition."""
-    host: str
-    place: str
-    """Boot id and process id namespace: where `pid` means something."""
-    pid: int
-    started: int
-    """When the process started, in the kernel's ticks: tells it from a later one of the same number."""
-    beat: int
-    """Goes up by one at each renewal."""
-    beat_s: float
-    """Seconds between renewals."""
-    session: str = ""
-    """Whose generations of workers hand the lock on; empty: nobody's."""
-
-    def __str__(self) -> str:
-        return f"run {self.owner!r} (process {self.pid} on {self.host})"
-
-    def to_bytes(self) -> bytes:
-        """As it is stored."""
-        return (json.dumps(asdict(self)).ljust(LOCK_BYTES - 1) + "\n").encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Holder | None":
-        """Read one back; None when it was not written by this program."""
-        try:
-            return cls(**json.loads(data))
-        except (ValueError, TypeError):
-            return None
 
 
 class DirectoryLock:
@@ -76,155 +40,183 @@ class DirectoryLock:
 
     Args:
         storage: a checkpoint directory.
-        owner: run id, for people.
-        patience: how long the file of an owner on another machine may stay unchanged before that owner counts
-            as dead. The lock is renewed ten times as often.
-        session: of workers that follow each other; one of them that is here is the last one's successor.
-
-    Raises:
-        ValueError: the run id is too long.
+        run: run id, for people.
+        patience: how long the record of an owner on another machine may stay unchanged before that owner
+            counts as dead. It is renewed ten times as often.
+        session: of workers that follow each other; empty: of no others.
+        generation: of these workers; they succeed older ones of their session at once.
     """
 
     def __init__(
         self,
         storage: Storage,
-        owner: str,
-        patience: timedelta = timedelta(seconds=60),
+        run: str,
+        patience: timedelta = PATIENCE,
         *,
         session: str = "",
+        generation: int = 0,
     ) -> None:
-        if len(json.dumps(owner)) > LOCK_BYTES // 2:
-            raise ValueError(f"the run id {owner[:40]}... is too long: at most {LOCK_BYTES // 2} characters")
         self._storage = storage
-        self._owner = owner
-        self._session = session
         self._patience_s = patience.total_seconds()
-        self._beat_s = self._patience_s / BEATS_PER_PATIENCE
-        self._token = ""
-        self._beat = 0
+        self._own = Owner(
+            epoch=0,
+            token=secrets.token_hex(4),
+            run=run,
+            host=socket.gethostname(),
+            place=_place(),
+            pid=os.getpid(),
+            started=Process.this().start_ticks,
+            session=session,
+            generation=generation,
+            beat_s=self._patience_s / BEATS_PER_PATIENCE,
+        )
+        self.previous: Owner | None = None
+        """Whoever owned the directory before."""
+        self._writing = threading.Lock()
         self._released = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def acquire(self) -> None:
-        """Take the lock, from a dead owner if need be, and keep it renewed.
+    @property
+    def epoch(self) -> int:
+        """Of this ownership; 0 before `acquire`."""
+        return self._own.epoch
 
-        At most about `patience` long, and only if the last owner was on another machine.
+    def acquire(self, committed: Callable[[], list[tuple[int, int]]]) -> None:
+        """Take the directory, from a dead owner if need be, and keep the record renewed.
+
+        Waits about `patience` at most, and only if the last owner was on another machine.
+
+        Args:
+            committed: gives sequence and epoch of all saves that count; called when no older owner can commit
+                any more.
 
         Raises:
-            LockedError: another run holds it and is alive.
+            LockedError: another run owns it and is alive, or was faster.
             CheckpointError: the directory cannot be read or written.
         """
-        self._token = secrets.token_hex(8)
-        while not self._try_to_acquire():
-            pass
+        while not self._take_epoch():
+            time.sleep(random.uniform(0, LONGEST_RETRY_S))
+        # From here on an older owner that looks finds this epoch, and what it has committed before is found.
+        self._write(accepted=tuple(committed()))
+        self.check()
+        self._forget_older()
         self._released.clear()
         self._thread = threading.Thread(target=self._renew, name="cpr-lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Call before anything is committed.
+        """Call before anything is committed or deleted, and after a commit.
 
         Raises:
-            LockedError: somebody took the lock over; nothing may be written any more.
+            LockedError: another run has taken the directory; nothing may be written any more.
             CheckpointError: the directory cannot be read.
         """
-        holder = Holder.from_bytes(self._read() or b"")
-        if holder is None or holder.token != self._token:
-            raise LockedError(
-                f"{self._storage.uri} no longer belongs to run {self._owner!r}: {holder or 'nobody'} holds "
-                f"its {LOCK_PATH} now, because this process was asleep for too long or the file was deleted. "
-                "Nothing more is saved there. What to do: stop one of the two, or name another directory"
-            )
+        found = epochs(self._storage)
+        newest = max((epoch for epoch, _ in found), default=0)
+        if newest <= self._own.epoch and (self._own.epoch, self._own.token) in found:
+            return
+        holder = newest_owner(self._storage)
+        raise LockedError(
+            f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'nobody'} owns it "
+            f"now (epoch {newest}, ours was {self._own.epoch}), because this process was asleep for too long "
+            "or its record in owners/ was deleted. Nothing more is saved there. What to do: stop one of the "
+            "two, or name another directory"
+        )
+
+    def finish(self, finished: Finished) -> None:
+        """Record that the run has reached its end; durable when this returns.
+
+        Raises:
+            LockedError: another run has taken the directory.
+            CheckpointError: the directory cannot be written to.
+        """
+        self.check()
+        self._write(finished=finished)
 
     def release(self) -> None:
-        """Give the lock up, if it is still held."""
+        """Let go of the directory, if it is still owned."""
         if self._thread is None:
             return
         self._released.set()
         self._thread.join()
         self._thread = None
         try:
-            with self._storage.alone():
-                self.check()
-                self._storage.delete(LOCK_PATH)
+            self.check()
+            self._write(released=True)
         except CheckpointError as error:
-            logger.warning("the lock could not be released: %s", error)
+            logger.warning("the directory could not be released: %s", error)
 
-    def _try_to_acquire(self) -> bool:
-        seen = self._read()
-        if seen is not None:
-            self._refuse_if_alive(seen)
-        with self._storage.alone() as alone:
-            if self._read() != seen:
-                return False  # another newcomer was faster, or the owner woke up
-            self._write()
-        if not alone:
-            time.sleep(SETTLE_S)
-        return Holder.from_bytes(self._read() or b"") == self._holder()
+    def _take_epoch(self) -> bool:
+        """Write a record of the next epoch; False if somebody else took the same one."""
+        found = epochs(self._storage)
+        self.previous = newest_owner(self._storage)
+        if self.previous is not None:
+            self._refuse_if_alive(self.previous)
+        # Saves tell the epochs of owners whose records somebody has deleted.
+        saves = filter(None, map(numbers_of, self._storage.list(SAVES)))
+        known = [*(epoch for epoch, _ in found), *(epoch for _, epoch in saves), 0]
+        self._own = replace(self._own, epoch=max(known) + 1, accepted=None, released=False, finished=None)
+        self._write()
+        rivals = [each for each in epochs(self._storage) if each[0] >= self._own.epoch]
+        if rivals == [(self._own.epoch, self._own.token)]:
+            return True
+        self._storage.delete(self._own.path)
+        return False
 
-    def _refuse_if_alive(self, seen: bytes) -> None:
-        holder = Holder.from_bytes(seen)
-        if holder is not None and self._session and holder.session == self._session:
+    def _forget_older(self) -> None:
+        """Records of older epochs say nothing that this one does not."""
+        try:
+            for epoch, token in epochs(self._storage):
+                if epoch < self._own.epoch:
+                    self._storage.delete(replace(self._own, epoch=epoch, token=token).path)
+        except CheckpointError as error:
+            logger.warning("older records of owners are left in %s: %s", self._storage.uri, error)
+
+    def _refuse_if_alive(self, holder: Owner) -> None:
+        if holder.released or holder.finished is not None:
+            return
+        ours = self._own
+        if ours.session and holder.session == ours.session and holder.generation < ours.generation:
             logger.info("%s is handed on by %s", self._storage.uri, holder)
             return
-        if holder is not None and holder.place == _place():
+        if holder.place == ours.place:
             alive = Process(holder.pid, holder.started).is_alive
         else:
-            alive = self._changes(seen, holder.beat_s if holder else 0.0)
+            alive = self._changes(holder)
         if alive:
             raise LockedError(
-                f"{self._storage.uri} is in use by {holder or 'somebody unknown'}. What to do: wait for its "
-                f"end or stop it, or name another directory. If it is surely gone, delete {LOCK_PATH} there"
+                f"{self._storage.uri} is in use by {holder}. What to do: wait for its end or stop it, or "
+                f"name another directory. If it is surely gone, delete {holder.path} there"
             )
-        logger.warning(
-            "taking %s over from %s, which is gone", self._storage.uri, holder or "somebody unknown"
-        )
+        logger.warning("taking %s over from %s, which is gone", self._storage.uri, holder)
 
-    def _changes(self, seen: bytes, beat_s: float) -> bool:
-        patience_s = max(self._patience_s, 3 * beat_s)
+    def _changes(self, holder: Owner) -> bool:
+        patience_s = max(self._patience_s, 3 * holder.beat_s)
         logger.info("watching for %.0f s whether the owner of %s is alive", patience_s, self._storage.uri)
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
-            time.sleep(self._beat_s / 2)
-            now = self._read()
-            if now != seen:
+            time.sleep(self._own.beat_s / 2)
+            now = newest_owner(self._storage)
+            if now != holder:
                 return now is not None
         return False
 
     def _renew(self) -> None:
-        while not self._released.wait(self._beat_s):
+        while not self._released.wait(self._own.beat_s):
             try:
-                with self._storage.alone():
-                    self.check()
-                    self._write()
+                self.check()
+                self._write(beat=self._own.beat + 1)
             except LockedError:
                 return  # whoever wants to commit learns of it
             except CheckpointError as error:
-                logger.warning("the lock could not be renewed, will try again: %s", error)
+                logger.warning("the ownership record could not be renewed, will try again: %s", error)
 
-    def _holder(self) -> Holder:
-        return Holder(
-            owner=self._owner,
-            token=self._token,
-            host=socket.gethostname(),
-            place=_place(),
-            pid=os.getpid(),
-            started=Process.this().start_ticks,
-            beat=self._beat,
-            beat_s=self._beat_s,
-            session=self._session,
-        )
-
-    def _write(self) -> None:
-        self._beat += 1
-        with self._storage.create(LOCK_PATH) as sink:
-            sink.write(memoryview(self._holder().to_bytes()))
-
-    def _read(self) -> bytes | None:
-        try:
-            return read_file(self._storage, LOCK_PATH)
-        except CorruptFileError:
-            return None  # not there, or deleted meanwhile
+    def _write(self, **changes: object) -> None:
+        """Change the record, first where it is stored."""
+        with self._writing:
+            changed = replace(self._own, **changes)  # type: ignore[arg-type]  # fields of the record
+            write_owner(self._storage, changed)
+            self._own = changed
 
 
 def _place() -> str:

@@ -1,10 +1,11 @@
 """The manifest of one save: what is in it, where, with which digest, and on what it builds.
 
-A save is a folder `saves/<sequence>/`; it counts from the moment its `manifest.json` is there, which is
-written last. `cpr/checkpoint/FORMAT.md` describes every field for readers without this project.
+A save is a folder `saves/<sequence>-<epoch>/`; it counts from the moment its `manifest.json` is there, which
+is written last. `cpr/checkpoint/FORMAT.md` describes every field for readers without this project.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Final, Literal
@@ -17,7 +18,10 @@ FORMAT: Final = "cpr-checkpoint"
 VERSION: Final = 1
 WEIGHTS: Final = "weights"
 """The column of a table's weights; the others are states of its optimizer."""
+SAVES: Final = "saves"
+"""Folder of all saves."""
 _NO_DIGEST: Final = "0" * 32
+_NUMBERS: Final = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 Kind = Literal["base", "rows"]
 Moment = Literal["consistent", "rolling"]
@@ -149,9 +153,21 @@ class Manifest:
     states: Sequence[StateFileEntry]
     merged: Sequence[int] = ()
     """A base made by merging: the sequences of the saves that went into it."""
+    epoch: int = 0
+    """Of the owner that wrote it (`cpr.checkpoint.owners`); 0: of a version that knew none."""
     _stored_digest: ClassVar[str] = ""
     """Of the file that a manifest was read from: another version of this program may have written the same
     with other bytes. No field, so that a changed copy does not have it."""
+
+    @property
+    def folder(self) -> str:
+        """Where its files are, relative to the checkpoint directory."""
+        return save_folder(self.sequence, self.epoch)
+
+    @property
+    def path(self) -> str:
+        """Of its manifest.json, relative to the checkpoint directory."""
+        return manifest_path(self.sequence, self.epoch)
 
     @property
     def file_digest(self) -> str:
@@ -220,11 +236,17 @@ def _row_file(entry: Mapping[str, Any]) -> RowFileEntry:
     )
 
 
-def save_folder(sequence: int) -> str:
-    """Folder of a save, relative to the checkpoint directory."""
-    return f"saves/{sequence:08d}"
+def save_folder(sequence: int, epoch: int = 0) -> str:
+    """Folder of a save, relative to the checkpoint directory. No two owners ever write to the same one."""
+    return f"{SAVES}/{sequence:08d}" + (f"-{epoch}" if epoch else "")
 
 
-def manifest_path(sequence: int) -> str:
+def manifest_path(sequence: int, epoch: int = 0) -> str:
     """Path of a save's manifest, relative to the checkpoint directory."""
-    return f"{save_folder(sequence)}/manifest.json"
+    return f"{save_folder(sequence, epoch)}/manifest.json"
+
+
+def numbers_of(name: str) -> tuple[int, int] | None:
+    """Sequence and epoch that the name of a folder in `saves/` begins with; None: it is no save's."""
+    match = _NUMBERS.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from cpr.checkpoint.chain import State
-from cpr.checkpoint.manifest import Manifest, RowFileEntry, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.manifest import Manifest, RowFileEntry, TableEntry
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.row_schema import ShardPlace
 from cpr.errors import CorruptFileError, MismatchError
@@ -25,7 +25,7 @@ def check_fit(state: State, shard: TableShard) -> None:
         CorruptFileError: the save is incomplete: some of the shard's rows are not in the base; or a manifest
             of the state contradicts itself.
     """
-    path = manifest_path(state.sequence)
+    path = state.newest.path
     saved = state.newest.tables.get(shard.table_fqn)
     if saved is None:
         raise MismatchError(
@@ -38,7 +38,7 @@ def check_fit(state: State, shard: TableShard) -> None:
         _check_cover(shard, save, files)
         if save.kind == "base":
             for entry in files:
-                _check_chunks(entry, f"{save_folder(save.sequence)}/{entry.path}")
+                _check_chunks(entry, f"{save.folder}/{entry.path}")
 
 
 def box(part: TableShard | RowFileEntry | ShardPlace) -> Box:
@@ -101,7 +101,7 @@ def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry
             f"rows {rows[row]} to {rows[row + 1] - 1}, columns {cols[col]} to {cols[col + 1] - 1} of table "
             f"{shard.table_fqn}"
         )
-        path = manifest_path(save.sequence)
+        path = save.path
         if counts[row, col]:
             raise CorruptFileError(f"{path} has {where} in two files, and cannot say which is right")
         raise CorruptFileError(

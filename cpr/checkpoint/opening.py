@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cpr.checkpoint.chain import Rejected, State, find_states, is_finished, own_states
-from cpr.checkpoint.manifest import Manifest, save_folder
+from cpr.checkpoint.chain import Rejected, State, find_states, own_states
+from cpr.checkpoint.manifest import Manifest
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError, MismatchError, NoUsableStateError
@@ -130,20 +130,26 @@ def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
 
 
 def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Collection[int]) -> Survey:
-    sequences = [int(name) for name in storage.list("saves") if name.isdecimal()]
-    finished = [sequence for sequence in sequences if is_finished(storage, sequence)]
-    newest = max(set(finished) - set(rejected), default=-1)
+    states, refused = find_states(storage)
+    saves = {save.sequence: save for state in states for save in state.saves}
+    there = saves.keys() | {each.sequence for each in refused}
+    finished = saves.keys() | {each.sequence for each in refused if not each.unfinished}
+    newest = max(finished - set(rejected), default=-1)
     if newest > (loaded.sequence if loaded else -1):
         raise MismatchError(
             f"{storage.uri} holds save {newest}, which this run has not loaded: load it to go on from there, "
             "or choose an empty directory"
         )
-    for sequence in set(sequences) - set(finished):
-        storage.delete(save_folder(sequence))
-    states, _ = find_states(storage, run_id)
-    good = [state for state in states if not any(save.sequence in rejected for save in state.saves)]
-    committed = {save.sequence: save for state in good for save in state.saves}
-    return Survey(max(sequences, default=-1) + 1, tuple(committed[key] for key in sorted(committed)))
+    for each in refused:
+        if each.unfinished:
+            storage.delete(each.folder)
+    good = {
+        save.sequence: save
+        for state in states
+        if state.newest.run_id == run_id and not any(save.sequence in rejected for save in state.saves)
+        for save in state.saves
+    }
+    return Survey(max(there, default=-1) + 1, tuple(good[key] for key in sorted(good)))
 
 
 def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, CheckpointError | None]:

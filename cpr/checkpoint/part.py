@@ -13,7 +13,6 @@ from cpr.checkpoint.manifest import (
     RowFileEntry,
     StateFileEntry,
     TableEntry,
-    save_folder,
 )
 from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.row_file import RowFileWriter
@@ -43,14 +42,14 @@ class PartWriter:
 
     Args:
         storage: of the checkpoint.
-        sequence: of the save.
+        folder: of the save, relative to the storage.
         codec: of the weights.
         with_ids: whether pieces hold chosen rows (a row save) or all rows in order (a base).
     """
 
-    def __init__(self, storage: Storage, sequence: int, codec: str, with_ids: bool) -> None:
+    def __init__(self, storage: Storage, folder: str, codec: str, with_ids: bool) -> None:
         self._storage = storage
-        self._folder = save_folder(sequence)
+        self._folder = folder
         self._codec = codec
         self._with_ids = with_ids
         self._part = Part()

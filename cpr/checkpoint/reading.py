@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from cpr.checkpoint.chain import State
-from cpr.checkpoint.manifest import ChunkEntry, RowFileEntry, save_folder
+from cpr.checkpoint.manifest import ChunkEntry, RowFileEntry
 from cpr.checkpoint.matching import overlap
 from cpr.checkpoint.placing import Target
 from cpr.checkpoint.row_file import read_chunk
@@ -83,7 +83,7 @@ def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
                 if wanting:
                     stage = newest[entry.table_fqn] = stages[entry.table_fqn]
                     stage.add()
-                    reads.append(Read(save_folder(save.sequence), entry, chunk, wanting, stage))
+                    reads.append(Read(save.folder, entry, chunk, wanting, stage))
     return reads
 
 

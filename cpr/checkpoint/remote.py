@@ -9,7 +9,7 @@ An upload whose process or network died stays invisible; a lifecycle rule of the
 
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -181,10 +181,6 @@ class ArrowStorage:
                 self._system.delete_dir(where)
             elif kind == FileType.File:
                 self._system.delete_file(where)
-
-    def alone(self) -> AbstractContextManager[bool]:
-        """See `Storage.alone`."""
-        return nullcontext(False)
 
     def _locate(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}".rstrip("/")

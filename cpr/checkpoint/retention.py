@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cpr.checkpoint.manifest import Manifest, manifest_path, save_folder
+from cpr.checkpoint.manifest import Manifest
 from cpr.checkpoint.storage import Storage
 
 
@@ -92,11 +92,11 @@ def _chains(manifests: Sequence[Manifest]) -> list[_Chain]:
     return sorted(chains, key=lambda chain: chain.age)
 
 
-def delete_save(storage: Storage, sequence: int) -> None:
+def delete_save(storage: Storage, folder: str) -> None:
     """Delete one save so that it stops counting at once: its manifest first, then its files.
 
     Raises:
         CheckpointError: the storage refused; the save does not count any more if its manifest went.
     """
-    storage.delete(manifest_path(sequence))
-    storage.delete(save_folder(sequence))
+    storage.delete(f"{folder}/manifest.json")
+    storage.delete(folder)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cpr.checkpoint.history import History
-from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry
+from cpr.checkpoint.manifest import Kind, Manifest, Moment, Parent, TableEntry, save_folder
 from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.part import Part, PartWriter, merge_tables
 from cpr.checkpoint.ranks import RankGroup
@@ -202,7 +202,8 @@ class Saver:
         except Exception as error:
             problem = describe(error)
             save.broken.set()
-        writer = PartWriter(self._storage, sequence, save.codec, with_ids=save.kind == "rows")
+        folder = save_folder(sequence, self._history.epoch)
+        writer = PartWriter(self._storage, folder, save.codec, with_ids=save.kind == "rows")
         states, problem = self._write_all(save, writer, problem)
         part = Part()
         if states is not None and problem is None:
@@ -217,6 +218,7 @@ class Saver:
             return Manifest(
                 run_id=self._history.run_id,
                 sequence=sequence,
+                epoch=self._history.epoch,
                 kind=save.kind,
                 parent=Parent(sequence=newest.sequence, digest=newest.file_digest) if newest else None,
                 base=chain[0].sequence if newest else sequence,

@@ -47,9 +47,6 @@ class Storage(Protocol):
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all that is in it; no error when it is gone already."""
 
-    def alone(self) -> AbstractContextManager[bool]:
-        """Keep other processes out of the block; False where that is not possible (object stores)."""
-
 
 def read_file(storage: Storage, path: str) -> bytes:
     """A whole file; for small ones, as it is in memory twice for a moment.

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-from cpr.checkpoint.chain import Rejected, State, is_finished, own_states
-from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, save_folder
+from cpr.checkpoint.chain import Rejected, State, is_committed, own_states
+from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError
 
@@ -86,7 +86,11 @@ def verify(
         start(num_bytes)
     bad = list(_bad_files(storage, files, progress))
     # A run that goes on deletes old saves: files that went with their manifest are not missed.
-    gone = {sequence for sequence in {file.sequence for file in bad} if not is_finished(storage, sequence)}
+    gone = {
+        sequence
+        for sequence in {file.sequence for file in bad}
+        if not is_committed(storage, saves[sequence].folder)
+    }
     return Verification(
         [state for state in states if gone.isdisjoint(save.sequence for save in state.saves)],
         [file for file in bad if file.sequence not in gone],
@@ -125,7 +129,7 @@ def _bad_files(
 ) -> Iterator[BadFile]:
     def check(file: tuple[Manifest, FileEntry]) -> BadFile | None:
         save, entry = file
-        path = f"{save_folder(save.sequence)}/{entry.path}"
+        path = f"{save.folder}/{entry.path}"
         try:
             _check_file(storage, path, entry, progress)
         except CheckpointError as error:

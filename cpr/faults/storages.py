@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -92,10 +92,6 @@ class WrappedStorage:
         """See `Storage.delete`."""
         self.meet("delete", path)
         self.inner.delete(path)
-
-    def alone(self) -> AbstractContextManager[bool]:
-        """See `Storage.alone`."""
-        return self.inner.alone()
 
 
 class _WrappedSink:

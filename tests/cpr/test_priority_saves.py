@@ -371,7 +371,7 @@ def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tm
     worker = new_worker(restarted=False).restore()
     advance(worker, 3)
     (entry, *_) = worker.recovery.checkpointer._history.chain[0].rows
-    damage_rows(tmp_path / "checkpoint/saves/00000000" / entry.path)
+    damage_rows(tmp_path / "checkpoint/saves/00000000-1" / entry.path)
     for _ in range(40):
         if (save := worker.train(1).recovery.checkpointer._save) is not None:
             save.wait_until_over(60)
@@ -403,7 +403,7 @@ def test_trackers_are_told_where_lost_rows_came_from_an_older_save_than_the_newe
     assert chain_of(worker) == ["base", "base", "rows"]
     worker.die()
     if is_damaged:
-        damage_rows(tmp_path / "checkpoint/saves/00000001/ebc.embedding_bags.c/r0-c0.arrow")
+        damage_rows(tmp_path / "checkpoint/saves/00000001-1/ebc.embedding_bags.c/r0-c0.arrow")
     # table c was data-parallel, and so is in nobody's segment
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
     assert (again.story.kind, again.story.save_step) == ("partial", 2 if is_damaged else 4)

@@ -459,7 +459,7 @@ def test_progress_forgives(new_worker):
 
 def test_killed_during_a_save_the_one_before_counts_and_the_next_is_whole(new_worker, tmp_path):
     new_worker(restarted=False).restore().train(9).wait_for_save().die()
-    half = tmp_path / "checkpoint" / "saves" / "00000001" / "ebc.embedding_bags.a"
+    half = tmp_path / "checkpoint" / "saves" / "00000001-1" / "ebc.embedding_bags.a"
     half.mkdir(parents=True)
     (half / "r0-c0.arrow").write_bytes(b"half a fi")
     again = new_worker().restore()
@@ -486,7 +486,7 @@ def test_saves_that_fail_do_not_stop_training_until_they_fail_again_and_again(ne
 def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path):
     new_worker(restarted=False).restore()
     with pytest.raises(LockedError, match="in use by run"):
-        DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "other").acquire()
+        DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "other").acquire(list)
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_lost_rows_whose_save_is_damaged_mean_full_recovery_from_an_older_one(
     worker = new_worker(restarted=False).restore().train(5).wait_for_save()
     older = worker.values()
     worker.train(5).wait_for_save().train(1).die()
-    (newest,) = (tmp_path / "checkpoint").glob("saves/00000001/ebc.embedding_bags.a/*.arrow")
+    (newest,) = (tmp_path / "checkpoint").glob("saves/00000001-1/ebc.embedding_bags.a/*.arrow")
     newest.write_bytes(b"\0" * newest.stat().st_size)
     shutil.rmtree(next(each for each in (tmp_path / "memory").glob("*/*/*") if each.is_dir()))
     again = new_worker().restore()

@@ -29,7 +29,7 @@ def test_wish_1_one_call_saves_one_call_loads_and_people_can_read_it(start, tmp_
         name: value.shape for name, value in saved.items()
     }
 
-    manifest = json.loads((tmp_path / "checkpoint/saves/00000000/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "checkpoint/saves/00000000-1/manifest.json").read_text())
     assert manifest["tables"]["ebc.embedding_bags.a"]["rows"] == 100
     assert {entry["table_fqn"] for entry in manifest["rows"]} == set(manifest["tables"])
     assert cpr(["describe", str(tmp_path / "checkpoint")]) == 0
@@ -93,19 +93,19 @@ def test_wish_4_increments_notice_what_does_not_belong(start, tmp_path, fault):
         run.checkpointer.close()
     saves = tmp_path / "checkpoint/saves"
     if fault == "gap":
-        shutil.rmtree(saves / "00000002")
+        shutil.rmtree(saves / "00000002-1")
         newest, rejected = 1, {3}
     elif fault == "duplicate":
-        shutil.copytree(saves / "00000003", saves / "00000004")
+        shutil.copytree(saves / "00000003-1", saves / "00000004-1")
         newest, rejected = 3, {4}
     elif fault == "stranger":
-        shutil.rmtree(saves / "00000003")
-        shutil.copytree(tmp_path / "other/saves/00000003", saves / "00000003")
+        shutil.rmtree(saves / "00000003-1")
+        shutil.copytree(tmp_path / "other/saves/00000003-1", saves / "00000003-1")
         newest, rejected = 2, {3}
     else:
-        (saves / "00000003").rename(saves / "hold")
-        (saves / "00000002").rename(saves / "00000003")
-        (saves / "hold").rename(saves / "00000002")
+        (saves / "00000003-1").rename(saves / "hold")
+        (saves / "00000002-1").rename(saves / "00000003-1")
+        (saves / "hold").rename(saves / "00000002-1")
         newest, rejected = 1, {2, 3}
     again = start()
     loaded = again.checkpointer.load()
@@ -128,7 +128,7 @@ def test_wish_6_marked_complete_verified_on_load_and_fallen_back_from_once(start
         run.train(1)
         run.checkpointer.save("consistent")
     run.checkpointer.close()
-    state = tmp_path / "checkpoint/saves/00000001/state.arrow"
+    state = tmp_path / "checkpoint/saves/00000001-1/state.arrow"
     state.write_bytes(state.read_bytes()[:-7])
     again = start()
     loaded = again.checkpointer.load()

@@ -109,7 +109,7 @@ def test_ours_is_committed_when_its_manifest_is_there(training, tmp_path):
         assert not first.committed
         first.begin()
         assert first.committed
-        assert (tmp_path / "saved" / "saves" / "00000000" / "manifest.json").exists()
+        assert (tmp_path / "saved" / "saves" / "00000000-1" / "manifest.json").exists()
         whole = first.finish()
         rolling = OurSave(tmp_path / "saved", checkpointer, "rolling")
         rolling.begin()

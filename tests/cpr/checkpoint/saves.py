@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.manifest import Manifest, Parent, manifest_path
+from cpr.checkpoint.manifest import Manifest, Parent, save_folder
 from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
 from cpr.checkpoint.row_file import Rows
 from cpr.checkpoint.snapshot import Piece
@@ -56,10 +56,6 @@ class MemoryStorage:
             name: data for name, data in self.files.items() if not f"{name}/".startswith(f"{path}/")
         }
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        yield
-
     def copy(self) -> "MemoryStorage":
         other = MemoryStorage()
         other.files = dict(self.files)
@@ -98,7 +94,7 @@ def commit(storage: MemoryStorage, sequence: int, parent: Manifest | None = None
             **fields,
         }
     )
-    with storage.create(manifest_path(sequence)) as sink:
+    with storage.create(manifest.path) as sink:
         sink.write(memoryview(manifest.to_json()))
     return manifest
 
@@ -153,7 +149,7 @@ def save(
     **fields: Any,
 ) -> Manifest:
     """Save shards as the ranks that hold them would: a base, or on `parent` the rows `ids` by shard name."""
-    writer = PartWriter(storage, sequence, codec, with_ids=parent is not None)
+    writer = PartWriter(storage, save_folder(sequence), codec, with_ids=parent is not None)
     for shard in shards:
         everything = torch.arange(shard.row_offset, shard.row_offset + shard.num_rows)
         chosen = everything if parent is None else (ids or {}).get(shard.name, everything[:0])

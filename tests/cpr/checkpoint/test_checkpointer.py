@@ -1,6 +1,7 @@
 """The checkpointer in a world of one: saves beside training, failures that are told, what comes back."""
 
 import errno
+import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -321,7 +322,7 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     run.train(1)
     run.checkpointer.save("consistent")
     run.checkpointer.close()
-    damaged = tmp_path / "checkpoint/saves/00000001/ebc.embedding_bags.a/r0-c0.arrow"
+    damaged = tmp_path / "checkpoint/saves/00000001-1/ebc.embedding_bags.a/r0-c0.arrow"
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
@@ -344,12 +345,12 @@ def test_what_did_not_load_in_the_middle_of_a_run_is_no_state_that_pushes_others
         run.train(1)
         run.checkpointer.save("consistent")
         run.checkpointer.wait_until_idle()
-    (tmp_path / "checkpoint/saves/00000001/state.arrow").write_bytes(b"")
+    (tmp_path / "checkpoint/saves/00000001-1/state.arrow").write_bytes(b"")
     assert run.checkpointer.load().state.sequence == 0
     run.train(1)
     run.checkpointer.save("consistent")
     run.checkpointer.close()
-    (tmp_path / "checkpoint/saves/00000002/state.arrow").write_bytes(b"")
+    (tmp_path / "checkpoint/saves/00000002-1/state.arrow").write_bytes(b"")
     assert start().checkpointer.load().state.sequence == 0
 
 
@@ -359,7 +360,7 @@ def test_when_nothing_verifies_every_reason_is_listed(start, tmp_path):
         run.checkpointer.save("consistent")
     run.checkpointer.close()
     for sequence in (0, 1):
-        (tmp_path / f"checkpoint/saves/0000000{sequence}/state.arrow").write_bytes(b"")
+        (tmp_path / f"checkpoint/saves/0000000{sequence}-1/state.arrow").write_bytes(b"")
     with pytest.raises(NoUsableStateError, match=r"(?s)save 1: .*save 0: "):
         start().checkpointer.load()
 
@@ -558,7 +559,7 @@ def test_a_run_that_lost_its_lock_touches_nothing_of_the_new_owner(start, tmp_pa
     old = start()
     old.checkpointer.save("consistent")
     old.checkpointer.wait()
-    (tmp_path / "checkpoint/LOCK").unlink()
+    shutil.rmtree(tmp_path / "checkpoint/owners")
     new = start()
     new.checkpointer.load()
     new.checkpointer.save("consistent")
@@ -582,7 +583,7 @@ def test_storage_that_fails_for_a_moment_does_not_cost_the_newest_state(start, m
     faulty = FaultyStorage(open_storage(run.checkpointer._config.uri))
     monkeypatch.setattr(module, "open_storage", lambda uri: faulty)
     again = start()
-    faulty.fail("read", "saves/00000001/ebc", number=errno.EMFILE)
+    faulty.fail("read", "saves/00000001-1/ebc", number=errno.EMFILE)
     with pytest.raises(CheckpointError, match="Too many open files"):
         again.checkpointer.load()
     faulty.heal()
@@ -595,11 +596,11 @@ def test_falling_back_is_said(start, tmp_path, caplog):
         run.train(1)
         run.checkpointer.save("consistent")
     run.checkpointer.close()
-    (tmp_path / "checkpoint/saves/00000001/manifest.json").write_text("{}")
+    (tmp_path / "checkpoint/saves/00000001-1/manifest.json").write_text("{}")
     again = start()
     assert again.checkpointer.load().state.step == 1
     assert "fell back to save 0 of step 1" in caplog.text
-    assert "saves/00000001/manifest.json" in caplog.text
+    assert "saves/00000001-1/manifest.json" in caplog.text
 
 
 def test_what_could_not_be_loaded_does_not_count_as_a_state_that_is_kept(start, tmp_path):
@@ -608,12 +609,12 @@ def test_what_could_not_be_loaded_does_not_count_as_a_state_that_is_kept(start, 
         run.train(1)
         run.checkpointer.save("consistent")
     run.checkpointer.close()
-    (tmp_path / "checkpoint/saves/00000001/state.arrow").write_bytes(b"")
+    (tmp_path / "checkpoint/saves/00000001-1/state.arrow").write_bytes(b"")
     again = start()
     again.checkpointer.load()
     again.checkpointer.save("consistent")
     again.checkpointer.close()
-    assert (tmp_path / "checkpoint/saves/00000000/manifest.json").exists()
+    assert (tmp_path / "checkpoint/saves/00000000-1/manifest.json").exists()
     last = start()
     assert last.checkpointer.load().state.sequence == 2
 
@@ -680,7 +681,7 @@ def test_who_goes_on_is_told_of_newer_saves_that_are_damaged(start, tmp_path):
         run.checkpointer.save("consistent")
         run.checkpointer.wait()
     run.checkpointer.close()
-    manifest = tmp_path / "checkpoint/saves/00000001/manifest.json"
+    manifest = tmp_path / "checkpoint/saves/00000001-1/manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-20])
     newest, damaged = start().checkpointer.go_on(steps_done=3)
     assert (newest.sequence, newest.step) == (0, 1)
@@ -707,7 +708,7 @@ def test_who_has_lost_the_directory_can_find_out(start, tmp_path):
     run = start()
     run.checkpointer.claim()
     run.checkpointer.check_lock()
-    (tmp_path / "checkpoint/LOCK").write_bytes(b"of somebody else")
+    (tmp_path / "checkpoint/owners/00000002-0a.json").write_bytes(b"of somebody else")
     with pytest.raises(LockedError, match="no longer belongs"):
         run.checkpointer.check_lock()
 

@@ -8,8 +8,9 @@ import torch
 
 from cpr.checkpoint.describe import describe
 from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, as_text
-from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock
+from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
+from cpr.checkpoint.owners import Finished
 from cpr.checkpoint.quantities import age_text, size_text
 from cpr.checkpoint.row_schema import DTYPES
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
@@ -119,13 +120,13 @@ def test_a_directory_in_which_nothing_loads_is_described(directory):
 
 
 def test_who_holds_the_lock(directory):
-    assert describe(directory, NOW).lock is None
+    assert describe(directory, NOW).owner is None
     lock = DirectoryLock(directory, "run-b")
-    lock.acquire()
-    assert "run-b" in describe(directory, NOW).lock
-    assert "run-b" in as_text(describe(directory, NOW))
-    directory.files[LOCK_PATH] = b"?"
-    assert describe(directory, NOW).lock == "somebody unknown"
+    lock.acquire(list)
+    assert describe(directory, NOW).owner.run == "run-b"
+    assert "owner   run 'run-b' (process" in as_text(describe(directory, NOW))
+    lock.finish(Finished(step=500, samples=9))
+    assert "finished at step 500" in as_text(describe(directory, NOW))
     lock.release()
 
 

@@ -61,7 +61,7 @@ def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
     (disk / "somebody elses").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
     run.train(1)
     run.checkpointer.save("consistent")
-    with pytest.raises(SaveFailedError, match=r"saves/00000001/.*No space left on device") as caught:
+    with pytest.raises(SaveFailedError, match=r"saves/00000001-1/.*No space left on device") as caught:
         run.checkpointer.wait()
     assert "save 0 is the newest" in str(caught.value)
     (disk / "somebody elses").unlink()
@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
     again = start(disk / "checkpoint")
     assert again.checkpointer.load().state.step == 2
     again.checkpointer.close()
-    (disk / "checkpoint/saves/00000002/manifest.json").unlink()
+    (disk / "checkpoint/saves/00000002-1/manifest.json").unlink()
     older = start(disk / "checkpoint")
     older.checkpointer.load()
     assert_same(older.values(), saved)
@@ -123,7 +123,7 @@ def test_wherever_a_save_fails_the_one_before_it_stays(start, storage, operation
     made[0].fail(operation, path, number=errno.EIO)
     run.train(1)
     run.checkpointer.save("consistent")
-    with pytest.raises(SaveFailedError, match=rf"(?s)saves/00000001/.*{path}"):
+    with pytest.raises(SaveFailedError, match=rf"(?s)saves/00000001-1/.*{path}"):
         run.checkpointer.wait()
     run.checkpointer.close()
     again = start()
@@ -140,9 +140,9 @@ def test_a_merge_that_fails_leaves_the_chain(start, storage):
         run.train(1)
         run.checkpointer.wait()
         if number:
-            made[0].fail("create", "saves/00000003/ebc")
+            made[0].fail("create", "saves/00000003-1/ebc")
         run.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.arange(100)})
-    with pytest.raises(SaveFailedError, match="saves/00000003"):
+    with pytest.raises(SaveFailedError, match="saves/00000003-1"):
         run.checkpointer.save_rows({})
     assert run.checkpointer.newest_step == 2
     run.checkpointer.save_rows({})  # the chain is still the same, and is merged now
@@ -168,7 +168,7 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
     verify = run.checkpointer._history._verify_newest
 
     def after_damage():
-        damage(tmp_path / "checkpoint/saves/00000002/ebc.embedding_bags.a/r0-c0.arrow")
+        damage(tmp_path / "checkpoint/saves/00000002-1/ebc.embedding_bags.a/r0-c0.arrow")
         verify()
 
     run.checkpointer._history._verify_newest = after_damage
@@ -189,7 +189,7 @@ def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
     merge = run.checkpointer._history._merge
 
     def after_damage():
-        path = tmp_path / "checkpoint/saves/00000002/state.arrow"
+        path = tmp_path / "checkpoint/saves/00000002-1/state.arrow"
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
@@ -197,10 +197,10 @@ def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
 
     run.checkpointer._history._merge = after_damage
     run.checkpointer.save_rows({})
-    with pytest.raises(SaveFailedError, match=r"00000002/state\.arrow differs from its digest"):
+    with pytest.raises(SaveFailedError, match=r"00000002-1/state\.arrow differs from its digest"):
         run.checkpointer.wait_until_idle()
     run.checkpointer.close()
-    assert not (tmp_path / "checkpoint/saves/00000003").exists()
+    assert not (tmp_path / "checkpoint/saves/00000003-1").exists()
     assert start().checkpointer.load().state.sequence == 1
 
 
@@ -228,7 +228,7 @@ def test_a_store_that_fails_for_a_moment_while_it_deletes_leaves_no_gap(start, s
     delete, failures = made[0].delete, ["once"]
 
     def failing(path):
-        if failures and path.startswith("saves/00000001"):
+        if failures and path.startswith("saves/00000001-1"):
             raise CheckpointError(f"deleting {path} failed {failures.pop()}")
         delete(path)
 
@@ -239,7 +239,7 @@ def test_a_store_that_fails_for_a_moment_while_it_deletes_leaves_no_gap(start, s
     assert verify(made[0]).is_fine
     run.checkpointer.save()  # what is left goes now
     run.checkpointer.close()
-    assert list(made[0].list("saves")) == ["00000003", "00000004"]
+    assert list(made[0].list("saves")) == ["00000003-1", "00000004-1"]
 
 
 def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(start, tmp_path):
@@ -247,7 +247,7 @@ def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(star
     run = start()
     run.checkpointer.save("consistent")
     run.checkpointer.close()
-    path = tmp_path / "checkpoint/saves/00000000/manifest.json"
+    path = tmp_path / "checkpoint/saves/00000000-1/manifest.json"
     body = json.loads(path.read_bytes()) | {"digest": "0" * 32}
     data = json.dumps(dict(sorted(body.items()))).encode()
     path.write_bytes(data.replace(b"0" * 32, digest(data).encode(), 1))

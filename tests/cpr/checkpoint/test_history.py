@@ -24,6 +24,7 @@ def manifest_of(parts):
     assert len(parts) == 2
     return Manifest(
         run_id="run",
+        epoch=1,
         sequence=1,
         kind="base",
         parent=None,
@@ -46,6 +47,7 @@ def commit(blocked_s, their_blocked_s):
         retention=Retention(),
         merge_after=0,
         run_id="run",
+        epoch=1,
         next_sequence=1,
         committed=[],
         chain=[],

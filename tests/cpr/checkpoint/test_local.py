@@ -223,23 +223,6 @@ def test_delete(storage: LocalStorage, tmp_path: Path):
     assert files_in(tmp_path) == [f"checkpoints/saves/2/other.1-a{TEMPORARY_SUFFIX}"]
 
 
-def test_alone(storage: LocalStorage, tmp_path: Path):
-    order = []
-
-    def enter() -> None:
-        with LocalStorage(storage.uri).alone() as alone:
-            order.append(("second", alone))
-
-    with storage.alone() as alone:
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join(0.2)
-        order.append(("first", alone))
-    thread.join()
-    assert order == [("first", True), ("second", True)]
-    assert files_in(tmp_path) == []
-
-
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other", "saves/../../other", "saves//a", "."])
 def test_paths_stay_inside(storage: LocalStorage, path: str):
     with pytest.raises(ValueError, match="not a path inside"):

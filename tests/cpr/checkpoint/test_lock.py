@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,22 +16,17 @@ import pytest
 
 from cpr.checkpoint import lock as lock_module
 from cpr.checkpoint.local import LocalStorage
-from cpr.checkpoint.lock import LOCK_PATH, DirectoryLock, Holder
-from cpr.checkpoint.storage import Sink, Storage, open_storage
+from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.manifest import manifest_path
+from cpr.checkpoint.owners import OWNERS, Finished, Owner, fence, newest_owner, write_owner
+from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
-from cpr.faults.storages import FaultyStorage, WrappedStorage
+from cpr.faults.storages import FaultyStorage
 from cpr.processes import Process
 
 REPO = Path(__file__).parents[3]
 SHORT = timedelta(seconds=0.1)
 LONG = timedelta(hours=1)
-
-
-class Unguarded(WrappedStorage):
-    """A storage that cannot keep others out, like an object store."""
-
-    def alone(self) -> AbstractContextManager[bool]:
-        return nullcontext(False)
 
 
 @pytest.fixture
@@ -53,27 +47,20 @@ def make_lock() -> Iterator[Callable[..., DirectoryLock]]:
         lock.release()
 
 
-def holder_of(storage: Storage) -> Holder:
-    data = bytearray(storage.size(LOCK_PATH))
-    storage.read_into(LOCK_PATH, 0, memoryview(data))
-    holder = Holder.from_bytes(bytes(data))
-    assert holder is not None
-    return holder
-
-
-def put(storage: Storage, data: bytes) -> None:
-    with storage.create(LOCK_PATH) as sink:
-        sink.write(memoryview(data))
-
-
-def put_foreign(storage: Storage, make_lock: Callable[..., DirectoryLock], beat_s: float = 0.03) -> Holder:
-    """The lock of a process on another machine."""
+def put_foreign(storage: Storage, make_lock: Callable[..., DirectoryLock], beat_s: float = 0.03) -> Owner:
+    """The record of a process on another machine."""
     lock = make_lock(storage, "far")
-    lock.acquire()
-    holder = replace(holder_of(storage), token="of-far", place="another boot", host="far-host", beat_s=beat_s)
+    lock.acquire(list)
     lock.release()
-    put(storage, holder.to_bytes())
-    return holder
+    owner = replace(newest(storage), place="another boot", host="far-host", beat_s=beat_s, released=False)
+    write_owner(storage, owner)
+    return owner
+
+
+def newest(storage: Storage) -> Owner:
+    owner = newest_owner(storage)
+    assert owner is not None
+    return owner
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -84,30 +71,31 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_the_second_is_refused_at_once(storage, make_lock):
-    make_lock(storage, "first").acquire()
+    make_lock(storage, "first").acquire(list)
     second = make_lock(storage, "second")
     with pytest.raises(LockedError) as error:
-        second.acquire()
+        second.acquire(list)
     for word in (storage.uri, "'first'", str(os.getpid()), "What to do"):
         assert word in str(error.value)
 
 
 def test_free_again_after_release(storage, make_lock):
     first, second = make_lock(storage, "first"), make_lock(storage, "second")
-    first.acquire()
+    first.acquire(list)
     first.release()
-    assert list(storage.list()) == []
-    second.acquire()
+    assert newest(storage).released
+    second.acquire(list)
     second.check()
     first.release()
     second.check()
+    assert second.epoch == first.epoch + 1
 
 
 def test_renewed_while_it_is_held(storage, make_lock):
     lock = make_lock(storage, "run", SHORT)
-    lock.acquire()
-    beat = holder_of(storage).beat
-    wait_for(lambda: holder_of(storage).beat >= beat + 2)
+    lock.acquire(list)
+    beat = newest(storage).beat
+    wait_for(lambda: newest(storage).beat >= beat + 2)
     lock.check()
 
 
@@ -115,9 +103,9 @@ def test_an_owner_elsewhere_that_is_silent_is_taken_over(storage, make_lock, cap
     put_foreign(storage, make_lock)
     lock = make_lock(storage, "new", SHORT)
     begin = time.monotonic()
-    lock.acquire()
+    lock.acquire(list)
     assert time.monotonic() - begin >= SHORT.total_seconds()
-    assert holder_of(storage).owner == "new"
+    assert newest(storage).run == "new"
     assert "taking" in caplog.text
     assert "far-host" in caplog.text
 
@@ -130,13 +118,13 @@ def test_an_owner_elsewhere_that_beats_is_respected(storage, make_lock):
         beats = 0
         while not stop.wait(0.05):
             beats += 1
-            put(storage, replace(holder, beat=holder.beat + beats).to_bytes())
+            write_owner(storage, replace(holder, beat=holder.beat + beats))
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
         with pytest.raises(LockedError, match=r"'far' .* on far-host"):
-            make_lock(storage, "new", timedelta(seconds=5)).acquire()
+            make_lock(storage, "new", timedelta(seconds=5)).acquire(list)
     finally:
         stop.set()
         thread.join()
@@ -145,97 +133,131 @@ def test_an_owner_elsewhere_that_beats_is_respected(storage, make_lock):
 def test_patience_grows_with_the_owners_interval(storage, make_lock):
     put_foreign(storage, make_lock, beat_s=0.1)
     begin = time.monotonic()
-    make_lock(storage, "new", timedelta(seconds=0.03)).acquire()
+    make_lock(storage, "new", timedelta(seconds=0.03)).acquire(list)
     assert time.monotonic() - begin >= 3 * 0.1
 
 
 def test_the_same_number_in_another_container_is_somebody_else(storage, make_lock):
     """No process of this number runs here, but there one may: it must be watched, not judged."""
-    boot = holder_of_new(storage, make_lock).place.split()[0]
-    there = replace(put_foreign(storage, make_lock), place=f"{boot} pid:[1]", pid=2**22 + 1)
-    put(storage, there.to_bytes())
+    boot = lock_module._place().split()[0]
+    write_owner(storage, replace(put_foreign(storage, make_lock), place=f"{boot} pid:[1]", pid=2**22 + 1))
     begin = time.monotonic()
-    make_lock(storage, "new", SHORT).acquire()
+    make_lock(storage, "new", SHORT).acquire(list)
     assert time.monotonic() - begin >= SHORT.total_seconds()
 
 
-def holder_of_new(storage: Storage, make_lock: Callable[..., DirectoryLock]) -> Holder:
-    lock = make_lock(storage, "new")
-    lock.acquire()
-    holder = holder_of(storage)
-    lock.release()
-    return holder
-
-
 def test_a_later_process_of_the_same_number_does_not_count(storage, make_lock):
-    holder = holder_of_new(storage, make_lock)
-    put(storage, replace(holder, started=holder.started - 1).to_bytes())
-    make_lock(storage, "new").acquire()  # at once: its patience is an hour
+    lock = make_lock(storage, "old")
+    lock.acquire(list)
+    write_owner(storage, replace(newest(storage), started=1))
+    make_lock(storage, "new").acquire(list)  # at once: its patience is an hour
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"not json\n", b"[1]"])
-def test_a_lock_that_nobody_can_read_is_watched(storage, make_lock, data):
-    put(storage, data)
-    make_lock(storage, "new", SHORT).acquire()
-    assert holder_of(storage).owner == "new"
+@pytest.mark.parametrize("data", [b"", b"{}", b"not json\n", b"[1]", b"[" * 100_000])
+def test_a_record_that_nobody_can_read_still_has_its_epoch(storage, make_lock, data, caplog):
+    with storage.create("owners/00000007-0badf00d.json") as sink:
+        sink.write(memoryview(data))
+    lock = make_lock(storage, "new", SHORT)
+    lock.acquire(list)
+    assert lock.epoch == 8
+    assert "owners/00000007-0badf00d.json" in caplog.text
+
+
+def test_epochs_grow_though_somebody_deletes_the_records(storage, make_lock):
+    lock = make_lock(storage, "first")
+    lock.acquire(list)
+    with storage.create(manifest_path(0, lock.epoch)) as sink:
+        sink.write(memoryview(b"{}"))
+    storage.delete("owners")
+    again = make_lock(storage, "second")
+    again.acquire(list)
+    assert again.epoch == lock.epoch + 1
 
 
 def test_an_owner_that_was_asleep_learns_that_it_lost(storage, make_lock, caplog):
     old = make_lock(storage, "old", SHORT)
-    old.acquire()
-    other = replace(holder_of(storage), owner="other", token="x", host="far-host")
-    with storage.alone():  # as whoever takes it over does: not while it is being renewed
-        put(storage, other.to_bytes())
+    old.acquire(list)
+    other = replace(newest(storage), epoch=old.epoch + 1, run="other", token="abc", host="far-host")
+    write_owner(storage, other)
     with pytest.raises(LockedError, match=r"no longer belongs to run 'old'.*'other'.*far-host"):
         old.check()
     wait_for(lambda: not old._thread.is_alive())
+    with pytest.raises(LockedError):
+        old.finish(Finished(step=1, samples=1))
     old.release()
-    assert holder_of(storage) == other, "the loser renewed or deleted a lock that is not its own"
+    assert newest(storage) == other, "the loser changed a record that is not its own"
     assert "could not be released" in caplog.text
 
 
-def test_a_deleted_lock_is_a_lost_lock(storage, make_lock):
+def test_who_takes_over_lists_the_saves_that_count_when_no_older_owner_can_commit(storage, make_lock):
+    """What lands between the two would pass for the older owner's, and be fenced off."""
+    old, new = make_lock(storage, "old"), make_lock(storage, "new")
+    old.acquire(list)
+    old._own = replace(old._own, released=True)
+    write_owner(storage, old._own)
+
+    def committed() -> list[tuple[int, int]]:
+        with pytest.raises(LockedError):
+            old.check()
+        return [(4, old.epoch)]
+
+    new.acquire(committed)
+    assert new.previous == old._own
+    assert fence(storage).counts(4, old.epoch)
+    assert fence(storage).counts(5, new.epoch)
+    assert not fence(storage).counts(5, old.epoch)
+
+
+def test_a_newcomer_that_dies_while_it_takes_over_fences_nothing(storage, make_lock):
+    first, dying = make_lock(storage, "first"), make_lock(storage, "dying")
+    first.acquire(lambda: [(1, 0)])
+    first.release()
+
+    def die() -> list[tuple[int, int]]:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        dying.acquire(die)
+    assert newest(storage).run == "dying"
+    assert fence(storage).run == "first"
+    assert fence(storage).counts(2, first.epoch)
+
+
+def test_a_deleted_record_is_a_lost_directory(storage, make_lock):
     lock = make_lock(storage, "run")
-    lock.acquire()
-    storage.delete(LOCK_PATH)
-    with pytest.raises(LockedError, match="nobody holds its LOCK"):
+    lock.acquire(list)
+    storage.delete("owners")
+    with pytest.raises(LockedError, match="nobody owns it"):
         lock.check()
 
 
 def test_storage_that_fails_for_a_while_does_not_lose_the_lock(storage, make_lock, caplog):
     faulty = FaultyStorage(storage)
     lock = make_lock(faulty, "run", SHORT)
-    lock.acquire()
-    faulty.fail("write", LOCK_PATH, at=1)
+    lock.acquire(list)
+    faulty.fail("write", OWNERS, at=1)
     wait_for(lambda: "will try again" in caplog.text)
     assert "No space left on device" in caplog.text
-    beat = holder_of(storage).beat
-    wait_for(lambda: holder_of(storage).beat > beat)
+    beat = newest(storage).beat
+    wait_for(lambda: newest(storage).beat > beat)
     lock.check()
 
 
 def test_a_directory_that_cannot_be_written(storage, make_lock):
-    with pytest.raises(CheckpointError, match="LOCK failed: No space"):
-        make_lock(FaultyStorage(storage).fail("create", LOCK_PATH), "run").acquire()
+    with pytest.raises(CheckpointError, match=r"owners/.* failed: No space"):
+        make_lock(FaultyStorage(storage).fail("create", OWNERS), "run").acquire(list)
 
 
-def test_a_run_id_that_is_too_long(storage):
-    with pytest.raises(ValueError, match="too long"):
-        DirectoryLock(storage, "x" * 600)
-
-
-@pytest.mark.parametrize("guarded", [True, False])
-def test_many_newcomers_one_owner(storage, make_lock, guarded, monkeypatch, caplog):
+def test_many_newcomers_one_owner(storage, make_lock, caplog):
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(lock_module, "SETTLE_S", 0.3)
     put_foreign(storage, make_lock)
     together, outcomes = threading.Barrier(6), []
 
     def work(i: int) -> None:
-        lock = make_lock(storage if guarded else Unguarded(storage), f"run-{i}", SHORT)
+        lock = make_lock(storage, f"run-{i}", SHORT)
         together.wait(30)
         try:
-            lock.acquire()
+            lock.acquire(list)
             outcomes.append(lock)
         except LockedError:
             outcomes.append(None)
@@ -251,53 +273,32 @@ def test_many_newcomers_one_owner(storage, make_lock, guarded, monkeypatch, capl
     owners[0].check()
 
 
-def test_a_newcomer_waits_for_others_that_looked_when_it_did(storage, make_lock, monkeypatch):
-    monkeypatch.setattr(lock_module, "SETTLE_S", 0.5)
-    other = replace(holder_of_new(storage, make_lock), owner="other", token="x")
-
-    class Late(Unguarded):
-        @contextmanager
-        def create(self, path: str) -> Iterator[Sink]:
-            with super().create(path) as sink:
-                yield sink
-            threading.Timer(0.1, put, (storage, other.to_bytes())).start()
-
-    with pytest.raises(LockedError, match="'other'"):
-        make_lock(Late(storage), "new").acquire()
-
-
-def test_a_newcomer_that_was_slow_to_write_takes_over_but_only_one_may_commit(
-    storage, make_lock, monkeypatch
-):
-    """What an object store cannot prevent: A looks, sleeps, and writes after B has become the owner."""
-    monkeypatch.setattr(lock_module, "SETTLE_S", 0.01)
-    slow, fast = make_lock(Unguarded(storage), "slow"), make_lock(Unguarded(storage), "fast")
+def test_a_newcomer_that_is_slow_to_write_its_record_is_refused(storage, make_lock):
+    """No store can prevent it: A looks, sleeps, and writes its record when B has become the owner."""
+    slow, fast = make_lock(storage, "slow"), make_lock(storage, "fast")
     really_write = slow._write
 
-    def write_late() -> None:
-        fast.acquire()
-        fast.check()
-        really_write()
+    def write_late(**changes: object) -> None:
+        slow._write = really_write
+        fast.acquire(list)
+        really_write(**changes)
 
-    monkeypatch.setattr(slow, "_write", write_late)
-    slow.acquire()
-    monkeypatch.setattr(slow, "_write", really_write)
-    slow.check()
-    with pytest.raises(LockedError):
-        fast.check()
+    slow._write = write_late
+    with pytest.raises(LockedError, match="in use by run 'fast'"):
+        slow.acquire(list)
+    fast.check()
 
 
-def test_on_s3(s3, make_lock, monkeypatch):
-    monkeypatch.setattr(lock_module, "SETTLE_S", 0.05)
+def test_on_s3(s3, make_lock):
     storage = open_storage(s3.uri("bucket/lock"))
     first = make_lock(storage, "first", SHORT)
-    first.acquire()
-    beat = holder_of(storage).beat
-    wait_for(lambda: holder_of(storage).beat > beat)
+    first.acquire(list)
+    beat = newest(storage).beat
+    wait_for(lambda: newest(storage).beat > beat)
     with pytest.raises(LockedError, match="s3://bucket/lock is in use by run 'first'"):
-        make_lock(storage, "second").acquire()
+        make_lock(storage, "second").acquire(list)
     first.release()
-    assert list(storage.list()) == []
+    assert newest(storage).released
 
 
 OWNER = """
@@ -306,7 +307,7 @@ from datetime import timedelta
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.lock import DirectoryLock
 
-DirectoryLock(LocalStorage(sys.argv[1]), "dying").acquire()
+DirectoryLock(LocalStorage(sys.argv[1]), "dying").acquire(list)
 print("mine", flush=True)
 time.sleep(60)
 """
@@ -319,28 +320,24 @@ def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO) as owner:
         assert owner.stdout.readline() == "mine\n"
         with pytest.raises(LockedError, match=f"'dying' .process {owner.pid} on"):
-            make_lock(storage, "new").acquire()
+            make_lock(storage, "new").acquire(list)
         owner.send_signal(signal.SIGSTOP)
         with pytest.raises(LockedError, match="'dying'"):
-            make_lock(storage, "new").acquire()
+            make_lock(storage, "new").acquire(list)
         owner.kill()
         # Not waited for yet: what is left of it in the process table is not alive.
         wait_for(lambda: Process.find(owner.pid) is None)
-        make_lock(storage, "new").acquire()  # its patience is an hour
-        assert holder_of(storage).owner == "new"
+        make_lock(storage, "new").acquire(list)  # its patience is an hour
+        assert newest(storage).run == "new"
 
 
 def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
-    first = DirectoryLock(storage, "first", LONG, session="s")
-    first.acquire()
-    put(storage, replace(holder_of(storage), place="another boot", host="far-host").to_bytes())
-    with pytest.raises(LockedError, match="in use"):  # alive, for all that a stranger on its machine knows
-        DirectoryLock(storage, "stranger", SHORT, session="t")._refuse_if_alive(
-            replace(holder_of(storage), place=lock_module._place()).to_bytes()
-        )
-    next_one = DirectoryLock(storage, "next", LONG, session="s")
-    next_one.acquire()
-    assert holder_of(storage).owner == "next"
+    first = DirectoryLock(storage, "first", LONG, session="s", generation=3)
+    first.acquire(list)
+    write_owner(storage, replace(newest(storage), place="another boot", host="far-host"))
+    next_one = DirectoryLock(storage, "next", LONG, session="s", generation=4)
+    next_one.acquire(list)
+    assert newest(storage).run == "next"
     with pytest.raises(LockedError, match="no longer belongs"):
         first.check()
     first.release()
@@ -348,7 +345,18 @@ def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
     next_one.release()
 
 
+@pytest.mark.parametrize(("session", "generation"), [("t", 4), ("s", 3), ("s", 2)])
+def test_it_is_not_handed_on_to_strangers_nor_to_generations_that_are_no_newer(storage, session, generation):
+    """Two halves of a run that were cut apart may both begin generation 3: the first stays the owner."""
+    first = DirectoryLock(storage, "first", LONG, session="s", generation=3)
+    first.acquire(list)
+    with pytest.raises(LockedError, match="in use"):
+        DirectoryLock(storage, "other", SHORT, session=session, generation=generation).acquire(list)
+    first.check()
+    first.release()
+
+
 def test_a_lock_of_nobodys_session_is_not_handed_on(storage, make_lock):
-    make_lock(storage, "first").acquire()
+    make_lock(storage, "first").acquire(list)
     with pytest.raises(LockedError):
-        make_lock(storage, "second").acquire()
+        make_lock(storage, "second").acquire(list)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.manifest import save_folder
 from cpr.checkpoint.part import PartWriter
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.snapshot import Piece
@@ -57,7 +58,7 @@ def names(folder):
 
 def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finished(tmp_path):
     disk = Disk(tmp_path)
-    writer = PartWriter(disk, 1, "exact", with_ids=False)
+    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
     writer.write(piece_of("first"))
     writer.write(piece_of("second"))  # the first one has not settled
     assert not any(name.endswith(".arrow") for name in names(tmp_path))
@@ -71,7 +72,7 @@ def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finish
 def test_a_file_that_does_not_settle_is_heard_of(tmp_path, bad):
     disk = Disk(tmp_path, bad)
     disk.may_settle.set()
-    writer = PartWriter(disk, 1, "exact", with_ids=False)
+    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
     with pytest.raises(CheckpointError, match=f"{bad}.*not durable"):
         write_all(writer, "first", "second", "third")
     writer.abandon()

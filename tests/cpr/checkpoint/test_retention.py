@@ -136,6 +136,6 @@ def test_a_save_stops_counting_before_its_files_go():
 
     storage = Watched()
     save(storage, 0, [make_shard()])
-    delete_save(storage, 0)
+    delete_save(storage, save_folder(0))
     assert deleted == [manifest_path(0), save_folder(0)]
     assert storage.files == {}

@@ -99,7 +99,7 @@ def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directo
 
     def retention(_):
         for sequence in (2, 1, 0):
-            delete_save(directory, sequence)
+            delete_save(directory, save_folder(sequence))
 
     result = verify(directory, start=retention)
     assert result.is_fine

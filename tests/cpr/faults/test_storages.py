@@ -25,8 +25,6 @@ def test_a_healthy_one_passes_everything_on(tmp_path):
     write(storage)
     assert read_file(storage, "file") == b"content"
     assert list(storage.list()) == ["file"]
-    with storage.alone() as is_alone:
-        assert is_alone
     storage.delete("file")
     assert list(storage.list()) == []
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
-from cpr.checkpoint.lock import LOCK_PATH
+from cpr.checkpoint.owners import write_owner
 from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
 
@@ -130,6 +130,4 @@ class Worker:
 
     def _forge_death(self, lock):
         """This process lives on; the lock must not say so."""
-        dead = replace(lock._holder(), started=-2)
-        with lock._storage.create(LOCK_PATH) as sink:
-            sink.write(memoryview(dead.to_bytes()))
+        write_owner(lock._storage, replace(lock._own, started=-2))
