@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.model_state import Heir, Stateful
 from data.dataset import DatasetManifest
+from dlrm.comm.step_check import warn_of_momentum
 from dlrm.config import CheckpointConfig, Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks, total_samples
@@ -178,6 +179,8 @@ def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optim
             config.comm.sync_change,
             save_every_steps=config.checkpoint.every_steps,
         )
+    if dist.get_rank() == 0:
+        warn_of_momentum(config.comm, optimizers.dense)
     return Replicas(dense_parameters(model), NUM_SCALARS, config.comm)
 
 

@@ -21,7 +21,7 @@ from dlrm.comm.collectives import (
     keeping,
 )
 from dlrm.comm.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
-from dlrm.comm.config import PLAIN, TRIED_CODECS, CommConfig
+from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
 from dlrm.comm.controllers.choice import num_kept_of
 from dlrm.comm.exchange import Exchange
@@ -56,7 +56,11 @@ def build_exchange(
         ValueError: the configuration is of one of those two.
     """
     if config.exchange in PLAIN and config.exchange != "dense":
-        raise ValueError(f"comm.exchange={config.exchange} does not sum whole gradients: choose another one")
+        taken = ", ".join(name for name in EXCHANGES if name == "dense" or name not in PLAIN)
+        raise ValueError(
+            f"comm.exchange={config.exchange} does not sum whole gradients, as is needed here: choose one of "
+            f"{taken}"
+        )
     compressor = _compressor(config, dist.get_rank(group))
     make = Collectives(config.codec, compressor.is_exact, device, group)
     is_auto = config.exchange == "auto"

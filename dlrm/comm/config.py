@@ -38,8 +38,8 @@ class CommConfig:
     `hi_topk` (between nodes alone). Parameters, when gradients have changed much: `selsync`. `auto`: tries
     out the others when training has started, and stays dense where that is best."""
     compressor: str = "mstopk"
-    """Which values are chosen: the largest (`mstopk`, quick; `topk`, PyTorch's), `random` ones, or those that
-    reach a `threshold`."""
+    """Which values are chosen: the largest (`mstopk`, quick; `topk`, PyTorch's), `random` ones (which may
+    diverge with momentum, such as that of dense.optimizer=lars), or those that reach a `threshold`."""
     ratio: float = 0.01
     """Share of the values that a rank sends, with controller `fixed`; of compressor `threshold`, at most."""
     threshold: float = 0.0

@@ -12,14 +12,17 @@ gradient. Ranks need not have the same buckets. What it costs is that backward a
 """
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not in its __all__
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
@@ -28,19 +31,26 @@ from dlrm.comm.figures import ExchangeFigures
 from dlrm.comm.links import finish
 from dlrm.comm.parameters import check_alike
 from dlrm.comm.residual import LostResiduals
+from dlrm.comm.step_check import StepCheck
 
 
 def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool = True) -> "GradientHook":
     """Let an exchange sum the gradients of a DDP model; all ranks call it before the first backward pass.
 
     Where gradients are accumulated over several backward passes, all but the last belong under `no_sync`:
-    each exchange hands over everything that `.grad` holds. What is owed has the scale of the loss: let no
-    `GradScaler` change it on the way (in bf16 none is needed). Seconds that are told to planners and
-    controllers last from exchange to exchange, with whatever else training does in between.
+    each exchange hands over everything that `.grad` holds. Seconds that are told to planners and controllers
+    last from exchange to exchange, with whatever else training does in between.
+
+    What is owed has the scale of the loss, which must stay the same. The first `torch.optim.Optimizer` that
+    steps the model's parameters while something is owed raises a `RuntimeError` if a `GradScaler` lets it
+    step (in bf16 none is needed), and rank 0 logs a warning if its momentum may diverge under
+    `compressor="random"`. Not seen are losses that are scaled by hand, or by a scaler whose `step` is not
+    called, scalers that begin later, and optimizers that are no `torch.optim.Optimizer`.
 
     Args:
         model: with fp32 parameters; no other hook may be registered with it.
-        config: of the exchange.
+        config: of the exchange: any but `priority` and `selsync`, which do not sum whole gradients.
+            `two_level` and `hi_topk` save bytes between nodes; on one node they send all values.
         mean: as DDP does, divide by the number of ranks; without, who has scaled each rank's loss by its
             share of all samples gets the gradient of the joined batch, however uneven batches are.
 
@@ -48,11 +58,13 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
         The hook, whose state belongs into checkpoints.
 
     Raises:
-        ValueError: a parameter is not fp32, or ranks have different ones, or other options; all ranks raise
-            it.
+        ValueError: a parameter is not fp32, the exchange is one of those two, or ranks have different
+            parameters, or other options; all ranks raise it.
     """
     hook = GradientHook(model, config, mean)
     model.register_comm_hook(hook, _exchange_bucket)
+    watch = register_optimizer_step_pre_hook(hook.check_step)
+    weakref.finalize(model, watch.remove)
     return hook
 
 
@@ -91,6 +103,9 @@ class GradientHook:
         """What sums the gradients."""
         self._flat = self.exchange.make_room()
         self._places = dict(zip(map(id, named.values()), _slices(sizes), strict=True))
+        warns = dist.get_rank(model.process_group) == 0
+        self.check_step = StepCheck(config, self._places.keys(), self.exchange.residual, warns=warns)
+        """What looks at the optimizer."""
         self._buckets: list[_Bucket] = []
         self._num_taken = 0
         self._began_s: float | None = None

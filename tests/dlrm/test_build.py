@@ -157,6 +157,14 @@ def test_replicas_are_kept_alike_as_the_configuration_asks(override, kind, own, 
     trainer.session.close()
 
 
+def test_random_k_with_momentum_is_warned_of(inputs, monkeypatch, caplog):
+    monkeypatch.setattr(module, "open_telemetry", lambda rank, folder, **options: None)
+    options = ("comm.exchange=all_gather", "comm.compressor=random", "dense.optimizer=lars")
+    with caplog.at_level("WARNING", "dlrm"):
+        build(inputs(*options), StopSignal())
+    assert sum("may diverge" in record.message for record in caplog.records) == 1
+
+
 @contextmanager
 def built(inputs):
     trainer = build(inputs, StopSignal())

@@ -1,11 +1,18 @@
 """The hook of a DDP model of one rank; of several, see tests/system/test_comm_exchange."""
 
+import gc
+import re
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from dlrm.comm import hook as module
+from dlrm.comm.collectives import SparseAllGather
 from dlrm.comm.config import CommConfig
 from dlrm.comm.hook import register
 from tests.cpr.shards.models import bags, batch, shard
@@ -28,6 +35,50 @@ def test_a_world_of_one_has_its_own_gradients(world_of_one):
         assert all(map(torch.equal, through_ddp, gradients(plain, inputs)))
     assert hook.take_figures().steps == 3
     assert hook.load_state_dict(hook.state_dict()) is None
+
+
+def examples():
+    """The snippets that README and docstring show."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (snippet,) = [each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.hook" in each]
+    lines = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
+    return {"README": snippet, "docstring": textwrap.dedent("\n".join(lines[:2]))}
+
+
+@pytest.mark.parametrize("place", ["README", "docstring"])
+def test_the_example_runs_and_sends_a_share_on_one_node_too(world_of_one, place):
+    names = {
+        "model": nn.Linear(2, 2),
+        "DistributedDataParallel": DistributedDataParallel,
+        "CommConfig": CommConfig,
+        "register": register,
+    }
+    exec(examples()[place], names)
+    gradients(names["model"], torch.ones(1, 2))
+    assert isinstance(names["hook"].exchange.collective, SparseAllGather)
+
+
+@pytest.mark.parametrize("exchange", ["priority", "selsync"])
+def test_an_exchange_that_a_hook_cannot_take_is_refused_with_those_that_it_can(world_of_one, exchange):
+    taken = "dense, ring, tree, two_level, all_gather, star, star_tree, var, var_tree, hi_topk, auto"
+    with pytest.raises(ValueError, match=f"{exchange} does not sum whole gradients.* choose one of {taken}"):
+        register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
+
+
+def test_a_hook_looks_at_its_optimizer_and_lets_go_of_it_with_the_model(world_of_one):
+    gc.collect()  # hooks of other tests
+    before = set(_global_optimizer_pre_hooks)
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    hook = register(model, CommConfig(exchange="all_gather", ratio=0.5))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    hook.exchange.residual.is_owed = True  # a world of one sends all that it has
+    with pytest.raises(RuntimeError, match="GradScaler"):
+        scaler.step(optimizer)
+    assert len(set(_global_optimizer_pre_hooks) - before) == 1
+    del model, hook, optimizer, scaler
+    gc.collect()
+    assert set(_global_optimizer_pre_hooks) == before
 
 
 def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
