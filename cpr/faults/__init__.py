@@ -1,9 +1,10 @@
 """Failure injection: things go wrong on purpose, by rank, step, time, rate and seed. Off unless asked for.
 
 A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`, `KillWorker`, `KillAgent`,
-`LoseNode`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`). Two drivers make it happen: an
-`Injector` in each worker, and a `Killer` beside the run for what a worker cannot do to itself. Both act on
-the run's own processes only, say in a warning what they are about to do, and keep a record in JSON lines.
+`LoseNode`, `PauseNode`, `Partition`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`,
+`StorageOutage`). Two drivers make it happen: an `Injector` in each worker, and a `Killer` beside the run for
+what a worker cannot do to itself. Both act on the run's own processes only (and on links between nodes that
+the user gives them), say in a warning what they are about to do, and keep a record in JSON lines.
 
 From inside, for a training script that was not changed (the JSON is described in `cpr.faults.plan`):
 
@@ -34,15 +35,18 @@ from cpr.faults.kinds import (
     KillWorker,
     Kind,
     LoseNode,
+    Partition,
+    PauseNode,
     Raise,
     Slow,
     StorageDelay,
     StorageError,
+    StorageOutage,
 )
 from cpr.faults.plan import Plan
 from cpr.faults.schedules import AtRate, AtStep, AtTime, Event, Trace
 from cpr.faults.storages import FaultyStorage, SlowStorage, WrappedStorage
-from cpr.faults.strikes import Node
+from cpr.faults.strikes import Link, Node
 
 __all__ = [
     "AtRate",
@@ -59,14 +63,18 @@ __all__ = [
     "KillWorker",
     "Killer",
     "Kind",
+    "Link",
     "LoseNode",
     "Node",
+    "Partition",
+    "PauseNode",
     "Plan",
     "Raise",
     "Slow",
     "SlowStorage",
     "StorageDelay",
     "StorageError",
+    "StorageOutage",
     "Trace",
     "WrappedStorage",
 ]

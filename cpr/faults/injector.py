@@ -17,12 +17,14 @@ from cpr.faults.kinds import (
     Hang,
     InjectedError,
     KillWorker,
+    Kind,
     Raise,
     Slow,
     StorageDelay,
     StorageError,
+    StorageOutage,
 )
-from cpr.faults.plain import encode
+from cpr.faults.plain import decode_kind, encode
 from cpr.faults.plan import Cursor, Plan
 from cpr.faults.record import Beginning, Record
 from cpr.faults.schedules import Event
@@ -86,10 +88,16 @@ class Injector:
 
     def storage(self, inner: "Storage") -> "Storage":
         """A storage through which storage failures can happen; the same one when no plan has any."""
-        if not any(isinstance(kind, (StorageError, StorageDelay)) for kind in self._kinds):
+        if not any(isinstance(kind, StorageError | StorageDelay | StorageOutage) for kind in self._kinds):
             return inner
-        self._storages.append(FaultyStorage(inner))
-        return self._storages[-1]
+        storage = FaultyStorage(inner)
+        self._storages.append(storage)
+        assert self._record is not None
+        for event in self._record.events():  # a worker that was started during an outage is in it at once
+            kind = decode_kind(event["kind"])
+            if isinstance(kind, StorageOutage):
+                storage.out(kind, event["time"] + kind.duration_s)
+        return storage
 
     def step(self, step: int, rank: int) -> None:
         """Call once in every step, on every rank, with the same number.
@@ -109,6 +117,9 @@ class Injector:
         elapsed_s = time.time() - self._beginning.time
         for name, event in self._cursor.due(step=step, elapsed_s=elapsed_s):
             if event.step is not None and event.step < self._beginning.step:
+                continue
+            if isinstance(event.kind, StorageOutage):
+                self._begin_outage(name, event, event.kind, step, rank)
                 continue
             target = event.target_of(self._num_ranks)
             if target >= self._num_ranks and rank == 0 and self._claim(name, event, step, target):
@@ -135,6 +146,16 @@ class Injector:
         assert self._record is not None
         return self._record.claim(name, step=step, rank=rank, kind=encode(event.kind))
 
+    def _begin_outage(self, name: str, event: Event, kind: StorageOutage, step: int, rank: int) -> None:
+        """On every rank, from the moment on at which the first one came here."""
+        assert self._record is not None
+        storages = self._own_storages(kind)
+        is_first, began = self._record.claim_since(name, step=step, rank=rank, kind=encode(kind))
+        if is_first:
+            self._warn(event, "all ranks", step)
+        for storage in storages:
+            storage.out(kind, began + kind.duration_s)
+
     def _drag(self) -> None:
         """Sleep for what a slow worker would have taken longer since the last step."""
         if self._slow is None:
@@ -145,13 +166,12 @@ class Injector:
         if self._num_slow_steps >= self._slow.num_steps:
             self._slow = None
 
+    def _warn(self, event: Event, whom: str, step: int) -> None:
+        told = event.kind.told(whom)
+        logger.warning("failure injection: %s at step %d, as asked for by %s", told, step, self.plan.source)
+
     def _strike(self, event: Event, step: int, rank: int) -> None:
-        logger.warning(
-            "failure injection: %s at step %d, as asked for by %s",
-            event.kind.told(f"rank {rank}"),
-            step,
-            self.plan.source,
-        )
+        self._warn(event, f"rank {rank}", step)
         match event.kind:
             case Raise(message=message):
                 raise InjectedError(message)
@@ -178,10 +198,13 @@ class Injector:
         else:
             logger.warning("failure injection: %s", done)
 
-    def _arm(self, kind: StorageError | StorageDelay) -> None:
+    def _own_storages(self, kind: Kind) -> list[FaultyStorage]:
         if not self._storages:
             raise ValueError(f"{kind.name} needs the run's storage: pass it through Injector.storage")
-        for storage in self._storages:
+        return self._storages
+
+    def _arm(self, kind: StorageError | StorageDelay) -> None:
+        for storage in self._own_storages(kind):
             if isinstance(kind, StorageDelay):
                 storage.slow(
                     kind.operation, kind.path, delay_s=kind.delay_s, at=kind.at, lasting=kind.lasting

@@ -1,4 +1,4 @@
-"""Failures from outside: kills, stops and robs the processes of a run that somebody else started."""
+"""Failures from outside: kills, stops, robs and cuts off processes of a run that somebody else started."""
 
 import json
 import logging
@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from cpr.faults.damage import check_wipeable, damage_newest_save
-from cpr.faults.kinds import DamageFile, Hang, KillAgent, KillWorker, Kind, LoseNode
+from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
 from cpr.faults.plain import encode
 from cpr.faults.plan import Cursor, Plan
 from cpr.faults.schedules import Event
-from cpr.faults.strikes import Node, find_victims, strike, watch
+from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch
 from cpr.processes import Process
 
 POLL_S: Final = 0.05
@@ -53,7 +53,8 @@ class Killer:
 
     It only ever signals processes of this user below the pids given, and looks at pid and start time before
     each signal. A failure whose victim is not there at its time, as while workers are being restarted, waits
-    for it. What it stops by SIGSTOP goes on when its time is over, and at `stop` in any case.
+    for it. What it stops by SIGSTOP goes on, and a link that it cuts is healed, when the time is over, and at
+    `stop` in any case; what is held by two failures goes on after the longer one.
 
     Args:
         plan: kinds and schedules that can be done from outside.
@@ -84,8 +85,8 @@ class Killer:
         for schedule in self.plan.schedules:
             for kind in schedule.kinds_used:
                 self._check_given(kind)
-        self._standing: list[tuple[float, Process]] = []
-        """What stands still, and when it is to go on."""
+        self._held: list[tuple[float, Process | Link]] = []
+        """What stands still or is cut, and when it is to go on."""
         self._ending = threading.Event()
         self._acting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -99,7 +100,7 @@ class Killer:
         self._thread.start()
 
     def stop(self) -> list[Deed]:
-        """End it, and let everything that stands still go on.
+        """End it, let everything that stands still go on, and heal all links.
 
         Returns:
             All that was done.
@@ -128,7 +129,7 @@ class Killer:
         self._nodes[index] = watch(node)
 
     def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
-        """Make one failure happen now. What it makes hang goes on in time only after `start`, else at `stop`.
+        """Make one failure happen now. What it holds up goes on in time only after `start`, else at `stop`.
 
         Raises:
             ValueError: it cannot be done from outside, or needs a folder that was not given.
@@ -146,7 +147,10 @@ class Killer:
     def _run(self) -> None:
         cursor = Cursor(self.plan)
         while not self._ending.wait(POLL_S):
-            self._resume(until=time.monotonic())
+            try:
+                self._resume(until=time.monotonic())
+            except OSError as error:  # tried again at once
+                logger.warning("failure injection: a link could not be healed: %s", error)
             for _name, event in cursor.due(elapsed_s=self._elapsed_s):
                 if self._ending.is_set():
                     return
@@ -158,6 +162,8 @@ class Killer:
     def _check_given(self, kind: Kind) -> None:
         if isinstance(kind, DamageFile) and self._checkpoint is None:
             raise ValueError(f"{kind.name} needs to know the checkpoint directory: give checkpoint")
+        if isinstance(kind, Partition) and any(node.link is None for node in self._nodes):
+            raise ValueError(f"{kind.name} cuts nodes off: say how, with a link for each node")
         if not isinstance(kind, LoseNode) and kind != KillWorker(wipe=True):
             return
         for number, node in enumerate(self._nodes):
@@ -182,10 +188,11 @@ class Killer:
                 self._warn(event, f"node {victims.number} (process {worker.agent.pid})")
             else:
                 self._warn(event, f"rank {victims.number} (process {worker.process.pid})")
-            assert isinstance(event.kind, Hang | KillWorker | KillAgent | LoseNode)
-            if isinstance(event.kind, Hang):
-                self._standing.append((time.monotonic() + event.kind.duration_s, worker.process))
+            assert isinstance(event.kind, Strike)
             done = strike(victims, event.kind)
+            if isinstance(event.kind, Hang | PauseNode | Partition):
+                until = time.monotonic() + event.kind.duration_s
+                self._held += [(until, each) for each in done.held]
             return self._note(event, victims.number, done.pids, done.note)
 
     def _damage(self, event: Event, kind: DamageFile) -> Deed:
@@ -219,7 +226,15 @@ class Killer:
         return deed
 
     def _resume(self, until: float) -> None:
-        for moment, process in list(self._standing):
-            if moment <= until:
-                process.send(SIGCONT)
-                self._standing.remove((moment, process))
+        for entry in [each for each in self._held if each[0] <= until]:
+            held = entry[1]
+            if all(other is entry or other[1] != held for other in self._held):
+                _release(held)
+            self._held.remove(entry)
+
+
+def _release(held: Process | Link) -> None:
+    if isinstance(held, Process):
+        held.send(SIGCONT)
+    else:
+        held.heal()

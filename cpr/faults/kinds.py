@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, get_args
 
 Damage = Literal["any", "flip", "truncate", "remove"]
+Outage = Literal["fail", "hang"]
 KILL: Final = "KILL"
 
 
@@ -28,6 +29,8 @@ class Kind:
     """Whether a `Killer` beside the run can do it."""
     of_node: ClassVar[bool] = False
     """Whether its target is a node, counted from 0, and not a rank."""
+    of_run: ClassVar[bool] = False
+    """Whether it strikes all ranks alike: a target is not heeded."""
 
     def told(self, whom: str) -> str:
         """For the log, as in "kill -9 of rank 1".
@@ -89,6 +92,40 @@ class LoseNode(Kind):
     def told(self, whom: str) -> str:
         """See `Kind.told`."""
         return f"loss of {whom}: kill -9 of its agent and workers, resident memory wiped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PauseNode(Kind):
+    """All processes of a node stand still (SIGSTOP), and later go on as if nothing had happened."""
+
+    name = "pause_node"
+    outside = of_node = True
+    duration_s: float = 60.0
+    """Longer than the timeout of collectives, the others go on without the node, and it returns to them."""
+
+    def __post_init__(self) -> None:
+        _check_positive("duration_s", self.duration_s)
+
+    def told(self, whom: str) -> str:
+        """See `Kind.told`."""
+        return f"a pause of {self.duration_s:g} s of all processes of {whom}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition(Kind):
+    """A node is cut off from the network and later connected again; its processes run all the while."""
+
+    name = "partition"
+    outside = of_node = True
+    duration_s: float = 30.0
+    """Until the link is healed."""
+
+    def __post_init__(self) -> None:
+        _check_positive("duration_s", self.duration_s)
+
+    def told(self, whom: str) -> str:
+        """See `Kind.told`."""
+        return f"a partition of {self.duration_s:g} s between {whom} and all others"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +252,42 @@ class StorageDelay(Kind):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StorageOutage(Kind):
+    """The checkpoint storage of all workers is out, also of workers that are started before it is back.
+
+    The clock of all machines must be about the same.
+    """
+
+    name = "storage_outage"
+    inside = of_run = True
+    duration_s: float = 60.0
+    """From the moment at which the first rank reaches it."""
+    how: Outage = "fail"
+    """Operations fail, or they stand still until it is over."""
+    reads: bool = True
+    """Whether reading is affected, too, or only what changes the storage."""
+    error: str = "EIO"
+    """Name of the error (`errno`) if operations fail."""
+
+    def __post_init__(self) -> None:
+        _check_positive("duration_s", self.duration_s)
+        if self.how not in get_args(Outage):
+            raise ValueError(f"how is {self.how!r}; choose one of {', '.join(get_args(Outage))}")
+        if not hasattr(errno, self.error):
+            raise ValueError(f"error is {self.error!r}; give a name of errno such as EIO")
+
+    def told(self, whom: str) -> str:
+        """See `Kind.told`."""
+        how = f"fail with {self.error}" if self.how == "fail" else "stand still"
+        what = "all operations" if self.reads else "all writes and deletions"
+        return f"an outage of {self.duration_s:g} s, in which {what} {how}, of the storage of {whom}"
+
+
 OPERATIONS: Final = ("create", "write", "commit", "committed", "read", "size", "list", "delete")
 """Of a storage. `commit` is between a file's last byte and its appearance, `committed` right after that."""
+READING: Final = frozenset({"read", "size", "list"})
+"""Operations that change nothing."""
 
 KINDS: Final[dict[str, type[Kind]]] = {
     kind.name: kind
@@ -225,11 +296,14 @@ KINDS: Final[dict[str, type[Kind]]] = {
         KillWorker,
         KillAgent,
         LoseNode,
+        PauseNode,
+        Partition,
         Hang,
         Slow,
         DamageFile,
         StorageError,
         StorageDelay,
+        StorageOutage,
     )
 }
 

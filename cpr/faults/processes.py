@@ -83,6 +83,16 @@ def find_workers(root: Process) -> list[Worker]:
     return sorted(found, key=lambda worker: worker.rank)
 
 
+def find_all(root: Process) -> list[Process]:
+    """A process and all of this user's below it, those that it adopted included."""
+    children, found, todo = _children(), [root], [root.pid]
+    while todo:
+        below = [pid for pid in children.get(todo.pop(), ()) if _is_own(pid)]
+        found += [process for pid in below if (process := Process.find(pid))]
+        todo += below
+    return found
+
+
 def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterator[Worker]:
     process = Process.find(pid)
     if process is None or not _is_own(pid):

@@ -50,11 +50,22 @@ class Record:
 
     def claim(self, event_name: str, **facts: Any) -> bool:
         """Note that an event happens now; False if it has happened before."""
+        return self.claim_since(event_name, **facts)[0]
+
+    def claim_since(self, event_name: str, **facts: Any) -> tuple[bool, float]:
+        """As `claim`, and when the event happened, in seconds since the epoch."""
         with self._locked() as file:
-            if any(line.get("event") == event_name for line in _lines(file)):
-                return False
-            _append(file, {"event": event_name, "time": time.time(), "pid": os.getpid(), **facts})
-            return True
+            for line in _lines(file):
+                if line.get("event") == event_name:
+                    return False, line["time"]
+            now = time.time()
+            _append(file, {"event": event_name, "time": now, "pid": os.getpid(), **facts})
+            return True, now
+
+    def events(self) -> list[dict[str, Any]]:
+        """All that have happened, as `claim` noted them."""
+        with self._locked() as file:
+            return [line for line in _lines(file) if "event" in line]
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

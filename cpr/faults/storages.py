@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cpr.checkpoint.causes import explained
-from cpr.faults.kinds import OPERATIONS
+from cpr.faults.kinds import OPERATIONS, READING, StorageOutage
 
 if TYPE_CHECKING:  # pyarrow is not needed to do without failures
     from cpr.checkpoint.storage import Sink, Storage
@@ -50,8 +50,32 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self.delay_s)
         if self.number:
-            with explained("reading" if operation in {"read", "size"} else "writing", path):
-                raise OSError(self.number, os.strerror(self.number))
+            _fail(self.number, operation, path)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """All operations fail, or stand still, until it is over."""
+
+    kind: StorageOutage
+    until: float
+    """Seconds since the epoch."""
+
+    def meet(self, operation: str, path: str) -> None:
+        """Fail or wait, unless it is over or spares this operation."""
+        left_s = self.until - time.time()
+        if left_s <= 0 or (operation in READING and not self.kind.reads):
+            return
+        if self.kind.how == "hang":
+            time.sleep(left_s)
+        else:
+            _fail(getattr(errno, self.kind.error), operation, path)
+
+
+def _fail(number: int, operation: str, path: str) -> NoReturn:
+    """As a real storage does: CheckpointError, naming the file."""
+    with explained("reading" if operation in {"read", "size"} else "writing", path):
+        raise OSError(number, os.strerror(number))
 
 
 class WrappedStorage:
@@ -113,6 +137,11 @@ class FaultyStorage(WrappedStorage):
     def __init__(self, inner: "Storage") -> None:
         super().__init__(inner)
         self.faults: list[Fault] = []
+        self.outages: list[Outage] = []
+
+    def out(self, kind: StorageOutage, until: float) -> None:
+        """Be out until this moment, in seconds since the epoch."""
+        self.outages.append(Outage(kind, until))
 
     def fail(
         self,
@@ -138,11 +167,14 @@ class FaultyStorage(WrappedStorage):
         return self._add(operation, path, at, delay_s=delay_s, lasting=lasting)
 
     def heal(self) -> None:
-        """No more faults."""
+        """No more faults and outages."""
         self.faults.clear()
+        self.outages.clear()
 
     def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
         """See `WrappedStorage.meet`."""
+        for outage in list(self.outages):
+            outage.meet(operation, path)
         for fault in list(self.faults):
             fault.meet(operation, path, num_bytes)
 

@@ -6,16 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from signal import SIGKILL, SIGSTOP, Signals
-from typing import Final
+from typing import Final, Protocol
 
 from cpr.faults.damage import folders_inside, wipe
-from cpr.faults.kinds import Hang, KillAgent, KillWorker, LoseNode
-from cpr.faults.processes import Worker, find_workers, mapped_files, victim, wait_gone
+from cpr.faults.kinds import Hang, KillAgent, KillWorker, LoseNode, Partition, PauseNode
+from cpr.faults.processes import Worker, find_all, find_workers, mapped_files, victim, wait_gone
 from cpr.faults.schedules import Event
 from cpr.processes import Process
 
+Strike = Hang | KillWorker | KillAgent | LoseNode | PauseNode | Partition
 GONE_S: Final = 30.0
 """How long a process that was killed may take to be gone, its memory given back."""
+
+
+class Link(Protocol):
+    """What connects a node to all others; both methods may be called at any time, also twice."""
+
+    def cut(self) -> None:
+        """Nothing passes any more.
+
+        Raises:
+            OSError: that did not work.
+        """
+
+    def heal(self) -> None:
+        """All passes again.
+
+        Raises:
+            OSError: that did not work.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +46,8 @@ class Node:
     memory: Path | None = None
     """Where resident memory is (CPR_RESIDENT_ROOT), for kinds that wipe it; `LoseNode` wipes all in this
     folder, so there it must be the node's own."""
+    link: Link | None = None
+    """How the node is cut off, for `Partition`."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,7 @@ class Watched:
 
     root: Process
     memory: Path | None
+    link: Link | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,8 @@ class Done:
 
     pids: tuple[int, ...]
     note: str
+    held: tuple[Process | Link, ...] = ()
+    """What stands still or is cut, until it is to go on."""
 
 
 def watch(node: Node | int) -> Watched:
@@ -62,7 +86,7 @@ def watch(node: Node | int) -> Watched:
         ValueError: it is not one of a run of this user.
     """
     node = Node(pid=node) if isinstance(node, int) else node
-    return Watched(victim(node.pid), node.memory)
+    return Watched(victim(node.pid), node.memory, node.link)
 
 
 def find_victims(event: Event, nodes: Sequence[Watched]) -> Victims | None:
@@ -81,13 +105,23 @@ def find_victims(event: Event, nodes: Sequence[Watched]) -> Victims | None:
     return Victims(node, worker.rank, [worker])
 
 
-def strike(victims: Victims, kind: Hang | KillWorker | KillAgent | LoseNode) -> Done:
-    """Do it, and see it done."""
+def strike(victims: Victims, kind: Strike) -> Done:
+    """Do it, and see it done.
+
+    Raises:
+        OSError: it did not work.
+    """
     if isinstance(kind, KillAgent | LoseNode):
-        return _strike_node(victims, kind)
+        return _kill_node(victims, kind)
+    if isinstance(kind, PauseNode):
+        return _pause_node(victims)
+    if isinstance(kind, Partition):
+        assert victims.node.link is not None
+        victims.node.link.cut()
+        return Done((), "", (victims.node.link,))
     process = victims.workers[0].process
     if isinstance(kind, Hang):
-        return Done(_send(SIGSTOP, [process]), "")
+        return Done(_send(SIGSTOP, [process]), "", (process,))
     folders = []
     if kind.wipe:
         assert victims.node.memory is not None
@@ -99,7 +133,16 @@ def strike(victims: Victims, kind: Hang | KillWorker | KillAgent | LoseNode) -> 
     return Done(pids, note + (_wiped(folders) if kind.wipe else ""))
 
 
-def _strike_node(victims: Victims, kind: KillAgent | LoseNode) -> Done:
+def _pause_node(victims: Victims) -> Done:
+    """From the top on, so that what starts others stands still first."""
+    stopped: list[Process] = []
+    while new := [each for each in find_all(victims.node.root) if each not in stopped]:
+        _send(SIGSTOP, new)
+        stopped += new
+    return Done(tuple(each.pid for each in stopped), "", tuple(stopped))
+
+
+def _kill_node(victims: Victims, kind: KillAgent | LoseNode) -> Done:
     agent = victims.workers[0].agent
     # An agent that stands still starts no workers between the look for them and the end.
     _send(SIGSTOP, [agent])

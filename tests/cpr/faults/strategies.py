@@ -5,7 +5,7 @@ import errno
 
 from hypothesis import strategies as st
 
-from cpr.faults import AtRate, AtStep, AtTime, Event, Plan, Trace
+from cpr.faults import AtRate, AtStep, AtTime, Event, Plan, StorageOutage, Trace
 from cpr.faults.kinds import KILL, KINDS, OPERATIONS, Kind
 
 SEEDS = st.integers(0, 2**40)
@@ -27,12 +27,20 @@ _FIELDS = {
     "how": st.sampled_from(["any", "flip", "truncate", "remove"]),
     "operation": st.sampled_from(OPERATIONS),
     "path": st.text(max_size=20),
+    "reads": st.booleans(),
     "error": st.sampled_from([KILL, *errno.errorcode.values()]),
+}
+_OWN_FIELDS = {
+    StorageOutage: {
+        "how": st.sampled_from(["fail", "hang"]),
+        "error": st.sampled_from(list(errno.errorcode.values())),
+    }
 }
 
 
 def _of(kind: type[Kind]) -> st.SearchStrategy[Kind]:
-    return st.builds(kind, **{field.name: _FIELDS[field.name] for field in dataclasses.fields(kind)})
+    fields = {**_FIELDS, **_OWN_FIELDS.get(kind, {})}
+    return st.builds(kind, **{field.name: fields[field.name] for field in dataclasses.fields(kind)})
 
 
 kinds = st.one_of([_of(kind) for kind in KINDS.values()])

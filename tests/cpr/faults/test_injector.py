@@ -30,6 +30,7 @@ from cpr.faults import (
     Slow,
     StorageDelay,
     StorageError,
+    StorageOutage,
     Trace,
 )
 from cpr.faults.processes import victim
@@ -221,10 +222,44 @@ def test_storage_fails_and_is_slow_from_the_step_on(tmp_path, monkeypatch):
         assert slept == expected
 
 
+def test_a_storage_outage_strikes_all_ranks_and_those_that_are_restarted_in_it(tmp_path, monkeypatch, caplog):
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    plan = Plan(schedules=(AtStep(step=2, kind=StorageOutage(duration_s=30.0)),))
+
+    def worker():
+        injector = Injector(plan, folder=tmp_path, num_ranks=2)
+        return injector, injector.storage(LocalStorage(tmp_path / "checkpoint"))
+
+    def is_out(storage):
+        try:
+            write(storage)
+        except CheckpointError:
+            return True
+        return False
+
+    workers = [worker(), worker()]
+    for rank, (injector, storage) in enumerate(workers):
+        injector.step(0, rank)
+        assert not is_out(storage)
+        injector.step(2, rank)
+        assert is_out(storage)
+        now += 5.0
+    (told,) = [text for text in caplog.messages if "an outage of 30 s" in text]
+    assert "in which all operations fail with EIO, of the storage of all ranks at step 2" in told
+    restarted, storage = worker()
+    assert is_out(storage)  # while it is being restored, before it has come to any step
+    now = 1030.0  # counted from when the first rank came to it
+    assert not any(is_out(storage) for storage in (storage, *(each for _, each in workers)))
+    restarted.step(2, 0)
+    assert not is_out(storage)  # it happens once
+
+
 def test_storage_failures_without_the_storage_are_a_mistake_that_is_said(tmp_path):
-    injector = Injector(at(2, StorageError()), folder=tmp_path, num_ranks=1)
-    with pytest.raises(ValueError, match=r"pass it through Injector\.storage"):
-        injector.step(2, 0)
+    for kind in (StorageError(), StorageOutage()):
+        injector = Injector(at(2, kind), folder=tmp_path, num_ranks=1)
+        with pytest.raises(ValueError, match=r"pass it through Injector\.storage"):
+            injector.step(2, 0)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from cpr.faults import (
     KillWorker,
     LoseNode,
     Node,
+    Partition,
+    PauseNode,
     Plan,
     Raise,
     Trace,
 )
-from cpr.faults.processes import find_workers, mapped_files, victim
+from cpr.faults.processes import find_all, find_workers, mapped_files, victim
 from cpr.faults.schedules import Event
 from tests.cpr.faults.processes import python, state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
@@ -143,6 +145,53 @@ def test_whatever_hangs_goes_on_when_the_killer_stops(run):
     wait_for(lambda: state_of(worker) == "S")
 
 
+def test_a_paused_node_stands_still_with_all_its_processes_and_goes_on(run):
+    nodes = [run.agent(0, 1), run.agent(2, 3, wrapped=True)]
+    processes = find_all(victim(nodes[1]))
+    assert len(processes) == 4
+    plan = Plan(schedules=(AtTime(time_s=0.0, kind=PauseNode(duration_s=3.0), target=1),))
+    with Killer(plan, nodes=nodes) as killer:
+        wait_for(lambda: [state_of(each) for each in processes] == ["T"] * 4)
+        assert "T" not in [state_of(each) for each in find_all(victim(nodes[0]))]
+        wait_for(lambda: [state_of(each) for each in processes] == ["S"] * 4)
+    assert set(killer.deeds[0].pids) == {each.pid for each in processes}
+
+
+def test_what_two_failures_hold_goes_on_after_the_longer_one(run):
+    pid = run.agent(0)
+    agent, worker = victim(pid), workers_of(pid)[0]
+    kinds = (PauseNode(duration_s=1000.0), Hang(duration_s=0.2))
+    events = tuple(Event(time_s=0.0, kind=kind, target=0) for kind in kinds)
+    with Killer(Plan(schedules=(Trace(events=events),)), nodes=[pid]) as killer:
+        wait_for(lambda: len(killer.deeds) == 2)
+        wait_for(lambda: len(killer._held) == 2)  # the hang is over
+        assert [state_of(agent), state_of(worker)] == ["T", "T"]
+    wait_for(lambda: state_of(worker) == "S")
+
+
+class RecordingLink:
+    def __init__(self):
+        self.calls = []
+
+    def cut(self):
+        self.calls.append("cut")
+
+    def heal(self):
+        self.calls.append("heal")
+
+
+def test_a_partition_is_cut_and_healed_in_time_or_at_the_end(run):
+    links = [RecordingLink(), RecordingLink()]
+    nodes = [Node(pid=run.agent(rank), link=link) for rank, link in enumerate(links)]
+    plan = Plan(schedules=(AtTime(time_s=0.0, kind=Partition(duration_s=0.2), target=1),))
+    with Killer(plan, nodes=nodes) as killer:
+        wait_for(lambda: links[1].calls == ["cut", "heal"])
+        deed = killer.fire(Partition(duration_s=1000.0), target=0)
+        assert (deed.target, deed.pids, links[0].calls) == (0, (), ["cut"])
+    assert links[0].calls == ["cut", "heal"]
+    assert all(workers_of(node.pid) for node in nodes)
+
+
 def test_a_file_is_damaged(tmp_path, run):
     folder = make_checkpoint(tmp_path / "checkpoint")
     before = contents(folder)
@@ -208,6 +257,7 @@ def test_what_it_cannot_do_is_refused_before_it_begins(run, tmp_path):
         (LoseNode(), "say where node 0 has it"),
         (KillWorker(wipe=True), "say where node 0 has it"),
         (DamageFile(), "give checkpoint"),
+        (Partition(), "a link for each node"),
     ):
         with pytest.raises(ValueError, match=message):
             Killer(Plan(schedules=(AtTime(time_s=1, kind=kind),)), nodes=[pid])

@@ -5,7 +5,21 @@ import json
 import pytest
 from hypothesis import given
 
-from cpr.faults import AtRate, AtStep, AtTime, Hang, KillAgent, KillWorker, Plan, Raise, StorageError, plan
+from cpr.faults import (
+    AtRate,
+    AtStep,
+    AtTime,
+    Hang,
+    KillAgent,
+    KillWorker,
+    Partition,
+    PauseNode,
+    Plan,
+    Raise,
+    StorageError,
+    StorageOutage,
+    plan,
+)
 from tests.cpr.faults.strategies import plans
 
 
@@ -73,6 +87,22 @@ def test_plans_that_differ_have_other_digests():
             {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_error", "operation": "sync"}},
             "choose one of create, ",
         ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_outage", "how": "slowly"}},
+            "choose one of fail, hang",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_outage", "error": "KILL"}},
+            "give a name of errno",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "partition", "duration_s": 0}},
+            "duration_s is 0.0; it must be a positive number",
+        ),
+        (
+            {"schedule": "at_step", "step": 3, "kind": {"kind": "pause_node", "duration_s": -1}},
+            "it must be a positive number",
+        ),
         ({"schedule": "at_rate", "seed": 1, "mean_s": 3, "kinds": "raise"}, "it must be a list"),
         ({"schedule": "trace", "events": [3]}, r"events\[0\] is 3; it must be an object"),
     ],
@@ -120,11 +150,12 @@ def test_nobody_asked_nothing_happens(monkeypatch):
 
 
 def test_each_driver_refuses_what_it_cannot_do():
-    for kind in (Raise(), StorageError()):
+    for kind in (Raise(), StorageError(), StorageOutage()):
         with pytest.raises(ValueError, match="only be done by the workers themselves"):
             Plan(schedules=(AtTime(time_s=1, kind=kind),)).check(inside=False)
-    with pytest.raises(ValueError, match="only be done by a Killer"):
-        Plan(schedules=(AtTime(time_s=1, kind=KillAgent()),)).check(inside=True)
+    for kind in (KillAgent(), PauseNode(), Partition()):
+        with pytest.raises(ValueError, match="only be done by a Killer"):
+            Plan(schedules=(AtTime(time_s=1, kind=kind),)).check(inside=True)
     with pytest.raises(ValueError, match="cannot be seen from outside"):
         Plan(schedules=(AtStep(step=1, kind=KillWorker()),)).check(inside=False)
     both = Plan(schedules=(AtTime(time_s=1, kind=KillWorker()), AtTime(time_s=1, kind=Hang())))

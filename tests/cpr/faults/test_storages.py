@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.storage import read_file
 from cpr.errors import CheckpointError, CorruptFileError
-from cpr.faults import FaultyStorage, SlowStorage
+from cpr.faults import FaultyStorage, SlowStorage, StorageOutage
 from cpr.faults.storages import Fault
 
 
@@ -109,3 +109,40 @@ def test_a_closed_gate_holds_operations_up(tmp_path, monkeypatch):
     storage.gate.clear()
     with pytest.raises(TimeoutError, match="gate"):
         storage.size("file")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_in_an_outage_all_operations_fail_until_it_is_over(tmp_path, monkeypatch, reads):
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    storage = FaultyStorage(LocalStorage(tmp_path))
+    write(storage, "there")
+    storage.out(StorageOutage(reads=reads, error="ETIMEDOUT"), until=1060.0)
+    changes = [lambda: write(storage), lambda: storage.delete("there")]
+    looks = [lambda: read_file(storage, "there"), lambda: list(storage.list())]
+    for act in changes + looks * reads:
+        with pytest.raises(CheckpointError, match="timed out"):
+            act()
+    for act in looks * (not reads):
+        act()
+    now = 1060.0
+    for act in looks + changes:
+        act()
+
+
+def test_an_outage_in_which_operations_stand_still_lets_them_go_on_at_its_end(tmp_path, monkeypatch):
+    now = 1000.0
+    slept = []
+
+    def sleep(seconds):
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    storage = FaultyStorage(LocalStorage(tmp_path))
+    storage.out(StorageOutage(how="hang"), until=1030.0)
+    write(storage)
+    assert slept == [30.0]
+    assert read_file(storage, "file") == b"content"
