@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -30,7 +31,7 @@ BURST_S: Final = 100e-6
 """On fast links what passes at once is this long, since a timer has to let it through."""
 
 
-class NoNetworkError(RuntimeError):
+class NoNetworkError(OSError):
     """This machine or user cannot have links of their own; the message says what is missing."""
 
 
@@ -51,6 +52,8 @@ def check_possible() -> None:
 
 class Network:
     """Workers in nodes that each have a link to all others, of any speed until it is limited.
+
+    Links can be cut, too (`link`).
 
     Args:
         num_workers: how many.
@@ -82,8 +85,12 @@ class Network:
 
     def close(self) -> None:
         """Remove all of it."""
-        for name in sorted({self._hub, *self._names} & set(_namespaces())):
+        for name in self.left():
             _run("ip", "netns", "del", name)
+
+    def left(self) -> list[str]:
+        """Its namespaces that are there; none after its end."""
+        return sorted({self._hub, *self._names} & set(_namespaces()))
 
     def command(self, worker: int) -> list[str]:
         """What comes before a command line that is to run as that worker."""
@@ -102,6 +109,14 @@ class Network:
             "LOCAL_WORLD_SIZE": str(self._per_node),
             "GLOO_SOCKET_IFNAME": LINK,
         }
+
+    def address(self, worker: int) -> str:
+        """By which all others reach that worker."""
+        return _address(worker // self._per_node)
+
+    def link(self, worker: int) -> "CableToHub":
+        """What connects that worker's node to all others."""
+        return CableToHub(self._hub, _port(worker // self._per_node))
 
     def limit(self, gbit_per_s: float | None) -> None:
         """All links have this speed from now on, each way; None: as fast as this machine can."""
@@ -140,6 +155,33 @@ class Network:
             self._use_plain_tcp(name)
             for device in ("lo", LINK):
                 _run("ip", "-n", name, "link", "set", device, "up")
+
+
+@dataclass(frozen=True)
+class CableToHub:
+    """A node's link, to cut and heal (see `cpr.faults.Link`).
+
+    While it is cut, both ends stay up, and what is sent is lost without a word, as by a broken switch.
+    """
+
+    hub: str
+    port: str
+
+    def cut(self) -> None:
+        """Nothing passes any more.
+
+        Raises:
+            NoNetworkError: the network is no longer there.
+        """
+        _run("ip", "-n", self.hub, "link", "set", self.port, "nomaster")
+
+    def heal(self) -> None:
+        """All passes again.
+
+        Raises:
+            NoNetworkError: the network is no longer there.
+        """
+        _run("ip", "-n", self.hub, "link", "set", self.port, "master", "hub")
 
 
 def sent_bytes() -> int:

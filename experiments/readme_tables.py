@@ -270,12 +270,13 @@ FAILURES: Final[Sequence[Row]] = [
         experiment="recovery_soak",
         what=(
             "{soak_minutes:.0f} minutes of training on two nodes with {soak_failures:.0f} failures of all "
-            "kinds (workers, agents, a whole node, memory, hangs, damaged files, full disks), over the same "
-            "run undisturbed"
+            "kinds (workers, agents, a whole node, memory, hangs, damaged files, full disks; "
+            "{soak_partitions:.0f} partitions, {soak_pauses:.0f} pauses of a node, {soak_outages:.0f} "
+            "outages of storage), over the same run undisturbed"
         ),
         result=(
-            "AUC **{soak_auc_delta:+.1e}** at a PLS of **{soak_pls:.4f}**; processes, files and memory left "
-            "behind: {soak_leftovers:.0f}"
+            "AUC **{soak_auc_delta:+.1e}** at a PLS of **{soak_pls:.4f}**; rows that were not what they had "
+            "to be: {soak_rows_wrong:.0f}; processes, files and memory left behind: {soak_leftovers:.0f}"
         ),
     ),
 ]

@@ -1,17 +1,19 @@
 """Whole runs of the trainer on two nodes of this machine, as `experiments.recovery_soak` disturbs them.
 
-A node is a `cpr run` with the torchrun and the workers below it, and a folder of its own for resident memory.
+A node is a `cpr run` with the torchrun and the workers below it, a folder of its own for resident memory, and
+if there is a `Network`, a network namespace of its own with a link that can be cut.
 """
 
 import json
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -20,12 +22,17 @@ import psutil
 
 from cpr.faults import Node
 from experiments.launch import worker_environment
+from experiments.network import LINK, Network
 
 NODES: Final = 2
 MEMORY: Final = Path("/dev/shm")
 SETTLE_S: Final = 3.0
 """How long what watches for a launcher's end may take to see it and clear up."""
 POLL_S: Final = 0.5
+PORT: Final = 29400
+"""Of the rendezvous, in the namespace of the first node."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,9 @@ class Leftovers:
 
     processes: int
     memory_files: int
+    """And folders, in shared memory."""
     temporary_files: int
-
-    @property
-    def total(self) -> int:
-        """All together."""
-        return self.processes + self.memory_files + self.temporary_files
+    """And folders of `cpr run`."""
 
 
 class NodesRun:
@@ -49,16 +53,25 @@ class NodesRun:
         folder: for the run's folders, its log and its temporary files; new.
         arguments: of `dlrm.train`.
         workers_per_node: on each.
-        faults: plan for the workers themselves (CPR_FAULTS); None: none.
+        module: what the workers run, `dlrm.train` or the like.
+        environment: more of it, for the workers.
+        network: where the nodes are; None: all on this machine's own.
     """
 
     def __init__(
-        self, folder: Path, arguments: Sequence[str], workers_per_node: int, faults: Path | None = None
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        workers_per_node: int,
+        *,
+        module: str = "dlrm.train",
+        environment: Mapping[str, str] | None = None,
+        network: Network | None = None,
     ) -> None:
         self.folder = folder.absolute()
         self._arguments = list(arguments)
         self._workers_per_node = workers_per_node
-        self._faults = faults
+        self._module, self._environment, self._network = module, dict(environment or {}), network
         self._launches: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
         self._memory = [MEMORY / f"{self.folder.name}-{os.getpid()}-{number}" for number in range(NODES)]
@@ -66,10 +79,10 @@ class NodesRun:
     def __enter__(self) -> "NodesRun":
         (self.folder / "temporary").mkdir(parents=True)
         log = self._stack.enter_context((self.folder / "log.txt").open("w"))
-        endpoint = f"localhost:{_free_port()}"
-        for memory in self._memory:
+        endpoint = f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{_free_port()}"
+        for node, memory in enumerate(self._memory):
             memory.mkdir(mode=0o700)
-            self._launches.append(self._launch(memory, endpoint, log))
+            self._launches.append(self._launch(node, endpoint, log))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,8 +97,11 @@ class NodesRun:
     @property
     def nodes(self) -> list[Node]:
         """For a `Killer`."""
-        pairs = zip(self._launches, self._memory, strict=True)
-        return [Node(pid=launch.pid, memory=memory) for launch, memory in pairs]
+        links = [self._network.link(node) if self._network else None for node in range(NODES)]
+        return [
+            Node(pid=launch.pid, memory=memory, link=link)
+            for launch, memory, link in zip(self._launches, self._memory, links, strict=True)
+        ]
 
     @property
     def run_folder(self) -> Path:
@@ -127,25 +143,41 @@ class NodesRun:
         time.sleep(SETTLE_S)
         marks = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
         processes = [pid for pid in psutil.pids() if marks & _environment_of(pid)]
-        files = [path for memory in self._memory for path in memory.rglob("*") if path.is_file()]
+        memory_files = [
+            path
+            for memory in self._memory
+            for path in memory.rglob("*")
+            if path.is_file() or path.parent != memory  # the user's folder stays
+        ]
         temporary = [
             path
             for path in (*(self.folder / "temporary").rglob("*"), *self.run_folder.rglob("*.tmp*"))
-            if path.is_file()
+            if path.is_file() or path.name.startswith("cpr-")
         ]
-        return Leftovers(len(processes), len(files), len(temporary))
+        for path in (*memory_files, *temporary):
+            logger.warning("left behind: %s", path)
+        for pid in processes:
+            logger.warning("left behind: process %d (%s)", pid, _command_of(pid))
+        return Leftovers(len(processes), len(memory_files), len(temporary))
 
-    def _launch(self, memory: Path, endpoint: str, log: IO[str]) -> "subprocess.Popen[bytes]":
+    def _launch(self, node: int, endpoint: str, log: IO[str]) -> "subprocess.Popen[bytes]":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES)]
         torchrun += ["--nproc-per-node", str(self._workers_per_node), "--max-restarts", "1000"]
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", self.folder.name]
-        command = [sys.executable, "-m", "cpr.cli", "run", "--restarts", "1000", "--", *torchrun]
-        command += ["-m", "dlrm.train", *self._arguments, f"train.run_folder={self.folder / 'runs'}"]
+        prefix: list[str] = []
+        if self._network:
+            prefix = self._network.command(node)
+            # torchrun does not find out by itself which address is its own: the namespaces share a hostname
+            torchrun += ["--local-addr", self._network.address(node), "--rdzv-conf"]
+            torchrun += [f"is_host={node == 0},keep_alive_interval=1,keep_alive_max_attempt=5"]
+        command = [*prefix, sys.executable, "-m", "cpr.cli", "run", "--restarts", "1000", "--", *torchrun]
+        command += ["-m", self._module, *self._arguments, f"train.run_folder={self.folder / 'runs'}"]
         environment = {
             **worker_environment(threads=1),
-            "CPR_RESIDENT_ROOT": str(memory),
+            "CPR_RESIDENT_ROOT": str(self._memory[node]),
             "TMPDIR": str(self.folder / "temporary"),
-            **({"CPR_FAULTS": str(self._faults.absolute())} if self._faults else {}),
+            **({"GLOO_SOCKET_IFNAME": LINK} if self._network else {}),
+            **self._environment,
         }
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -160,6 +192,12 @@ def _free_port() -> int:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "it has ended meanwhile"
 
 
 def _environment_of(pid: int) -> set[bytes]:

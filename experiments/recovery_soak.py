@@ -3,30 +3,45 @@
 The `tiny` recipe on two nodes of this machine, two workers each, every node a `cpr run` with its torchrun.
 The data set is as large as half an hour of training needs, measured first. Then the run is done twice, at the
 same time: undisturbed, and with failures at seeded random moments, all kinds mixed: workers killed with and
-without their memory, agents killed with and without their workers, whole nodes lost, hangs that pass and
-hangs that do not, exceptions in a step, slow workers, damaged checkpoint files, storage that fails.
-Interrupted, the command begins the two again. Figures:
+without their memory, agents killed with and without their workers, whole nodes lost, nodes cut off from the
+network, nodes paused as a whole, hangs that pass and hangs that do not, exceptions in a step, slow workers,
+damaged checkpoint files, storage that fails once, and storage that is out for a while. Pauses and partitions
+are shorter and longer than the timeout of collectives. Partitions need network namespaces, and those root and
+iproute2: without, they are left out. Interrupted, the command begins the two again; failed, it leaves the
+runs' folders where they are (`runs/`) until it is started again.
 
-- `soak_failures`: failures that happened.
+In the disturbed run a witness compares all rows after each recovery, and those of the last save
+(`experiments.recovery_verdict` says with what, and what that does not cover). That makes its steps longer.
+Figures:
+
+- `soak_failures`: failures that happened; `soak_partitions`, `soak_pauses`, `soak_outages`: those of them in
+  which a node was cut off, was paused as a whole, and in which storage was out for a while.
 - `soak_auc_delta`: AUC on the test day after the disturbed run, minus that after the undisturbed one.
+- `soak_rows_wrong`: rows, over all recoveries and the last save, that were not what they had to be.
+- `soak_rows_checked`: rows that were compared; `soak_rows_unchecked`: rows that were not, because they had
+  changed in a batch that was interrupted, or nobody had written down what they were.
 - `soak_pls`: portion of lost samples of the disturbed run, as it reports it itself.
-- `soak_leftovers`: processes, files in shared memory and temporary files that it left behind.
+- `soak_leftovers`: processes, files and folders in shared memory, temporary files, folders of `cpr run` and
+  network namespaces that it left behind.
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
 """
 
 import argparse
 import json
+import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cpr.faults import (
     AtRate,
+    AtTime,
     DamageFile,
     Deed,
     Hang,
@@ -35,14 +50,21 @@ from cpr.faults import (
     KillWorker,
     Kind,
     LoseNode,
+    Partition,
+    PauseNode,
     Plan,
     Raise,
     Slow,
     StorageError,
+    StorageOutage,
 )
 from data.synthetic import SyntheticConfig, generate
+from experiments.network import Network, NoNetworkError, check_possible
 from experiments.record import QUICK, Record, Row
-from experiments.recovery_run import NodesRun
+from experiments.recovery_run import NODES, NodesRun
+from experiments.recovery_verdict import Counts, check_save
+from experiments.recovery_witness import History
+from experiments.recovery_witnessed import CHECKS, FOLDER
 
 WORKERS_PER_NODE: Final = 2
 DAYS: Final = 20
@@ -52,7 +74,6 @@ DISTURBED_SHARE: Final = 0.4
 downtime."""
 PATIENCE: Final = 4
 """A run that takes so many times as long as it should has failed."""
-COLLECTIVE_TIMEOUT_S: Final = 30.0
 OUTSIDE: Final[tuple[Kind, ...]] = (
     KillWorker(),
     KillWorker(),
@@ -60,6 +81,10 @@ OUTSIDE: Final[tuple[Kind, ...]] = (
     KillAgent(),
     KillAgent(workers=False),
     LoseNode(),
+    Partition(duration_s=5.0),
+    Partition(duration_s=40.0),
+    PauseNode(duration_s=5.0),
+    PauseNode(duration_s=45.0),
     Hang(duration_s=5.0),
     Hang(duration_s=300.0),
     DamageFile(),
@@ -69,11 +94,29 @@ INSIDE: Final[tuple[Kind, ...]] = (
     KillWorker(),
     Slow(num_steps=50, factor=3.0),
     StorageError(),
+    StorageOutage(duration_s=30.0),
+    StorageOutage(duration_s=60.0, reads=False, error="ENOSPC"),
+    StorageOutage(duration_s=20.0, how="hang"),
 )
+QUICK_INSIDE: Final[tuple[tuple[float, Kind], ...]] = (
+    (2.0, StorageOutage(duration_s=4.0)),
+    (30.0, StorageOutage(duration_s=3.0, how="hang")),
+)
+QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
+    (3.0, KillWorker()),
+    (12.0, Partition(duration_s=9.0)),
+    (28.0, PauseNode(duration_s=9.0)),
+    (44.0, LoseNode()),
+)
+"""Seconds after the start, so that all of them happen in a short run."""
 INSIDE_SHARE: Final = 0.25
 """Of the failures that workers do to themselves; the others come from outside."""
 SCRATCH: Final = Path("runs") / "recovery-soak"
-"""Data set, runs and their checkpoints, up to 3 GB, under the current folder; deleted at the end."""
+"""Data set, runs, their checkpoints and the witness's logs, up to 5 GB, under the current folder; deleted at
+the end."""
+ROWS: Final = tuple(each.name for each in fields(Counts) if each.name != "problem")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +130,7 @@ class Soak:
     global_batch_size: int = 512
     save_every_s: float = 20.0
     """About; in steps of the undisturbed pace."""
+    collective_timeout_s: float = 30.0
     seed: int = 1
 
 
@@ -96,34 +140,75 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
     parser.add_argument("--minutes", type=float, default=Soak.minutes, help=f"default {Soak.minutes:g}")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     soak = Soak(minutes=options.minutes)
     if options.quick:
-        soak = Soak(minutes=0.7, mean_s=12.0, save_every_s=3.0)
-    record = Record("recovery_soak", asdict(soak), seeds=[soak.seed], quick=options.quick)
+        soak = Soak(minutes=0.7, save_every_s=3.0, collective_timeout_s=6.0)
+    no_network = _why_no_network()
+    config = {**asdict(soak), "partitions": no_network is None}
+    record = Record("recovery_soak", config, seeds=[soak.seed], quick=options.quick)
     scratch = QUICK / "recovery-soak" if options.quick else SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
-    try:
-        pace = record.measure("pace", partial(_pace, scratch / "pace"))["samples_per_s"]
-        dataset = _dataset(soak, pace, scratch / "dataset")
-        runs = {"undisturbed": _undisturbed, "disturbed": _disturbed}
-        with ThreadPoolExecutor(len(runs)) as pool:
-            both = {key: pool.submit(run, soak, pace, dataset, scratch) for key, run in runs.items()}
-            calm, rough = (record.measure(key, run.result) for key, run in both.items())
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    path = record.finish(
-        {
-            "soak_failures": len([deed for deed in rough["failures"] if deed["happened"]]),
-            "soak_auc_delta": rough["auc"] - calm["auc"],
-            "soak_pls": rough["pls"],
-            "soak_leftovers": sum(rough["leftovers"].values()),
-            "soak_recoveries": len(rough["recoveries"]),
-            "soak_minutes": rough["minutes"],
-            "soak_minutes_undisturbed": calm["minutes"],
-        }
-    )
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that failed or was killed
+    pace = record.measure("pace", partial(_pace, scratch / "pace"))["samples_per_s"]
+    dataset = _dataset(soak, pace, scratch / "dataset")
+    disturbed = partial(_disturbed, plans=_plans(soak, options.quick, no_network is None))
+    runs: dict[str, Callable[[Soak, float, Path, Path], Row]]
+    runs = {"undisturbed": _undisturbed, "disturbed": disturbed}
+    with ThreadPoolExecutor(len(runs)) as pool:
+        both = {key: pool.submit(run, soak, pace, dataset, scratch) for key, run in runs.items()}
+        calm, rough = (record.measure(key, run.result) for key, run in both.items())
+    shutil.rmtree(scratch, ignore_errors=True)
+    notes = {} if no_network is None else {"soak_partitions": f"partitions were left out: {no_network}"}
+    path = record.finish(_figures(calm, rough, no_network is None), notes)
     print(f"stored in {path}")
     return 0
+
+
+def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None]:
+    happened = [each["kind"] for each in rough["failures"] if each["happened"]]
+    rows = {name: sum(check[name] for check in rough["checks"]) for name in ROWS}
+    return {
+        "soak_failures": len(happened),
+        "soak_partitions": happened.count(Partition.name) if has_network else None,
+        "soak_pauses": happened.count(PauseNode.name),
+        "soak_outages": happened.count(StorageOutage.name),
+        "soak_auc_delta": rough["auc"] - calm["auc"],
+        "soak_rows_wrong": rows["rows_wrong"],
+        "soak_rows_checked": rows["rows"] - rows["rows_interrupted"] - rows["rows_unknown"],
+        "soak_rows_unchecked": rows["rows_interrupted"] + rows["rows_unknown"],
+        "soak_pls": rough["pls"],
+        "soak_leftovers": sum(rough["leftovers"].values()),
+        "soak_recoveries": len(rough["recoveries"]),
+        "soak_minutes": rough["minutes"],
+        "soak_minutes_undisturbed": calm["minutes"],
+    }
+
+
+def _why_no_network() -> str | None:
+    """Why no link can be cut here; None if it can."""
+    try:
+        check_possible()
+    except NoNetworkError as error:
+        return str(error)
+    return None
+
+
+def _plans(soak: Soak, quick: bool, partitions: bool) -> tuple[Plan, Plan]:
+    """What workers do to themselves, and what comes from outside."""
+    if quick:
+        inside, outside = (
+            tuple(
+                AtTime(time_s=time_s, kind=kind, seed=soak.seed)
+                for time_s, kind in timed
+                if partitions or not isinstance(kind, Partition)
+            )
+            for timed in (QUICK_INSIDE, QUICK_OUTSIDE)
+        )
+        return Plan(schedules=inside), Plan(schedules=outside)
+    kinds = tuple(kind for kind in OUTSIDE if partitions or not isinstance(kind, Partition))
+    often = AtRate(mean_s=soak.mean_s / (1 - INSIDE_SHARE), seed=soak.seed + 1, kinds=kinds)
+    seldom = AtRate(mean_s=soak.mean_s / INSIDE_SHARE, seed=soak.seed, kinds=INSIDE)
+    return Plan(schedules=(seldom,)), Plan(schedules=(often,))
 
 
 def _dataset(soak: Soak, pace: float, folder: Path) -> Path:
@@ -144,7 +229,7 @@ def _arguments(soak: Soak, pace: float, dataset: Path) -> list[str]:
         "train.device=cpu",
         "train.evaluate_every_steps=0",
         f"checkpoint.every_steps={every}",
-        f"recovery.timeout_s={COLLECTIVE_TIMEOUT_S}",
+        f"recovery.timeout_s={soak.collective_timeout_s}",
     ]
 
 
@@ -164,19 +249,47 @@ def _undisturbed(soak: Soak, pace: float, dataset: Path, scratch: Path) -> Row:
         return _outcome(report, began) | {"leftovers": asdict(run.leftovers())}
 
 
-def _disturbed(soak: Soak, pace: float, dataset: Path, scratch: Path) -> Row:
+def _disturbed(soak: Soak, pace: float, dataset: Path, scratch: Path, plans: tuple[Plan, Plan]) -> Row:
     arguments = _arguments(soak, pace, dataset)
-    inside = AtRate(mean_s=soak.mean_s / INSIDE_SHARE, seed=soak.seed, kinds=INSIDE)
-    outside = AtRate(mean_s=soak.mean_s / (1 - INSIDE_SHARE), seed=soak.seed + 1, kinds=OUTSIDE)
-    plan = scratch / "faults.json"
-    plan.write_text(json.dumps(Plan(schedules=(inside,)).to_json()))
+    witness = scratch / "witness"
+    witness.mkdir()
+    inside = scratch / "faults.json"
+    inside.write_text(json.dumps(plans[0].to_json()))
+    has_network = any(isinstance(kind, Partition) for each in plans[1].schedules for kind in each.kinds_used)
     began = time.monotonic()
-    with NodesRun(scratch / "disturbed", arguments, WORKERS_PER_NODE, plan) as run:
+    with (
+        Network(NODES) if has_network else nullcontext() as network,
+        NodesRun(
+            scratch / "disturbed",
+            arguments,
+            WORKERS_PER_NODE,
+            module="experiments.recovery_soak_worker",
+            environment={"CPR_FAULTS": str(inside.absolute()), FOLDER: str(witness.absolute())},
+            network=network,
+        ) as run,
+    ):
         checkpoint = run.wait_for_folder() / "checkpoint"
-        with Killer(Plan(schedules=(outside,)), nodes=run.nodes, checkpoint=checkpoint) as killer:
+        with Killer(plans[1], nodes=run.nodes, checkpoint=checkpoint) as killer:
             report = run.wait(PATIENCE * soak.minutes * 60)
-        failures = [_told(deed) for deed in killer.deeds] + _injected(run.run_folder)
-        return _outcome(report, began) | {"failures": failures, "leftovers": asdict(run.leftovers())}
+        leftovers = asdict(run.leftovers())
+    return _outcome(report, began) | {
+        "failures": [_told(deed) for deed in killer.deeds] + _injected(run.run_folder),
+        "checks": _checks(witness, checkpoint, report["steps"]),
+        "leftovers": leftovers | {"namespaces": len(network.left()) if network else 0},
+    }
+
+
+def _checks(witness: Path, checkpoint: Path, steps: int) -> list[Row]:
+    """Of every recovery and worker, and of the last save; those that found something are said."""
+    lines = (witness / CHECKS).read_text().splitlines()
+    checks: list[Row] = [json.loads(line) for line in lines]
+    checks.append(
+        {"kind": "end", "step": steps, **asdict(check_save(History(witness), str(checkpoint), steps))}
+    )
+    for check in checks:
+        if check["rows_wrong"]:
+            logger.warning("wrong rows: %s", check)
+    return checks
 
 
 def _outcome(report: dict[str, Any], began: float) -> Row:

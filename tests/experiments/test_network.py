@@ -31,6 +31,12 @@ with socket.create_connection(("10.77.0.2", 9000)) as sink:
     sink.recv(1)
 print(sent_bytes() - before, flush=True)
 """
+LISTEN = """
+import socket
+with socket.create_server(("", 9000)):
+    print("listening", flush=True)
+    input()
+"""
 
 
 def test_workers_of_a_node_share_its_namespace_and_know_it():
@@ -107,3 +113,29 @@ def test_what_workers_of_a_node_send_each_other_does_not_pass_its_link():
             sink.communicate()
     assert SIZE < sent[0] < 1.05 * SIZE
     assert sent[1] < 1000
+
+
+@pytest.mark.usefixtures("links")
+def test_a_link_that_is_cut_lets_nothing_pass_until_it_is_healed():
+    with Network(2) as network:
+
+        def reaches():
+            ask = f"import socket; socket.create_connection(({network.address(1)!r}, 9000), timeout=1)"
+            command = [*network.command(0), sys.executable, "-c", ask]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+        command = [*network.command(1), sys.executable, "-c", LISTEN]
+        sink = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        try:
+            assert sink.stdout.readline() == "listening\n"
+            link = network.link(1)
+            assert reaches()
+            link.cut()
+            link.cut()
+            assert not reaches()
+            link.heal()
+            link.heal()
+            assert reaches()
+        finally:
+            sink.kill()
+            sink.communicate()

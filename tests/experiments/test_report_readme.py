@@ -66,6 +66,10 @@ def test_the_papers_figures_have_a_table(folder):
 SOAK = {
     "soak_minutes": 28.8,
     "soak_failures": 23,
+    "soak_partitions": 2,
+    "soak_pauses": 3,
+    "soak_outages": 4,
+    "soak_rows_wrong": 0,
     "soak_auc_delta": -3.009e-05,
     "soak_pls": 0.0035,
     "soak_leftovers": 0,
@@ -76,7 +80,8 @@ def test_figures_stand_in_what_was_measured_too(folder):
     store(folder, "recovery_soak", SOAK)
     text = tables_of(folder)["failures"]
     assert "| 29 minutes of training on two nodes with 23 failures" in text
-    assert "AUC **-3.0e-05** at a PLS of **0.0035**; processes, files and memory left behind: 0 |" in text
+    assert "2 partitions, 3 pauses of a node, 4 outages of storage" in text
+    assert "AUC **-3.0e-05** at a PLS of **0.0035**; rows that were not what they had to be: 0;" in text
 
 
 def test_the_command_of_neighbouring_rows_is_named_once(folder):
