@@ -42,7 +42,15 @@ class NotEnoughMemoryError(ResidentMemoryError):
 
 
 class DamagedMemoryError(ResidentMemoryError):
-    """Shared memory is not what its owner left, or somebody else's; nothing of it may be used."""
+    """Shared memory is proven not to be what its owner left, or somebody else's: none of it may be used."""
+
+
+class UnreadableMemoryError(ResidentMemoryError):
+    """Shared memory cannot be read now, and may be whole: it is kept; the message says what to do."""
+
+
+class MemoryVersionError(UnreadableMemoryError):
+    """Shared memory was written by another version of this program, which can read it: it is kept."""
 
 
 class RendezvousError(RuntimeError):

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpr.agent import launcher_of_this_worker
-from cpr.errors import DamagedMemoryError
+from cpr.errors import DamagedMemoryError, ResidentMemoryError
 from cpr.meeting import HeldSegment, Meeting, Offer
 from cpr.processes import Process
 from cpr.recovery.launches import launch_of_this_worker
 from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
+from cpr.resident.regions import patiently
 from cpr.resident.segment import Segment
 
 ALIVE: Final = "its owner is alive"
@@ -88,20 +89,31 @@ class WorkerMemory:
         Which ones is decided by their ranks alone, so that the workers of a node need not talk about it:
         each segment falls to exactly one of them, and with as many workers as before to each the one of its
         predecessor.
+
+        Raises:
+            UnreadableMemoryError: some memory cannot be read, though it was tried again for a while, or was
+                written by another version. It is kept, and nothing is claimed: workers that are restarted try
+                again, rather than go on without it.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        found, refused = self.home.find()
-        self.refused = [reason for reason in refused if not reason.endswith(ALIVE)]
-        for segment in found:
-            try:
-                layout = segment.layout
-            except DamagedMemoryError as error:
-                self.refused.append(f"{segment.name}: {error}")
-                continue
-            if layout is not None and layout.rank % local_size == local_rank and segment.claim():
+        for segment, layout in patiently(self._find):
+            if layout.rank % local_size == local_rank and patiently(segment.claim):
                 self.claimed.append(Claimed.from_segment(segment, layout))
         self.claimed.sort(key=lambda each: each.age)
+
+    def _find(self) -> list[tuple[Segment, Layout]]:
+        """Memory that can be claimed; why other memory cannot is noted."""
+        found, refused = self.home.find()
+        self.refused = [reason for reason in refused if not reason.endswith(ALIVE)]
+        sealed = []
+        for segment in found:
+            try:
+                if layout := segment.layout:
+                    sealed.append((segment, layout))
+            except DamagedMemoryError as error:
+                self.refused.append(f"{segment.name}: {error}")
+        return sealed
 
     def offer(self) -> Offer:
         """What this worker brings to the meeting."""
@@ -123,9 +135,19 @@ class WorkerMemory:
         )
 
     def settle(self, meeting: Meeting) -> Segment:
-        """Drop what is not of this session; the segment that the new tables live in, made if need be."""
+        """Drop what is not of this session; the segment that the new tables live in, made if need be.
+
+        Raises:
+            ResidentMemoryError: another run may still need what is not of this session.
+        """
         for each in self.claimed:
             if each.layout.session_id != meeting.session_id:
+                if each.launcher.is_alive and each.launcher != launcher_of_this_worker():
+                    raise ResidentMemoryError(
+                        f"{each.segment.folder} is memory of another run of the same name and checkpoint "
+                        f"directory, and process {each.launcher.pid}, which restarts its workers, is alive. "
+                        "What to do: stop one of the two runs, or give it another --rdzv-id and directory"
+                    )
                 self.refused.append(f"{each.segment.name}: of a run that is over; removed")
                 each.segment.remove()
         self.claimed = [each for each in self.claimed if each.layout.session_id == meeting.session_id]

@@ -87,6 +87,8 @@ class WorkerReport:
     adopted: bool = False
     """Whether the new model lives in the first segment's memory as it was."""
     refused: tuple[str, ...] = ()
+    unreadable: str | None = None
+    """Why memory that it holds, and that may be whole, cannot be read now; nothing else is reported then."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from cpr.recovery.record import Recovery, losses, origins
 from cpr.recovery.replicated import live_tree, put_back, put_counters, share_tree
 from cpr.recovery.reports import Assessment, WorkerReport, assess
 from cpr.recovery.sources import ShardSources, lost_share, plan_sources
-from cpr.recovery.survey import COURSE, Survey, survey
+from cpr.recovery.survey import COURSE, Survey, refuse_unreadable, survey
 from cpr.resident.marks import NOTHING
 from cpr.resident.segment import Segment
 
@@ -92,6 +92,7 @@ class Restorer:
             The reports of all workers.
 
         Raises:
+            UnreadableMemoryError: a worker's memory cannot be read now; it is kept, for restarted workers.
             DivergedRunError: the workers before left because values were no numbers.
             NoProgressError: generation after generation died without finishing a step.
             StartOverError: nothing is left to go on with; restarted workers will begin anew.
@@ -100,6 +101,7 @@ class Restorer:
         with self._phases.measured("reattach"):
             own = survey(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
             reports = self._group.gather(own.report)
+            refuse_unreadable(reports)
             self._refuse_diverged(reports)
             found = assess(reports)
             plan = plan_sources(found.needed, found.held)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cpr.checkpoint.row_schema import ShardPlace, place_of
 from cpr.checkpoint.state import dtype_name
-from cpr.errors import DamagedMemoryError
+from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.recovery.memory import Claimed, WorkerMemory
 from cpr.recovery.replicated import counters_in
 from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport
@@ -44,12 +44,14 @@ def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopte
         rank: new.
         adopted: whether the model lives in the memory of the first claimed segment, as that was.
     """
-    found = Survey(WorkerReport(rank=rank, host="", pid=0))
-    segments = tuple(_examine(claimed, found) for claimed in memory.claimed)
-    found.report = WorkerReport(
-        rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
+    found = Survey(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
+    try:
+        segments = tuple(_examine(claimed, found) for claimed in memory.claimed)
+    except UnreadableMemoryError as error:
+        found.report = replace(found.report, unreadable=str(error))
+        return found
+    found.report = replace(
+        found.report,
         segments=segments,
         shards=tuple(
             replace(
@@ -63,6 +65,17 @@ def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopte
         refused=tuple(memory.refused),
     )
     return found
+
+
+def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
+    """End this generation on all ranks, as going on without that memory would give up what it holds.
+
+    Raises:
+        UnreadableMemoryError: some worker cannot read memory that may be whole.
+    """
+    for report in reports:
+        if report.unreadable is not None:
+            raise UnreadableMemoryError(f"rank {report.rank} on {report.host}: {report.unreadable}")
 
 
 def _examine(claimed: Claimed, found: Survey) -> SegmentReport:

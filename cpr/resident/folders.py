@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cpr.errors import DamagedMemoryError, MemoryVersionError, UnreadableMemoryError
 from cpr.processes import is_tag_alive, pid_namespace
 
 ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
@@ -28,6 +29,11 @@ KEEPER_PREFIX: Final = "keeper-"
 JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700
 PRIVATE_FILE: Final = 0o600
+_TO_GIVE_UP: Final = "to go on without it, from the checkpoint, remove the segment's folder"
+
+
+class NotPrivateError(PermissionError):
+    """A file or folder is a link, or belongs to others, or is open to them."""
 
 
 def user_folder(root: str | Path | None = None) -> Path:
@@ -61,20 +67,20 @@ def make_private(path: Path) -> None:
     """Make a folder for this user alone, unless it is there.
 
     Raises:
-        PermissionError: something else is there.
+        NotPrivateError: something else is there.
         OSError: it cannot be made.
     """
     with suppress(FileExistsError):
         path.mkdir(PRIVATE_FOLDER)
     if reason := why_not_private(path, is_folder=True):
-        raise PermissionError(f"{reason}; nothing of it was used")
+        raise NotPrivateError(f"{reason}; nothing of it was used")
 
 
 def open_private(path: Path, flags: int) -> int:
     """Open a file of ours, never through a link; with `os.O_CREAT` it is made if need be.
 
     Raises:
-        PermissionError: it is a link, or open to others.
+        NotPrivateError: it is a link, or open to others.
         OSError: it cannot be opened.
     """
     try:
@@ -82,12 +88,48 @@ def open_private(path: Path, flags: int) -> int:
     except OSError:
         with suppress(FileNotFoundError):
             if reason := why_not_private(path, is_folder=False):
-                raise PermissionError(f"{reason}; nothing of it was used") from None
+                raise NotPrivateError(f"{reason}; nothing of it was used") from None
         raise
-    if reason := why_not_private(path, is_folder=False):
+    try:
+        if reason := why_not_private(path, is_folder=False):
+            raise NotPrivateError(f"{reason}; nothing of it was used")
+    except BaseException:
         os.close(file)
-        raise PermissionError(f"{reason}; nothing of it was used")
+        raise
     return file
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While memory of a dead worker is read: tells damage from errors that may pass.
+
+    Raises:
+        DamagedMemoryError: the file is missing, or not ours alone.
+        UnreadableMemoryError: any other error of the operating system, such as too many open files: nothing
+            is known of the memory, which must be kept.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotPrivateError) as error:
+        raise DamagedMemoryError(f"{path} cannot be used: {error}") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, cause: Exception) -> UnreadableMemoryError:
+    """The error to raise for a file that cannot be read for a reason that may pass."""
+    return UnreadableMemoryError(
+        f"{path} cannot be read now, and is kept: {cause}. What to do: mend the cause (free memory, open "
+        f"files, the file system): restarted workers go on with it; {_TO_GIVE_UP}"
+    )
+
+
+def other_version(path: Path, found: object, own: object) -> MemoryVersionError:
+    """The error to raise for a file that another version of this program wrote."""
+    return MemoryVersionError(
+        f"{path} was written by another version of cpr (format {found} instead of {own}), and is kept. "
+        f"What to do: restart the workers with that version; {_TO_GIVE_UP}"
+    )
 
 
 @contextmanager

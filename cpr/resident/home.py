@@ -19,10 +19,12 @@ from cpr.processes import Process
 from cpr.resident.folders import (
     OWNER_FILE,
     PRIVATE_FOLDER,
+    NotPrivateError,
     alone_in,
     is_locked,
     live_segments,
     make_private,
+    reading,
     remove_home,
     segment_folders,
     user_folder,
@@ -113,14 +115,15 @@ class Home:
 
         Returns:
             The segments, and why others were refused.
+
+        Raises:
+            UnreadableMemoryError: some cannot be read now, or were written by another version. They are kept:
+                to go on as if they were lost would give up training that they may hold.
         """
         found, refused = [], []
-        with alone_in(self.folder):
+        with reading(self.folder), alone_in(self.folder):
             for folder in segment_folders(self.folder):
-                try:
-                    reason, segment = _examine(folder)
-                except (DamagedMemoryError, OSError) as error:
-                    reason, segment = f"{error}", None
+                reason, segment = _examine(folder)
                 if segment:
                     found.append(segment)
                 else:
@@ -165,10 +168,13 @@ class Home:
 
 def _examine(folder: Path) -> tuple[str, Segment | None]:
     """A segment that can be claimed, or why there is none; what is of no use to anybody is removed."""
-    if reason := why_not_private(folder, is_folder=True):
-        return f"{reason}; left alone", None
-    if is_locked(folder / OWNER_FILE):
-        return "its owner is alive", None
+    try:
+        if reason := why_not_private(folder, is_folder=True):
+            return f"{reason}; left alone", None
+        if is_locked(folder / OWNER_FILE):
+            return "its owner is alive", None
+    except (FileNotFoundError, NotPrivateError) as error:
+        return f"{error}; left alone", None
     try:
         segment = Segment(folder)
         if segment.layout:
@@ -176,5 +182,8 @@ def _examine(folder: Path) -> tuple[str, Segment | None]:
         reason = "its owner died before it was complete"
     except DamagedMemoryError as error:
         reason = str(error)
-    shutil.rmtree(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        return f"{reason}; cannot be removed: {error}", None
     return f"{reason}; removed", None

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from cpr.errors import DamagedMemoryError
-from cpr.resident.folders import open_private
+from cpr.resident.folders import open_private, other_version, reading
 
 LAYOUT_FILE: Final = "layout.json"
-FORMAT: Final = "cpr-resident 2"
+FORMAT_NAME: Final = "cpr-resident"
+FORMAT: Final = f"{FORMAT_NAME} 2"
 REGION_SUFFIX: Final = ".memory"
 
 
@@ -122,19 +123,26 @@ def read_layout(folder: Path) -> Layout | None:
 
     Raises:
         DamagedMemoryError: it is not what was written, or a file that it lists is not.
+        UnreadableMemoryError: it cannot be read now, or was written by another version.
     """
     path = folder / LAYOUT_FILE
+    with reading(path):
+        try:
+            file = open_private(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(file, "rb") as source:
+            data = source.read()
     try:
-        with os.fdopen(open_private(path, os.O_RDONLY), "rb") as file:
-            stored = json.load(file)
+        stored = json.loads(data)
         if stored["format"] != FORMAT:
+            if str(stored["format"]).startswith(f"{FORMAT_NAME} "):
+                raise other_version(path, stored["format"], FORMAT)
             raise ValueError(f"its format is {stored['format']!r}, not {FORMAT!r}")
         if stored["crc"] != _crc(stored["layout"]):
             raise ValueError("it differs from its checksum")
         layout = _parsed(stored["layout"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DamagedMemoryError(f"{path} is damaged: {error}") from error
     _check_files(folder, layout)
     return layout
@@ -173,12 +181,8 @@ def _shard(stored: dict[str, Any]) -> PlacedShard:
 def _check_files(folder: Path, layout: Layout) -> None:
     for name, file in layout.files.items():
         path = region_path(folder, name)
-        try:
-            descriptor = open_private(path, os.O_RDONLY)
-        except OSError as error:
-            raise DamagedMemoryError(f"{path} cannot be used: {error}") from error
-        found = os.fstat(descriptor).st_size
-        os.close(descriptor)
+        with reading(path), os.fdopen(open_private(path, os.O_RDONLY), "rb") as source:
+            found = os.fstat(source.fileno()).st_size
         if found != file.num_bytes:
             raise DamagedMemoryError(f"{path} has {found} bytes instead of {file.num_bytes}")
     for shard in layout.shards:

@@ -5,6 +5,7 @@ Each number is one aligned 8-byte store, so that a kill leaves either the old or
 
 import mmap
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,8 @@ from typing import Any, Final
 from cpr.agent import launcher_of_this_worker
 from cpr.errors import DamagedMemoryError
 from cpr.processes import Process
-from cpr.resident.folders import open_private
+from cpr.resident.folders import open_private, other_version, reading
+from cpr.resident.regions import allocate
 
 MAGIC: Final = int.from_bytes(b"CPRMARKS", "little")
 VERSION: Final = 3
@@ -51,6 +53,7 @@ class Marks:
 
     Raises:
         DamagedMemoryError: the file is no such page.
+        UnreadableMemoryError: it cannot be read now, or was written by another version.
     """
 
     pid = _Word("Process that owns the segment, or owned it last.")
@@ -66,16 +69,16 @@ class Marks:
     diverged_in = _Word("Generation whose owner left because values were no numbers; -1: none did.")
 
     def __init__(self, path: Path) -> None:
-        file = open_private(path, os.O_RDWR | os.O_CREAT)
-        try:
-            is_new = os.fstat(file).st_size == 0
-            if is_new:
-                os.posix_fallocate(file, 0, PAGE_BYTES)
-            if os.fstat(file).st_size != PAGE_BYTES:
-                raise DamagedMemoryError(f"{path} has {os.fstat(file).st_size} bytes instead of {PAGE_BYTES}")
-            self._page = mmap.mmap(file, PAGE_BYTES)
-        finally:
-            os.close(file)
+        with reading(path):
+            file = open_private(path, os.O_RDWR | os.O_CREAT)
+            try:
+                is_new = os.fstat(file).st_size == 0
+                if is_new:
+                    allocate(file, path, PAGE_BYTES)
+                _check_header(file, path)
+                self._page = mmap.mmap(file, PAGE_BYTES)
+            finally:
+                os.close(file)
         self._words = memoryview(self._page)[:REASON_AT].cast("q")
         if is_new:
             self._initialise()
@@ -146,3 +149,12 @@ class Marks:
         self.step_finished = 0
         self._words[1] = VERSION
         self._words[0] = MAGIC  # last: a page without it does not count
+
+
+def _check_header(file: int, path: Path) -> None:
+    """Whether the open file is a page of this version, as far as its size and version tell."""
+    magic, version = struct.unpack("qq", os.pread(file, 16, 0).ljust(16, b"\0"))
+    if magic == MAGIC and version != VERSION:
+        raise other_version(path, version, VERSION)
+    if (num_bytes := os.fstat(file).st_size) != PAGE_BYTES:
+        raise DamagedMemoryError(f"{path} has {num_bytes} bytes instead of {PAGE_BYTES}")

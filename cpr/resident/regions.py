@@ -3,14 +3,30 @@
 All pages are there before the first is written: a full file system is an error here and no SIGBUS later.
 """
 
+import logging
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
-from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
-from cpr.resident.folders import ROOT_VARIABLE, open_private
+from cpr.errors import (
+    DamagedMemoryError,
+    MemoryVersionError,
+    NotEnoughMemoryError,
+    UnreadableMemoryError,
+)
+from cpr.resident.folders import ROOT_VARIABLE, open_private, reading
+
+PATIENCE_S: Final = 30.0
+"""How long memory that cannot be read is tried again, before this costs one of the run's restarts."""
+FIRST_PAUSE_S: Final = 0.05
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 def create_region(path: Path, num_bytes: int) -> Tensor:
@@ -32,7 +48,7 @@ def create_region(path: Path, num_bytes: int) -> Tensor:
 
 
 def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
-    """A file that is there as `[num_bytes]` uint8, without reading it.
+    """A file that is there as `[num_bytes]` uint8, without reading it; tried again for a while if it fails.
 
     Args:
         path: of the file.
@@ -40,18 +56,40 @@ def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
 
     Raises:
         DamagedMemoryError: it is missing, a link, not ours, or has another size.
+        UnreadableMemoryError: it cannot be mapped now.
     """
-    try:
-        file = open_private(path, os.O_RDWR)
-    except OSError as error:
-        raise DamagedMemoryError(f"{path} cannot be used: {error}") from error
-    try:
-        found = os.fstat(file).st_size
-        if num_bytes not in {None, found}:
-            raise DamagedMemoryError(f"{path} has {found} bytes instead of {num_bytes}")
-        return _map(file, found)
-    finally:
-        os.close(file)
+
+    def map_now() -> Tensor:
+        with reading(path):
+            file = open_private(path, os.O_RDWR)
+            try:
+                found = os.fstat(file).st_size
+                if num_bytes not in {None, found}:
+                    raise DamagedMemoryError(f"{path} has {found} bytes instead of {num_bytes}")
+                return _map(file, found)
+            finally:
+                os.close(file)
+
+    return patiently(map_now)
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """What `read` returns; called again with growing pauses while memory cannot be read.
+
+    Raises:
+        UnreadableMemoryError: it still cannot after `PATIENCE_S`, or is of another version.
+    """
+    deadline, pause_s = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+    while True:
+        try:
+            return read()
+        except UnreadableMemoryError as error:
+            if isinstance(error, MemoryVersionError) or time.monotonic() + pause_s > deadline:
+                raise
+            if pause_s == FIRST_PAUSE_S:
+                logger.warning("%s. It is tried again for %.0f s", error.__cause__, PATIENCE_S)
+        time.sleep(pause_s)
+        pause_s *= 2
 
 
 def grow_region(path: Path, num_bytes: int) -> Tensor:
@@ -97,5 +135,7 @@ def not_enough(place: Path, num_bytes: int, cause: str) -> NotEnoughMemoryError:
 def _map(file: int, num_bytes: int) -> Tensor:
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    # by descriptor: what was checked is what is mapped
-    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=num_bytes, dtype=torch.uint8)
+    try:  # by descriptor: what was checked is what is mapped
+        return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=num_bytes, dtype=torch.uint8)
+    except RuntimeError as error:  # out of memory or of open files
+        raise OSError(str(error)) from error

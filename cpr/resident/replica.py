@@ -18,10 +18,13 @@ from torch import Tensor
 
 from cpr.checkpoint.state import DAMAGE, NUMBERS, Array, Leaf, decode, dtype_name, encode
 from cpr.errors import DamagedMemoryError
+from cpr.resident.folders import other_version, unreadable
 from cpr.resident.marks import NOTHING, Marks
 from cpr.resident.regions import grow_region, map_region
 
-MAGIC: Final = int.from_bytes(b"CPRSLOT1", "little")
+MAGIC_BYTES: Final = b"CPRSLOT1"
+"""The last byte is the version."""
+MAGIC: Final = int.from_bytes(MAGIC_BYTES, "little")
 HEADER_BYTES: Final = 64
 ALIGNMENT: Final = 64
 SPARE: Final = 1.25
@@ -112,6 +115,7 @@ class Replica:
 
         Raises:
             DamagedMemoryError: it is not what was written.
+        UnreadableMemoryError: it cannot be read now, or was written by another version.
         """
         number = self._marks.slot
         if number == NOTHING:
@@ -120,8 +124,13 @@ class Replica:
             raise DamagedMemoryError(f"the marks name slot {number} of 0 and 1")
         path = self._slots[number].path
         memory = map_region(path)
+        magic = memory[: len(MAGIC_BYTES)].numpy().tobytes()
+        if magic != MAGIC_BYTES and magic.startswith(MAGIC_BYTES[:-1]):
+            raise other_version(path, magic, MAGIC_BYTES)
         try:
             return _read(memory)
+        except MemoryError as error:
+            raise unreadable(path, error) from error
         except DAMAGE as error:
             raise DamagedMemoryError(f"{path} is damaged ({error})") from error
 
@@ -143,10 +152,17 @@ def _read(memory: Tensor) -> tuple[int, Any]:
     def leaf(what: str, number: int) -> Any:
         source = _target(memory, kinds[number], places[number])
         if isinstance(source, Tensor):
-            return source.clone()
+            return _clone(source)
         return source.tobytes() if what == "bytes" else source.copy()
 
     return step, decode(encoded, leaf)
+
+
+def _clone(source: Tensor) -> Tensor:
+    try:
+        return source.clone()
+    except RuntimeError as error:  # PyTorch's for a lack of memory, which is no damage
+        raise MemoryError(str(error)) from error
 
 
 def _form(value: Tensor | Array | bytes) -> Any:

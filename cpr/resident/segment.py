@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cpr.checkpoint.state import dtype_name
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
-from cpr.resident.folders import OWNER_FILE, alone_in, is_at, open_private, try_lock, why_not_private
+from cpr.resident.folders import OWNER_FILE, alone_in, is_at, open_private, reading, try_lock, why_not_private
 from cpr.resident.layout import (
     LAYOUT_FILE,
     REGION_SUFFIX,
@@ -79,20 +79,16 @@ class Segment:
 
     Raises:
         DamagedMemoryError: it or its marks are not what a worker of this user left.
+        UnreadableMemoryError: they cannot be read now, or were written by another version.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
+        with reading(folder):
             reason = why_not_private(folder, is_folder=True)
-        except FileNotFoundError as error:
-            raise DamagedMemoryError(f"{folder} is gone") from error
         if reason:
             raise DamagedMemoryError(reason)
-        try:
-            self.marks = Marks(folder / MARKS_FILE)
-        except OSError as error:
-            raise DamagedMemoryError(f"{folder / MARKS_FILE} cannot be used: {error}") from error
+        self.marks = Marks(folder / MARKS_FILE)
         self.replica = Replica(folder, self.marks)
         self.kernels: list[KernelMemory] = []
         """Of the tables built here, in order; they go into the layout."""
@@ -116,8 +112,11 @@ class Segment:
         """Own this segment until the process ends; False if another process does, or it is gone.
 
         Of several that claim at once, one wins. What the last owner said in the marks stays.
+
+        Raises:
+            UnreadableMemoryError: it cannot be said now.
         """
-        with alone_in(self.folder.parent) as there:
+        with reading(self.folder), alone_in(self.folder.parent) as there:
             return there and self._claim()
 
     def _claim(self) -> bool:
@@ -128,12 +127,16 @@ class Segment:
             file = open_private(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return False
-        if not try_lock(file) or not is_at(file, path):
-            os.close(file)
-            return False
-        _held.add(file)
-        self._owner = file
-        return True
+        is_mine = False
+        try:
+            is_mine = try_lock(file) and is_at(file, path)
+        finally:
+            if not is_mine:  # also after an error: an open file may be locked
+                os.close(file)
+        if is_mine:
+            _held.add(file)
+            self._owner = file
+        return is_mine
 
     def release(self) -> None:
         """No longer own it, as if this process had died. Nothing of it may be used afterwards."""
@@ -148,6 +151,7 @@ class Segment:
 
         Raises:
             DamagedMemoryError: it, or a file that it lists, is not what was sealed.
+            UnreadableMemoryError: it cannot be read now, or was written by another version.
         """
         return read_layout(self.folder)
 
@@ -157,6 +161,7 @@ class Segment:
         Raises:
             NotEnoughMemoryError: there is no room.
             DamagedMemoryError: a file is there, but not such a one.
+            UnreadableMemoryError: a file is there, and cannot be mapped now.
         """
         if name not in self._regions:
             path, num_bytes = region_path(self.folder, name), numel * dtype.itemsize
@@ -243,6 +248,7 @@ class Segment:
 
         Raises:
             DamagedMemoryError: something is not what was sealed.
+            UnreadableMemoryError: it cannot be read now.
         """
         layout = self.layout
         if layout is None:

@@ -22,6 +22,7 @@ from cpr.errors import (
     NoProgressError,
     SaveFailedError,
     StartOverError,
+    UnreadableMemoryError,
 )
 from cpr.estimator.history import read_history
 from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
@@ -49,6 +50,29 @@ def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker):
     assert (story.kind, story.step, story.interrupted) == ("process", 12, False)
     assert (story.bytes_read, story.pls_added, again.recovery.pls) == (0, 0.0, 0.0)
     assert [ending.why for ending in story.dead] == [NO_LAST_WORD]
+
+
+def test_memory_that_cannot_be_mapped_for_a_while_is_not_given_up(new_worker, monkeypatch):
+    """The worker ends, so that torchrun starts it again, rather than going on without what is in memory."""
+    worker = new_worker(restarted=False).restore().train(12)
+    alive = worker.values()
+    worker.die()
+
+    unlucky = new_worker()
+    monkeypatch.setattr("cpr.resident.regions.PATIENCE_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "from_file", _no_memory)
+        with pytest.raises(UnreadableMemoryError, match=r"rank 0 on .* Cannot allocate memory"):
+            unlucky.restore()
+    unlucky.die()
+
+    again = new_worker().restore()
+    assert_same(again.values(), alive)
+    assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 12, 0)
+
+
+def _no_memory(*_args, **_kwargs):
+    raise RuntimeError("unable to mmap 5 bytes from file </proc/self/fd/9>: Cannot allocate memory (12)")
 
 
 def test_failures_that_were_asked_for_strike_an_unchanged_script_once(new_worker, tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
 """Which worker claims what, and who knows that it continues a run."""
 
+import errno
+import os
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from cpr.errors import ResidentMemoryError, UnreadableMemoryError
 from cpr.meeting import meet
 from cpr.recovery import memory as module
 from cpr.recovery.memory import WorkerMemory, is_restarted
@@ -95,3 +98,53 @@ def test_each_segment_falls_to_one_worker_of_the_node(tmp_path, monkeypatch, old
     for worker in found:
         worker.remove()
     assert module.Home(run_key(str(tmp_path)), tmp_path).find() == ([], [])
+
+
+def test_memory_that_cannot_be_read_now_ends_the_worker_and_is_there_for_the_next(tmp_path, monkeypatch):
+    """It does not go on from a checkpoint instead, nor claims a part of what there is."""
+    home = Home(run_key(str(tmp_path)), tmp_path)
+    for rank in range(2):
+        segment = home.create(f"rank{rank}")
+        segment.seal(session_id="s", rank=rank, world_size=2, generation=0, shards=[])
+        segment.release()
+    monkeypatch.setattr("cpr.resident.regions.PATIENCE_S", 0.0)
+    worker = WorkerMemory(str(tmp_path), str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("mmap.mmap", no_memory)
+        with pytest.raises(UnreadableMemoryError, match="Cannot allocate memory"):
+            worker.claim()
+    assert worker.claimed == []
+    worker.claim()
+    assert [each.layout.rank for each in worker.claimed] == [0, 1]
+    worker.remove()
+
+
+def no_memory(*_args):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_path, monkeypatch):
+    """Somebody starts a second torchrun with the name and directory of one that restarts its workers."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+    agents = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[0].pid))
+        segment = Home(run_key(str(tmp_path)), tmp_path).create("rank0")
+        segment.seal(session_id="s", rank=0, world_size=1, generation=0, shards=[])
+        segment.release()
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
+        worker = WorkerMemory(str(tmp_path), str(tmp_path))
+        worker.claim()
+        meeting = meet(worker.offer(), timedelta(seconds=5))
+        with pytest.raises(ResidentMemoryError, match=f"process {agents[0].pid}, which restarts its workers"):
+            worker.settle(meeting)
+        assert segment.folder.exists()
+        agents[0].kill()
+        agents[0].wait()
+        worker.settle(meeting)
+        assert not segment.folder.exists()
+        worker.remove()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()

@@ -7,7 +7,7 @@ import pytest
 
 from cpr.errors import DamagedMemoryError
 from cpr.processes import Process
-from cpr.resident.marks import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, VERSION, WORDS, Marks
+from cpr.resident.marks import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, WORDS, Marks
 
 
 @pytest.fixture
@@ -63,7 +63,6 @@ def test_a_long_reason_is_cut_at_a_character(path):
     ("word", "value", "said"),
     [
         ("magic", MAGIC + 1, "begins with"),
-        ("version", VERSION + 1, "begins with"),
         ("reason_bytes", REASON_BYTES + 1, "impossible length"),
     ],
 )
