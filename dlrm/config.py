@@ -4,10 +4,10 @@
 here, before a process group exists. The resolved configuration is dumped into the run folder.
 """
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from cpr.fields import check_fields
 from dlrm.comm.config import CommConfig
 
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
@@ -45,7 +45,7 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _check_rate(name: str, rate: float) -> None:
-    _check(rate > 0 and math.isfinite(rate), f"{name} must be positive and finite, not {rate}")
+    _check(rate > 0, f"{name} must be positive, not {rate}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class DataConfig:
     """Most that the cache may hold in memory, shared by the workers of a node, in GB (1e9 bytes)."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "data.")
         _check(self.global_batch_size > 0, "data.global_batch_size must be positive")
         _check(self.order in ORDERS, f"data.order is {self.order!r}; choose one of {', '.join(ORDERS)}")
         _check(
@@ -116,6 +117,7 @@ class ModelConfig:
     """dcnv2: rank of a cross layer's weight."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "model.")
         _check(self.kind in MODELS, f"model.kind is {self.kind!r}; choose one of {', '.join(MODELS)}")
         _check(
             self.embedding_dim > 0 and self.embedding_dim % COLUMN_STEP == 0,
@@ -159,6 +161,7 @@ class TablesConfig:
     it were not in the sample."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "tables.")
         _check(
             self.optimizer in SPARSE_OPTIMIZERS,
             f"tables.optimizer is {self.optimizer!r}; choose one of {', '.join(SPARSE_OPTIMIZERS)}",
@@ -203,12 +206,13 @@ class DenseConfig:
     """Shrink the gradient of all dense parameters together, as one vector, to at most this norm; 0: never."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "dense.")
         _check(
             self.optimizer in DENSE_OPTIMIZERS,
             f"dense.optimizer is {self.optimizer!r}; choose one of {', '.join(DENSE_OPTIMIZERS)}",
         )
         _check_rate("dense.learning_rate", self.learning_rate)
-        _check(0 <= self.weight_decay < math.inf, "dense.weight_decay must be a number, 0 or more")
+        _check(self.weight_decay >= 0, "dense.weight_decay must not be negative")
         _check(
             self.weight_decay == 0 or self.optimizer in LARGE_BATCH_OPTIMIZERS,
             f"dense.weight_decay is for {' and '.join(LARGE_BATCH_OPTIMIZERS)}; dense.optimizer is "
@@ -219,7 +223,7 @@ class DenseConfig:
             self.optimizer == "lars" or self.trust_coefficient == DenseConfig.trust_coefficient,
             f"dense.trust_coefficient is for lars; dense.optimizer is {self.optimizer}",
         )
-        _check(0 <= self.clip_norm < math.inf, "dense.clip_norm must be a number, 0 (never) or more")
+        _check(self.clip_norm >= 0, "dense.clip_norm must not be negative (0: never)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +240,7 @@ class ScheduleConfig:
     """Exponent of the decay; facebookresearch/dlrm uses 2."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "schedule.")
         _check(
             min(self.warmup_steps, self.decay_start_step, self.decay_steps) >= 0,
             "schedule steps must not be negative",
@@ -280,6 +285,7 @@ class ShardingConfig:
     sends less where a batch touches fewer than about 2 / ranks of all rows."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "sharding.")
         _check(
             self.strategy in STRATEGIES,
             f"sharding.strategy is {self.strategy!r}; choose one of {', '.join(STRATEGIES)}",
@@ -379,6 +385,7 @@ class CheckpointConfig:
     never. Ctrl-C leaves at once."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "checkpoint.")
         _check(self.every_steps >= 0, "checkpoint.every_steps must not be negative (0: no checkpoints)")
         _check(
             self.priority in PRIORITIES,
@@ -407,10 +414,7 @@ class CheckpointConfig:
             self.keep_last >= 2,
             "checkpoint.keep_last must be at least 2: the newest state may turn out to be damaged",
         )
-        _check(
-            0 <= self.stop_within_s < math.inf,
-            "checkpoint.stop_within_s must be a number of seconds, 0 or more",
-        )
+        _check(self.stop_within_s >= 0, "checkpoint.stop_within_s must not be negative (0: never)")
 
     @property
     def saves(self) -> bool:
@@ -444,12 +448,10 @@ class RecoveryConfig:
     Without recovery, which would be the end, they wait as long as PyTorch does."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "recovery.")
         _check(0 <= self.max_lost_share <= 1, "recovery.max_lost_share is a share, from 0 to 1")
         _check(0 <= self.max_pls <= 1, "recovery.max_pls is a portion, from 0 to 1 (no limit)")
-        _check(
-            0 < self.timeout_s < math.inf,
-            "recovery.timeout_s must be a positive number of seconds: survivors must not wait forever",
-        )
+        _check(self.timeout_s > 0, "recovery.timeout_s must be a positive number of seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,6 +476,7 @@ class TrainConfig:
     """Folder in which each run makes a folder of its own."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "train.")
         _check(
             self.device in {"auto", "cpu", "cuda"},
             f"train.device is {self.device!r}; choose auto, cpu or cuda",

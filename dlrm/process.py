@@ -23,6 +23,11 @@ FAILED: Final = 1
 USER_MISTAKE: Final = 2
 SIGNALLED: Final = 128
 MISTAKES: Final = (ValueError, IncompatiblePackagesError, MismatchError, LockedError)
+LESS_MEMORY: Final = (
+    "Lower data.global_batch_size, data.window_batches, model.embedding_dim or the widths of layers, or "
+    "train with more ranks on more machines"
+)
+_NO_MEMORY: Final = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
 FAILURES: Final = (OSError, CheckpointError, FloatingPointError)  # storage, saves; a loss that is no number
 
 WAIT_BEFORE_MEETING_S: Final = 10.0
@@ -58,8 +63,9 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
         job: what to do; it is stopped by SIGINT and SIGTERM.
 
     Returns:
-        0; 2 for a mistake of the user; 1 for storage or saves that failed and a loss that is no number; 128 +
-        number of the signal that stopped it. Other errors, which can only be ours, are raised.
+        0; 2 for a mistake of the user; 1 for storage or saves that failed, too little memory and a loss that
+        is no number; 128 + number of the signal that stopped it. Other errors, which can only be ours, are
+        raised.
     """
     # Outside the listening below these end the process at once, without a KeyboardInterrupt's traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -70,17 +76,31 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
     except StopRequested as request:
         return _stopped(name, request)
     except (*MISTAKES, *FAILURES) as error:
-        if not _is_first():
-            time.sleep(WAIT_S if _have_met() else WAIT_BEFORE_MEETING_S)
-        print(f"{name}: {error}", file=sys.stderr, flush=True)
-        return USER_MISTAKE if isinstance(error, MISTAKES) else FAILED
+        return _failed(name, str(error), USER_MISTAKE if isinstance(error, MISTAKES) else FAILED)
     except Exception as error:
+        if _lacks_memory(error):
+            cause = str(error).partition("\n")[0] or type(error).__name__
+            return _failed(name, f"not enough memory ({cause}). {LESS_MEMORY}", FAILED)
         if stop.signum is not None:  # the other ranks were told too, and have left their collectives
             return _stopped(name, StopRequested(stop.signum))
         if os.environ.get("WORLD_SIZE", "1") != "1" and _is_of_a_peer(error):
             time.sleep(WAIT_S)
         raise
     return 0
+
+
+def _failed(name: str, message: str, code: int) -> int:
+    if not _is_first():
+        time.sleep(WAIT_S if _have_met() else WAIT_BEFORE_MEETING_S)
+    print(f"{name}: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether there is less memory than asked for, on the host or on a GPU; PyTorch has no type for all."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
 
 
 def leave(code: int) -> NoReturn:

@@ -6,6 +6,7 @@ path.
 
 import difflib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -17,6 +18,7 @@ from typing import Any, Final
 from dlrm.config import Config
 
 RECIPES: Final = Path(__file__).parent / "recipes"
+_BEYOND_FLOAT: Final = 2**1023
 
 
 def recipe_names() -> list[str]:
@@ -105,22 +107,14 @@ def _build(cls: type[Any], raw: Any, where: str) -> Any:
             raise ValueError(f"unknown configuration key {name}; {hint}")
         wanted = hints[key]
         nested = is_dataclass(wanted)
-        values[key] = _build(wanted, value, f"{name}.") if nested else _convert(name, value, wanted)
+        values[key] = _build(wanted, value, f"{name}.") if nested else _convert(value, wanted)
     return cls(**values)
 
 
-def _convert(name: str, value: Any, wanted: Any) -> Any:
-    """`value` as the type `wanted`: int, float, bool, str, or a tuple of one of them."""
-    if isinstance(wanted, types.GenericAlias):  # tuple[X, ...]
-        item = typing.get_args(wanted)[0]
-        if not isinstance(value, list):
-            raise ValueError(f"{name} must be a list, e.g. {name}=[...], not {value!r}")
-        return tuple(_convert(f"{name}[{i}]", entry, item) for i, entry in enumerate(value))
+def _convert(value: Any, wanted: Any) -> Any:
+    """What TOML writes in another way than a dataclass: lists are tuples, and a number may lack its point."""
+    if isinstance(wanted, types.GenericAlias) and isinstance(value, list):  # tuple[X, ...]
+        return tuple(_convert(entry, typing.get_args(wanted)[0]) for entry in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        raise ValueError(f"{name} must be {_NAMES[wanted]}, not {value!r}")
+        return float(value) if abs(value) < _BEYOND_FLOAT else math.inf
     return value
-
-
-_NAMES: Final = {int: "a whole number", float: "a number", bool: "true or false", str: 'a "text"'}

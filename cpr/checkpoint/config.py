@@ -6,6 +6,7 @@ from typing import Final, Literal
 from cpr.checkpoint.codecs import CODECS
 from cpr.checkpoint.retention import Retention
 from cpr.checkpoint.staging import PIECE_BYTES
+from cpr.fields import check_fields
 
 WRITER_BYTES: Final = 64 * 2**20
 """Part of the memory ceiling for what is on its way from the staged rows to the storage."""
@@ -31,12 +32,11 @@ class CheckpointConfig:
     """Which states are kept."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         least = WRITER_BYTES + 2 * PIECE_BYTES
         if self.host_memory_bytes < least:
             raise ValueError(f"host_memory_bytes is {self.host_memory_bytes}; saving needs at least {least}")
         if self.codec not in CODECS:
             raise ValueError(f"codec is {self.codec!r}; choose one of {', '.join(CODECS)}")
-        if self.when_busy not in {"wait", "skip"}:
-            raise ValueError(f"when_busy is {self.when_busy!r}; choose wait or skip")
         if self.merge_after < 0:
             raise ValueError("merge_after must not be negative (0: never merge)")

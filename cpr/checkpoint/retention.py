@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from cpr.checkpoint.manifest import Manifest
 from cpr.checkpoint.storage import Storage
+from cpr.fields import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Retention:
     """Also keep for ever one chain of every such span of time, by when the base was saved; None: none."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.keep_last < 2:
             raise ValueError(
                 f"keep_last={self.keep_last}: keep at least 2, or one damaged file leaves nothing to load"

@@ -66,12 +66,16 @@ def inputs_of(options: argparse.Namespace) -> "Inputs":
     Raises:
         ValueError: something is missing or impossible; says what to give.
         CheckpointError: a run's directory cannot be read.
-        OSError: the log of failures cannot be read.
     """
     from cpr.estimator.failures import read_log
     from cpr.estimator.inputs import FLAGS, gather
 
-    log = read_log(options.failures) if options.failures else None
+    try:
+        log = read_log(options.failures) if options.failures else None
+    except OSError as error:
+        raise ValueError(
+            f"--failures {options.failures} cannot be read ({error.strerror}): give a CSV file"
+        ) from error
     given = {name: getattr(options, name) for name in FLAGS}
     return gather(given, [_history(uri) for uri in options.runs], log)
 
@@ -84,8 +88,10 @@ def _history(uri: str) -> "RunHistory":
     history = read_history(storage)
     if history is None:
         raise ValueError(
-            f"{storage.uri} has no {HISTORY_PATH}: cpr.PartialRecovery leaves one in a run's checkpoint "
-            "directory"
+            f"{storage.uri} has no {HISTORY_PATH}, where cpr.PartialRecovery writes what saves and failures "
+            "cost a run. Name the directory of its checkpoints, train with it (dlrm.train: under torchrun "
+            "--max-restarts, with checkpoint.every_steps) until it has saved, or give the job's times: "
+            "--total, --fail, --save and --nodes"
         )
     return history
 

@@ -13,6 +13,7 @@ from typing import Final
 from cpr.checkpoint.quantities import share_text
 from cpr.durations import duration_text
 from cpr.estimator.formulas import check_target
+from cpr.fields import check_fields
 
 TOLERANCE: Final = 0.25
 """An interval is kept while the best one differs by no more than this share of it: measurements jitter."""
@@ -94,6 +95,7 @@ class IntervalRule:
     """Share of training time that saves may cost where the target does not ask for more."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_target(self.target_pls)
         if not 0 < self.max_overhead < 1:
             raise ValueError(f"max_overhead is {self.max_overhead}; it is a share of time, between 0 and 1")

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from cpr.fields import check_fields
+
 Scheme = Literal["mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never"]
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 
@@ -30,8 +32,7 @@ class PriorityConfig:
     """Of `random`."""
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"scheme is {self.scheme!r}; choose one of {', '.join(SCHEMES)}")
+        check_fields(self)
         if not 0 < self.ratio <= 1:
             raise ValueError(
                 f"ratio is {self.ratio}; choose a share of rows above 0, at most 1, such as 0.125"

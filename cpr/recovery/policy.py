@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cpr.fields import check_fields
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
@@ -21,6 +23,7 @@ class RecoveryPolicy:
     the run with a report instead of dying of the same."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.max_lost_share <= 1:
             raise ValueError(f"max_lost_share is {self.max_lost_share}; it is a share, from 0 to 1")
         if self.max_pls is not None and not 0 <= self.max_pls <= 1:

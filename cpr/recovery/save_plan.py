@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +12,7 @@ from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
 from cpr.estimator.interval import IntervalRule
+from cpr.fields import check_fields
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.recovery.course import Course
 from cpr.recovery.diary import Diary
@@ -34,6 +34,7 @@ class SavePlan:
     total_samples: int | None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.every, int) and self.every < 0:
             raise ValueError(
                 f"save_every_steps is {self.every}; give a number of steps, or 0 to save only at the end"
@@ -43,8 +44,6 @@ class SavePlan:
                 "priority chooses rows for periodic saves, and there are none: set save_every_steps, or do "
                 "without priority"
             )
-        if self.moment not in get_args(Moment):
-            raise ValueError(f"moment is {self.moment!r}; choose rolling or consistent")
         if self.total_samples is not None and self.total_samples <= 0:
             raise ValueError(
                 f"total_samples is {self.total_samples}; give a positive number, or None if unknown"

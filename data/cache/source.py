@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Final
 
@@ -60,8 +61,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         for name in ("disk_limit_bytes", "memory_limit_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 0:
+                raise ValueError(f"{name} must be a whole number of bytes, 0 or more, not {value!r}")
 
 
 class CachedSource:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from numbers import Integral
 from typing import Any, Final
 
 from data.batch import Batch
@@ -39,13 +40,12 @@ class LoaderConfig:
     """Batches decoded ahead at least, in whole windows."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "window_batches", "prefetch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("batch_size", 1), ("window_batches", 1), ("prefetch", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, not {value!r}")
         if self.order not in ORDERS:
             raise ValueError(f"order is {self.order!r}; choose one of {', '.join(ORDERS)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, but is {self.seed}")
 
 
 class DataLoader:
@@ -87,7 +87,6 @@ class DataLoader:
         self._own_source = ParquetSource(uri, manifest)
         self._source = self._own_source if source is None else source
         keys = [feature.name for feature in manifest.features]
-        self._assembler = Assembler(keys, config.batch_size, pin_memory)
         self._shape = Phase(
             world_size=world_size,
             batch_size=config.batch_size,
@@ -97,7 +96,8 @@ class DataLoader:
         self._epoch = 0
         self._phases = [self._shape]
         self._feed: Feed[list[Batch]] | None = None
-        self._check_size()
+        self._check_size()  # before room for batches that the data could not fill
+        self._assembler = Assembler(keys, config.batch_size, pin_memory)
 
     def __len__(self) -> int:
         """Batches every rank gets in one whole epoch."""

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 from data.criteo import CATEGORY_NAMES, TERABYTE_CAP
@@ -29,6 +30,7 @@ from data.prepare.verify import verify
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _SHARED_WORTH_SAYING = 0.01
+_GAPS_SHOWN = 10
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,12 +124,14 @@ def _prepare(flags: argparse.Namespace) -> int:
 
 def _describe_gaps(days: Sequence[int]) -> str:
     """Days that are left out between others, a line; nothing if there are none."""
-    absent = [day for day in range(min(days, default=0), max(days, default=0)) if day not in days]
-    if not absent:
+    gaps = [(before + 1, after - 1) for before, after in pairwise(sorted(days)) if after - before > 1]
+    if not gaps:
         return ""
+    told = [f"{first}" if first == last else f"{first} to {last}" for first, last in gaps]
+    more = ", ..." if len(told) > _GAPS_SHOWN else ""
     return (
-        f"there is nothing of day {', '.join(map(str, absent))}, but of earlier and of later ones. If that "
-        "is a mistake, give all files, and another --out\n"
+        f"there is nothing of day {', '.join(told[:_GAPS_SHOWN])}{more}, but of earlier and of later ones. "
+        "If that is a mistake, give all files, and another --out\n"
     )
 
 

@@ -13,6 +13,7 @@ ONE_PASS: Final = ("modulo", "hash")
 """Id rules for tables whose rows are known beforehand."""
 ID_RULES: Final = (*ONE_PASS, "vocabulary", "raw")
 DEFAULT_MIN_COUNT: Final = 3
+MOST_DAYS: Final = 10_000
 
 _READ_BY: Final = {
     "--table-rows": ONE_PASS,
@@ -80,6 +81,8 @@ class PrepareConfig:
         ):
             if value < least:
                 raise ValueError(f"{flag} is at least {least}, not {value}")
+        if self.num_days is not None and self.num_days > MOST_DAYS:
+            raise ValueError(f"--days is at most {MOST_DAYS:,}, not {self.num_days:,}: each becomes a folder")
         _ = self.identity, self.block_bytes
 
     def _refuse_unread(self) -> None:

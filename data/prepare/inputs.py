@@ -116,7 +116,10 @@ def find_inputs(paths: Sequence[Path], num_days: int | None) -> tuple[RawFile, .
     numbered = [(days[position] or 0, path) for position, path in enumerate(paths)]
     if days[0] is None:
         numbered = list(enumerate(paths))
-    return tuple(_look_at(path, day, count) for day, path in sorted(numbered))
+    found = tuple(_look_at(path, day, count) for day, path in sorted(numbered))
+    if num_days is not None:
+        _refuse_fewer_lines(paths[0], num_days)
+    return found
 
 
 def plan(raw: RawFile) -> list[Span]:
@@ -155,6 +158,21 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
     )
     _refuse_another_format(raw)
     return raw
+
+
+def _refuse_fewer_lines(path: Path, num_days: int) -> None:
+    """Say at once that some days would have no line."""
+    content, head = open_content(path, [0]), memoryview(bytearray(_LOOK_BYTES))
+    num_lines, last_line_ends = 0, True
+    try:
+        while num_lines < num_days and (size := content.readinto(head)):
+            num_lines += bytes(head[:size]).count(b"\n")
+            last_line_ends = head[size - 1] == ord("\n")
+    finally:
+        content.close()
+    num_lines += not last_line_ends
+    if num_lines < num_days:
+        raise ValueError(f"--days {num_days:,}: {path} has only {num_lines:,} lines; give fewer days")
 
 
 def _refuse_another_format(raw: RawFile) -> None:

@@ -4,6 +4,7 @@ A folder belongs to one configuration and one live process. The lock is the kern
 folder itself: a dead owner, however it died, holds nothing, and no lock file is left behind.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +34,10 @@ def locked(out: Path) -> Iterator[None]:
         raise ValueError(
             f"{out} cannot be a folder: there is a file in its place; choose another --out"
         ) from error
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL}:
+            raise
+        raise ValueError(f"{out} cannot be made ({error.strerror}); choose another --out") from error
     handle = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,14 +5,13 @@ in turn; as every block has its own random stream, who makes a file does not cha
 """
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -20,13 +19,11 @@ from data.criteo import CATEGORY_NAMES
 from data.dataset import DatasetManifest, Feature
 from data.synthetic.config import SyntheticConfig
 from data.synthetic.files import FilePlan, plan_files
-from data.synthetic.folder import MAKER, DatasetFolder
+from data.synthetic.folder import FULL, MAKER, DatasetFolder
 from data.synthetic.scores import Scores
 from data.synthetic.source import Block, ClickSource
 
 Progress = Callable[[int], object]
-
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> dict[str, Any]:
@@ -42,7 +39,8 @@ def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> di
         `best_log_loss` and `click_rate` of all days; and the same for each day under `days`.
 
     Raises:
-        ValueError: the folder holds something else, or is damaged.
+        ValueError: the folder holds something else, is damaged or cannot be made, or the disk has no room for
+            so many samples.
         OSError: the disk is full, or cannot be written.
     """
     folder = DatasetFolder(config, Path(out))
@@ -50,6 +48,7 @@ def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> di
     if finished is not None:
         folder.clean()
         return finished
+    folder.check_room()
     plans = plan_files(config)
     with _full_disk_explained(folder), folder.opened():
         missing = [plan for plan in plans if folder.written(plan) is None]

@@ -10,6 +10,11 @@ CARDINALITIES: Final = {"kaggle": KAGGLE_CARDINALITIES, "terabyte": TERABYTE_CAR
 COMPRESSIONS: Final = {"none": "", "gz": ".gz", "zst": ".zst"}
 FORMATS: Final = ("parquet", "tsv")
 
+LEAST_ROW_BYTES: Final = {"parquet": 25, "multi_hot": 100, "none": 150, "gz": 45, "zst": 35}
+"""Of a sample on disk with the smallest tables, less a third; raw files by compression."""
+PARQUET_FILE_BYTES: Final = 8192
+"""Of a Parquet file besides its samples: the footer."""
+
 SMALL_TABLE_ROWS: Final = 1000
 """Scaling never makes a table smaller than this; tables that are smaller by nature keep their real size."""
 
@@ -89,6 +94,14 @@ class SyntheticConfig:
     def bag_sizes(self) -> tuple[int, ...]:
         """Ids a sample has in each feature, where the feature is not missing."""
         return BAG_SIZES if self.multi_hot else (1,) * len(BAG_SIZES)
+
+    @property
+    def least_bytes(self) -> int:
+        """What the data set takes on disk at least: it is larger with larger tables."""
+        kind = "multi_hot" if self.multi_hot else "parquet" if self.format == "parquet" else self.compression
+        files_per_day = -(-self.rows_per_day // self.rows_per_file) if self.format == "parquet" else 1
+        file_bytes = PARQUET_FILE_BYTES if self.format == "parquet" else 0
+        return self.days * (self.rows_per_day * LEAST_ROW_BYTES[kind] + files_per_day * file_bytes)
 
     def blocks_of_day(self) -> list[int]:
         """Samples in each block of a day; all but the last are full."""

@@ -6,6 +6,7 @@ when it is whole and on disk. The manifest comes last; then `.unfinished` goes.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ from data.synthetic.scores import Scores
 from data.synthetic.source import Block
 
 MAKER: Final = "data.synthetic"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 GENERATOR_VERSION: Final = 1
 """Raised whenever the same configuration would give other bytes."""
 
@@ -54,7 +56,8 @@ class DatasetFolder:
         Raises:
             ValueError: the folder holds another data set, or this one is damaged.
         """
-        found = [name for name in (MANIFEST_NAME, RAW_MANIFEST_NAME) if (self.path / name).exists()]
+        with self._named_in_errors():
+            found = [name for name in (MANIFEST_NAME, RAW_MANIFEST_NAME) if (self.path / name).exists()]
         if not found:
             return None
         try:
@@ -72,6 +75,24 @@ class DatasetFolder:
                 raise ValueError(f"{file} is missing or has changed; delete {self.path} and make it again")
         return provenance
 
+    def check_room(self) -> None:
+        """Refuse a data set that cannot fit on the disk, before hours are spent on finding out.
+
+        Raises:
+            ValueError: says what it takes and what there is.
+        """
+        there = next(
+            folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.exists()
+        )
+        disk = shutil.disk_usage(there)
+        free = disk.free + sum(file.stat().st_size for file in self.path.rglob("*"))
+        if disk.total and self._config.least_bytes > free:  # some file systems do not tell
+            raise ValueError(
+                f"{self._config.days:,} days of {self._config.rows_per_day:,} rows take "
+                f"{self._config.least_bytes / 1e9:,.1f} GB at least, and the disk of {self.path} has "
+                f"{free / 1e9:,.1f} GB free: lower --days or --rows-per-day, or name another --out"
+            )
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Hold the folder for writing, new or as an unfinished run of the same configuration left it.
@@ -80,12 +101,14 @@ class DatasetFolder:
             ValueError: the folder holds something else, or somebody is writing it now.
         """
         identity = self._work / "config.json"
-        if identity.exists():
-            self._check_identity(json.loads(identity.read_text()))
-        elif self.path.exists() and any(file != self._work for file in self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty and holds no data set; choose another folder")
-        self._work.mkdir(parents=True, exist_ok=True)
-        with (self._work / "lock").open("w") as lock:
+        with self._named_in_errors():
+            if identity.exists():
+                self._check_identity(json.loads(identity.read_text()))
+            elif self.path.exists() and any(file != self._work for file in self.path.iterdir()):
+                raise ValueError(f"{self.path} is not empty and holds no data set; choose another folder")
+            self._work.mkdir(parents=True, exist_ok=True)
+            lock_file = (self._work / "lock").open("w")
+        with lock_file as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -140,6 +163,18 @@ class DatasetFolder:
     def clean(self) -> None:
         """Remove what only an unfinished data set needs."""
         shutil.rmtree(self._work, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise ValueError(
+                f"{self.path} cannot be made or read ({error.strerror}): name another folder by --out, or "
+                "change its permissions"
+            ) from error
 
     def _check_identity(self, made_as: dict[str, Any]) -> None:
         made_as = {"top_coverage": TOP_COVERAGE, **made_as}  # once it was no choice

@@ -1,8 +1,9 @@
 """How an exchange is put together, in words and numbers; without torch, which takes seconds to import."""
 
-import math
 from dataclasses import dataclass
 from typing import Final
+
+from cpr.fields import check_fields
 
 DENSE: Final = ("dense", "ring", "tree", "two_level", "priority")
 """All values travel."""
@@ -61,6 +62,7 @@ class CommConfig:
     """`selsync`: relative change of a gradient's energy from which on ranks meet; 0: in each step."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "comm.")
         _check_choice("exchange", self.exchange, EXCHANGES)
         _check_choice("compressor", self.compressor, COMPRESSORS)
         _check_choice("wire_dtype", self.wire_dtype, (*CODECS, "auto"))
@@ -68,8 +70,8 @@ class CommConfig:
         _check(0 < self.ratio <= 1, "comm.ratio is a share, above 0 and at most 1")
         _check(0 < self.min_gain <= 1, "comm.min_gain is a share, above 0 and at most 1")
         _check(self.window_steps > 0, "comm.window_steps must be positive")
-        _check(0 <= self.sync_change < math.inf, "comm.sync_change must be a number, 0 or more")
-        _check(0 <= self.threshold < math.inf, "comm.threshold must be a number, 0 or more")
+        _check(self.sync_change >= 0, "comm.sync_change must not be negative")
+        _check(self.threshold >= 0, "comm.threshold must not be negative")
         _check(
             (self.threshold > 0) == (self.compressor == "threshold"),
             "comm.threshold and comm.compressor=threshold go together; set both, or none",

@@ -58,9 +58,16 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
         The hook, whose state belongs into checkpoints.
 
     Raises:
-        ValueError: a parameter is not fp32, the exchange is one of those two, or ranks have different
-            parameters, or other options; all ranks raise it.
+        ValueError: the model is not wrapped in DDP; or a parameter is not fp32, the exchange is one of those
+            two, or ranks have different parameters, or other options, which all ranks raise.
     """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"register takes a model wrapped in DistributedDataParallel, not a {type(model).__name__}: wrap "
+            "it first, and call the wrapper in the training loop"
+        )
+    if not isinstance(config, CommConfig):
+        raise ValueError(f"register takes a dlrm.comm.config.CommConfig, not {config!r}")
     hook = GradientHook(model, config, mean)
     model.register_comm_hook(hook, _exchange_bucket)
     watch = register_optimizer_step_pre_hook(hook.check_step)

@@ -518,7 +518,7 @@ def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path
     [
         ({"checkpoint": ""}, "no checkpoint directory"),
         ({"save_every_steps": -1}, "save_every_steps is -1"),
-        ({"moment": "soon"}, "rolling or consistent"),
+        ({"moment": "soon"}, "choose one of consistent, rolling"),
         ({"total_samples": 0}, "total_samples is 0"),
         ({"save_every_steps": cpr.IntervalRule(mean_time_to_failure_s=3600.0)}, "needs total_samples"),
         ({"save_every_steps": cpr.IntervalRule(), "total_samples": 8}, "give mean_time_to_failure_s"),

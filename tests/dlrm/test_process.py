@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from cpr import errors
 from dlrm import process
@@ -58,6 +59,22 @@ def test_mistakes_and_failures_are_one_line(error, code, capsys, slept):
     assert exit_code_of("prog", fail_with(error)) == code
     assert capsys.readouterr() == ("", "prog: do this\n")
     assert not slept
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**62, dtype=torch.int8),
+        lambda: torch.empty(2**62, 4),
+        lambda: bytearray(2**62),
+    ],
+)
+def test_too_little_memory_is_one_line(allocate, capsys, slept):
+    assert exit_code_of("prog", lambda stop: allocate()) == 1
+    out, error = capsys.readouterr()
+    assert error.startswith("prog: not enough memory (")
+    assert "Lower data.global_batch_size" in error
+    assert (out, error.count("\n")) == ("", 1)
 
 
 def test_telling_mistakes_from_failures_needs_no_torch():

@@ -406,7 +406,7 @@ def test_what_one_rank_refuses_to_save_no_rank_saves():
     [
         ({"host_memory_bytes": 1}, "needs at least"),
         ({"codec": "int3"}, "choose one of"),
-        ({"when_busy": "later"}, "choose wait or skip"),
+        ({"when_busy": "later"}, "choose one of wait, skip"),
         ({"merge_after": -1}, "must not be negative"),
     ],
 )

@@ -114,7 +114,12 @@ def test_a_picture_of_saves_that_cost_nothing(tmp_path):
     [
         ([], "this is missing: --total (T_total), --fail"),
         (["--run", "{}"], "has no history.json"),
-        (["--failures", "{}/nowhere.csv"], "nowhere.csv"),
+        (["--run", "{}"], "or give the job's times: --total, --fail, --save and --nodes"),
+        (
+            ["--failures", "{}/nowhere.csv"],
+            "nowhere.csv cannot be read (No such file or directory): give a CSV",
+        ),
+        (["--failures", "{}"], "cannot be read (Is a directory): give a CSV file"),
         ([*JOB, "--pls", "1.5"], "the target PLS is 1.5"),
         ([*JOB, "--ratio", "0"], "the ratio is 0"),
         ([*JOB, "--blocked", "1h"], "of which it is a part"),

@@ -155,6 +155,7 @@ def test_without_failures_there_is_nothing_to_simulate(capsys, tmp_path):
         ("--group-share 0.1 --group-nodes 9", "cannot happen to 8"),
         ("--group-share 2 --group-nodes 2", "from 0 to 1"),
         ("--trials 1", "2 at least"),
+        ("--trials 100000000", "1,000,000 can be simulated at most"),
         ("--seed -1", "must not be negative"),
         ("--interval 60h", "not longer than the job"),
         ("--interval 0s", "positive"),

@@ -18,7 +18,7 @@ from tests.cpr.shards.models import bags, sequences, shard
         ({"scheme": "lru"}, "scheme is 'lru'; choose one of mfu, ssu, scar"),
         ({"ratio": 0.0}, r"ratio is 0.0; choose a share of rows above 0, at most 1"),
         ({"ratio": 1.5}, r"ratio is 1.5"),
-        ({"ratio": float("nan")}, "ratio is nan"),
+        ({"ratio": float("nan")}, "ratio must be finite, not nan"),
         ({"sampling_period": 0}, "sampling_period is 0; 1 takes every lookup"),
         ({"covering": 1.01}, "covering is 1.01; 0 prioritises no table"),
         ({"covering": -0.1}, "covering is -0.1"),

@@ -361,8 +361,9 @@ def test_an_entry_that_can_be_read_but_not_touched_still_serves(open_cache, monk
 
 
 @pytest.mark.parametrize("name", ["disk_limit_bytes", "memory_limit_bytes"])
-def test_negative_limits_are_refused(tmp_path, name):
-    limits = {"disk_limit_bytes": 0, "memory_limit_bytes": 0, name: -1}
+@pytest.mark.parametrize("limit", [-1, "1", 0.5])
+def test_limits_that_are_no_numbers_of_bytes_are_refused(tmp_path, name, limit):
+    limits = {"disk_limit_bytes": 0, "memory_limit_bytes": 0, name: limit}
     with pytest.raises(ValueError, match=name):
         CacheConfig(folder=tmp_path, **limits)
 

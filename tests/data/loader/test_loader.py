@@ -216,6 +216,11 @@ def test_too_few_rows_for_one_step_is_an_error(one_hot):
     assert len(DataLoader(one_hot, config(batch_size=32, drop_last=False), world_size=4)) == 1
 
 
+def test_too_few_rows_are_an_error_before_memory_for_a_batch_is_asked_for(one_hot):
+    with pytest.raises(ValueError, match="fewer than one step"):
+        DataLoader(one_hot, config(batch_size=2**50))
+
+
 def test_a_position_from_before_there_were_orders_is_understood(one_hot):
     loader = DataLoader(one_hot, config())
     batches = iter(loader)
@@ -229,7 +234,16 @@ def test_a_position_from_before_there_were_orders_is_understood(one_hot):
 
 
 @pytest.mark.parametrize(
-    "change", [{"batch_size": 0}, {"window_batches": 0}, {"prefetch": 0}, {"seed": -1}, {"order": "random"}]
+    "change",
+    [
+        {"batch_size": 0},
+        {"batch_size": "5"},
+        {"window_batches": 0},
+        {"prefetch": 0},
+        {"seed": -1},
+        {"seed": 1.5},
+        {"order": "random"},
+    ],
 )
 def test_bad_configuration_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):

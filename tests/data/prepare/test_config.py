@@ -74,6 +74,7 @@ def test_published_sizes_are_known_by_name():
         ({"ids": "raw", "cap": 1000}, "--cap is for --ids modulo or hash or vocabulary; with --ids raw"),
         ({"ids": "hash", "min_count": 3}, "--min-count is for --ids vocabulary; with --ids hash"),
         ({"num_days": 0}, "--days"),
+        ({"num_days": 10_001}, "--days is at most 10,000, not 10,001"),
         ({"num_processes": 0}, "--processes"),
         ({"max_bad_ratio": 1.5}, "--max-bad-ratio"),
         ({"memory_bytes": 100 << 20}, "fewer --processes"),

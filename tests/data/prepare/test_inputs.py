@@ -59,6 +59,15 @@ def test_days_that_do_not_add_up(raw_file, names, days, match):
         find_inputs([raw_file(make_lines(2), name) for name in names], days)
 
 
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_more_days_than_lines_are_refused(tmp_path, name):
+    path, text = tmp_path / name, b"\n".join(make_lines(3))
+    path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    find_inputs([path], 3)
+    with pytest.raises(ValueError, match=r"--days 4: .*train.* has only 3 lines; give fewer days"):
+        find_inputs([path], 4)
+
+
 def test_files_that_are_not_there_empty_or_given_twice(tmp_path, raw_file):
     with pytest.raises(ValueError, match=r"nothing\.txt is not a file"):
         find_inputs([tmp_path / "nothing.txt"], None)

@@ -1,6 +1,7 @@
 """The command line: its flags and exit codes."""
 
 import errno
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from data.dataset import DatasetManifest, Part
 from data.prepare import __main__ as command
 from data.prepare.pool import WorkerDiedError
+from tests.data.prepare.conftest import make_lines
 
 MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_rejects": {}}})
 
@@ -105,7 +107,9 @@ def test_nothing_is_said_of_merging_where_nobody_can_tell(monkeypatch, capsys, f
     [
         ((0, 1, 2), ""),
         ((3, 4), ""),
-        ((0, 2, 5), "there is nothing of day 1, 3, 4, but of earlier and of later"),
+        ((0, 2, 5), "there is nothing of day 1, 3 to 4, but of earlier and of later"),
+        ((0, 10**18), f"there is nothing of day 1 to {10**18 - 1}, but"),
+        (tuple(range(0, 30, 2)), "15, 17, 19, ..., but of earlier"),
     ],
 )
 def test_days_that_are_missing_between_others_are_named(monkeypatch, capsys, days, said):
@@ -134,3 +138,12 @@ def test_bytes_after_compressed_data_are_told(monkeypatch, capsys):
 def test_verify_of_no_data_set_is_code_1(capsys, tmp_path):
     assert command.main(["--verify", str(tmp_path)]) == 1
     assert "not a finished data set" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["/proc/none", "{}/" + "a" * 300])
+def test_an_output_folder_that_cannot_be_made_is_code_2(capsys, tmp_path, raw_file, out):
+    path = raw_file(make_lines(5))
+    assert command.main([str(path), "--out", out.format(tmp_path), "--table-rows", "10"]) == 2
+    assert re.search(
+        r"data\.prepare: .* cannot be made \(.*\); choose another --out\n", capsys.readouterr().err
+    )

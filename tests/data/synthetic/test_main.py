@@ -79,6 +79,32 @@ def test_refusal_is_one_line_and_a_failed_exit(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (["--rows-per-day", "99999999999999999999"], "6 days of 99,999,999,999,999,999,999 rows"),
+        (["--days", "99999999999999999999", "--rows-per-day", "1"], "days of 1 rows"),
+        (["--rows-per-day", "9" * 15, "--format", "tsv"], "GB at least"),
+    ],
+)
+def test_what_cannot_fit_on_the_disk_is_refused_at_once(tmp_path, capsys, flags, what):
+    assert main(["--out", str(tmp_path / "set"), *flags]) == 1
+    error = capsys.readouterr().err
+    assert what in error
+    assert "GB free: lower --days or --rows-per-day, or name another --out" in error
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("out", ["/proc/none", "{}/file/set", "{}/" + "a" * 300])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, out):
+    (tmp_path / "file").touch()
+    assert main(["--out", out.format(tmp_path), *SMALL]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be made or read (" in error
+    assert "name another folder by --out" in error
+    assert error.count("\n") == 1
+
+
 @pytest.mark.system
 @pytest.mark.timeout(60)
 def test_progress_is_shown_on_a_terminal(tmp_path):

@@ -21,8 +21,8 @@ def test_every_exchange_works_as_it_comes():
         ({"ratio": 1.5}, "comm.ratio is a share"),
         ({"min_gain": 0}, "comm.min_gain is a share"),
         ({"window_steps": 0}, "comm.window_steps must be positive"),
-        ({"sync_change": -1}, "comm.sync_change must be a number"),
-        ({"threshold": float("nan")}, "comm.threshold must be a number"),
+        ({"sync_change": -1}, "comm.sync_change must not be negative"),
+        ({"threshold": float("nan")}, "comm.threshold must be finite"),
         ({"exchange": "star", "threshold": 0.1}, "comm.compressor=threshold go together"),
         ({"exchange": "star", "compressor": "threshold"}, "comm.compressor=threshold go together"),
         (

@@ -81,6 +81,16 @@ def test_a_hook_looks_at_its_optimizer_and_lets_go_of_it_with_the_model(world_of
     assert set(_global_optimizer_pre_hooks) == before
 
 
+def test_a_model_that_ddp_has_not_wrapped_is_refused():
+    with pytest.raises(ValueError, match="wrapped in DistributedDataParallel, not a Linear: wrap it first"):
+        register(nn.Linear(2, 2), CommConfig())
+
+
+def test_options_of_another_type_are_refused(world_of_one):
+    with pytest.raises(ValueError, match=r"takes a dlrm\.comm\.config\.CommConfig, not 'ring'"):
+        register(DistributedDataParallel(nn.Linear(2, 2)), "ring")
+
+
 def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
     model = DistributedDataParallel(nn.Linear(2, 2, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match=r"weight is torch.bfloat16.*compute under autocast"):
@@ -131,10 +141,13 @@ def test_what_is_owed_is_not_dropped_by_a_hook_that_has_no_place_for_it(world_of
 
 
 def test_a_model_with_nothing_to_train_is_refused(world_of_one):
-    class Frozen:
-        module = nn.Linear(2, 2).requires_grad_(False)
+    class Frozen(DistributedDataParallel):  # which itself refuses such a model
         parameters_to_ignore = frozenset()
         process_group = torch.distributed.group.WORLD
+
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.module = nn.Linear(2, 2).requires_grad_(False)
 
     with pytest.raises(ValueError, match="nothing to exchange"):
         register(Frozen(), CommConfig())
