@@ -188,7 +188,8 @@ class PartialRecovery:
     ) -> None:
         """Meet the other workers and make the default process group, instead of `torch.distributed`'s.
 
-        A worker that holds memory gets its old rank back if it can; `RANK` in the environment is set to it.
+        A node that holds memory gets its old ranks back if it can; `RANK` in the environment is set to the
+        new rank. The ranks of a node follow each other in the order of `LOCAL_RANK`.
 
         Args:
             backend: "gloo", "nccl", or None: torch chooses.

@@ -9,7 +9,7 @@ there the host decides (`offers`) and tells everybody, together with the port of
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -56,7 +56,8 @@ class Meeting:
 def meet(offer: Offer, timeout: timedelta) -> Meeting:
     """Meet the other workers that the launcher started; alone, at once, if there was no launcher.
 
-    Sets the environment variable RANK to the new rank: all that reads it agrees with the process group.
+    Sets the environment variables RANK and GROUP_RANK to the new ones: all that reads them agrees with the
+    process group.
 
     Args:
         offer: what this worker brings.
@@ -71,11 +72,14 @@ def meet(offer: Offer, timeout: timedelta) -> Meeting:
         return _meeting(HashStore(), 0, decide([offer]), [offer])
     meeting = meet_at(place, offer, timeout)
     os.environ["RANK"] = str(meeting.rank)
+    if "GROUP_RANK" in os.environ and meeting.rank != place.rank:  # then all nodes are of one size
+        os.environ["GROUP_RANK"] = str(meeting.rank // place.local_world_size)
     return meeting
 
 
 def meet_at(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
     """`meet` at a place that is told."""
+    offer = replace(offer, local_rank=place.local_rank, local_world_size=place.local_world_size)
     if place.world_size == 1:
         return _meeting(HashStore(), 0, decide([offer]), [offer])
     attend = _host if place.rank == 0 else _attend

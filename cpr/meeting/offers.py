@@ -1,9 +1,13 @@
 """What each worker brings to the meeting, and what follows from all offers together: a pure function."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 from uuid import uuid4
+
+_Age = tuple[int, int]
+"""Generation and last step of a segment; the greater, the newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,10 @@ class Offer:
     """Best first."""
     launch: str = ""
     """What launched it, that no other launch shares; empty: not known."""
+    local_rank: int = 0
+    """Its place on its node, as the launcher counts; `meet` fills this in."""
+    local_world_size: int = 1
+    """Workers of its node."""
 
     def to_json(self) -> dict[str, Any]:
         """For a message."""
@@ -65,8 +73,7 @@ def decide(offers: Sequence[Offer]) -> Decision:
     """Who gets which rank, and which session goes on.
 
     If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
-    that got furthest goes on, and who holds a rank of it keeps that rank, so that tables need not move; the
-    first one where two hold the same. All others fill the gaps in the launcher's order.
+    that got furthest goes on, and nodes that hold memory of it keep their ranks: tables need not move.
 
     Args:
         offers: of all workers, in the order of the ranks that the launcher gave.
@@ -88,21 +95,59 @@ def decide(offers: Sequence[Offer]) -> Decision:
 
 
 def _ranks(offers: Sequence[Offer], session_id: str) -> tuple[int, ...]:
-    kept: dict[int, int] = {}  # the new rank of those who keep one
+    """The new rank of each worker.
+
+    A node of n workers gets ranks kn to kn + n - 1, in the order of its local ranks: TorchRec derives devices
+    and node groups from rank % n and rank // n. Where nodes differ in size, the launcher's order stays.
+    """
+    size = _node_size(offers)
+    if size is None:
+        return tuple(range(len(offers)))
+    blocks = _blocks(offers, session_id, size)
+    return tuple(blocks[place // size] * size + place % size for place in range(len(offers)))
+
+
+def _node_size(offers: Sequence[Offer]) -> int | None:
+    """Workers of each node; None if nodes are not alike, or the launcher does not count node by node."""
+    size = offers[0].local_world_size
+    is_even = all(
+        (offer.local_rank, offer.local_world_size) == (place % size, size)
+        for place, offer in enumerate(offers)
+    )
+    return size if is_even and len(offers) % size == 0 else None
+
+
+def _blocks(offers: Sequence[Offer], session_id: str, size: int) -> list[int]:
+    """The block of ranks that each node gets.
+
+    The node with the newest generation of a block's segments gets it, and of several the one with the most;
+    of an old rank, only the newest memory counts. Nodes that hold nothing fill the gaps in the launcher's
+    order.
+    """
+    holders: dict[int, list[tuple[_Age, int]]] = defaultdict(list)  # (age, node) of each old rank
+    for place, offer in enumerate(offers):
+        for each in offer.held:
+            fits = each.world_size == len(offers) and 0 <= each.rank < len(offers)
+            if each.session_id == session_id and fits:
+                holders[each.rank].append(((each.generation, each.step_finished), place // size))
+    claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # (node, block): its segments
+    for rank, found in holders.items():
+        newest, _ = max(found)
+        for age, node in found:
+            if age == newest:
+                claims[node, rank // size].add((age, rank))
+
+    def value(claim: tuple[int, int]) -> tuple[int, int, _Age]:
+        newest, _ = max(claims[claim])
+        return newest[0], len(claims[claim]), newest
+
+    kept: dict[int, int] = {}
     taken: set[int] = set()
-    for place, rank in _wishes(offers, session_id):
-        if place not in kept and rank not in taken:
-            kept[place] = rank
-            taken.add(rank)
-    gaps = iter(sorted(set(range(len(offers))) - taken))
-    return tuple(kept[place] if place in kept else next(gaps) for place in range(len(offers)))
-
-
-def _wishes(offers: Sequence[Offer], session_id: str) -> Iterator[tuple[int, int]]:
-    """(place, rank that it could keep): everybody's best segment first, then everybody's second, ..."""
-    for choice in range(max(len(offer.held) for offer in offers)):
-        for place, offer in enumerate(offers):
-            for each in offer.held[choice : choice + 1]:
-                fits = each.world_size == len(offers) and 0 <= each.rank < len(offers)
-                if each.session_id == session_id and fits:
-                    yield place, each.rank
+    for claim in sorted(sorted(claims), key=value, reverse=True):  # between equal ones, the launcher's order
+        node, block = claim
+        if node not in kept and block not in taken:
+            kept[node] = block
+            taken.add(block)
+    num_nodes = len(offers) // size
+    gaps = iter(sorted(set(range(num_nodes)) - taken))
+    return [kept[node] if node in kept else next(gaps) for node in range(num_nodes)]

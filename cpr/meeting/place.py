@@ -17,6 +17,9 @@ class Place:
     port: int
     of_agent: bool
     """Whether the agent keeps that store, for all generations of workers; if not, rank 0 does."""
+    local_rank: int = 0
+    local_world_size: int = 1
+    """Workers of this node; 1, as if each had a node of its own, where the launcher does not say."""
 
     @classmethod
     def from_environment(cls) -> Self | None:
@@ -27,6 +30,7 @@ class Place:
         """
         if "MASTER_ADDR" not in os.environ:
             return None
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         try:
             return cls(
                 rank=int(os.environ["RANK"]),
@@ -34,6 +38,8 @@ class Place:
                 address=os.environ["MASTER_ADDR"],
                 port=int(os.environ["MASTER_PORT"]),
                 of_agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")) if local_world_size > 1 else 0,
+                local_world_size=local_world_size,
             )
         except KeyError as error:
             raise ValueError(

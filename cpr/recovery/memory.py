@@ -87,18 +87,18 @@ class WorkerMemory:
         """Claim the segments that fall to this worker.
 
         Which ones is decided by their ranks alone, so that the workers of a node need not talk about it:
-        each segment falls to exactly one of them, and with as many workers as before to each the one of its
-        predecessor.
+        each segment falls to exactly one of them. Where the node has as many workers as before, that is the
+        one with the local rank of its owner, which gets the owner's rank if the node keeps its ranks.
 
         Raises:
             UnreadableMemoryError: some memory cannot be read, though it was tried again for a while, or was
                 written by another version. It is kept, and nothing is claimed: workers that are restarted try
                 again, rather than go on without it.
         """
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        rank = int(os.environ.get("RANK", "0"))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for segment, layout in patiently(self._find):
-            if layout.rank % local_size == local_rank and patiently(segment.claim):
+            if (layout.rank - rank) % local_size == 0 and patiently(segment.claim):
                 self.claimed.append(Claimed.from_segment(segment, layout))
         self.claimed.sort(key=lambda each: each.age)
 

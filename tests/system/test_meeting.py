@@ -21,7 +21,7 @@ def generations(folder):
     found = {}
     for file in folder.glob("*.json"):
         saw = json.loads(file.read_text())
-        found.setdefault(saw["session"], []).append(saw)
+        found.setdefault((saw["session"], saw["generation"]), []).append(saw)
     return list(found.values())
 
 

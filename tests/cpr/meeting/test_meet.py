@@ -1,8 +1,10 @@
 """Threads as workers, and a real store as the agent's; hosts and guests that die at every step."""
 
 import json
+import os
 import random
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,9 +13,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torchrec.distributed.comm import get_group_rank, get_local_rank, get_local_size
 
 from cpr.errors import RendezvousError
-from cpr.meeting import HeldSegment, Offer, init_process_group, meet
+from cpr.meeting import HeldSegment, Meeting, Offer, init_process_group, meet
 from cpr.meeting.board import Board
 from cpr.meeting.host import Host
 from cpr.meeting.meet import meet_at
@@ -123,6 +126,21 @@ def test_ranks_that_are_held_are_kept_and_offers_follow(workers, place):
     meetings = check(start(workers, place, 3, offers), pids=[12, 11, 10])
     assert [each.rank for each in meetings] == [2, 1, 0]
     assert (meetings[0].session_id, meetings[0].generation) == ("s", 3)
+
+
+def test_ranks_of_a_node_stay_together_though_half_of_its_memory_is_lost(workers, agent):
+    """Two nodes of two workers, which the launcher counts the other way round than before."""
+    held = HeldSegment(session_id="s", rank=3, world_size=4, step_finished=5, generation=2)
+
+    def at(rank, world_size):
+        node = {"local_rank": rank % 2, "local_world_size": 2}
+        return Place(
+            rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True, **node
+        )
+
+    offers = [offer(10), offer(11, held), offer(12), offer(13)]
+    meetings = check(start(workers, at, 4, offers), pids=[12, 13, 10, 11])
+    assert [each.rank for each in meetings] == [2, 3, 0, 1]
 
 
 def test_where_no_agent_keeps_the_board_rank_0_does(workers):
@@ -436,7 +454,7 @@ LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "RANK": "0", "WORLD_
 
 @pytest.fixture
 def nowhere(monkeypatch):
-    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in (*LAUNCHED, "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -455,6 +473,20 @@ def test_a_world_of_one_keeps_its_session(nowhere):
     held = HeldSegment(session_id="s", rank=0, world_size=1, step_finished=5, generation=2)
     meeting = meet(offer(7, held), SHORT)
     assert (meeting.rank, meeting.session_id, meeting.generation) == (0, "s", 3)
+
+
+def test_torchrec_agrees_with_the_environment_of_the_new_rank(nowhere):
+    """What TorchRec calls a node is one, and the device of a rank is that of its worker."""
+    node = {"GROUP_RANK": "0", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**LAUNCHED, **node, "WORLD_SIZE": "4", "RANK": "1"}.items():
+        nowhere.setenv(name, value)
+    # this node is the launcher's first, and has memory of ranks 2 and 3
+    met = Meeting(store=None, rank=3, world_size=4, session_id="s", generation=1, continues=True, offers=())
+    nowhere.setattr(sys.modules[meet.__module__], "meet_at", lambda *_: met)
+    rank = meet(offer(), SHORT).rank
+    assert (os.environ["RANK"], os.environ["GROUP_RANK"]) == ("3", "1")
+    assert get_group_rank(4, rank) == int(os.environ["GROUP_RANK"])
+    assert rank % get_local_size(4) == get_local_rank(4, rank) == int(os.environ["LOCAL_RANK"])
 
 
 @pytest.mark.parametrize("missing", ["MASTER_PORT", "RANK", "WORLD_SIZE"])

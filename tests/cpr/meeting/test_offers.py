@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from itertools import chain, permutations
 
 import pytest
 from hypothesis import given
@@ -53,58 +55,9 @@ def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
     assert decision.generation > max(each.generation for each in of_it)
 
 
-@given(worlds)
-def test_the_first_who_holds_a_rank_keeps_it(world):
-    decision = decide(world)
-    firsts = [one.held[0] if one.held else None for one in world]
-    fits = [
-        each.rank
-        if each
-        and each.session_id == decision.session_id
-        and each.world_size == len(world)
-        and each.rank < len(world)
-        else None
-        for each in firsts
-    ]
-    for rank in set(fits) - {None}:
-        assert decision.ranks[fits.index(rank)] == rank
-
-
-@given(worlds)
-def test_who_keeps_nothing_fills_the_gaps_in_the_launchers_order(world):
-    decision = decide(world)
-    strangers = [
-        rank
-        for one, rank in zip(world, decision.ranks, strict=True)
-        if not any(each.session_id == decision.session_id for each in one.held)
-    ]
-    assert strangers == sorted(strangers)
-
-
 @given(offers)
 def test_an_offer_survives_the_way(each):
     assert Offer.from_json(json.loads(json.dumps(each.to_json()))) == each
-
-
-def test_ranks_stay_when_the_launcher_turns_nodes_around():
-    # nodes of two workers each; the first was replaced, and the launcher now counts the other one first
-    world = [offer(segment(rank=2)), offer(segment(rank=3)), offer(), offer()]
-    assert decide(world).ranks == (2, 3, 0, 1)
-
-
-def test_a_second_segment_counts_when_the_first_is_kept_by_another():
-    world = [offer(segment(rank=0)), offer(segment(rank=0), segment(rank=2)), offer(), offer()]
-    assert decide(world).ranks == (0, 2, 1, 3)
-
-
-def test_a_second_segment_does_not_push_away_a_first_one():
-    world = [
-        offer(segment(rank=0)),
-        offer(segment(rank=0), segment(rank=2)),
-        offer(segment(rank=2)),
-        offer(),
-    ]
-    assert decide(world).ranks == (0, 1, 2, 3)
 
 
 def test_at_another_world_size_nobody_keeps_a_rank_and_the_session_goes_on():
@@ -118,6 +71,154 @@ def test_memory_of_an_earlier_launch_is_nobodys():
     assert decision.ranks == (0, 1)
     assert decision.session_id != "a"
     assert not decision.continues
+
+
+# --- nodes of several workers ---
+
+
+def claimed(memory, launched):
+    """Offers of workers at (rank, local rank, workers of the node), each with its part of the memory."""
+    return [
+        replace(
+            offer(*(each for each in memory[node] if (each.rank - rank) % local_size == 0)),
+            local_rank=local_rank,
+            local_world_size=local_size,
+        )
+        for node, rank, local_rank, local_size in launched
+    ]
+
+
+def even(order, size):
+    """How the launcher counts nodes of that many workers, in that order."""
+    return [(node, place * size + i, i, size) for place, node in enumerate(order) for i in range(size)]
+
+
+@st.composite
+def failures(draw):
+    """Nodes, each with what is left of its memory of the ranks that it had, and perhaps older memory."""
+    size, num_nodes = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    world_size = size * num_nodes
+    memory = []
+    for node in range(num_nodes):
+        ranks = range(node * size, (node + 1) * size)
+        left = draw(st.sampled_from([ranks, ()]) | st.lists(st.sampled_from(ranks), unique=True))
+        older = draw(st.lists(st.integers(0, world_size - 1), max_size=2, unique=True))
+        memory.append(
+            [
+                segment(rank=rank, world_size=world_size, step=draw(st.integers(8, 9)), generation=2)
+                for rank in left
+            ]
+            + [segment(rank=rank, world_size=world_size, step=30, generation=1) for rank in older]
+        )
+    return size, memory
+
+
+def of_node(order, size, ranks):
+    """The new ranks of each node, by node."""
+    return {node: ranks[place * size : (place + 1) * size] for place, node in enumerate(order)}
+
+
+@given(failures(), st.randoms(use_true_random=False))
+def test_ranks_of_a_node_stay_together_in_the_order_of_local_ranks(failure, chance):
+    size, memory = failure
+    order = chance.sample(range(len(memory)), len(memory))
+    ranks = decide(claimed(memory, even(order, size))).ranks
+    assert sorted(ranks) == list(range(len(ranks)))
+    for mine in of_node(order, size, ranks).values():
+        assert mine[0] % size == 0  # TorchRec: the node is rank // size, the device rank % size
+        assert mine == tuple(range(mine[0], mine[0] + size))
+
+
+@given(failures(), st.randoms(use_true_random=False))
+def test_nodes_whose_memory_is_left_keep_their_ranks_however_they_are_counted(failure, chance):
+    """A node that was lost, or all of whose memory was, takes what is left over."""
+    size, memory = failure
+    order = chance.sample(range(len(memory)), len(memory))
+    world = claimed(memory, even(order, size))
+    ranks = decide(world).ranks
+    for node, mine in of_node(order, size, ranks).items():
+        if any(each.generation == 2 for each in memory[node]):
+            assert mine == tuple(range(node * size, (node + 1) * size))
+    for one, rank in zip(world, ranks, strict=True):
+        assert {each.rank for each in one.held if each.generation == 2} <= {rank}
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.data())
+def test_the_most_memory_stays_in_place(size, num_nodes, data):
+    """Several nodes may have memory of the same ranks, of different steps; each of one block alone."""
+    world_size = size * num_nodes
+    blocks = st.integers(0, num_nodes - 1)
+    memory = []
+    for _ in range(num_nodes):
+        first = size * data.draw(blocks)
+        left = data.draw(st.lists(st.integers(first, first + size - 1), unique=True))
+        steps = st.integers(0, 2)
+        memory.append([segment(rank=rank, world_size=world_size, step=data.draw(steps)) for rank in left])
+    ranks = decide(claimed(memory, even(range(num_nodes), size))).ranks
+    found = [(node, each) for node, held in enumerate(memory) for each in held]
+    best = {
+        each.rank: max(other.step_finished for _, other in found if other.rank == each.rank)
+        for _, each in found
+    }
+
+    def in_place(blocks):
+        return sum(
+            each.step_finished == best[each.rank] and each.rank // size == blocks[node]
+            for node, each in found
+        )
+
+    chosen = [ranks[node * size] // size for node in range(num_nodes)]
+    assert in_place(chosen) == max(map(in_place, permutations(range(num_nodes))))
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_where_nodes_differ_in_size_the_launchers_order_stays(sizes, chance):
+    if len(set(sizes)) == 1:
+        sizes = [*sizes, sizes[0] + 1]
+    firsts = [sum(sizes[:node]) for node in range(len(sizes))]
+    memory = [
+        [segment(rank=firsts[node] + i, world_size=sum(sizes)) for i in range(size)]
+        for node, size in enumerate(sizes)
+    ]
+    order = chance.sample(range(len(sizes)), len(sizes))
+    launched = list(
+        chain.from_iterable([(node, i, sizes[node]) for i in range(sizes[node])] for node in order)
+    )
+    world = claimed(memory, [(node, rank, i, size) for rank, (node, i, size) in enumerate(launched)])
+    decision = decide(world)
+    assert decision.ranks == tuple(range(sum(sizes)))
+    assert decision.session_id == "a"
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+def test_at_another_world_size_the_launchers_order_stays(old_size, old_nodes, size, num_nodes):
+    old_world_size = old_size * old_nodes
+    if old_world_size == size * num_nodes:
+        return
+    memory = [
+        [segment(rank=node * old_size + i, world_size=old_world_size) for i in range(old_size)]
+        for node in range(old_nodes)
+    ] + [[]] * num_nodes
+    decision = decide(claimed(memory, even(range(num_nodes), size)))
+    assert (decision.ranks, decision.session_id) == (tuple(range(size * num_nodes)), "a")
+
+
+def test_a_replaced_node_takes_the_ranks_of_the_lost_one():
+    # the first was replaced, and the launcher now counts the other one first
+    memory = [[], [segment(rank=2), segment(rank=3)]]
+    assert decide(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
+
+
+def test_a_node_of_which_half_is_lost_stays_together():
+    memory = [[segment(rank=1)], [segment(rank=2), segment(rank=3)]]
+    assert decide(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
+
+
+def test_more_memory_counts_for_more_and_newer_memory_makes_older_of_no_use():
+    more = [[segment(rank=0)], [segment(rank=0), segment(rank=1)]]
+    assert decide(claimed(more, even([0, 1], 2))).ranks == (2, 3, 0, 1)
+    newer = [[segment(rank=0, generation=1)], [segment(rank=0, step=30), segment(rank=1, step=30)]]
+    assert decide(claimed(newer, even([0, 1], 2))).ranks == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("broken", [{}, {"held": [{"rank": 1}]}, {"held": 3}, {"held": [], "more": 1}])

@@ -76,19 +76,27 @@ def test_memory_of_a_later_generation_comes_first_however_far_an_older_one_was(t
 
 
 @pytest.mark.parametrize(
-    ("old_size", "new_size", "claims"),
-    [(2, 2, [[0], [1]]), (4, 2, [[0, 2], [1, 3]]), (2, 3, [[0], [1], []])],
+    ("old_ranks", "first_rank", "new_size", "claims"),
+    [
+        ([0, 1], 0, 2, [[0], [1]]),
+        ([0, 1, 2, 3], 0, 2, [[0, 2], [1, 3]]),
+        ([0, 1], 0, 3, [[0], [1], []]),
+        ([2, 3], 0, 2, [[2], [3]]),  # the launcher counts nodes in another order than before
+        ([3, 4], 3, 2, [[3], [4]]),  # behind a node of three
+    ],
 )
-def test_each_segment_falls_to_one_worker_of_the_node(tmp_path, monkeypatch, old_size, new_size, claims):
+def test_each_segment_falls_to_one_worker_of_the_node(
+    tmp_path, monkeypatch, old_ranks, first_rank, new_size, claims
+):
     home = Home(run_key(str(tmp_path)), tmp_path)
-    for rank in range(old_size):
+    for rank in old_ranks:
         segment = home.create(f"rank{rank}")
-        segment.seal(session_id="s", rank=rank, world_size=old_size, generation=0, shards=[])
+        segment.seal(session_id="s", rank=rank, world_size=8, generation=0, shards=[])
         segment.release()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(new_size))
     found = []
     for rank in reversed(range(new_size)):  # in whatever order they come
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("RANK", str(first_rank + rank))
         worker = WorkerMemory(str(tmp_path), str(tmp_path))
         worker.claim()
         assert worker.refused == []
