@@ -1,6 +1,19 @@
 """What can go wrong with saved or resident state; each error's name tells the caller what to do next."""
 
 
+def is_failure(error: BaseException | None) -> bool:
+    """Whether a block that is left by `error` has failed; None: it was left normally.
+
+    `sys.exit()` with code 0 or none and the end of a generator are ways to return. A generator that is closed
+    while another exception is handled has failed with its caller.
+    """
+    if isinstance(error, SystemExit):
+        return not (error.code is None or (isinstance(error.code, int) and error.code == 0))
+    if isinstance(error, GeneratorExit):
+        return error.__context__ is not None
+    return error is not None
+
+
 class CheckpointError(RuntimeError):
     """Saved state cannot be written or read; the message names the file, the cause and what to do."""
 

@@ -36,6 +36,7 @@ from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, open_storage
+from cpr.errors import is_failure
 from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
@@ -64,7 +65,9 @@ class PartialRecovery:
     """Lets training go on when workers or nodes die; works with any `DistributedModelParallel` model.
 
     All ranks make the same calls in the same order. Leaving its `with` block by an exception keeps this
-    worker's memory for the next generation; leaving it normally, or `close`, saves a last time and frees it.
+    worker's memory for the next generation; leaving it normally or by `sys.exit(0)`, or `close`, saves a last
+    time and frees it. That, too, all ranks do: one that waits for others in vain fails after the timeout of
+    `init_process_group`, and keeps its memory.
     Raise a `FloatingPointError` where values are no numbers: restarted workers then refuse to go on.
 
     Args:
@@ -386,15 +389,21 @@ class PartialRecovery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; after an error, keep the memory and leave word of the reason."""
-        if kind is None:
-            try:
-                self.close()
-            except BaseException as failure:
-                self._leave(failure)
-                raise
-        elif error is not None and not self._is_over:
+        """Close; after an error, keep the memory and leave word of the reason.
+
+        `sys.exit(0)` is no error. If it comes before `restore`, memory that was found is kept all the same.
+        """
+        if self._is_over:
+            return
+        has_ended = kind is None or self._saves is not None or not self._memory.claimed
+        if error is not None and (is_failure(error) or not has_ended):
             self._leave(error)
+            return
+        try:
+            self.close()
+        except BaseException as failure:
+            self._leave(failure)
+            raise
 
     def _leave(self, reason: BaseException) -> None:
         diverged = isinstance(reason, FloatingPointError)

@@ -41,6 +41,7 @@ from cpr.errors import (
     MismatchError,
     NothingSavedError,
     SaveFailedError,
+    is_failure,
 )
 from cpr.shards import before_updates, create_state, find_shards
 from cpr.shards.shard import TableShard
@@ -541,8 +542,8 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; after an error, abandon what is under way."""
-        self.close(abandon=kind is not None)
+        """Close; after an error, which `sys.exit(0)` is not, abandon what is under way."""
+        self.close(abandon=is_failure(error))
 
     def _begin(
         self,

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -391,6 +393,71 @@ def test_close_without_a_block_is_the_normal_end(new_worker, tmp_path):
     with pytest.raises(ValueError, match="is closed"):
         worker.recovery.step(BATCH)
     dist.destroy_process_group()
+
+
+def leave_by_exit(recovery, code):
+    with pytest.raises(SystemExit), recovery:
+        sys.exit(code)
+
+
+def leave_by_closing_a_generator(recovery, _):
+    def steps():
+        with recovery:
+            yield
+
+    generator = steps()
+    next(generator)
+    generator.close()
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"),
+    [(leave_by_exit, 0), (leave_by_exit, None), (leave_by_closing_a_generator, None)],
+)
+def test_leaving_without_an_error_is_the_normal_end_in_whatever_way(new_worker, tmp_path, leave, code):
+    worker = new_worker(restarted=False).restore().train(7)
+    leave(worker.recovery, code)
+    dist.destroy_process_group()
+    assert not list((tmp_path / "memory").iterdir())
+    assert worker.recovery.checkpointer.newest_step == 7
+
+
+def leave_by_a_generator_whose_caller_fails(recovery, _):
+    def steps():
+        with recovery:
+            yield
+
+    generator = steps()
+    next(generator)
+    with pytest.raises(KeyError), closing(generator):
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("leave", "code"),
+    [(leave_by_exit, 1), (leave_by_exit, "why"), (leave_by_a_generator_whose_caller_fails, None)],
+)
+def test_leaving_with_an_error_keeps_the_memory(new_worker, tmp_path, leave, code):
+    worker = new_worker(restarted=False).restore().train(7)
+    leave(worker.recovery, code)
+    assert (worker.recovery.checkpointer.newest_step, worker.recovery.memory_folder.is_dir()) == (5, True)
+
+
+def test_a_clean_exit_whose_last_save_fails_is_none(new_worker, monkeypatch):
+    worker = new_worker(restarted=False).restore().train(7)
+    monkeypatch.setattr("cpr.checkpoint.part.PartWriter.write", Mock(side_effect=OSError(28, "disk full")))
+    with pytest.raises(SaveFailedError, match="disk full"), worker.recovery:
+        sys.exit(0)
+    assert worker.recovery.memory_folder.is_dir()
+
+
+def test_a_clean_exit_before_memory_was_taken_over_keeps_it(new_worker):
+    worker = new_worker(restarted=False).restore().train(7)
+    worker.die()
+    again = new_worker()
+    leave_by_exit(again.recovery, 0)
+    again.die(RuntimeError())
+    assert (new_worker().restore().story.step) == 7
 
 
 def test_memory_of_a_run_that_was_aborted_is_not_picked_up_by_a_new_one(new_worker, tmp_path):
