@@ -82,5 +82,17 @@ class DivergedRunError(RecoveryError, FloatingPointError):
     """Workers left because values were no numbers; whoever is started in their place does not go on."""
 
 
+class RunFinished(SystemExit):
+    """The run that a restarted worker would continue has reached its end: the process ends with exit code 0.
+
+    Args:
+        step: training steps done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(0)
+        self.step = step
+
+
 class StartOverError(RecoveryError):
     """Live memory turned out to be of no use before anything was saved; restarted workers begin anew."""

@@ -34,16 +34,17 @@ from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.opening import find_newest
+from cpr.checkpoint.owners import Claimant
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, open_storage
-from cpr.errors import is_failure
+from cpr.errors import RunFinished, is_failure
 from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.course import Course
-from cpr.recovery.launches import is_of_launches, note_launches
+from cpr.recovery.lineage import note_launches, raise_if_finished, take_directory
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.outliving import Outliving
 from cpr.recovery.phases import Phases, note_death, process_began_ns
@@ -124,6 +125,7 @@ class PartialRecovery:
         self._injector = Injector()
         self._restored_s: float | None = None
         self._is_over = False
+        self._has_asked_for_end = False
         self._memory.claim()
         self._phases.add("imports", (time.time_ns() - process_began_ns()) / 1e9)
 
@@ -219,6 +221,7 @@ class PartialRecovery:
         """
         self._met()
         self._config = replace(self._config, uri=uri)
+        self._end_if_finished()
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -231,6 +234,7 @@ class PartialRecovery:
         self._check_open()
         meeting, segment = self._met(), self._memory.segment
         assert segment is not None
+        self._end_if_finished()
         with self._phases.measured("build"):
             adopt = not self._must_begin_anew(meeting) and bool(self._memory.claimed)
             with tables_born_in(segment, adopt=adopt) as birth:
@@ -281,13 +285,15 @@ class PartialRecovery:
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
-        checkpointer.claim()
-        is_own = meeting.continues and is_of_launches(storage, group, meeting.launches)
+        directory = take_directory(checkpointer, meeting)
+        is_own = meeting.continues and directory.is_of_launches(meeting.launches)
         assert self._memory.segment is not None
         self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
         with self._phases.measured("restore"):
             keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
-        restorer = Restorer(checkpointer, group, self._memory, self._course, self._policy, self._phases)
+        restorer = Restorer(
+            checkpointer, group, self._memory, self._course, self._policy, self._phases, directory
+        )
         reports = restorer.restore(
             Beginning(
                 session_id=meeting.session_id,
@@ -300,15 +306,15 @@ class PartialRecovery:
                 total_samples=self._plan.total_samples,
             )
         )
-        if not self._resume:
-            note_launches(storage, group, meeting.launches)
+        note_launches(checkpointer, meeting, resumes=self._resume)
         self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
         self._note_death(reports)
         recovery = self._course.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
             self._saves = keeper.open(restorer, plain_storage)
         if meeting.rank == 0:
-            logger.info("%s", recovery)
+            for story in self._course.newest_stories:
+                logger.info("%s", story)
         self._restored_s = time.perf_counter()
         return recovery
 
@@ -330,6 +336,7 @@ class PartialRecovery:
         self._saves.step()
         self._outliving.publish()
         self._saves.save_if_due()
+        self._outliving.note_epoch()
         self._injector.step(self.steps_done, self._met().rank)
 
     def note_skipped(self) -> None:
@@ -395,6 +402,10 @@ class PartialRecovery:
         """
         if self._is_over:
             return
+        if isinstance(error, RunFinished):
+            self._end()
+            self._memory.remove()
+            return
         has_ended = kind is None or self._saves is not None or not self._memory.claimed
         if error is not None and (is_failure(error) or not has_ended):
             self._leave(error)
@@ -440,8 +451,7 @@ class PartialRecovery:
             model,
             self._config,
             optimizers,
-            session=meeting.session_id,
-            generation=meeting.generation,
+            claimant=Claimant(session=meeting.session_id, generation=meeting.generation),
             storage=storage,
             timeout=self._timeout,
             before_save=before_save,
@@ -451,6 +461,18 @@ class PartialRecovery:
             kept = OptimizerState(optimizer, checkpointer.shards)
             checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
         return checkpointer
+
+    def _end_if_finished(self) -> None:
+        """Leave, with exit code 0, if the run that these workers continue has reached its end meanwhile.
+
+        Raises:
+            RunFinished: it has; the memory is freed when this leaves the `with` block.
+        """
+        if self._has_asked_for_end:
+            return
+        self._has_asked_for_end = True
+        assert self._group is not None
+        raise_if_finished(open_storage(self._config.uri), self._group, self._met())
 
     def _note_death(self, reports: Sequence[WorkerReport]) -> None:
         """The time before this process began, from what the workers before left behind."""

@@ -44,6 +44,11 @@ class State:
         return self.newest.step
 
     @property
+    def newest_row_step(self) -> int:
+        """Training step of its newest row; later than `step` where training went on during the copying."""
+        return max((entry.last_step for save in self.saves for entry in save.rows), default=self.step)
+
+    @property
     def num_bytes(self) -> int:
         """Of all files of all its saves, without the manifests."""
         return sum(save.num_bytes for save in self.saves)

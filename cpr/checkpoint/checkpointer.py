@@ -1,11 +1,9 @@
 """`Checkpointer`: what a training loop holds to save a sharded model while it trains, and to load it."""
 
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from threading import Thread
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,16 +14,16 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from cpr.checkpoint.agreement import Wish, agree
-from cpr.checkpoint.chain import Rejected, State, committed
+from cpr.checkpoint.chain import Rejected, State
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
 from cpr.checkpoint.copier import Copier, seconds_left
 from cpr.checkpoint.history import History
 from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
-from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
-from cpr.checkpoint.owners import Finished, Owner
+from cpr.checkpoint.owners import NOBODYS, Claimant, Finished
+from cpr.checkpoint.ownership import Ownership
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
 from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup
@@ -38,6 +36,7 @@ from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import (
     CheckpointError,
     CorruptFileError,
+    LockedError,
     MismatchError,
     NothingSavedError,
     SaveFailedError,
@@ -79,8 +78,7 @@ class Checkpointer:
         config: how to save.
         optimizers: ordinary optimizers that update tables, as data-parallel ones have: their rows are
             saved with their optimizer state. Fused optimizers are found by themselves.
-        session: of workers that follow each other after failures; the directory is handed on among them.
-        generation: of these workers.
+        claimant: whose workers these are; the directory is handed on among those of one session.
         storage: of the directory; None: what `config.uri` names.
         timeout: how long training waits for the slowest rank to come to a save as well; for reading it is
             at least an hour, and what waits in the background is patient.
@@ -95,14 +93,12 @@ class Checkpointer:
         config: CheckpointConfig,
         optimizers: Sequence[Optimizer] = (),
         *,
-        session: str = "",
-        generation: int = 0,
+        claimant: Claimant = NOBODYS,
         storage: Storage | None = None,
         timeout: timedelta = LONGEST_STEP,
         before_save: Callable[[], object] | None = None,
     ) -> None:
         self._config = config
-        self._session, self._generation = session, generation
         self._storage = storage or open_storage(config.uri)
         self.shards = find_shards(model, optimizers)
         """All table shards on this rank."""
@@ -115,16 +111,14 @@ class Checkpointer:
         self.agreement = RankGroup(timeout)
         """How ranks agree in the thread that trains, between calls of the checkpointer."""
         self._group = RankGroup(max(timeout, LONGEST_LOAD))
+        self.ownership = Ownership(self._storage, self._group, claimant)
+        """Of the directory: taken by `claim`."""
         self._background = RankGroup(LONGEST_SAVE)
         self._pool = StagingPool(
             config.host_memory_bytes - WRITER_BYTES, any(shard.weights.is_cuda for shard in self.shards)
         )
         self.steps_done = 0
         """Calls of `step`, those before the loaded state included."""
-        self._run_id = ""  # until the directory is claimed
-        self._epoch = 0
-        self._previous: Owner | None = None
-        self._lock: DirectoryLock | None = None
         self._is_closed = False
         self._loaded: State | None = None
         self._rejected: frozenset[int] = frozenset()
@@ -146,22 +140,20 @@ class Checkpointer:
         return self._pool.allocated_bytes
 
     @property
-    def epoch(self) -> int:
-        """Of the ownership of the directory (`cpr.checkpoint.owners`); 0 before `claim`."""
-        return self._epoch
-
-    @property
     def newest_step(self) -> int | None:
         """Training steps done in the newest state of this run that counts; None before the first."""
-        history = self._history
-        return history.chain[-1].step if history is not None and history.chain else None
+        if self._history is None:
+            return None if self._loaded is None else self._loaded.step
+        return self._history.chain[-1].step if self._history.chain else None
 
     @property
     def has_base(self) -> bool:
         """Whether row saves of this rank's shards have a base of this sharding plan and these optimizers.
 
-        To be asked after `prepare`, and while no save is under way.
+        To be asked while no save is under way. False before `prepare`.
         """
+        if self._history is None:
+            return False
         try:
             self._check_base(self.shards)
         except (ValueError, MismatchError):
@@ -196,31 +188,17 @@ class Checkpointer:
             for optimizer in self._optimizers:
                 create_state(optimizer)
 
-    def claim(self) -> Owner | None:
+    def claim(self) -> None:
         """Take the directory for this run, which keeps others out; the first save does it otherwise.
 
         Called before `load`, it makes sure that nobody saves between the two.
-
-        Returns:
-            Whoever owned the directory before; None if nobody did.
 
         Raises:
             LockedError: another run that is alive writes there.
             CheckpointError: it cannot be written to.
         """
         self._check_open()
-        if self._epoch:
-            return self._previous
-        run_id = uuid.uuid4().hex
-
-        def take() -> tuple[str, int, Owner | None]:
-            lock = DirectoryLock(self._storage, run_id, session=self._session, generation=self._generation)
-            lock.acquire(partial(committed, self._storage))
-            self._lock = lock
-            return run_id, lock.epoch, lock.previous
-
-        self._run_id, self._epoch, self._previous = on_rank_0(self._group, take)
-        return self._previous
+        self.ownership.claim()
 
     def finish(self, samples: int) -> None:
         """Record in the directory that the run has reached its end, once its last save is committed.
@@ -234,18 +212,7 @@ class Checkpointer:
             LockedError: another run has taken the directory over.
             CheckpointError: it cannot be written to.
         """
-        finished = Finished(step=self.steps_done, samples=samples)
-        on_rank_0(self._group, lambda: self._lock.finish(finished) if self._lock is not None else None)
-
-    def check_lock(self) -> None:
-        """Make sure that the directory is still this run's; on the rank that holds its lock, any thread.
-
-        Raises:
-            LockedError: another run has taken it over.
-            CheckpointError: it cannot be read.
-        """
-        if self._lock is not None:
-            self._lock.check()
+        self.ownership.finish(Finished(step=self.steps_done, samples=samples))
 
     def prepare(self) -> None:
         """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.
@@ -255,20 +222,19 @@ class Checkpointer:
             MismatchError: the directory holds saves that this run has not loaded.
             CheckpointError: it cannot be written to.
         """
-        self.claim()
         if self._history is not None:
             return
-        if self._loaded is not None:
-            self._run_id = self._loaded.newest.run_id
-        found = survey(self._storage, self._group, self._run_id, self._loaded, self._rejected)
+        self.claim()
+        run_id = self.ownership.run_id if self._loaded is None else self._loaded.newest.run_id
+        found = survey(self._storage, self._group, run_id, self._loaded, self._rejected)
         self._history = History(
             storage=self._storage,
             group=self._background,
-            lock=self._lock,
+            lock=self.ownership.lock,
             retention=self._config.retention,
             merge_after=self._config.merge_after,
-            run_id=self._run_id,
-            epoch=self._epoch,
+            run_id=run_id,
+            epoch=self.ownership.epoch,
             next_sequence=found.next_sequence,
             committed=list(found.committed),
             chain=list(self._loaded.saves) if self._loaded else [],
@@ -361,8 +327,12 @@ class Checkpointer:
         return state, rejected
 
     def load_shards(
-        self, names: Sequence[str], ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    ) -> tuple[State, LoadStats]:
+        self,
+        names: Sequence[str],
+        ranges: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+        *,
+        ahead_of: tuple[int, bool] | None = None,
+    ) -> tuple[State, LoadStats, Sequence[Rejected]]:
         """Load some shards of this rank alone, from the newest state in which they verify; reads no others.
 
         Not collective: what one worker has lost, it brings back by itself. Dense parameters and registered
@@ -372,9 +342,12 @@ class Checkpointer:
             names: of the shards, see `TableShard.name`.
             ranges: for shards that are not wanted as a whole: row ids of the table, from the first to before
                 the last. All else in them stays as it is, and no other chunks are read.
+            ahead_of: training steps done by the model that these shards are laid into, and whether the next
+                step has begun to change it: no newer rows are loaded; None: any are.
 
         Returns:
-            The state that they are from, and what reading took.
+            The state that they are from, what reading took, and newer saves that were passed over, with the
+            reason.
 
         Raises:
             ValueError: this rank has no such shard, or not these rows of it.
@@ -389,6 +362,8 @@ class Checkpointer:
         self.settle()
 
         def attempt(state: State) -> LoadStats:
+            if ahead_of is not None:
+                _check_older(state, *ahead_of)
             self.make_room(_columns_in(state))
             with torch.no_grad():
                 return load_shards(self._storage, state, shards)
@@ -398,7 +373,7 @@ class Checkpointer:
             raise NothingSavedError(
                 f"nothing was ever saved in {self._storage.uri}: save once before shards can come from there"
             )
-        return found[:2]
+        return found
 
     def save(self, moment: Moment = "rolling", *, timeout_s: float | None = None) -> Save | None:
         """Begin a full save: all shards and all registered state, the latter as of now.
@@ -555,7 +530,7 @@ class Checkpointer:
     ) -> Save | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         began = time.perf_counter() if began is None else began
-        self.prepare()
+        self._prepare_to_save()
         selections, states, wish = self._make_wish(kind, moment, rows, deadline)
         wishes = self.agreement.gather(wish)
         if not agree(wish, wishes):
@@ -573,6 +548,15 @@ class Checkpointer:
             self._copier.copy_beside(self.steps_done, deadline)
         save.blocked_s = time.perf_counter() - began
         return save
+
+    def _prepare_to_save(self) -> None:
+        """`prepare`; storage that fails, fails this save alone."""
+        try:
+            self.prepare()
+        except (LockedError, MismatchError):
+            raise
+        except CheckpointError as error:
+            raise SaveFailedError(f"no save can begin in {self._storage.uri}: {error}") from error
 
     def _make_wish(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
@@ -676,10 +660,16 @@ class Checkpointer:
             self._warm_up.join(LEAVE_S)
         if self._saver is not None and not self._saver.close(LEAVE_S):
             return  # the thread is still in a collective or a write; it and the lock end with the process
-        if self._lock is not None:
-            self._lock.release()
+        self.ownership.release()
         for group in (self._background, self._group, self.agreement):
             group.close()
+
+
+def _check_older(state: State, steps_done: int, interrupted: bool) -> None:
+    """Raise `CorruptFileError`, so that older states are tried, where rows would be newer than the model."""
+    if state.step > steps_done or state.newest_row_step > steps_done + interrupted:
+        newest = max(state.step, state.newest_row_step)
+        raise CorruptFileError(f"it has rows of step {newest}, and the model is at step {steps_done}")
 
 
 def _parts(shard: TableShard, ranges: Sequence[tuple[int, int]] | None) -> list[TableShard]:

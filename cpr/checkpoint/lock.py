@@ -15,14 +15,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.manifest import SAVES, numbers_of
-from cpr.checkpoint.owners import Finished, Owner, epochs, newest_owner, write_owner
+from cpr.checkpoint.owners import NOBODYS, Claimant, Finished, Owner, epochs, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.processes import Process
@@ -43,8 +43,7 @@ class DirectoryLock:
         run: run id, for people.
         patience: how long the record of an owner on another machine may stay unchanged before that owner
             counts as dead. It is renewed ten times as often.
-        session: of workers that follow each other; empty: of no others.
-        generation: of these workers; they succeed older ones of their session at once.
+        claimant: whose workers these are; they succeed an older generation of their session at once.
     """
 
     def __init__(
@@ -53,10 +52,9 @@ class DirectoryLock:
         run: str,
         patience: timedelta = PATIENCE,
         *,
-        session: str = "",
-        generation: int = 0,
+        claimant: Claimant = NOBODYS,
     ) -> None:
-        self._storage = storage
+        self._storage, self._claimant = storage, claimant
         self._patience_s = patience.total_seconds()
         self._own = Owner(
             epoch=0,
@@ -66,8 +64,8 @@ class DirectoryLock:
             place=_place(),
             pid=os.getpid(),
             started=Process.this().start_ticks,
-            session=session,
-            generation=generation,
+            session=claimant.session,
+            generation=claimant.generation,
             beat_s=self._patience_s / BEATS_PER_PATIENCE,
         )
         self.previous: Owner | None = None
@@ -133,6 +131,20 @@ class DirectoryLock:
         self.check()
         self._write(finished=finished)
 
+    def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
+        """Record that the saves to come are of workers of these launches.
+
+        Args:
+            launches: of the workers.
+            continues: whether they continue the run whose saves are here; its launches stay known then.
+
+        Raises:
+            CheckpointError: the directory cannot be written to.
+        """
+        noted = tuple(sorted({*launches, *(self._own.launches if continues else ())}))
+        if noted != self._own.launches:
+            self._write(launches=noted)
+
     def release(self) -> None:
         """Let go of the directory, if it is still owned."""
         if self._thread is None:
@@ -155,8 +167,13 @@ class DirectoryLock:
         # Saves tell the epochs of owners whose records somebody has deleted.
         saves = filter(None, map(numbers_of, self._storage.list(SAVES)))
         known = [*(epoch for epoch, _ in found), *(epoch for _, epoch in saves), 0]
-        self._own = replace(self._own, epoch=max(known) + 1, accepted=None, released=False, finished=None)
-        self._write()
+        self._write(
+            epoch=max(known) + 1,
+            launches=() if self.previous is None else self.previous.launches,
+            accepted=None,
+            released=False,
+            finished=None,
+        )
         rivals = [each for each in epochs(self._storage) if each[0] >= self._own.epoch]
         if rivals == [(self._own.epoch, self._own.token)]:
             return True

@@ -41,6 +41,20 @@ class Finished:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claimant:
+    """Whose workers take a directory, so that their successors are known from strangers."""
+
+    session: str = ""
+    """Whose generations of workers hand the directory on; empty: nobody's."""
+    generation: int = 0
+    """Of these workers."""
+
+
+NOBODYS: Final = Claimant()
+"""Of a process that follows nobody and that nobody follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Owner:
     """One owner of a directory, as its record says."""
 
@@ -59,6 +73,8 @@ class Owner:
     """Whose generations of workers hand the directory on; empty: nobody's."""
     generation: int = 0
     """Of those workers."""
+    launches: tuple[str, ...] = ()
+    """What launched the workers of the run whose saves are here; those of an owner only once they have begun."""
     beat: int = 0
     """Goes up by one at each renewal."""
     beat_s: float = 0.0
@@ -98,6 +114,7 @@ class Owner:
         body: dict[str, Any] = json.loads(data)
         if body["accepted"] is not None:
             body["accepted"] = tuple((int(sequence), int(epoch)) for sequence, epoch in body["accepted"])
+        body["launches"] = tuple(body["launches"])
         if body["finished"] is not None:
             body["finished"] = Finished(**body["finished"])
         return cls(**body)
@@ -139,11 +156,6 @@ def fence(storage: Storage) -> Owner | None:
         CheckpointError: the directory cannot be read.
     """
     return next((owner for owner in _newest_first(storage) if owner.accepted is not None), None)
-
-
-def finished_at(owner: Owner | None) -> Finished | None:
-    """Where the run of a directory ended, from its newest owner; None if it did not."""
-    return None if owner is None else owner.finished
 
 
 def _newest_first(storage: Storage) -> Iterator[Owner]:

@@ -23,6 +23,8 @@ class HeldSegment:
     """The last training step that its owner finished."""
     generation: int
     """Its owner's."""
+    epoch: int = 0
+    """Of the ownership of the checkpoint directory under which it was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,8 @@ def decide(offers: Sequence[Offer]) -> Decision:
     """Who gets which rank, and which session goes on.
 
     If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
-    that got furthest goes on, and nodes that hold memory of it keep their ranks: tables need not move.
+    that owned the checkpoint directory last goes on, of several the one that got furthest, and nodes that hold
+    memory of it keep their ranks: tables need not move.
 
     Args:
         offers: of all workers, in the order of the ranks that the launcher gave.
@@ -84,7 +87,7 @@ def decide(offers: Sequence[Offer]) -> Decision:
         return Decision(
             ranks=tuple(range(len(offers))), session_id=uuid4().hex, generation=0, continues=continues
         )
-    furthest = max(held, key=lambda each: (each.step_finished, each.generation, each.session_id))
+    furthest = max(held, key=lambda each: (each.epoch, each.step_finished, each.generation, each.session_id))
     session_id = furthest.session_id
     return Decision(
         ranks=_ranks(offers, session_id),

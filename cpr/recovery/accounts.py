@@ -78,7 +78,7 @@ class Accounts:
         if self._group.world_size != old_world_size:  # some may count by the new ranks when others die
             lost[self._group.world_size] = lost_share_by_rank(plan)
         return Cost(
-            samples=max(0, done - saved),
+            samples=done - saved,
             pls=pls_added(
                 lost[old_world_size], done, saved, self._total_samples, old_world_size, course.charges
             ),

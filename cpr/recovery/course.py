@@ -51,6 +51,16 @@ class Course:
         self._recoveries = list(recoveries)
         self._recoveries_json = json.dumps([each.to_dict() for each in recoveries])
 
+    @property
+    def newest_stories(self) -> list[Recovery]:
+        """How this generation began, and before it the attempts of others since the last one that trained."""
+        stories = self._recoveries[-1:]
+        for each in reversed(self._recoveries[:-1]):
+            if each.finished:
+                break
+            stories.insert(0, each)
+        return stories
+
     def step(self, samples: int) -> None:
         """A step is complete."""
         self.steps_done += 1

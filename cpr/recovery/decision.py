@@ -36,13 +36,15 @@ class Findings:
     """Whether somebody holds dense parameters and registered states of one step."""
     lost_share: float
     """Of the sharded tables' bytes."""
+    stale: str | None = None
+    """Why live memory must not be used, if it is because the directory has moved on."""
     objection: str | None = None
     """Why live memory and this model do not go together."""
 
 
 def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
     """How this generation of workers begins."""
-    if not found.continues or not (found.holds_anything or found.resumes):
+    if not found.continues or not (found.holds_anything or found.stale or found.resumes):
         if found.resumes and found.is_saved:
             return Decision("resume", "the run goes on from the newest checkpoint")
         return Decision("start", "nothing was saved yet" if found.resumes else "the run begins anew")
@@ -58,7 +60,7 @@ def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
 
 def _against_live_memory(found: Findings, policy: RecoveryPolicy) -> str | None:
     if not found.holds_anything:
-        return "no worker's memory is left"
+        return f"live memory is {found.stale}" if found.stale else "no worker's memory is left"
     if found.objection is not None:
         return found.objection
     if not found.has_replicated_state:

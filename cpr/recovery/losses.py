@@ -80,7 +80,8 @@ def pls_added(
         return 0.0
     if total_samples is None:
         return None
-    samples = {rank: share * max(0, samples_done - samples_saved) for rank, share in lost.items()}
+    assert samples_saved <= samples_done, "rows of a save are newer than the run that they are laid into"
+    samples = {rank: share * (samples_done - samples_saved) for rank, share in lost.items()}
     for each in charges:
         if each.world_size == world_size and each.rank in lost:
             again = max(0, min(each.end, samples_done) - max(each.begin, samples_saved))

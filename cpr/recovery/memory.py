@@ -129,6 +129,7 @@ class WorkerMemory:
                     world_size=each.layout.world_size,
                     step_finished=each.segment.marks.step_finished,
                     generation=each.generation,
+                    epoch=each.segment.marks.epoch,
                 )
                 for each in self.claimed
             ),

@@ -61,6 +61,11 @@ class Outliving:
         segment.marks.step_finished = steps_done
         segment.marks.beat()
 
+    def note_epoch(self) -> None:
+        """Saves may have taken the directory only now: what they save descends from this memory."""
+        if epoch := self._checkpointer.ownership.epoch:
+            self._segment.marks.epoch = epoch
+
     def copy_out(self) -> None:
         """Training is over: copy tables that do not live in shared memory, if there are any."""
         try:

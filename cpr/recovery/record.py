@@ -97,6 +97,8 @@ class Recovery:
     world_size: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase, see `cpr.recovery.phases`; of rank 0."""
+    finished: bool = True
+    """Whether training went on from it; else these workers died before."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for JSON."""
@@ -114,6 +116,8 @@ class Recovery:
 
     def __str__(self) -> str:
         lines = [f"generation {self.generation} begins at step {self.step} ({self.kind}): {self.reason}"]
+        if not self.finished:
+            lines.append("  it did not finish: its workers ended before the first step")
         lines += [f"  ended: {ending}" for ending in self.dead]
         lines += [f"  not used: {refused}" for refused in self.refused]
         if self.kind in {"process", "partial"}:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpr.checkpoint.row_schema import ShardPlace
+from cpr.recovery.lineage import Directory
 from cpr.recovery.losses import lost_workers
 from cpr.recovery.record import MEMORY_GONE, NO_LAST_WORD, Ending
 from cpr.recovery.sources import Held, Needed
@@ -37,7 +38,7 @@ class Slot:
     step: int
     """Training steps done."""
     num_recoveries: int = 0
-    """Beginnings of generations that it tells of: its own is added while that is under way."""
+    """Finished beginnings of generations that it tells of: its own is finished while this is written."""
 
     def is_of_moment(self, other: "Slot") -> bool:
         """Whether both are of the same step, and it was not done again in between."""
@@ -52,6 +53,8 @@ class SegmentReport:
     old_world_size: int
     generation: int
     """In which it was completed."""
+    epoch: int
+    """Of the ownership of the checkpoint directory under which it was trained; 0: of none yet."""
     step_finished: int
     update_begun: int
     """Number of the last step in which rows began to change; -1: none."""
@@ -108,6 +111,10 @@ class Assessment:
     old_world_size: int = 0
     """0: nobody holds anything."""
     endings: tuple[Ending, ...] = ()
+    epoch: int = 0
+    """The newest of what is left."""
+    stale: str | None = None
+    """Why all that is held must not be used, if it is because the checkpoint directory has moved on."""
     objection: str | None = None
     """Why what is held does not fit the new model."""
     refused: tuple[str, ...] = ()
@@ -120,21 +127,24 @@ class Assessment:
         return None if self.slot is None else self.slot.step
 
 
-def assess(reports: Sequence[WorkerReport]) -> Assessment:
+def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     """Draw conclusions from the reports of all workers, by rank.
 
-    Memory counts if its worker had finished the step of the newest replicated state, or the one before that,
-    in which it was then killed; what is older was left behind while others went on. Memory of before a
-    generation that went back to a checkpoint does not count, however far it had come.
+    Memory counts if it descends from the newest save of the directory, and if its worker had finished the
+    step of the newest replicated state, or the one before that, in which it was then killed; what is older
+    was left behind while others went on. Memory of before a generation that went back to a checkpoint does
+    not count, however far it had come.
     """
     everything = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
+    stale = {
+        each.place: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
+    }
+    fresh = [each for each in everything if each.place not in stale]
     slots = [
-        (each.segment.slot, (-each.report.rank, -each.at))
-        for each in everything
-        if each.segment.slot is not None
+        (each.segment.slot, (-each.report.rank, -each.at)) for each in fresh if each.segment.slot is not None
     ]
     slot, (minus_rank, minus_at) = max(slots, default=(None, (0, 0)))
-    current = [each for each in everything if slot is None or each.why_not(slot) is None]
+    current = [each for each in fresh if slot is None or each.why_not(slot) is None]
     sizes = [(each.segment.generation, each.segment.old_world_size) for each in current]
     old_world_size = max(sizes, default=(0, 0))[1]
     best = _best_of_each_rank(current, old_world_size)
@@ -151,8 +161,10 @@ def assess(reports: Sequence[WorkerReport]) -> Assessment:
         ),
         old_world_size=old_world_size,
         endings=_endings(best, old_world_size),
+        epoch=max((each.segment.epoch for each in current), default=0),
+        stale=next(iter(stale.values()), None) if not fresh else None,
         objection=_objection(reports, current),
-        refused=tuple(_refused(reports, everything, slot)),
+        refused=tuple(_refused(reports, everything, slot, stale)),
         counters={
             table: counters
             for each in sorted(current, key=lambda each: each.age)
@@ -168,6 +180,11 @@ class _Found:
     report: WorkerReport
     at: int
     segment: SegmentReport
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which worker holds it, and its number there."""
+        return self.report.rank, self.at
 
     @property
     def step(self) -> int:
@@ -261,13 +278,17 @@ def _objection(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> st
 
 
 def _refused(
-    reports: Sequence[WorkerReport], everything: Sequence[_Found], newest: Slot | None
+    reports: Sequence[WorkerReport],
+    everything: Sequence[_Found],
+    newest: Slot | None,
+    stale: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
     for report in reports:
         yield from report.refused
     for each in everything:
         whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
-        if newest is not None and (why := each.why_not(newest)):
+        why = stale.get(each.place) or (each.why_not(newest) if newest is not None else None)
+        if why:
             yield f"{whose}: {why}"
         if each.segment.problem:
             yield f"{whose}: {each.segment.problem}"

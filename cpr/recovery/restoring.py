@@ -8,10 +8,11 @@ from typing import Any
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.row_schema import place_of
-from cpr.errors import CheckpointError, DivergedRunError, MismatchError, StartOverError
+from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.accounts import Accounts, Cost
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Decision, Findings, decide
+from cpr.recovery.lineage import Directory
 from cpr.recovery.memory import WorkerMemory
 from cpr.recovery.moving import Mover
 from cpr.recovery.phases import Phases
@@ -51,6 +52,8 @@ class _Read:
     save_step: int | None = None
     bytes_read: int = 0
     bytes_moved: int = 0
+    passed_over: tuple[str, ...] = ()
+    """Newer saves that do not verify, with the reason."""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -64,6 +67,7 @@ class Restorer:
         course: of the run; registered with the checkpointer.
         policy: how much loss is put up with.
         phases: where time is noted.
+        directory: what is known of the checkpoint directory.
     """
 
     def __init__(
@@ -74,14 +78,18 @@ class Restorer:
         course: Course,
         policy: RecoveryPolicy,
         phases: Phases,
+        directory: Directory,
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
+        self._directory = directory
         self._course, self._policy, self._phases = course, policy, phases
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Rows of this rank that came from the checkpoint while others went on, by shard."""
         self.fell_back = False
         """Whether live rows go on from, or this rank's lost rows came from, an older save than the newest."""
         self._restored_from: int | None = None
+        self._restored_epoch = 0
+        """Of the ownership under which what training goes on from was trained."""
 
     def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
         """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
@@ -103,11 +111,11 @@ class Restorer:
             reports = self._group.gather(own.report)
             refuse_unreadable(reports)
             self._refuse_diverged(reports)
-            found = assess(reports)
+            found = assess(reports, self._directory)
             plan = plan_sources(found.needed, found.held)
             decision = self._decide(begin, found, plan)
         with self._phases.measured("restore"):
-            tree = self._take_over(begin, found, own)
+            tree = self._take_over(begin, decision, found, own)
             read = _Read()
             accounts = Accounts(
                 self._checkpointer, self._group, self._course, self._policy, begin.total_samples
@@ -132,7 +140,7 @@ class Restorer:
         reasons = [each.reason for report in reports for each in report.segments if each.diverged]
         if not reasons:
             return
-        newest = self._checkpointer.newest_state()
+        newest = self._directory.newest
         raise DivergedRunError(
             "the run has diverged, and does not go on however often workers are started again: "
             f"{reasons[0]}. What to do: mend the cause, and "
@@ -143,10 +151,11 @@ class Restorer:
         findings = Findings(
             continues=begin.continues,
             resumes=begin.resumes,
-            is_saved=self._checkpointer.newest_state() is not None,
+            is_saved=self._directory.newest is not None,
             holds_anything=bool(found.old_world_size),
             has_replicated_state=found.slot is not None,
             lost_share=lost_share(plan),
+            stale=found.stale,
             objection=found.objection,
         )
         decision = decide(findings, self._policy)
@@ -156,9 +165,13 @@ class Restorer:
 
     def _tell_all_go_back(self, decision: Decision) -> None:
         if self._group.rank == 0:
-            logger.warning("everybody goes back: %s", decision.reason)
+            newest = self._directory.newest
+            where = f"save {newest.sequence} of step {newest.step}" if newest else "the beginning"
+            logger.warning("all workers go back to %s: %s", where, decision.reason)
 
-    def _take_over(self, begin: Beginning, found: Assessment, own: Survey) -> dict[str, Any] | None:
+    def _take_over(
+        self, begin: Beginning, decision: Decision, found: Assessment, own: Survey
+    ) -> dict[str, Any] | None:
         """The replicated state, with the run's course brought up to this generation, on all ranks."""
         self._course.generation = begin.generation
         if found.slot is None or found.slot_of is None:
@@ -168,6 +181,17 @@ class Restorer:
         tree = share_tree(self._group, held, found.slot_of[0])
         self._course.take_over(tree["common"]["registered"][COURSE])
         self._course.begin(begin.generation, found.endings, found.interrupted, self._policy)
+        attempt = Recovery(
+            kind=decision.kind,
+            reason=decision.reason,
+            generation=begin.generation,
+            step=self._course.steps_done,
+            dead=found.endings,
+            world_size=begin.world_size,
+            pls_total=self._course.pls_total,
+            finished=False,
+        )
+        self._course.recoveries = [*self._course.recoveries, attempt]
         tree["common"]["registered"][COURSE] = self._course.state_dict()
         if mine is not None:  # whoever dies before the end of this leaves word of what came before
             self._memory.claimed[mine].segment.replica.write(found.slot.step, tree)
@@ -190,13 +214,14 @@ class Restorer:
             return full
         mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
         read.bytes_moved = mover.move(plan)
-        if full := self._agree_on(self._load_lost(plan, read)):
+        if full := self._agree_on(self._load_lost(plan, found.interrupted, read)):
             return full
         cost = accounts.cost_of_loss(found, plan, read.save_step)
         if full := self._agree_on(accounts.objection_to(cost)):
             return full
         accounts.charge(cost)
         read.cost = cost
+        self._restored_epoch = found.epoch
         put_counters(self._checkpointer, found.counters)
         self._build_on_newest()
         return decision
@@ -251,8 +276,14 @@ class Restorer:
                 gone.setdefault(place, tree["own"])
         return mine, list(gone.values())
 
-    def _load_lost(self, plan: list[ShardSources], read: _Read) -> str | None:
-        """Rows of this rank that nobody holds; why they cannot be loaded."""
+    def _load_lost(self, plan: list[ShardSources], interrupted: bool, read: _Read) -> str | None:
+        """Rows of this rank that nobody holds; why they cannot be loaded.
+
+        Args:
+            plan: where rows come from.
+            interrupted: whether the step after the last one had begun, of which live rows may hold a part.
+            read: what was read is noted here.
+        """
         names = {place_of(shard): shard.name for shard in self._checkpointer.shards}
         lost = {
             names[each.needed.place]: each.lost_ranges
@@ -262,10 +293,13 @@ class Restorer:
         if not lost:
             return None
         try:
-            state, stats = self._checkpointer.load_shards(list(lost), lost)
+            state, stats, passed_over = self._checkpointer.load_shards(
+                list(lost), lost, ahead_of=(self._course.steps_done, interrupted)
+            )
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
         read.save_step, read.bytes_read = state.step, stats.bytes_read
+        read.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
         self.restored, self._restored_from = lost, state.sequence
         return None
 
@@ -282,6 +316,7 @@ class Restorer:
         self._course.start_over()
         loaded = self._checkpointer.load()
         if loaded is not None:
+            self._restored_epoch = self._directory.owner_epoch
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
             read.cost = accounts.charge_for_going_back(loaded.state)
         elif not is_fresh:
@@ -316,7 +351,7 @@ class Restorer:
             save_step=min(steps, default=None),
             bytes_read=sum(each.bytes_read for each in reads),
             bytes_moved=sum(each.bytes_moved for each in reads),
-            refused=found.refused,
+            refused=(*found.refused, *dict.fromkeys(text for each in reads for text in each.passed_over)),
             pls_added=read.cost.pls,
             pls_expected=read.cost.expected,
             pls_total=self._course.pls_total,
@@ -327,12 +362,13 @@ class Restorer:
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""
         course = self._course
-        course.recoveries = [*course.recoveries, recovery]
-        self._checkpointer.prepare()
+        course.recoveries = [*(each for each in course.recoveries if not self._is_attempt(each)), recovery]
+        self._prepare_to_save()
         segment = self._segment
         segment.replica.write(course.steps_done, live_tree(self._checkpointer))
         segment.marks.step_finished = course.steps_done
         segment.marks.update_begun = NOTHING
+        segment.marks.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
         self._group.gather(None)  # nobody needs another's old memory any more
         segment.seal(
             session_id=begin.session_id,
@@ -343,3 +379,19 @@ class Restorer:
         )
         self._group.gather(None)  # all new memory counts before any old memory goes
         self._memory.drop_others()
+
+    def _is_attempt(self, story: Recovery) -> bool:
+        """Whether it tells of this very beginning, from before its end."""
+        return not story.finished and story.generation == self._course.generation
+
+    def _prepare_to_save(self) -> None:
+        """Get ready, unless the storage fails: then the first save does it."""
+        if not self._checkpointer.ownership.epoch:
+            return
+        try:
+            self._checkpointer.prepare()
+        except (LockedError, MismatchError):
+            raise
+        except CheckpointError as error:
+            if self._group.rank == 0:
+                logger.error("%s. Training continues, and saving is tried again", error)

@@ -101,7 +101,7 @@ class Keeper:
             diary = Diary(
                 storage,
                 course,
-                self._checkpointer.check_lock,
+                self._checkpointer.ownership.check,
                 nodes=num_nodes(self._group.world_size),
                 samples_total=plan.total_samples,
                 row_share=plan.row_share,

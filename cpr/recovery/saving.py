@@ -134,6 +134,8 @@ class Saves:
         try:
             with self._doubted():
                 self._checkpointer.wait_until_idle()
+            if self._course.steps_done:  # before any memory is freed: workers that return must learn of it
+                self._checkpointer.finish(self._course.samples_done)
         finally:
             if self._diary is not None:
                 self._diary.finish()

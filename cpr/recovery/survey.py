@@ -110,6 +110,7 @@ def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
         old_rank=layout.rank,
         old_world_size=layout.world_size,
         generation=layout.generation,
+        epoch=segment.marks.epoch,
         step_finished=segment.marks.step_finished,
         update_begun=segment.marks.update_begun,
         pid=claimed.pid,
@@ -130,7 +131,7 @@ def _slot(step: int, course: Mapping[str, Any]) -> Slot:
         went_back=course["went_back"],
         generation=course["generation"],
         step=step,
-        num_recoveries=len(json.loads(course["recoveries"])),
+        num_recoveries=sum(each.get("finished", True) for each in json.loads(course["recoveries"])),
     )
 
 

@@ -17,7 +17,7 @@ from cpr.resident.folders import open_private, other_version, reading
 from cpr.resident.regions import allocate
 
 MAGIC: Final = int.from_bytes(b"CPRMARKS", "little")
-VERSION: Final = 3
+VERSION: Final = 4
 PAGE_BYTES: Final = 4096
 REASON_BYTES: Final = 500
 REASON_AT: Final = 1024
@@ -25,7 +25,8 @@ NOTHING: Final = -1
 """Stands for "none yet" in every number that begins without a value."""
 WORDS: Final = (
     *("magic", "version", "pid", "start_ticks", "generation", "step_finished", "update_begun", "slot"),
-    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "diverged_in", "reason_bytes"),
+    *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "diverged_in"),
+    *("epoch", "reason_bytes"),
 )
 
 
@@ -64,6 +65,7 @@ class Marks:
     step_finished = _Word("Training steps done.")
     update_begun = _Word("Number of the last step (from 1) in which table rows began to change; -1: none.")
     slot = _Word("Which replica slot is whole and newest; -1: none.")
+    epoch = _Word("Of the ownership of the checkpoint directory under which this was trained; 0: none.")
     heartbeat_ns = _Word("Last sign of life, `time.time_ns()`.")
     left_ns = _Word("When the owner left of its own accord, `time.time_ns()`; -1: it did not.")
     diverged_in = _Word("Generation whose owner left because values were no numbers; -1: none did.")
@@ -146,7 +148,7 @@ class Marks:
     def _initialise(self) -> None:
         for place in range(2, len(WORDS) - 1):
             self._words[place] = NOTHING
-        self.step_finished = 0
+        self.step_finished = self.epoch = 0
         self._words[1] = VERSION
         self._words[0] = MAGIC  # last: a page without it does not count
 

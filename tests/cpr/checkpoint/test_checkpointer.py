@@ -529,7 +529,7 @@ def test_shards_that_are_lost_come_back_alone(start):
     run.train(2)
     newer = run.values()
     lost = "ebc.embedding_bags.b/r0-c4"
-    state, stats = run.checkpointer.load_shards([lost])
+    state, stats, _ = run.checkpointer.load_shards([lost])
     assert state.step == 2
     assert stats.bytes_read < 4000, "the others were not read"
     for name, value in run.values().items():
@@ -637,14 +637,14 @@ def test_some_rows_of_a_shard_come_back_and_no_others_are_read(start):
     run.train(2)
     alive = run.values()
     first, *_ = run.checkpointer.shards
-    _, stats = run.checkpointer.load_shards([first.name], {first.name: [(10, 20), (90, 100)]})
+    _, stats, _ = run.checkpointer.load_shards([first.name], {first.name: [(10, 20), (90, 100)]})
     back = torch.zeros(first.num_rows, dtype=torch.bool)
     back[10:20] = back[90:100] = True
     for name in first.columns:
         value, old, live = (each[f"{first.name}/{name}"] for each in (run.values(), saved, alive))
         assert torch.equal(value[back], old[back])
         assert torch.equal(value[~back], live[~back])
-    _, whole = run.checkpointer.load_shards([first.name])
+    _, whole, _ = run.checkpointer.load_shards([first.name])
     assert stats.bytes_read <= whole.bytes_read  # a chunk is read once, whatever is wanted of it
     with pytest.raises(ValueError, match=r"rows 90 to 100 were asked of .* holds rows 0 to 99"):
         run.checkpointer.load_shards([first.name], {first.name: [(90, 101)]})
@@ -707,10 +707,10 @@ def test_a_registered_state_can_be_looked_at_without_loading(start):
 def test_who_has_lost_the_directory_can_find_out(start, tmp_path):
     run = start()
     run.checkpointer.claim()
-    run.checkpointer.check_lock()
+    run.checkpointer.ownership.check()
     (tmp_path / "checkpoint/owners/00000002-0a.json").write_bytes(b"of somebody else")
     with pytest.raises(LockedError, match="no longer belongs"):
-        run.checkpointer.check_lock()
+        run.checkpointer.ownership.check()
 
 
 def test_going_on_where_nothing_was_saved_begins_the_first_save(start):

@@ -18,7 +18,7 @@ from cpr.checkpoint import lock as lock_module
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import manifest_path
-from cpr.checkpoint.owners import OWNERS, Finished, Owner, fence, newest_owner, write_owner
+from cpr.checkpoint.owners import OWNERS, Claimant, Finished, Owner, fence, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.faults.storages import FaultyStorage
@@ -332,10 +332,10 @@ def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
 
 
 def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
-    first = DirectoryLock(storage, "first", LONG, session="s", generation=3)
+    first = DirectoryLock(storage, "first", LONG, claimant=Claimant(session="s", generation=3))
     first.acquire(list)
     write_owner(storage, replace(newest(storage), place="another boot", host="far-host"))
-    next_one = DirectoryLock(storage, "next", LONG, session="s", generation=4)
+    next_one = DirectoryLock(storage, "next", LONG, claimant=Claimant(session="s", generation=4))
     next_one.acquire(list)
     assert newest(storage).run == "next"
     with pytest.raises(LockedError, match="no longer belongs"):
@@ -348,12 +348,28 @@ def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
 @pytest.mark.parametrize(("session", "generation"), [("t", 4), ("s", 3), ("s", 2)])
 def test_it_is_not_handed_on_to_strangers_nor_to_generations_that_are_no_newer(storage, session, generation):
     """Two halves of a run that were cut apart may both begin generation 3: the first stays the owner."""
-    first = DirectoryLock(storage, "first", LONG, session="s", generation=3)
+    first = DirectoryLock(storage, "first", LONG, claimant=Claimant(session="s", generation=3))
     first.acquire(list)
+    claimant = Claimant(session=session, generation=generation)
     with pytest.raises(LockedError, match="in use"):
-        DirectoryLock(storage, "other", SHORT, session=session, generation=generation).acquire(list)
+        DirectoryLock(storage, "other", SHORT, claimant=claimant).acquire(list)
     first.check()
     first.release()
+
+
+def test_launches_stay_known_until_those_of_another_run_have_begun(storage):
+    def take(launch: str, continues: bool | None) -> tuple[str, ...]:
+        lock = DirectoryLock(storage, launch)
+        lock.acquire(list)
+        if continues is not None:
+            lock.note_launches([launch], continues=continues)
+        lock.release()
+        return newest(storage).launches
+
+    assert take("a", continues=False) == ("a",)
+    assert take("b", continues=True) == ("a", "b")
+    assert take("c", continues=None) == ("a", "b")
+    assert take("d", continues=False) == ("d",)
 
 
 def test_a_lock_of_nobodys_session_is_not_handed_on(storage, make_lock):

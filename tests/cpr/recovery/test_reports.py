@@ -1,9 +1,11 @@
 """Conclusions from what workers report."""
 
 from cpr.checkpoint.row_schema import ShardPlace
+from cpr.recovery.lineage import Directory
 from cpr.recovery.record import MEMORY_GONE, NO_LAST_WORD
 from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport, assess
 
+NOTHING_SAVED = Directory()
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
 
 
@@ -32,6 +34,7 @@ def segment(
             "old_rank": old_rank,
             "old_world_size": world_size,
             "generation": generation,
+            "epoch": 1,
             "step_finished": step,
             "update_begun": begun,
             "pid": 100 + old_rank,
@@ -48,6 +51,10 @@ def segment(
     )
 
 
+def assess_all(reports, directory=NOTHING_SAVED):
+    return assess(reports, directory)
+
+
 def worker(rank, *segments, adopted=True, shards=None):
     return WorkerReport(
         rank=rank,
@@ -60,26 +67,26 @@ def worker(rank, *segments, adopted=True, shards=None):
 
 
 def test_nobody_holds_anything():
-    found = assess([worker(0), worker(1)])
+    found = assess_all([worker(0), worker(1)])
     assert (found.step, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
     assert not any(need.adopted for need in found.needed)
     assert not found.interrupted
 
 
 def test_the_furthest_replica_counts_and_the_lowest_rank_has_it():
-    found = assess([worker(0, segment(0, slot=6, step=6)), worker(1, segment(1)), worker(2, segment(2))])
+    found = assess_all([worker(0, segment(0, slot=6, step=6)), worker(1, segment(1)), worker(2, segment(2))])
     assert (found.step, found.slot_of) == (7, (1, 0))
     assert [need.adopted for need in found.needed] == [True, True, True]
 
 
 def test_a_slot_may_be_ahead_of_the_mark_that_follows_it():
-    found = assess([worker(0, segment(0, step=6, slot=7)), worker(1, segment(1, step=6, slot=6))])
+    found = assess_all([worker(0, segment(0, step=6, slot=7)), worker(1, segment(1, step=6, slot=6))])
     assert found.step == 7
     assert len(found.held) == 2
 
 
 def test_memory_that_was_left_behind_is_lost_and_said_to_be():
-    found = assess([worker(0, segment(0)), worker(1, segment(1, step=5, slot=5))])
+    found = assess_all([worker(0, segment(0)), worker(1, segment(1, step=5, slot=5))])
     assert [need.adopted for need in found.needed] == [True, False]
     assert found.lost == {1: 1.0}
     assert any("left behind at step 5" in refused for refused in found.refused)
@@ -88,12 +95,12 @@ def test_memory_that_was_left_behind_is_lost_and_said_to_be():
 def test_a_later_generation_counts_more_than_a_later_step():
     stale = segment(0, step=10, slot=10)
     newer = {"step": 9, "slot": 9, "generation": 1, "slot_generation": 1}
-    found = assess([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
+    found = assess_all([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
     assert (found.slot.generation, found.step, found.slot_of) == (1, 9, (0, 0))
 
 
 def test_of_one_generation_and_step_the_state_that_knows_its_own_recovery_counts():
-    found = assess([worker(0, segment(0, told=1)), worker(1, segment(1, told=2))])
+    found = assess_all([worker(0, segment(0, told=1)), worker(1, segment(1, told=2))])
     assert (found.slot_of, found.slot.num_recoveries) == ((1, 0), 2)
 
 
@@ -104,7 +111,7 @@ def test_memory_of_before_everybody_went_back_does_not_count():
     """
     back = segment(0, step=5, slot=5, generation=1, slot_generation=1, went_back=1)
     stale = segment(1, step=10, slot=10, generation=0, slot_generation=1, counters={"t": {"iter": 10}})
-    found = assess([worker(0, back), worker(1, stale)])
+    found = assess_all([worker(0, back), worker(1, stale)])
     assert (found.step, found.slot_of) == (5, (0, 0))
     assert [(held.rank, held.generation) for held in found.held] == [(0, 1)]
     assert [need.adopted for need in found.needed] == [True, False]
@@ -114,16 +121,16 @@ def test_memory_of_before_everybody_went_back_does_not_count():
 
 def test_an_update_that_was_begun_interrupts_unless_it_is_accounted_for():
     def interrupted(**options):
-        return assess([worker(0, segment(0)), worker(1, segment(1, **options))]).interrupted
+        return assess_all([worker(0, segment(0)), worker(1, segment(1, **options))]).interrupted
 
     assert interrupted(begun=8)
     assert not interrupted(begun=7)  # it finished elsewhere: its replica is there
-    later = assess([worker(0, segment(0, slot_generation=1)), worker(1, segment(1, begun=8))])
+    later = assess_all([worker(0, segment(0, slot_generation=1)), worker(1, segment(1, begun=8))])
     assert not later.interrupted
 
 
 def test_who_lost_what_and_how_they_ended():
-    found = assess(
+    found = assess_all(
         [
             worker(0, segment(0, world_size=3, reason="ValueError: x", left_ns=9)),
             worker(1, segment(2, world_size=3, shards=(), problem="page 3 is torn")),
@@ -138,27 +145,27 @@ def test_who_lost_what_and_how_they_ended():
 
 
 def test_segments_of_one_worker_are_numbered_through():
-    found = assess([worker(0, segment(0), segment(1))])
+    found = assess_all([worker(0, segment(0), segment(1))])
     assert [(held.index, held.place.table_fqn) for held in found.held] == [(0, "t0"), (1, "t1")]
     assert [need.adopted for need in found.needed] == [True]
 
 
 def test_what_lies_on_a_gpu_is_moved_and_not_adopted():
     on_gpu = ShardReport(place=shard(0).place, columns=FLOATS, bytes_per_row=36, in_segment=False)
-    (needed,) = assess([worker(0, segment(0), shards=(on_gpu,))]).needed
+    (needed,) = assess_all([worker(0, segment(0), shards=(on_gpu,))]).needed
     assert not needed.adopted
 
 
 def test_another_model_is_objected_to():
     wide = shard(0, columns=(*FLOATS, ("exp_avg", "float32", 2)))
-    found = assess([worker(0, segment(0), shards=(wide,))])
+    found = assess_all([worker(0, segment(0), shards=(wide,))])
     assert "table t0 is 10 x 8" in found.objection
-    assert "no table t0" in assess([worker(0, segment(0), shards=(shard(5),))]).objection
-    assert assess([worker(0, segment(0))]).objection is None
+    assert "no table t0" in assess_all([worker(0, segment(0), shards=(shard(5),))]).objection
+    assert assess_all([worker(0, segment(0))]).objection is None
 
 
 def test_counters_are_those_of_the_newest_step():
-    found = assess(
+    found = assess_all(
         [
             worker(0, segment(0, counters={"t": {"iter": 7}})),
             worker(1, segment(1, step=6, slot=6, counters={"t": {"iter": 6}, "u": {"iter": 6}})),

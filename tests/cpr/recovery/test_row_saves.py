@@ -31,6 +31,9 @@ class FakeCheckpointer:
     def step(self):
         pass
 
+    def finish(self, samples):
+        pass
+
     def is_free(self):
         return self.course.steps_done not in self.busy and self.wait_until_idle()
 

@@ -115,7 +115,7 @@ class Worker:
         recovery = self.recovery
         checkpointer = recovery._checkpointer
         if checkpointer is not None and reason is None:
-            lock, checkpointer._lock = checkpointer._lock, None
+            lock, checkpointer.ownership.lock = checkpointer.ownership.lock, None
             checkpointer.close(abandon=True)
             if lock is not None and lock._thread is not None:
                 lock._released.set()
