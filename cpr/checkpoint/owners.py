@@ -74,7 +74,7 @@ class Owner:
     generation: int = 0
     """Of those workers."""
     launches: tuple[str, ...] = ()
-    """What launched the workers of the run whose saves are here; those of an owner only once they have begun."""
+    """What launched the workers of the run whose saves are here; its own only once its workers have begun."""
     beat: int = 0
     """Goes up by one at each renewal."""
     beat_s: float = 0.0

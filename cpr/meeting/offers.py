@@ -75,8 +75,8 @@ def decide(offers: Sequence[Offer]) -> Decision:
     """Who gets which rank, and which session goes on.
 
     If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
-    that owned the checkpoint directory last goes on, of several the one that got furthest, and nodes that hold
-    memory of it keep their ranks: tables need not move.
+    that owned the checkpoint directory last goes on, of several the one that got furthest, and nodes that
+    hold memory of it keep their ranks: tables need not move.
 
     Args:
         offers: of all workers, in the order of the ranks that the launcher gave.

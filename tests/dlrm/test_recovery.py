@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpr.checkpoint.ranks import Alone
 from cpr.priority.config import SCHEMES
 from cpr.recovery.launches import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
@@ -79,7 +80,9 @@ def at_meeting(config):
             rank=0,
             world_size=1,
             launches=frozenset({launch_of_this_worker()}),
+            offers=(),
         )
+        recovery._partial._group = Alone()
         recovery._partial._memory.segment = SimpleNamespace(folder=None)
         return recovery
 
