@@ -84,6 +84,9 @@ class PartialRecovery:
             has rows of several ages: `pls` counts what they are behind.
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
+        give_up_after_s: for how long periodic saves may fail before that ends the run. They are tried again
+            after pauses of 10 s to 10 min, while training goes on. None: for ever, because a run that ends
+            saves nothing either.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
         resume: whether a new run goes on from what is saved in the directory; otherwise only what this
             launch has saved there is ever loaded, after failures.
@@ -102,6 +105,7 @@ class PartialRecovery:
         priority: PriorityConfig | None = None,
         total_samples: int | None = None,
         policy: RecoveryPolicy | None = None,
+        give_up_after_s: float | None = None,
         resident_root: str | None = None,
         resume: bool = True,
     ) -> None:
@@ -109,7 +113,11 @@ class PartialRecovery:
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
         self._policy, self._resume = policy or RecoveryPolicy(), resume
         self._plan = SavePlan(
-            every=save_every_steps, moment=moment, priority=priority, total_samples=total_samples
+            every=save_every_steps,
+            moment=moment,
+            priority=priority,
+            total_samples=total_samples,
+            give_up_after_s=give_up_after_s,
         )
         _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
@@ -325,7 +333,7 @@ class PartialRecovery:
             samples: trained in it, by all ranks together.
 
         Raises:
-            SaveFailedError: saves fail again and again; names the file.
+            SaveFailedError: saves have failed for `give_up_after_s`, or another run owns the directory.
             InjectedError: `CPR_FAULTS` asks for it.
         """
         self._check_open()

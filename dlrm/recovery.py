@@ -81,6 +81,7 @@ class Recovery:
                 max_lost_share=config.recovery.max_lost_share,
                 max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
             ),
+            give_up_after_s=config.checkpoint.give_up_after_s,
             resume=resume is not None,
         )
 

@@ -132,7 +132,7 @@ class Checkpoints:
         """Save when it is time.
 
         Raises:
-            SaveFailedError: saves fail again and again; names the file.
+            SaveFailedError: saves have failed for `checkpoint.give_up_after`; names the file.
         """
         self._course.step(samples=0)  # nobody asks for them
         self._saves.step()
@@ -179,7 +179,8 @@ class Checkpoints:
         """Those that follow where training is now."""
         steps_done, saved_at = self._course.steps_done, self._checkpointer.newest_step or 0
         pace = FixedPace(self._config.every_steps, steps_done=steps_done, saved_at=saved_at)
-        return Saves(self._checkpointer, self._course, pace, cast("Moment", self._config.moment))
+        moment, limit_s = cast("Moment", self._config.moment), self._config.give_up_after_s
+        return Saves(self._checkpointer, self._course, pace, moment, give_up_after_s=limit_s)
 
     def _load(self) -> None:
         loaded = self._checkpointer.load()

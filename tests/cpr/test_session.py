@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +16,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.owners import write_owner
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
@@ -23,6 +25,7 @@ from cpr.errors import (
     MismatchError,
     NoProgressError,
     SaveFailedError,
+    SaveRefusedError,
     StartOverError,
     UnreadableMemoryError,
 )
@@ -561,17 +564,37 @@ def test_killed_during_a_save_the_one_before_counts_and_the_next_is_whole(new_wo
     assert again.recovery.checkpointer.newest_step == 10
 
 
-def test_saves_that_fail_do_not_stop_training_until_they_fail_again_and_again(new_worker, caplog):
+def fail(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, caplog, monkeypatch):
+    monkeypatch.setattr("cpr.recovery.retries.FIRST_PAUSE_S", 0.0)
     worker = new_worker(restarted=False).restore()
+    with monkeypatch.context() as broken:
+        broken.setattr(worker.recovery.checkpointer._saver, "_write_all", fail)
+        worker.train(60)
+    told = [record for record in caplog.records if "tried again after step" in record.message]
+    assert len(told) > 3
+    worker.train(60).wait_for_save()
+    assert worker.recovery.checkpointer.newest_step > 60
+    worker.recovery.close()
+    dist.destroy_process_group()
 
-    def fail(*_):
-        raise OSError(28, "No space left on device")
 
+def test_a_worker_whose_directory_a_newer_run_owns_does_not_try_again(new_worker):
+    worker = new_worker(restarted=False).restore().train(1)
+    lock = worker.recovery.checkpointer._lock
+    write_owner(lock._storage, replace(lock._own, epoch=lock.epoch + 1, token="newer"))
+    with pytest.raises(SaveRefusedError, match="no longer belongs to run"):
+        worker.train(5000)
+
+
+def test_saves_that_fail_for_too_long_end_training(new_worker):
+    worker = new_worker(restarted=False, give_up_after_s=0.1).restore()
     worker.recovery.checkpointer._saver._write_all = fail
-    with pytest.raises(SaveFailedError, match="No space left"):
-        worker.train(25)
-    assert worker.recovery.steps_done >= 15
-    assert "Training goes on" in caplog.text
+    with pytest.raises(SaveFailedError, match=r"No space left .* give_up_after is 100 ms"):
+        worker.train(5000)
 
 
 def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path):

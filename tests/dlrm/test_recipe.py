@@ -19,7 +19,7 @@ KEYS = {
     "comm": "exchange compressor ratio threshold wire_dtype error_feedback controller min_gain window_steps "
     "sync_change",
     "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
-    "keep_last stop_within_s",
+    "keep_last give_up_after stop_within_s",
     "recovery": "enabled max_lost_share max_pls timeout_s",
     "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder",
 }
