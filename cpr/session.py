@@ -256,6 +256,7 @@ class PartialRecovery:
         states: Mapping[str, Stateful] | None = None,
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
         before_save: Callable[[], object] | None = None,
+        initialize: Callable[[Checkpointer], object] | None = None,
     ) -> Recovery:
         """Bring the model, optimizers and states to where training goes on; once, before the first step.
 
@@ -269,6 +270,9 @@ class PartialRecovery:
                 memory is of the very step from which training goes on, and stay as they are otherwise. What
                 has `inherit` (see `cpr.checkpoint.model_state.Heir`) takes over those of ranks that are gone.
             before_save: called before each save; see `Checkpointer`.
+            initialize: called, on all ranks, whenever training begins at its beginning: at first, and after
+                failures before anything was saved. The model has the values that it was built with; this may
+                give it others, such as those of another run (`Checkpointer.warm_start`).
 
         Returns:
             The story of this beginning.
@@ -300,7 +304,14 @@ class PartialRecovery:
         with self._phases.measured("restore"):
             keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
         restorer = Restorer(
-            checkpointer, group, self._memory, self._course, self._policy, self._phases, directory
+            checkpointer,
+            group,
+            self._memory,
+            self._course,
+            self._policy,
+            self._phases,
+            directory,
+            initialize,
         )
         reports = restorer.restore(
             Beginning(

@@ -5,6 +5,7 @@ here, before a process group exists. The resolved configuration is dumped into t
 """
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from cpr.durations import parse_duration
@@ -422,6 +423,10 @@ class CheckpointConfig:
         _check(limit_s is None or limit_s > 0, "checkpoint.give_up_after must be positive (empty: never)")
         _check(self.stop_within_s >= 0, "checkpoint.stop_within_s must not be negative (0: never)")
 
+    def directory(self, folder: Path) -> str:
+        """Where a run with this folder saves."""
+        return self.uri or str(folder / "checkpoint")
+
     @property
     def give_up_after_s(self) -> float | None:
         """The same in seconds; None: never."""
@@ -488,6 +493,10 @@ class TrainConfig:
     """Write metrics this often."""
     run_folder: str = "runs"
     """Folder in which each run makes a folder of its own."""
+    warm_start: str = ""
+    """Checkpoint of another run, a folder or a pyarrow URI, whose model, optimizers and place in the schedule
+    a new run begins with, at the beginning of its own data; `--warm-start RUN_FOLDER` sets it. Empty: random
+    values."""
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
@@ -527,6 +536,12 @@ class Config:
             equal_gradients or self.comm.exchange not in {"priority", "selsync"},
             f"comm.exchange={self.comm.exchange} has no whole mean gradient at any time, which "
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
+        )
+
+        _check(
+            not self.train.warm_start or self.train.warm_start != self.checkpoint.uri,
+            f"train.warm_start and checkpoint.uri are both {self.checkpoint.uri}: a warm start only reads "
+            "the other run's checkpoint; set checkpoint.uri to another place",
         )
 
     def to_dict(self) -> dict[str, Any]:

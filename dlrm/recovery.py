@@ -11,6 +11,7 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
+from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.retention import Retention
@@ -54,7 +55,7 @@ def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
 def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
     """Where and how a run with this folder saves."""
     return SaveConfig(
-        uri=config.uri or str(folder / "checkpoint"),
+        uri=config.directory(folder),
         host_memory_bytes=config.host_memory_mb * 10**6,
         retention=Retention(keep_last=config.keep_last),
     )
@@ -145,13 +146,14 @@ class Recovery:
         states: Mapping[str, Stateful],
         own_states: Mapping[str, Stateful | Heir],
         before_save: Callable[[], object],
+        initialize: Callable[[Checkpointer], object],
     ) -> Recovering:
         """What the training loop holds."""
         return Recovering(
             self._partial,
             self._config,
             restore=lambda: self._partial.restore(
-                model, optimizers.table_optimizers, states, own_states, before_save
+                model, optimizers.table_optimizers, states, own_states, before_save, initialize
             ),
         )
 

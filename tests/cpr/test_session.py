@@ -212,6 +212,41 @@ def test_all_memory_gone_before_the_first_save_begins_at_the_beginning(new_worke
     assert_same(again.values(), fresh)
 
 
+def test_a_warm_start_is_done_again_until_something_is_saved_and_then_never(new_worker, tmp_path, wipe):
+    other = new_worker(restarted=False, folder=tmp_path / "other").restore().train(7)
+    other.recovery.save_now()
+    theirs = {name: value for name, value in other.values().items() if name != "next"}
+    other.die()
+    wipe()
+    starts = []
+
+    def warm(checkpointer):
+        starts.append(checkpointer.warm_start(str(tmp_path / "other"), ["optimizer0"]).step)
+
+    def check_start(worker):
+        assert (worker.recovery.steps_done, worker.position.next, worker.recovery.pls) == (0, 0, 0)
+        assert_same({**worker.values()}, {**theirs, "next": torch.tensor(0)})
+
+    first = new_worker(restarted=False, resume=False).restore(warm)
+    check_start(first)
+    expected = first.train(4).values()
+    first.die()
+    wipe()  # before the first save, which comes after 5 steps
+    second = new_worker(resume=False).restore(warm)
+    check_start(second)
+    assert_same(second.train(4).values(), expected)
+    second.die()
+    third = new_worker(resume=False).restore(warm)
+    assert third.story.kind == "process"
+    saved = third.train(1).wait_for_save().values()
+    third.train(1).die()
+    wipe()
+    fourth = new_worker(resume=False).restore(warm)
+    assert (fourth.story.kind, fourth.story.step) == ("full", 5)
+    assert_same(fourth.values(), saved)
+    assert starts == [7, 7]
+
+
 def damage(worker_memory, name):
     (path,) = worker_memory.glob(f"*/*/*/{name}")
     with path.open("r+b") as file:

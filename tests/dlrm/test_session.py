@@ -39,7 +39,7 @@ class Saved:
 
 
 def open_session(checkpointer: Saved, resume: bool) -> Checkpoints:
-    return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume)
+    return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume, lambda checkpointer: None)
 
 
 def test_a_refused_resume_does_not_say_that_there_is_no_save(caplog):
