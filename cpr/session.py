@@ -41,6 +41,7 @@ from cpr.errors import RunFinished, is_failure
 from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
+from cpr.finished import note_directory
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.course import Course
@@ -298,6 +299,7 @@ class PartialRecovery:
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
         directory = take_directory(checkpointer, meeting)
+        note_directory(self._config.uri)
         is_own = meeting.continues and directory.is_of_launches(meeting.launches)
         assert self._memory.segment is not None
         self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
