@@ -91,7 +91,7 @@ def main(uri: str, answer: str) -> None:
     owner = newest_owner(open_storage(uri))
     if owner is not None and owner.finished is not None:
         temporary = Path(f"{answer}-{os.getpid()}")
-        temporary.write_text(str(owner.finished.step))
+        temporary.write_text(str(owner.finished))
         temporary.replace(answer)
 
 

@@ -169,8 +169,10 @@ class Checkpoints:
         self._is_last_word_said = True
 
     def finish(self) -> None:
-        """Save the end of the run, unless that was done."""
+        """Save the end of the run, unless that was done, and record that it has finished."""
         self.save_end()
+        if self._config.every_steps:
+            self._checkpointer.finish()
 
     def close(self) -> None:
         """Let go of the directory, and say what is lost."""

@@ -22,7 +22,7 @@ from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
-from cpr.checkpoint.owners import NOBODYS, Claimant, Finished
+from cpr.checkpoint.owners import NOBODYS, Claimant
 from cpr.checkpoint.ownership import Ownership
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
@@ -200,19 +200,16 @@ class Checkpointer:
         self._check_open()
         self.ownership.claim()
 
-    def finish(self, samples: int) -> None:
+    def finish(self) -> None:
         """Record in the directory that the run has reached its end, once its last save is committed.
 
         Workers that meet afterwards learn of it, and end. Called by all ranks; durable when it returns.
-
-        Args:
-            samples: that the run has trained on.
 
         Raises:
             LockedError: another run has taken the directory over.
             CheckpointError: it cannot be written to.
         """
-        self.ownership.finish(Finished(step=self.steps_done, samples=samples))
+        self.ownership.finish(self.steps_done)
 
     def prepare(self) -> None:
         """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.

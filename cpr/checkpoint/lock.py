@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.manifest import SAVES, numbers_of
-from cpr.checkpoint.owners import NOBODYS, Claimant, Finished, Owner, epochs, newest_owner, write_owner
+from cpr.checkpoint.owners import NOBODYS, Claimant, Owner, epochs, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, LockedError, SupersededError
 from cpr.processes import Process
@@ -123,15 +123,15 @@ class DirectoryLock:
             "two, or name another directory"
         )
 
-    def finish(self, finished: Finished) -> None:
-        """Record that the run has reached its end; durable when this returns.
+    def finish(self, steps_done: int) -> None:
+        """Record that the run has reached its end, at this step; durable when this returns.
 
         Raises:
             LockedError: another run has taken the directory.
             CheckpointError: the directory cannot be written to.
         """
         self.check()
-        self._write(finished=finished)
+        self._write(finished=steps_done)
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
         """Record that the saves to come are of workers of these launches.

@@ -138,7 +138,7 @@ class Saves:
             with self._heard():
                 self._checkpointer.wait_until_idle()
             if self._course.steps_done:  # before any memory is freed: workers that return must learn of it
-                self._checkpointer.finish(self._course.samples_done)
+                self._checkpointer.finish()
         finally:
             if self._diary is not None:
                 self._diary.finish()

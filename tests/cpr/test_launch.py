@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.owners import Finished
 from cpr.checkpoint.storage import open_storage
 from cpr.cli import entry
 from cpr.commands.command import FAILED
@@ -161,7 +160,7 @@ def owned(tmp_path):
         lock = DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "run")
         lock.acquire(list)
         if finished:
-            lock.finish(Finished(step=500, samples=9))
+            lock.finish(500)
         lock.release()
 
     return work

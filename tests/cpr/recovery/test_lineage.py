@@ -121,7 +121,7 @@ def test_who_returns_to_a_run_that_has_finished_ends_with_exit_code_0_and_writes
         pass
     last.die()
     storage = open_storage(str(tmp_path / "checkpoint"))
-    assert newest_owner(storage).finished.step == 20
+    assert newest_owner(storage).finished == 20
     before = files_of(tmp_path / "checkpoint")
     bring_back()
     with pytest.raises(RunFinished) as end:

@@ -55,8 +55,8 @@ class SlowStorage:
     def wait_until_idle(self, deadline=None):
         return self.wait()
 
-    def finish(self, samples):
-        self.finished_at = samples
+    def finish(self):
+        pass
 
     def is_free(self):
         return True
