@@ -231,7 +231,7 @@ class DirectoryLock:
                 return  # whoever wants to commit learns of it
             except CheckpointError as error:
                 if not is_told:
-                    logger.warning("the ownership record could not be renewed, is tried again: %s", error)
+                    logger.warning("the ownership record could not be renewed, will try again: %s", error)
                 is_told = True
 
     def _write(self, **changes: object) -> None:

@@ -619,8 +619,8 @@ def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, ca
 
 def test_a_worker_whose_directory_a_newer_run_owns_does_not_try_again(new_worker):
     worker = new_worker(restarted=False).restore().train(1)
-    lock = worker.recovery.checkpointer._lock
-    write_owner(lock._storage, replace(lock._own, epoch=lock.epoch + 1, token="newer"))
+    lock = worker.recovery.checkpointer.ownership.lock
+    write_owner(lock._storage, replace(lock._own, epoch=lock.epoch + 1, token="ff"))
     with pytest.raises(SaveRefusedError, match="no longer belongs to run"):
         worker.train(5000)
 
