@@ -20,9 +20,8 @@ from cpr.priority.config import PriorityConfig, Scheme
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
-from data.dataset import read_manifest
 from dlrm.config import CheckpointConfig, Config
-from dlrm.inputs import steps_in_epoch, total_samples
+from dlrm.inputs import open_manifest, steps_in_epoch, total_samples
 from dlrm.optim import Optimizers
 from dlrm.recovering import Recovering
 from dlrm.sharding.tables import initialize_tables
@@ -77,7 +76,7 @@ class Recovery:
             save_every_steps=_interval(config.checkpoint),
             priority=_priority(config.checkpoint),
             moment=cast("Moment", config.checkpoint.moment),
-            total_samples=total_samples(config, steps_in_epoch(config.data, read_manifest(config.data.uri))),
+            total_samples=total_samples(config, steps_in_epoch(config.data, open_manifest(config.data))),
             policy=RecoveryPolicy(
                 max_lost_share=config.recovery.max_lost_share,
                 max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
