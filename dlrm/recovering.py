@@ -68,8 +68,7 @@ class Recovering:
         """A step is complete: it will not be lost, unless its node is.
 
         Raises:
-            SaveFailedError: saves have failed for `checkpoint.give_up_after`, or another run owns the
-                directory.
+            SaveFailedError: saves fail again and again.
         """
         self._recovery.step(self._config.data.global_batch_size)
 

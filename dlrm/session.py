@@ -5,7 +5,6 @@ The third, `dlrm.recovering`, outlives its workers.
 """
 
 import logging
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -97,22 +96,15 @@ class Checkpoints:
         checkpointer: everything that a resumed run needs is registered with it.
         config: when to save, and how.
         resume: whether the run goes on from what is saved.
-        initialize: called where training begins at its beginning; may give the model other values.
     """
 
     batches_to_skip = 0
     failures = None
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        config: CheckpointConfig,
-        resume: bool,
-        initialize: Callable[[Checkpointer], object],
-    ) -> None:
+    def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, resume: bool) -> None:
         self._checkpointer = checkpointer
         self._config = config
-        self._resume, self._initialize = resume, initialize
+        self._resume = resume
         self._course = Course()
         self._saves = self._open_saves()
         self._is_last_word_said = True  # until there is something to lose
@@ -121,15 +113,15 @@ class Checkpoints:
         """Nothing: it does not come to this."""
 
     def restore(self) -> None:
-        """Load the newest state that verifies, where the run is resumed and has saved.
+        """Load the newest state that verifies, where the run is resumed.
 
         Raises:
             CheckpointError: there is none, or the directory is not this run's; says what to do.
         """
         if self._config.every_steps:
             self._checkpointer.claim()  # first, so that nobody saves between the two
-        if not (self._resume and self._load()):
-            self._initialize(self._checkpointer)
+        if self._resume:
+            self._load()
         if self._config.every_steps:
             self._checkpointer.prepare()
         self._course.steps_done = self._checkpointer.steps_done
@@ -140,7 +132,7 @@ class Checkpoints:
         """Save when it is time.
 
         Raises:
-            SaveFailedError: saves have failed for `checkpoint.give_up_after`; names the file.
+            SaveFailedError: saves fail again and again; names the file.
         """
         self._course.step(samples=0)  # nobody asks for them
         self._saves.step()
@@ -169,10 +161,8 @@ class Checkpoints:
         self._is_last_word_said = True
 
     def finish(self) -> None:
-        """Save the end of the run, unless that was done, and record that it has finished."""
+        """Save the end of the run, unless that was done."""
         self.save_end()
-        if self._config.every_steps:
-            self._checkpointer.finish()
 
     def close(self) -> None:
         """Let go of the directory, and say what is lost."""
@@ -189,15 +179,13 @@ class Checkpoints:
         """Those that follow where training is now."""
         steps_done, saved_at = self._course.steps_done, self._checkpointer.newest_step or 0
         pace = FixedPace(self._config.every_steps, steps_done=steps_done, saved_at=saved_at)
-        moment, limit_s = cast("Moment", self._config.moment), self._config.give_up_after_s
-        return Saves(self._checkpointer, self._course, pace, moment, give_up_after_s=limit_s)
+        return Saves(self._checkpointer, self._course, pace, cast("Moment", self._config.moment))
 
-    def _load(self) -> bool:
-        """Whether there was anything to load."""
+    def _load(self) -> None:
         loaded = self._checkpointer.load()
         if loaded is None:
             logger.warning("nothing was saved yet: training begins at the beginning")
-            return False
+            return
         logger.info(
             "going on from save %d, step %d of %s (%s), read in %.1f s",
             loaded.state.sequence,
@@ -210,4 +198,3 @@ class Checkpoints:
             logger.info(
                 "it was saved by %d ranks: random generators start anew", loaded.state.newest.world_size
             )
-        return True

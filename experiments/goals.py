@@ -118,7 +118,7 @@ GOALS: Final[Sequence[Goal]] = [
         batches_left_out=0,
     ),
     *_goals("recovery_soak", Sense.WITHIN, soak_auc_delta=0.0002),
-    *_goals("recovery_soak", Sense.AT_MOST, soak_rows_wrong=0, soak_leftovers=0),
+    *_goals("recovery_soak", Sense.AT_MOST, soak_rows_wrong=0, soak_leftovers=0, soak_nodes_failed=0),
     *_goals("tracking", Sense.AT_MOST, mfu_step_share=0.01, ssu_step_share=0.005),
     *_goals("overhead", Sense.AT_MOST, overhead_cpr_background=0.003),
     *_goals(

@@ -1,13 +1,15 @@
 """Whole runs of the trainer on two nodes of this machine, as `experiments.recovery_soak` disturbs them.
 
 A node is a `cpr run` with the torchrun and the workers below it, a folder of its own for resident memory, and
-if there is a `Network`, a network namespace of its own with a link that can be cut.
+if there is a `Network`, a network namespace of its own with a link that can be cut. One more node may be
+started in the place of one that is away, and retired later.
 """
 
 import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import psutil
 
@@ -25,10 +27,15 @@ from experiments.launch import worker_environment
 from experiments.network import LINK, Network
 
 NODES: Final = 2
+"""That train. The next one is the spare."""
 MEMORY: Final = Path("/dev/shm")
 SETTLE_S: Final = 3.0
 """How long what watches for a launcher's end may take to see it and clear up."""
 POLL_S: Final = 0.5
+END_S: Final = 120.0
+"""How long after the report nodes may take to end before they count as left behind."""
+STOP_S: Final = 60.0
+"""How long a node that is told to stop may take before it is killed."""
 PORT: Final = 29400
 """Of the rendezvous, in the namespace of the first node."""
 
@@ -72,42 +79,67 @@ class NodesRun:
         self._arguments = list(arguments)
         self._workers_per_node = workers_per_node
         self._module, self._environment, self._network = module, dict(environment or {}), network
-        self._launches: list[subprocess.Popen[bytes]] = []
+        self._launches: dict[int, subprocess.Popen[bytes]] = {}
         self._stack = ExitStack()
-        self._memory = [MEMORY / f"{self.folder.name}-{os.getpid()}-{number}" for number in range(NODES)]
+        self._memory = [MEMORY / f"{self.folder.name}-{os.getpid()}-{number}" for number in range(NODES + 1)]
+        self._endpoint = ""
 
     def __enter__(self) -> "NodesRun":
         (self.folder / "temporary").mkdir(parents=True)
-        log = self._stack.enter_context((self.folder / "log.txt").open("w"))
-        endpoint = f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{_free_port()}"
-        for node, memory in enumerate(self._memory):
-            memory.mkdir(mode=0o700)
-            self._launches.append(self._launch(node, endpoint, log))
+        self._log = self._stack.enter_context((self.folder / "log.txt").open("w"))
+        self._endpoint = (
+            f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{_free_port()}"
+        )
+        for node in range(NODES):
+            self._start(node)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for launch in self._launches:
-            if launch.poll() is None:
-                launch.terminate()
-                launch.wait()
+        for node in list(self._launches):
+            self._stop(node)
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for memory in self._memory:
             shutil.rmtree(memory, ignore_errors=True)
         self._stack.close()
 
     @property
     def nodes(self) -> list[Node]:
-        """For a `Killer`."""
-        links = [self._network.link(node) if self._network else None for node in range(NODES)]
-        return [
-            Node(pid=launch.pid, memory=memory, link=link)
-            for launch, memory, link in zip(self._launches, self._memory, links, strict=True)
-        ]
+        """For a `Killer`, without the spare."""
+        return [self._node(node) for node in range(NODES)]
+
+    def start_spare(self) -> Node:
+        """Start a node more than are needed: it takes the place of the next one that is not there."""
+        self._start(NODES)
+        return self._node(NODES)
+
+    def retire_spare(self) -> None:
+        """Tell that node to stop, whose place is free afterwards."""
+        self._stop(NODES)
 
     @property
     def run_folder(self) -> Path:
-        """Of the trainer; there is one, however often workers were started."""
-        (found,) = (path for path in (self.folder / "runs").iterdir() if path.is_dir())
-        return found
+        """Of the trainer; there is one, however often workers were started.
+
+        Raises:
+            RuntimeError: there are several, so the run has begun anew; or none.
+        """
+        found = [path for path in (self.folder / "runs").iterdir() if path.is_dir()]
+        if len(found) != 1:
+            raise RuntimeError(f"a run has one folder, and there are {len(found)}:\n{self._end_of_log()}")
+        return found[0]
+
+    @property
+    def steps_done(self) -> int:
+        """As the trainer logged them last."""
+        lines = [line for path in self._found("metrics.jsonl") for line in path.read_text().splitlines()]
+        return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether training has come to its end."""
+        return bool(self._found("report.json"))
 
     def wait_for_folder(self) -> Path:
         """The trainer's folder, as soon as it is there.
@@ -115,34 +147,41 @@ class NodesRun:
         Raises:
             RuntimeError: the run ended before; the message has the end of the log.
         """
-        while not list((self.folder / "runs").glob("*/config.json")):
-            if any(launch.poll() is not None for launch in self._launches):
+        while not self._found("config.json"):
+            if any(launch.poll() is not None for launch in self._launches.values()):
                 raise RuntimeError(f"the run did not begin:\n{self._end_of_log()}")
             time.sleep(POLL_S)
         return self.run_folder
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
-        """The run's report, when all nodes have ended.
+        """The run's report, when all nodes have ended, or should have.
 
         Raises:
-            RuntimeError: a node failed, or they did not end; the message has the end of the log.
+            RuntimeError: there is no report in time; the message has the end of the log.
         """
-        deadline = time.monotonic() + timeout_s
-        while any(launch.poll() is None for launch in self._launches):
+        deadline, reported = time.monotonic() + timeout_s, False
+        while any(launch.poll() is None for launch in list(self._launches.values())):
+            if not reported and self.is_reported:
+                deadline, reported = time.monotonic() + END_S, True
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the run did not end:\n{self._end_of_log()}")
+                break
             time.sleep(POLL_S)
-        codes = [launch.returncode for launch in self._launches]
-        if any(codes):
-            raise RuntimeError(f"the nodes ended with {codes}:\n{self._end_of_log()}")
+        if not self.is_reported:
+            raise RuntimeError(f"the run did not end, or not well:\n{self._end_of_log()}")
         report: dict[str, Any] = json.loads((self.run_folder / "report.json").read_text())
         return report
+
+    def failed_nodes(self) -> int:
+        """Nodes that have not ended by themselves, or not well."""
+        failed = {node: code for node, launch in self._launches.items() if (code := launch.poll()) != 0}
+        for node, code in failed.items():
+            logger.warning("node %d %s", node, "has not ended" if code is None else f"ended with code {code}")
+        return len(failed)
 
     def leftovers(self) -> Leftovers:
         """What is still there of the run, after its end: processes, memory, unfinished files."""
         time.sleep(SETTLE_S)
-        marks = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
-        processes = [pid for pid in psutil.pids() if marks & _environment_of(pid)]
+        processes = self._processes()
         memory_files = [
             path
             for memory in self._memory
@@ -160,10 +199,34 @@ class NodesRun:
             logger.warning("left behind: process %d (%s)", pid, _command_of(pid))
         return Leftovers(len(processes), len(memory_files), len(temporary))
 
-    def _launch(self, node: int, endpoint: str, log: IO[str]) -> "subprocess.Popen[bytes]":
+    def _found(self, name: str) -> list[Path]:
+        return list((self.folder / "runs").glob(f"*/{name}"))
+
+    def _processes(self) -> list[int]:
+        """All there are of the run, whoever is their parent."""
+        marks = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
+        return [pid for pid in psutil.pids() if marks & _environment_of(pid)]
+
+    def _node(self, node: int) -> Node:
+        link = self._network.link(node) if self._network else None
+        return Node(pid=self._launches[node].pid, memory=self._memory[node], link=link)
+
+    def _stop(self, node: int) -> None:
+        launch = self._launches.pop(node)
+        if launch.poll() is None:
+            launch.terminate()
+            try:
+                launch.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("node %d did not stop within %g s and is killed", node, STOP_S)
+                launch.kill()
+                launch.wait()
+
+    def _start(self, node: int) -> None:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES)]
         torchrun += ["--nproc-per-node", str(self._workers_per_node), "--max-restarts", "1000"]
-        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", self.folder.name]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint]
+        torchrun += ["--rdzv-id", self.folder.name]
         prefix: list[str] = []
         if self._network:
             prefix = self._network.command(node)
@@ -179,8 +242,9 @@ class NodesRun:
             **({"GLOO_SOCKET_IFNAME": LINK} if self._network else {}),
             **self._environment,
         }
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        self._memory[node].mkdir(mode=0o700, exist_ok=True)
+        self._launches[node] = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
         )
 
     def _end_of_log(self) -> str:

@@ -6,21 +6,26 @@ same time: undisturbed, and with failures at seeded random moments, all kinds mi
 without their memory, agents killed with and without their workers, whole nodes lost, nodes cut off from the
 network, nodes paused as a whole, hangs that pass and hangs that do not, exceptions in a step, slow workers,
 damaged checkpoint files, storage that fails once, and storage that is out for a while. Pauses and partitions
-are shorter and longer than the timeout of collectives. Partitions need network namespaces, and those root and
-iproute2: without, they are left out. Interrupted, the command begins the two again; failed, it leaves the
-runs' folders where they are (`runs/`) until it is started again.
+are shorter and longer than the timeout of collectives. Some nodes are cut off for so long that another one is
+started in their place: the link is healed while that one trains, the returning node waits with its memory of
+long ago, and takes its place back when the other is retired. The last one returns when the others have
+finished. Partitions need network namespaces, and those root and iproute2: without, they are left out.
+Interrupted, the command begins the two again; failed, it leaves the runs' folders where they are (`runs/`)
+until it is started again.
 
 In the disturbed run a witness compares all rows after each recovery, and those of the last save
 (`experiments.recovery_verdict` says with what, and what that does not cover). That makes its steps longer.
 Figures:
 
 - `soak_failures`: failures that happened; `soak_partitions`, `soak_pauses`, `soak_outages`: those of them in
-  which a node was cut off, was paused as a whole, and in which storage was out for a while.
+  which a node was cut off, was paused as a whole, and in which storage was out for a while;
+  `soak_replacements`: nodes that were replaced while they were cut off, and returned.
 - `soak_auc_delta`: AUC on the test day after the disturbed run, minus that after the undisturbed one.
 - `soak_rows_wrong`: rows, over all recoveries and the last save, that were not what they had to be.
 - `soak_rows_checked`: rows that were compared; `soak_rows_unchecked`: rows that were not, because they had
   changed in a batch that was interrupted, or nobody had written down what they were.
 - `soak_pls`: portion of lost samples of the disturbed run, as it reports it itself.
+- `soak_nodes_failed`: nodes that did not end by themselves, with exit code 0, after the end of training.
 - `soak_leftovers`: processes, files and folders in shared memory, temporary files, folders of `cpr run` and
   network namespaces that it left behind.
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
@@ -39,29 +44,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from cpr.faults import (
-    AtRate,
-    AtTime,
-    DamageFile,
-    Deed,
-    Hang,
-    KillAgent,
-    Killer,
-    KillWorker,
-    Kind,
-    LoseNode,
-    Partition,
-    PauseNode,
-    Plan,
-    Raise,
-    Slow,
-    StorageError,
-    StorageOutage,
-)
+from cpr.faults import Deed, Killer, Partition, PauseNode, Plan, StorageOutage
 from data.synthetic import SyntheticConfig, generate
 from experiments.network import Network, NoNetworkError, check_possible
 from experiments.record import QUICK, Record, Row
 from experiments.recovery_run import NODES, NodesRun
+from experiments.recovery_soak_failures import Replacements, plans
 from experiments.recovery_verdict import Counts, check_save
 from experiments.recovery_witness import History
 from experiments.recovery_witnessed import CHECKS, FOLDER
@@ -72,45 +60,10 @@ DAYS: Final = 20
 DISTURBED_SHARE: Final = 0.4
 """Of the machine's training speed that the disturbed run is expected to reach: half of the machine, less its
 downtime."""
+LAST_REPLACED: Final = 0.9
+"""Of the steps: when a node is replaced that is not back before the end."""
 PATIENCE: Final = 4
 """A run that takes so many times as long as it should has failed."""
-OUTSIDE: Final[tuple[Kind, ...]] = (
-    KillWorker(),
-    KillWorker(),
-    KillWorker(wipe=True),
-    KillAgent(),
-    KillAgent(workers=False),
-    LoseNode(),
-    Partition(duration_s=5.0),
-    Partition(duration_s=40.0),
-    PauseNode(duration_s=5.0),
-    PauseNode(duration_s=45.0),
-    Hang(duration_s=5.0),
-    Hang(duration_s=300.0),
-    DamageFile(),
-)
-INSIDE: Final[tuple[Kind, ...]] = (
-    Raise(),
-    KillWorker(),
-    Slow(num_steps=50, factor=3.0),
-    StorageError(),
-    StorageOutage(duration_s=30.0),
-    StorageOutage(duration_s=60.0, reads=False, error="ENOSPC"),
-    StorageOutage(duration_s=20.0, how="hang"),
-)
-QUICK_INSIDE: Final[tuple[tuple[float, Kind], ...]] = (
-    (2.0, StorageOutage(duration_s=4.0)),
-    (30.0, StorageOutage(duration_s=3.0, how="hang")),
-)
-QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
-    (3.0, KillWorker()),
-    (12.0, Partition(duration_s=9.0)),
-    (28.0, PauseNode(duration_s=9.0)),
-    (44.0, LoseNode()),
-)
-"""Seconds after the start, so that all of them happen in a short run."""
-INSIDE_SHARE: Final = 0.25
-"""Of the failures that workers do to themselves; the others come from outside."""
 SCRATCH: Final = Path("runs") / "recovery-soak"
 """Data set, runs, their checkpoints and the witness's logs, up to 5 GB, under the current folder; deleted at
 the end."""
@@ -128,9 +81,15 @@ class Soak:
     mean_s: float = 60.0
     """Between failures."""
     global_batch_size: int = 512
-    save_every_s: float = 20.0
+    save_every_s: float = 10.0
     """About; in steps of the undisturbed pace."""
     collective_timeout_s: float = 30.0
+    replaced_at: float = 0.4
+    """When a node is cut off and replaced, of the minutes."""
+    away_s: float = 90.0
+    """How long it is cut off."""
+    replaced_for_s: float = 180.0
+    """How long the other one has its place, or waits for it."""
     seed: int = 1
 
 
@@ -143,22 +102,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     soak = Soak(minutes=options.minutes)
     if options.quick:
-        soak = Soak(minutes=0.7, save_every_s=3.0, collective_timeout_s=6.0)
+        soak = Soak(
+            minutes=0.5,
+            save_every_s=1.0,
+            collective_timeout_s=5.0,
+            away_s=15.0,
+            replaced_for_s=20.0,
+        )
     no_network = _why_no_network()
     config = {**asdict(soak), "partitions": no_network is None}
     record = Record("recovery_soak", config, seeds=[soak.seed], quick=options.quick)
     scratch = QUICK / "recovery-soak" if options.quick else SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # of a run that failed or was killed
-    pace = record.measure("pace", partial(_pace, scratch / "pace"))["samples_per_s"]
+    pace_of = partial(_pace, scratch / "pace", rows=50_000 if options.quick else 200_000)
+    pace = record.measure("pace", pace_of)["samples_per_s"]
     dataset = _dataset(soak, pace, scratch / "dataset")
-    disturbed = partial(_disturbed, plans=_plans(soak, options.quick, no_network is None))
+    disturbed = partial(
+        _disturbed,
+        faults=plans(soak.mean_s, soak.seed, options.quick, no_network is None),
+        has_network=no_network is None,
+    )
     runs: dict[str, Callable[[Soak, float, Path, Path], Row]]
     runs = {"undisturbed": _undisturbed, "disturbed": disturbed}
     with ThreadPoolExecutor(len(runs)) as pool:
         both = {key: pool.submit(run, soak, pace, dataset, scratch) for key, run in runs.items()}
         calm, rough = (record.measure(key, run.result) for key, run in both.items())
     shutil.rmtree(scratch, ignore_errors=True)
-    notes = {} if no_network is None else {"soak_partitions": f"partitions were left out: {no_network}"}
+    notes = {}
+    if no_network is not None:
+        names = ("soak_partitions", "soak_replacements")
+        notes = dict.fromkeys(names, f"partitions were left out: {no_network}")
     path = record.finish(_figures(calm, rough, no_network is None), notes)
     print(f"stored in {path}")
     return 0
@@ -172,6 +145,8 @@ def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None
         "soak_partitions": happened.count(Partition.name) if has_network else None,
         "soak_pauses": happened.count(PauseNode.name),
         "soak_outages": happened.count(StorageOutage.name),
+        "soak_replacements": rough["replacements"] if has_network else None,
+        "soak_nodes_failed": rough["nodes_failed"],
         "soak_auc_delta": rough["auc"] - calm["auc"],
         "soak_rows_wrong": rows["rows_wrong"],
         "soak_rows_checked": rows["rows"] - rows["rows_interrupted"] - rows["rows_unknown"],
@@ -193,29 +168,15 @@ def _why_no_network() -> str | None:
     return None
 
 
-def _plans(soak: Soak, quick: bool, partitions: bool) -> tuple[Plan, Plan]:
-    """What workers do to themselves, and what comes from outside."""
-    if quick:
-        inside, outside = (
-            tuple(
-                AtTime(time_s=time_s, kind=kind, seed=soak.seed)
-                for time_s, kind in timed
-                if partitions or not isinstance(kind, Partition)
-            )
-            for timed in (QUICK_INSIDE, QUICK_OUTSIDE)
-        )
-        return Plan(schedules=inside), Plan(schedules=outside)
-    kinds = tuple(kind for kind in OUTSIDE if partitions or not isinstance(kind, Partition))
-    often = AtRate(mean_s=soak.mean_s / (1 - INSIDE_SHARE), seed=soak.seed + 1, kinds=kinds)
-    seldom = AtRate(mean_s=soak.mean_s / INSIDE_SHARE, seed=soak.seed, kinds=INSIDE)
-    return Plan(schedules=(seldom,)), Plan(schedules=(often,))
-
-
 def _dataset(soak: Soak, pace: float, folder: Path) -> Path:
     """Data for the whole run at `pace`, samples/s."""
-    rows = int(soak.minutes * 60 * DISTURBED_SHARE * pace / (DAYS - 1))
-    generate(SyntheticConfig(days=DAYS, rows_per_day=max(rows, 1000)), folder, processes=2)
+    generate(SyntheticConfig(days=DAYS, rows_per_day=_rows(soak, pace)), folder, processes=2)
     return folder
+
+
+def _rows(soak: Soak, pace: float) -> int:
+    """Of a day."""
+    return max(1000, int(soak.minutes * 60 * DISTURBED_SHARE * pace / (DAYS - 1)))
 
 
 def _arguments(soak: Soak, pace: float, dataset: Path) -> list[str]:
@@ -228,14 +189,15 @@ def _arguments(soak: Soak, pace: float, dataset: Path) -> list[str]:
         f"data.global_batch_size={soak.global_batch_size}",
         "train.device=cpu",
         "train.evaluate_every_steps=0",
+        "train.log_every_steps=20",
         f"checkpoint.every_steps={every}",
         f"recovery.timeout_s={soak.collective_timeout_s}",
     ]
 
 
-def _pace(scratch: Path) -> Row:
+def _pace(scratch: Path, rows: int) -> Row:
     """Samples/s of an undisturbed run."""
-    generate(SyntheticConfig(days=2, rows_per_day=200_000), scratch / "dataset", processes=2)
+    generate(SyntheticConfig(days=2, rows_per_day=rows), scratch / "dataset", processes=2)
     arguments = _arguments(Soak(), Soak.global_batch_size * 20, scratch / "dataset")
     with NodesRun(scratch / "run", arguments, WORKERS_PER_NODE) as run:
         return {"samples_per_s": run.wait(600)["samples_per_s"]}
@@ -249,16 +211,17 @@ def _undisturbed(soak: Soak, pace: float, dataset: Path, scratch: Path) -> Row:
         return _outcome(report, began) | {"leftovers": asdict(run.leftovers())}
 
 
-def _disturbed(soak: Soak, pace: float, dataset: Path, scratch: Path, plans: tuple[Plan, Plan]) -> Row:
+def _disturbed(
+    soak: Soak, pace: float, dataset: Path, scratch: Path, faults: tuple[Plan, Plan], has_network: bool
+) -> Row:
     arguments = _arguments(soak, pace, dataset)
     witness = scratch / "witness"
     witness.mkdir()
     inside = scratch / "faults.json"
-    inside.write_text(json.dumps(plans[0].to_json()))
-    has_network = any(isinstance(kind, Partition) for each in plans[1].schedules for kind in each.kinds_used)
+    inside.write_text(json.dumps(faults[0].to_json()))
     began = time.monotonic()
     with (
-        Network(NODES) if has_network else nullcontext() as network,
+        Network(NODES + 1) if has_network else nullcontext() as network,
         NodesRun(
             scratch / "disturbed",
             arguments,
@@ -269,11 +232,25 @@ def _disturbed(soak: Soak, pace: float, dataset: Path, scratch: Path, plans: tup
         ) as run,
     ):
         checkpoint = run.wait_for_folder() / "checkpoint"
-        with Killer(plans[1], nodes=run.nodes, checkpoint=checkpoint) as killer:
+        with (
+            Killer(faults[1], nodes=run.nodes, checkpoint=checkpoint) as killer,
+            Replacements(
+                run,
+                killer,
+                at_s=soak.replaced_at * soak.minutes * 60,
+                away_s=soak.away_s,
+                replaced_for_s=soak.replaced_for_s,
+                last_step=int(LAST_REPLACED * _rows(soak, pace) * (DAYS - 1) / soak.global_batch_size),
+            )
+            if has_network
+            else nullcontext() as replacements,
+        ):
             report = run.wait(PATIENCE * soak.minutes * 60)
-        leftovers = asdict(run.leftovers())
+        failed, leftovers = run.failed_nodes(), asdict(run.leftovers())
     return _outcome(report, began) | {
         "failures": [_told(deed) for deed in killer.deeds] + _injected(run.run_folder),
+        "replacements": replacements.done if replacements else 0,
+        "nodes_failed": failed,
         "checks": _checks(witness, checkpoint, report["steps"]),
         "leftovers": leftovers | {"namespaces": len(network.left()) if network else 0},
     }
@@ -309,9 +286,8 @@ def _outcome(report: dict[str, Any], began: float) -> Row:
 
 
 def _told(deed: Deed) -> Row:
-    """A failure from outside; what hit nobody has neither processes nor a file that changed."""
-    happened = not deed.note.startswith(("missed", "failed"))
-    return {"kind": deed.kind.name, "after_s": deed.after_s, "happened": happened, "note": deed.note}
+    """A failure from outside."""
+    return {"kind": deed.kind.name, "after_s": deed.after_s, "happened": deed.happened, "note": deed.note}
 
 
 def _injected(folder: Path) -> list[Row]:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.recovery.record import Recovery
 from cpr.session import PartialRecovery
@@ -37,10 +36,9 @@ class WitnessedRecovery(PartialRecovery):
         states: Mapping[str, Stateful] | None = None,
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
         before_save: Callable[[], object] | None = None,
-        initialize: Callable[[Checkpointer], object] | None = None,
     ) -> Recovery:
         """See `PartialRecovery.restore`."""
-        story = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
+        story = super().restore(model, optimizers, states, per_rank_states, before_save)
         folder = Path(os.environ[FOLDER])
         shards = find_shards(model, optimizers)
         claim = Claim(

@@ -42,6 +42,11 @@ class Deed:
     note: str
     """What else there is to say: the file that was damaged, folders wiped, or why nothing happened."""
 
+    @property
+    def happened(self) -> bool:
+        """Whether there was a victim, and it was struck."""
+        return not self.note.startswith(("missed", "failed"))
+
     def to_json(self) -> dict[str, Any]:
         """One line of the report."""
         plain: dict[str, Any] = encode(self)

@@ -70,6 +70,7 @@ SOAK = {
     "soak_pauses": 3,
     "soak_outages": 4,
     "soak_rows_wrong": 0,
+    "soak_nodes_failed": 0,
     "soak_auc_delta": -3.009e-05,
     "soak_pls": 0.0035,
     "soak_leftovers": 0,
