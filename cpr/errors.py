@@ -30,6 +30,10 @@ class LockedError(CheckpointError):
     """Another run that is alive writes to this directory."""
 
 
+class SupersededError(LockedError):
+    """A newer run owns this directory; nothing of this one will ever be saved there again."""
+
+
 class NoUsableStateError(CheckpointError):
     """No saved state verifies; the message lists each one with the reason."""
 
@@ -44,6 +48,10 @@ class SaveFailedError(CheckpointError):
 
 class SaveGivenUpError(SaveFailedError):
     """A save took longer than its caller allowed; it does not count, and the storage is not to blame."""
+
+
+class SaveRefusedError(SaveFailedError):
+    """A newer run owns the directory: there is no use in trying again."""
 
 
 class ResidentMemoryError(RuntimeError):

@@ -24,6 +24,7 @@ from typing import Final
 from uuid import uuid4
 
 from cpr.agent import LAUNCH_PID
+from cpr.finished import FOLDER_VARIABLE, FinishWatch
 from cpr.processes import Process, Status, is_tag_alive
 
 GRACE_S: Final = 30.0
@@ -74,6 +75,7 @@ class Launch:
         self._stopped = False
         self._workers: set[Process] = set()
         self._looked_at_ticks = 0
+        self._watch: FinishWatch | None = None
         self._environment = {
             **_SETTINGS,
             "PET_MAX_RESTARTS": str(restarts),  # when another agent is lost, this one restarts its workers
@@ -92,6 +94,8 @@ class Launch:
         _remove_leftovers(Path(tempfile.gettempdir()))
         try:
             with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{Process.this().tag}-") as folder:
+                self._watch = FinishWatch(Path(folder))
+                self._environment[FOLDER_VARIABLE] = folder
                 return self._run(Path(folder) / "error.json")
         finally:
             for each, handler in before.items():
@@ -105,6 +109,8 @@ class Launch:
             pid, code = self._run_once(environment)
             cause = _cause_of_loss(code, error_file)
             num_orphans = self._end_workers()
+            if code != 0 and not self._stopped and self._has_finished():
+                return 0
             if self._stopped or cause is None:
                 return code if code >= 0 else 128 - code
             environment["CPR_CONTINUES"] = "1"
@@ -127,8 +133,32 @@ class Launch:
             self._agent.terminate()
         while self._agent.poll() is None:
             self._look()
+            if self._watch is not None:
+                self._watch.look(has_workers=bool(self._workers))
+                if self._watch.step is not None:
+                    self._end_agent(self._agent)
             time.sleep(_LOOK_INTERVAL_S)
         return self._agent.pid, self._agent.returncode
+
+    @staticmethod
+    def _end_agent(agent: subprocess.Popen[bytes]) -> None:
+        """It waits for others that have finished without it."""
+        agent.terminate()
+        try:
+            agent.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+    def _has_finished(self) -> bool:
+        """Whether the run has reached its end without this node: then the end of torchrun is no failure."""
+        assert self._watch is not None
+        self._watch.ask()
+        self._watch.wait()
+        if self._watch.step is None:
+            return False
+        _say(f"the run has finished at step {self._watch.step}: nothing is left to do here")
+        return True
 
     def _forward(self, signum: int, _frame: FrameType | None) -> None:
         self._stopped = True

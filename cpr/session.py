@@ -41,6 +41,7 @@ from cpr.errors import RunFinished, is_failure
 from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector, Plan
+from cpr.finished import note_directory
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.course import Course
@@ -84,6 +85,9 @@ class PartialRecovery:
             has rows of several ages: `pls` counts what they are behind.
         total_samples: that the whole run will train on; without it, PLS is not known.
         policy: how much loss is put up with before everybody goes back to the checkpoint.
+        give_up_after_s: for how long periodic saves may fail before that ends the run. They are tried again
+            after pauses of 10 s to 10 min, while training goes on. None: for ever, because a run that ends
+            saves nothing either.
         resident_root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
         resume: whether a new run goes on from what is saved in the directory; otherwise only what this
             launch has saved there is ever loaded, after failures.
@@ -102,6 +106,7 @@ class PartialRecovery:
         priority: PriorityConfig | None = None,
         total_samples: int | None = None,
         policy: RecoveryPolicy | None = None,
+        give_up_after_s: float | None = None,
         resident_root: str | None = None,
         resume: bool = True,
     ) -> None:
@@ -109,7 +114,11 @@ class PartialRecovery:
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
         self._policy, self._resume = policy or RecoveryPolicy(), resume
         self._plan = SavePlan(
-            every=save_every_steps, moment=moment, priority=priority, total_samples=total_samples
+            every=save_every_steps,
+            moment=moment,
+            priority=priority,
+            total_samples=total_samples,
+            give_up_after_s=give_up_after_s,
         )
         _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
@@ -248,6 +257,7 @@ class PartialRecovery:
         states: Mapping[str, Stateful] | None = None,
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
         before_save: Callable[[], object] | None = None,
+        initialize: Callable[[Checkpointer], object] | None = None,
     ) -> Recovery:
         """Bring the model, optimizers and states to where training goes on; once, before the first step.
 
@@ -261,6 +271,9 @@ class PartialRecovery:
                 memory is of the very step from which training goes on, and stay as they are otherwise. What
                 has `inherit` (see `cpr.checkpoint.model_state.Heir`) takes over those of ranks that are gone.
             before_save: called before each save; see `Checkpointer`.
+            initialize: called, on all ranks, whenever training begins at its beginning: at first, and after
+                failures before anything was saved. The model has the values that it was built with; this may
+                give it others, such as those of another run (`Checkpointer.warm_start`).
 
         Returns:
             The story of this beginning.
@@ -286,13 +299,21 @@ class PartialRecovery:
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
         directory = take_directory(checkpointer, meeting)
+        note_directory(self._config.uri)
         is_own = meeting.continues and directory.is_of_launches(meeting.launches)
         assert self._memory.segment is not None
         self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
         with self._phases.measured("restore"):
             keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
         restorer = Restorer(
-            checkpointer, group, self._memory, self._course, self._policy, self._phases, directory
+            checkpointer,
+            group,
+            self._memory,
+            self._course,
+            self._policy,
+            self._phases,
+            directory,
+            initialize,
         )
         reports = restorer.restore(
             Beginning(
@@ -325,7 +346,7 @@ class PartialRecovery:
             samples: trained in it, by all ranks together.
 
         Raises:
-            SaveFailedError: saves fail again and again; names the file.
+            SaveFailedError: saves have failed for `give_up_after_s`, or another run owns the directory.
             InjectedError: `CPR_FAULTS` asks for it.
         """
         self._check_open()

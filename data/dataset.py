@@ -6,16 +6,21 @@ folder can live on any pyarrow filesystem.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import pyarrow
 from pyarrow import fs
 
 from data.criteo import DENSE_NAMES
 
 MANIFEST_NAME: Final = "dataset.json"
 FORMAT_VERSION: Final = 1
+GCS_RETRY_S: Final = 30
+"""For so long, requests to Google's store are tried again; 15 minutes if it is not told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class DatasetManifest:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "DatasetManifest":
+    def from_json(cls, text: str | bytes) -> "DatasetManifest":
         """Parse what `to_json` wrote.
 
         Raises:
@@ -113,13 +118,23 @@ class DatasetManifest:
                 dense=tuple(raw["dense"]),
                 provenance=raw["provenance"],
             )
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{MANIFEST_NAME} cannot be read ({error!r}); prepare the data again") from error
 
 
 def open_folder(uri: str) -> tuple[fs.FileSystem, str]:
-    """Resolve a local path or any pyarrow filesystem URI to a filesystem and a path on it."""
-    filesystem, path = fs.FileSystem.from_uri(uri) if "://" in uri else (fs.LocalFileSystem(), uri)
+    """Resolve a local path or any pyarrow filesystem URI to a filesystem and a path on it.
+
+    Raises:
+        ValueError: no file system for this URI.
+        OSError: the store cannot be reached.
+    """
+    if "://" not in uri:
+        return fs.LocalFileSystem(), uri.rstrip("/") or "/"
+    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={GCS_RETRY_S}"
+    with _explained(uri):
+        filesystem, path = fs.FileSystem.from_uri(uri)
     return filesystem, path.rstrip("/") or "/"
 
 
@@ -127,15 +142,41 @@ def read_manifest(uri: str) -> DatasetManifest:
     """Read `dataset.json` of the data set at `uri`.
 
     Raises:
-        ValueError: there is no data set there, or its manifest cannot be read.
+        ValueError: there is no data set there, or its manifest is none.
+        OSError: it cannot be read, or the store cannot be reached.
     """
     filesystem, path = open_folder(uri)
     try:
-        with filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
-            text = stream.read().decode()
-    except FileNotFoundError as error:
+        with _explained(uri), filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
+            text = stream.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            f"{uri} holds no {MANIFEST_NAME}: it is not a finished data set. Make one with "
+            f"{_shown(uri)} holds no {MANIFEST_NAME}: it is not a finished data set. Make one with "
             "`python -m data.prepare` (from raw Criteo files) or `python -m data.synthetic`"
         ) from error
     return DatasetManifest.from_json(text)
+
+
+@contextmanager
+def _explained(uri: str) -> Iterator[None]:
+    """Name the data set in errors of libraries, and what to do."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(
+            f"{_shown(uri)} cannot be opened ({error}); give a folder or a URI such as s3://BUCKET/FOLDER"
+        ) from error
+    except OSError as error:
+        cause = " ".join(str(error).split()).partition(" error_info=")[0]
+        raise OSError(
+            f"{_shown(uri)} cannot be read ({cause}); check that it can be reached from here, and that this "
+            "user may read it (for a store: its credentials)"
+        ) from error
+
+
+def _shown(uri: str) -> str:
+    """Without what may be secret."""
+    parts = urlsplit(uri)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in uri else uri

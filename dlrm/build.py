@@ -15,7 +15,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.model_state import Heir, Stateful
 from data.dataset import DatasetManifest
 from dlrm.comm.step_check import warn_of_momentum
-from dlrm.config import CheckpointConfig, Config
+from dlrm.config import Config
 from dlrm.evaluation import evaluate
 from dlrm.inputs import Inputs, Ranks, total_samples
 from dlrm.models.mlp import ONEDNN_DTYPES
@@ -34,6 +34,7 @@ from dlrm.stand_in import StandIn
 from dlrm.stop import StopSignal
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.trainer import NUM_SCALARS, Trainer
+from dlrm.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +146,10 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
             _states(trainer),
             _own_states(trainer),
             trainer.check_parameters,
+            partial(warm_start, inputs, optimizers),
         )
-    elif config.checkpoint.saves or inputs.resume:
-        trainer.session = _open_checkpoints(trainer, config.checkpoint, folder, resume=bool(inputs.resume))
+    elif config.checkpoint.saves or inputs.resume or config.train.warm_start:
+        trainer.session = _open_checkpoints(trainer, inputs, folder)
     return trainer
 
 
@@ -189,7 +191,8 @@ def _own_states(trainer: Trainer) -> dict[str, Stateful | Heir]:
     return {} if trainer.replicas.own is None else {"replica": trainer.replicas.own}
 
 
-def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, resume: bool) -> Checkpoints:
+def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpoints:
+    config = inputs.config.checkpoint
     checkpointer = Checkpointer(
         trainer.model,
         save_config(config, folder),
@@ -200,7 +203,9 @@ def _open_checkpoints(trainer: Trainer, config: CheckpointConfig, folder: Path, 
         checkpointer.register(name, state)
     for name, own in _own_states(trainer).items():
         checkpointer.register(name, own, per_rank=True)
-    return Checkpoints(checkpointer, config, resume)
+    return Checkpoints(
+        checkpointer, config, bool(inputs.resume), partial(warm_start, inputs, trainer.optimizers)
+    )
 
 
 def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: Recovery | None) -> Path:

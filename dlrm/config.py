@@ -5,8 +5,10 @@ here, before a process group exists. The resolved configuration is dumped into t
 """
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from cpr.durations import parse_duration
 from cpr.fields import check_fields
 from dlrm.comm.config import CommConfig
 
@@ -380,6 +382,9 @@ class CheckpointConfig:
     of the worker's shards fits."""
     keep_last: int = 2
     """States that are kept; at least 2."""
+    give_up_after: str = ""
+    """End the run when saves have failed for so long, such as 30m or 12h. Empty: never, as a run that ends
+    saves nothing either. Failed saves are told, and tried again after pauses of 10 s to 10 min."""
     stop_within_s: float = 25.0
     """After SIGTERM, save before leaving if that can be done in this time (torchrun kills after 30 s); 0:
     never. Ctrl-C leaves at once."""
@@ -414,7 +419,21 @@ class CheckpointConfig:
             self.keep_last >= 2,
             "checkpoint.keep_last must be at least 2: the newest state may turn out to be damaged",
         )
+        limit_s = self.give_up_after_s
+        _check(limit_s is None or limit_s > 0, "checkpoint.give_up_after must be positive (empty: never)")
         _check(self.stop_within_s >= 0, "checkpoint.stop_within_s must not be negative (0: never)")
+
+    def directory(self, folder: Path) -> str:
+        """Where a run with this folder saves."""
+        return self.uri or str(folder / "checkpoint")
+
+    @property
+    def give_up_after_s(self) -> float | None:
+        """The same in seconds; None: never."""
+        try:
+            return parse_duration(self.give_up_after) if self.give_up_after else None
+        except ValueError as error:
+            raise ValueError(f"checkpoint.give_up_after: {error}") from error
 
     @property
     def saves(self) -> bool:
@@ -474,6 +493,10 @@ class TrainConfig:
     """Write metrics this often."""
     run_folder: str = "runs"
     """Folder in which each run makes a folder of its own."""
+    warm_start: str = ""
+    """Checkpoint of another run, a folder or a pyarrow URI, whose model, optimizers and place in the schedule
+    a new run begins with, at the beginning of its own data; `--warm-start RUN_FOLDER` sets it. Empty: random
+    values."""
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
@@ -513,6 +536,12 @@ class Config:
             equal_gradients or self.comm.exchange not in {"priority", "selsync"},
             f"comm.exchange={self.comm.exchange} has no whole mean gradient at any time, which "
             f"{' and '.join(LARGE_BATCH_OPTIMIZERS)} and dense.clip_norm take norms of; choose another one",
+        )
+
+        _check(
+            not self.train.warm_start or self.train.warm_start != self.checkpoint.uri,
+            f"train.warm_start and checkpoint.uri are both {self.checkpoint.uri}: a warm start only reads "
+            "the other run's checkpoint; set checkpoint.uri to another place",
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -82,6 +82,21 @@ def resolve_device(name: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
+def open_manifest(data: DataConfig) -> DatasetManifest:
+    """The manifest of the data; errors name the key that says where it is.
+
+    Raises:
+        ValueError: there is no data set.
+        OSError: it cannot be read.
+    """
+    try:
+        return read_manifest(data.uri)
+    except ValueError as error:
+        raise ValueError(f"data.uri: {error}") from error
+    except OSError as error:
+        raise OSError(f"data.uri: {error}") from error
+
+
 def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The days to train on and those to evaluate on.
 
@@ -129,7 +144,7 @@ def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = Non
             f"data.global_batch_size {data.global_batch_size} cannot be divided among {ranks.world_size} "
             f"ranks; choose a multiple of {ranks.world_size}"
         )
-    manifest = read_manifest(data.uri)
+    manifest = open_manifest(data)
     train_days, test_days = split_days(data, manifest)
     _check_tables(config, manifest)
     source = _cached_source(config, manifest)

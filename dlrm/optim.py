@@ -122,6 +122,7 @@ class Optimizers:
             {name: value for name, value in group.items() if name != "params"} for group in self._groups
         ]
         self._factor = 1.0
+        self._steps_before = 0  # of other runs, whose schedule this one goes on with
 
     @property
     def dense(self) -> Optimizer:
@@ -139,8 +140,8 @@ class Optimizers:
         return {name: base * self._factor for name, base in self._base.items()}
 
     def begin_step(self, step: int) -> None:
-        """Set the learning rates of `step`, before its backward pass updates the tables."""
-        factor = schedule_factor(self._schedule, step)
+        """Set the learning rates of `step` of this run, before its backward pass updates the tables."""
+        factor = schedule_factor(self._schedule, self._steps_before + step)
         if factor != self._factor:
             self._set_factor(factor)
         self._dense.zero_grad()
@@ -160,7 +161,12 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the dense optimizer and of the schedule; the tables' state lives with their rows."""
-        return {"optimizer": self._dense_name, "dense": self._dense.state_dict(), "factor": self._factor}
+        return {
+            "optimizer": self._dense_name,
+            "dense": self._dense.state_dict(),
+            "factor": self._factor,
+            "steps_before": self._steps_before,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there, with the options of the configuration; after states of `table_optimizers`.
@@ -177,7 +183,26 @@ class Optimizers:
         self._dense.load_state_dict(state["dense"])
         for group, options in zip(self._groups, self._options, strict=True):
             group.update(options)
+        self._steps_before = state.get("steps_before", 0)  # older runs have none
         self._set_factor(state["factor"])
+
+    def go_on_after(self, steps: int) -> float:
+        """Go on with the schedule of another run, whose state was loaded; the factor of the first step.
+
+        Args:
+            steps: that the other run has done.
+
+        Raises:
+            ValueError: the schedule is over: nothing would be learned.
+        """
+        self._steps_before += steps
+        factor = schedule_factor(self._schedule, self._steps_before)
+        if factor == 0:
+            raise ValueError(
+                f"the learning rates' schedule has come to 0 after {self._steps_before:,} steps, and a "
+                "warm start goes on with it: set schedule.decay_steps to 0 (no decay), or to more"
+            )
+        return factor
 
     def _set_factor(self, factor: float) -> None:
         self._factor = factor

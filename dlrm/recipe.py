@@ -73,6 +73,23 @@ def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Conf
     return recipe, _configure(raw, overrides)
 
 
+def load_warm_started(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
+    """The recipe's name and the configuration of a new run that begins with the model of another.
+
+    It is the other run's, but for where it saves.
+
+    Args:
+        folder: of the other run; every rank must be able to read it.
+        overrides: as in `load_config`.
+
+    Raises:
+        ValueError: as in `load_resumed`.
+    """
+    _, other = load_resumed(folder)
+    source = json.dumps(other.checkpoint.directory(folder.absolute()))
+    return load_resumed(folder, ["checkpoint.uri=", f"train.warm_start={source}", *overrides])
+
+
 def _read(recipe: str) -> dict[str, Any]:
     path = Path(recipe) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
     if not path.is_file():

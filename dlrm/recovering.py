@@ -68,7 +68,8 @@ class Recovering:
         """A step is complete: it will not be lost, unless its node is.
 
         Raises:
-            SaveFailedError: saves fail again and again.
+            SaveFailedError: saves have failed for `checkpoint.give_up_after`, or another run owns the
+                directory.
         """
         self._recovery.step(self._config.data.global_batch_size)
 

@@ -11,6 +11,7 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
+from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.retention import Retention
@@ -19,9 +20,8 @@ from cpr.priority.config import PriorityConfig, Scheme
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
-from data.dataset import read_manifest
 from dlrm.config import CheckpointConfig, Config
-from dlrm.inputs import steps_in_epoch, total_samples
+from dlrm.inputs import open_manifest, steps_in_epoch, total_samples
 from dlrm.optim import Optimizers
 from dlrm.recovering import Recovering
 from dlrm.sharding.tables import initialize_tables
@@ -54,7 +54,7 @@ def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
 def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
     """Where and how a run with this folder saves."""
     return SaveConfig(
-        uri=config.uri or str(folder / "checkpoint"),
+        uri=config.directory(folder),
         host_memory_bytes=config.host_memory_mb * 10**6,
         retention=Retention(keep_last=config.keep_last),
     )
@@ -76,11 +76,12 @@ class Recovery:
             save_every_steps=_interval(config.checkpoint),
             priority=_priority(config.checkpoint),
             moment=cast("Moment", config.checkpoint.moment),
-            total_samples=total_samples(config, steps_in_epoch(config.data, read_manifest(config.data.uri))),
+            total_samples=total_samples(config, steps_in_epoch(config.data, open_manifest(config.data))),
             policy=RecoveryPolicy(
                 max_lost_share=config.recovery.max_lost_share,
                 max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
             ),
+            give_up_after_s=config.checkpoint.give_up_after_s,
             resume=resume is not None,
         )
 
@@ -144,13 +145,14 @@ class Recovery:
         states: Mapping[str, Stateful],
         own_states: Mapping[str, Stateful | Heir],
         before_save: Callable[[], object],
+        initialize: Callable[[Checkpointer], object],
     ) -> Recovering:
         """What the training loop holds."""
         return Recovering(
             self._partial,
             self._config,
             restore=lambda: self._partial.restore(
-                model, optimizers.table_optimizers, states, own_states, before_save
+                model, optimizers.table_optimizers, states, own_states, before_save, initialize
             ),
         )
 

@@ -5,6 +5,7 @@ The third, `dlrm.recovering`, outlives its workers.
 """
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -96,15 +97,22 @@ class Checkpoints:
         checkpointer: everything that a resumed run needs is registered with it.
         config: when to save, and how.
         resume: whether the run goes on from what is saved.
+        initialize: called where training begins at its beginning; may give the model other values.
     """
 
     batches_to_skip = 0
     failures = None
 
-    def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, resume: bool) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        config: CheckpointConfig,
+        resume: bool,
+        initialize: Callable[[Checkpointer], object],
+    ) -> None:
         self._checkpointer = checkpointer
         self._config = config
-        self._resume = resume
+        self._resume, self._initialize = resume, initialize
         self._course = Course()
         self._saves = self._open_saves()
         self._is_last_word_said = True  # until there is something to lose
@@ -113,15 +121,15 @@ class Checkpoints:
         """Nothing: it does not come to this."""
 
     def restore(self) -> None:
-        """Load the newest state that verifies, where the run is resumed.
+        """Load the newest state that verifies, where the run is resumed and has saved.
 
         Raises:
             CheckpointError: there is none, or the directory is not this run's; says what to do.
         """
         if self._config.every_steps:
             self._checkpointer.claim()  # first, so that nobody saves between the two
-        if self._resume:
-            self._load()
+        if not (self._resume and self._load()):
+            self._initialize(self._checkpointer)
         if self._config.every_steps:
             self._checkpointer.prepare()
         self._course.steps_done = self._checkpointer.steps_done
@@ -132,7 +140,7 @@ class Checkpoints:
         """Save when it is time.
 
         Raises:
-            SaveFailedError: saves fail again and again; names the file.
+            SaveFailedError: saves have failed for `checkpoint.give_up_after`; names the file.
         """
         self._course.step(samples=0)  # nobody asks for them
         self._saves.step()
@@ -161,8 +169,10 @@ class Checkpoints:
         self._is_last_word_said = True
 
     def finish(self) -> None:
-        """Save the end of the run, unless that was done."""
+        """Save the end of the run, unless that was done, and record that it has finished."""
         self.save_end()
+        if self._config.every_steps:
+            self._checkpointer.finish()
 
     def close(self) -> None:
         """Let go of the directory, and say what is lost."""
@@ -179,13 +189,15 @@ class Checkpoints:
         """Those that follow where training is now."""
         steps_done, saved_at = self._course.steps_done, self._checkpointer.newest_step or 0
         pace = FixedPace(self._config.every_steps, steps_done=steps_done, saved_at=saved_at)
-        return Saves(self._checkpointer, self._course, pace, cast("Moment", self._config.moment))
+        moment, limit_s = cast("Moment", self._config.moment), self._config.give_up_after_s
+        return Saves(self._checkpointer, self._course, pace, moment, give_up_after_s=limit_s)
 
-    def _load(self) -> None:
+    def _load(self) -> bool:
+        """Whether there was anything to load."""
         loaded = self._checkpointer.load()
         if loaded is None:
             logger.warning("nothing was saved yet: training begins at the beginning")
-            return
+            return False
         logger.info(
             "going on from save %d, step %d of %s (%s), read in %.1f s",
             loaded.state.sequence,
@@ -198,3 +210,4 @@ class Checkpoints:
             logger.info(
                 "it was saved by %d ranks: random generators start anew", loaded.state.newest.world_size
             )
+        return True

@@ -15,6 +15,7 @@ from dlrm.inputs import Inputs
 from dlrm.models.build import build_model
 from dlrm.models.tables import PooledFeatures
 from dlrm.optim import arithmetic_dtype
+from dlrm.sharding.bounds import IdBounds
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.exchange_codecs import exchange_codecs
 from dlrm.sharding.host_lookup import use_host_lookups
@@ -80,6 +81,7 @@ def lay_out(
         initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
     """
     config = inputs.config
+    bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
     move_dense(before.model, inputs.device)
     sharded = DistributedModelParallel(
         before.model,
@@ -88,6 +90,7 @@ def lay_out(
         sharders=planned.sharders,
         init_data_parallel=False,
     )
+    bounds.watch(sharded)
     if config.sharding.data_parallel_gradients == "rows":
         average_touched_rows(sharded)
     make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)

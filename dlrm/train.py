@@ -1,7 +1,8 @@
 """Train a recommendation model: `torchrun --nproc-per-node 2 -m dlrm.train --recipe tiny`.
 
 One process does without torchrun: `python -m dlrm.train --recipe tiny --set train.max_steps=100`.
-A run that saved (`--set checkpoint.every_steps=500`) goes on with `--resume RUN_FOLDER`, also on other ranks.
+A run that saved (`--set checkpoint.every_steps=500`) goes on with `--resume RUN_FOLDER`, also on other ranks;
+`--warm-start RUN_FOLDER --set data.uri=...` begins a new run with its model, on other data.
 With `torchrun --max-restarts 3` it goes on by itself when a worker dies.
 """
 
@@ -16,7 +17,7 @@ from dlrm.compatibility import IncompatiblePackagesError, check_versions
 from dlrm.config import STRATEGIES, Config
 from dlrm.memory import ask_for_huge_pages
 from dlrm.process import exit_code_of, leave, quiet_libraries
-from dlrm.recipe import load_config, load_resumed, recipe_names
+from dlrm.recipe import load_config, load_resumed, load_warm_started, recipe_names
 from dlrm.stop import StopSignal
 
 
@@ -37,6 +38,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     start.add_argument("--recipe", help=f"{', '.join(recipe_names())}, or a .toml file")
     start.add_argument(
         "--resume", metavar="RUN_FOLDER", type=Path, help="go on with a run from what it saved last"
+    )
+    start.add_argument(
+        "--warm-start",
+        metavar="RUN_FOLDER",
+        type=Path,
+        help="begin a new run, configured as this one, with its model, optimizers and schedule; name the "
+        "data with --set data.uri=... data.train_days=[...]",
     )
     parser.add_argument(
         "--set",
@@ -63,7 +71,11 @@ def read(arguments: argparse.Namespace) -> tuple[str, Config]:
         ValueError, IncompatiblePackagesError: say what to do.
     """
     if arguments.resume:
+        if any(override.strip().startswith("train.warm_start") for override in arguments.overrides):
+            raise ValueError("train.warm_start is for new runs: give --warm-start instead of --resume")
         recipe, config = load_resumed(arguments.resume, arguments.overrides)
+    elif arguments.warm_start:
+        recipe, config = load_warm_started(arguments.warm_start, arguments.overrides)
     else:
         recipe, config = arguments.recipe, load_config(arguments.recipe, arguments.overrides)
     check_versions("cuda" if config.train.device == "cuda" else "cpu")

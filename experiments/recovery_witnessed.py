@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.recovery.record import Recovery
 from cpr.session import PartialRecovery
@@ -36,9 +37,10 @@ class WitnessedRecovery(PartialRecovery):
         states: Mapping[str, Stateful] | None = None,
         per_rank_states: Mapping[str, Stateful | Heir] | None = None,
         before_save: Callable[[], object] | None = None,
+        initialize: Callable[[Checkpointer], object] | None = None,
     ) -> Recovery:
         """See `PartialRecovery.restore`."""
-        story = super().restore(model, optimizers, states, per_rank_states, before_save)
+        story = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
         folder = Path(os.environ[FOLDER])
         shards = find_shards(model, optimizers)
         claim = Claim(

@@ -10,6 +10,7 @@ from cpr.errors import CheckpointError, CorruptFileError
 _FULL: Final = "free some space, keep fewer checkpoints, or write to another place"
 _REFUSED: Final = "make it writable for this user, or name another directory"
 _BROKEN: Final = "the device is failing: look at the kernel's log and use another one"
+_UNREACHABLE: Final = "check that the store is up and can be reached from here"
 _GONE: Final = (
     "somebody removed the folder, or the disk is no longer mounted; check that the directory is there"
 )
@@ -40,7 +41,12 @@ _BY_WORD: Final = {
     "ACCESS_DENIED": "let these credentials read, write and delete under this prefix",
     "INVALID_ACCESS_KEY": "check the access key (AWS_ACCESS_KEY_ID, or the profile)",
     "SIGNATURE": "check the secret key (AWS_SECRET_ACCESS_KEY) and this machine's clock",
-    "NETWORK_CONNECTION": "check that the store is up and can be reached from here",
+    "NETWORK_CONNECTION": _UNREACHABLE,
+    "no answer": _UNREACHABLE,
+    "OAuth2": "give credentials (GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default "
+    "login`), or write gs://anonymous@BUCKET/.. for a public bucket; and check that Google can be reached",
+    "UNAVAILABLE": _UNREACHABLE,
+    "DEADLINE_EXCEEDED": _UNREACHABLE,
 }
 """Words in the messages of pyarrow's object stores, whose errors carry no number."""
 
@@ -85,7 +91,7 @@ def check_path(path: str) -> str:
 
 
 def _explain(doing: str, file: str, error: OSError) -> str:
-    cause = error.strerror or " ".join(str(error).split())
+    cause = error.strerror or " ".join(str(error).split()).partition(" error_info=")[0]
     advice = _BY_ERRNO.get(error.errno or 0) or next(
         (text for word, text in _BY_WORD.items() if word in cause), "see the cause; the next save tries again"
     )

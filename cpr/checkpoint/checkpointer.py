@@ -22,7 +22,7 @@ from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
-from cpr.checkpoint.owners import NOBODYS, Claimant, Finished
+from cpr.checkpoint.owners import NOBODYS, Claimant
 from cpr.checkpoint.ownership import Ownership
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
@@ -200,19 +200,16 @@ class Checkpointer:
         self._check_open()
         self.ownership.claim()
 
-    def finish(self, samples: int) -> None:
+    def finish(self) -> None:
         """Record in the directory that the run has reached its end, once its last save is committed.
 
         Workers that meet afterwards learn of it, and end. Called by all ranks; durable when it returns.
-
-        Args:
-            samples: that the run has trained on.
 
         Raises:
             LockedError: another run has taken the directory over.
             CheckpointError: it cannot be written to.
         """
-        self.ownership.finish(Finished(step=self.steps_done, samples=samples))
+        self.ownership.finish(self.steps_done)
 
     def prepare(self) -> None:
         """Get ready to save: claim the directory, see what is in it, take memory; the first save does it too.
@@ -274,6 +271,40 @@ class Checkpointer:
             bytes_read=bytes_read,
             seconds=time.perf_counter() - began,
         )
+
+    def warm_start(self, uri: str, states: Collection[str]) -> State:
+        """Begin with the model of another run: its tables, with optimizer state, and its dense parameters.
+
+        Of the registered states only those named are loaded. `steps_done` and the saves of this run begin at
+        0. The other directory, which may be of another number of ranks, is only read. Collective; before the
+        first step.
+
+        Args:
+            uri: of the other run's checkpoint directory.
+            states: names of registered states, the same on all ranks, see `register`.
+
+        Returns:
+            The state that was loaded, the newest that verifies.
+
+        Raises:
+            NothingSavedError: nothing was ever saved there.
+            CheckpointError: as `load`.
+        """
+        self._check_open()
+        storage = open_storage(uri)
+
+        def attempt(state: State) -> LoadStats:
+            common = self._read_common(storage, state)
+            self._state.check(common, states)
+            self._state.apply_common(common, states)
+            return self._load_tables(storage, state)
+
+        found = load_newest(storage, self._group, attempt)
+        if found is None:
+            raise NothingSavedError(
+                f"nothing was ever saved in {storage.uri}: a warm start needs a run that has saved"
+            )
+        return found[0]
 
     def newest_state(self) -> State | None:
         """The newest state in the directory, as its manifests tell; None if there is none. Collective.
@@ -601,9 +632,7 @@ class Checkpointer:
 
     def _attempt(self, state: State) -> tuple[int, int]:
         """Load a state on this rank; bytes read and training steps done."""
-        common = read_state_file(self._storage, state, None)
-        if common is None:
-            raise CorruptFileError(f"save {state.sequence} of {self._storage.uri} has no state of the run")
+        common = self._read_common(self._storage, state)
         own, gone = None, []
         if self._is_from_as_many(state):
             own = read_state_file(self._storage, state, self._group.rank)
@@ -612,11 +641,21 @@ class Checkpointer:
             gone = [read_state_file(self._storage, state, rank) or {} for rank in ranks]
         self._state.check(common)
         steps_done = self._state.apply(common, own, gone)
-        self.make_room(_columns_in(state))
         # after the registered state: that may hold optimizers of tables too, whose rows must be of one moment
+        return self._load_tables(self._storage, state).bytes_read, steps_done
+
+    def _read_common(self, storage: Storage, state: State) -> Any:
+        """What a state holds that is the same on all ranks, besides tables."""
+        common = read_state_file(storage, state, None)
+        if common is None:
+            raise CorruptFileError(f"save {state.sequence} of {storage.uri} has no state of the run")
+        return common
+
+    def _load_tables(self, storage: Storage, state: State) -> LoadStats:
+        """Load the shards of this rank."""
+        self.make_room(_columns_in(state))
         with torch.no_grad(), self._progress(bytes_to_read(state, self.shards)) as bar:
-            stats = load_shards(self._storage, state, self.shards, progress=bar.update)
-        return stats.bytes_read, steps_done
+            return load_shards(storage, state, self.shards, progress=bar.update)
 
     def _progress(self, num_bytes: int) -> "tqdm[Any]":
         quiet = None if self._group.rank == 0 else True  # None: where there is no terminal

@@ -131,7 +131,7 @@ def _owner(owner: Owner | None) -> str:
     if owner is None:
         return "none"
     if owner.finished is not None:
-        return f"none: {owner} finished at step {owner.finished.step:,}"
+        return f"none: {owner} finished at step {owner.finished:,}"
     if owner.released:
         return f"none; last was {owner}"
     return f"{owner}, epoch {owner.epoch} (if that is gone, the next run takes it)"

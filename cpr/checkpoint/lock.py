@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.manifest import SAVES, numbers_of
-from cpr.checkpoint.owners import NOBODYS, Claimant, Finished, Owner, epochs, newest_owner, write_owner
+from cpr.checkpoint.owners import NOBODYS, Claimant, Owner, epochs, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, LockedError
+from cpr.errors import CheckpointError, LockedError, SupersededError
 from cpr.processes import Process
 
 BEATS_PER_PATIENCE: Final = 10
@@ -106,7 +106,8 @@ class DirectoryLock:
         """Call before anything is committed or deleted, and after a commit.
 
         Raises:
-            LockedError: another run has taken the directory; nothing may be written any more.
+            SupersededError: another run has taken the directory; nothing may be written any more.
+            LockedError: the record of this run is gone, perhaps with the directory.
             CheckpointError: the directory cannot be read.
         """
         found = epochs(self._storage)
@@ -114,22 +115,23 @@ class DirectoryLock:
         if newest <= self._own.epoch and (self._own.epoch, self._own.token) in found:
             return
         holder = newest_owner(self._storage)
-        raise LockedError(
+        kind = SupersededError if newest > self._own.epoch else LockedError
+        raise kind(
             f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'nobody'} owns it "
             f"now (epoch {newest}, ours was {self._own.epoch}), because this process was asleep for too long "
             "or its record in owners/ was deleted. Nothing more is saved there. What to do: stop one of the "
             "two, or name another directory"
         )
 
-    def finish(self, finished: Finished) -> None:
-        """Record that the run has reached its end; durable when this returns.
+    def finish(self, steps_done: int) -> None:
+        """Record that the run has reached its end, at this step; durable when this returns.
 
         Raises:
             LockedError: another run has taken the directory.
             CheckpointError: the directory cannot be written to.
         """
         self.check()
-        self._write(finished=finished)
+        self._write(finished=steps_done)
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
         """Record that the saves to come are of workers of these launches.
@@ -219,14 +221,18 @@ class DirectoryLock:
         return False
 
     def _renew(self) -> None:
+        is_told = False
         while not self._released.wait(self._own.beat_s):
             try:
                 self.check()
                 self._write(beat=self._own.beat + 1)
-            except LockedError:
+                is_told = False
+            except SupersededError:
                 return  # whoever wants to commit learns of it
             except CheckpointError as error:
-                logger.warning("the ownership record could not be renewed, will try again: %s", error)
+                if not is_told:
+                    logger.warning("the ownership record could not be renewed, will try again: %s", error)
+                is_told = True
 
     def _write(self, **changes: object) -> None:
         """Change the record, first where it is stored."""

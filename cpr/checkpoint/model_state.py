@@ -4,7 +4,7 @@ Dense parameters and what is registered as common are equal on all ranks, so ran
 belongs to one rank (random generators, for example) each rank writes for itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -99,8 +99,12 @@ class ModelState:
         """Whether something here can go on from what belonged to ranks that are gone."""
         return any(isinstance(state, Heir) for state in self._own.values())
 
-    def check(self, common: Mapping[str, Any]) -> None:
+    def check(self, common: Mapping[str, Any], names: Collection[str] | None = None) -> None:
         """Whether saved state fits this model.
+
+        Args:
+            common: of all ranks.
+            names: of the registered states that are to be taken from it; None: all.
 
         Raises:
             MismatchError: names what differs and what to do.
@@ -118,7 +122,8 @@ class ModelState:
                     f"{name} is {here} in the model and {there} in the saved state: build the model with the "
                     "options it was saved with"
                 )
-        if missing := sorted(set(self._common) - set(common["registered"]) - self._optional):
+        wanted = set(self._common) - self._optional if names is None else set(names)
+        if missing := sorted(wanted - set(common["registered"])):
             raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
 
     def apply(
@@ -134,18 +139,22 @@ class ModelState:
             own: of this rank; None if it was saved by another number of ranks, so that it belongs to nobody.
             gone: of ranks that are no more, as far as it falls to this one; heirs alone take it.
         """
-        with torch.no_grad():
-            for name, tensor in self._dense.items():
-                tensor.copy_(common["dense"][name])
-        for name, state in self._common.items():
-            if name in common["registered"]:
-                state.load_state_dict(common["registered"][name])
+        self.apply_common(common, self._common)
         for name, owned in self._own.items():
             if isinstance(owned, Heir):
                 owned.inherit([each[name] for each in (own or {}, *gone) if name in each])
             elif own is not None and name in own:
                 owned.load_state_dict(own[name])
         return int(common["steps_done"])
+
+    def apply_common(self, common: Mapping[str, Any], names: Collection[str]) -> None:
+        """Put dense parameters into place, and those of these registered states that were saved."""
+        with torch.no_grad():
+            for name, tensor in self._dense.items():
+                tensor.copy_(common["dense"][name])
+        for name in names:
+            if name in common["registered"]:
+                self._common[name].load_state_dict(common["registered"][name])
 
 
 def to_host(tree: Any) -> Any:

@@ -31,16 +31,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
-    """Where a run ended that has reached its end."""
-
-    step: int
-    """Training steps done."""
-    samples: int
-    """Trained in them, by all ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Claimant:
     """Whose workers take a directory, so that their successors are known from strangers."""
 
@@ -84,8 +74,8 @@ class Owner:
     this owner has saved nothing."""
     released: bool = False
     """Whether it has let go of the directory."""
-    finished: Finished | None = None
-    """Where its run ended; None: it did not, as far as this owner knows."""
+    finished: int | None = None
+    """Training steps done when its run reached its end; None: it did not, as far as this owner knows."""
 
     def __str__(self) -> str:
         return f"run {self.run!r} (process {self.pid} on {self.host})"
@@ -115,8 +105,6 @@ class Owner:
         if body["accepted"] is not None:
             body["accepted"] = tuple((int(sequence), int(epoch)) for sequence, epoch in body["accepted"])
         body["launches"] = tuple(body["launches"])
-        if body["finished"] is not None:
-            body["finished"] = Finished(**body["finished"])
         return cls(**body)
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from cpr.checkpoint.chain import committed
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.opening import on_rank_0
-from cpr.checkpoint.owners import Claimant, Finished, Owner, newest_owner
+from cpr.checkpoint.owners import Claimant, Owner, newest_owner
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError, LockedError, MismatchError
@@ -101,14 +101,14 @@ class Ownership:
         if self.lock is not None:
             self.lock.check()
 
-    def finish(self, finished: Finished) -> None:
-        """Record that the run has reached its end; durable when it returns.
+    def finish(self, steps_done: int) -> None:
+        """Record that the run has reached its end, at this step; durable when it returns.
 
         Raises:
             LockedError: another run has taken the directory over.
             CheckpointError: it cannot be written to.
         """
-        on_rank_0(self._group, lambda: self.lock.finish(finished) if self.lock is not None else None)
+        on_rank_0(self._group, lambda: self.lock.finish(steps_done) if self.lock is not None else None)
 
     def release(self) -> None:
         """Let go of it; not collective."""

@@ -8,10 +8,12 @@ An upload whose process or network died stays invisible; a lifecycle rule of the
 """
 
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import pyarrow
 from pyarrow.fs import (
@@ -35,6 +37,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 SILENCE_TIMEOUT_S: Final = 20.0
 """A request on which nothing moves for so long is tried again."""
 MAX_ATTEMPTS: Final = 4
+GCS_RETRY_S: Final = 30
+"""For so long, requests to Google's store are tried again; 15 minutes if it is not told."""
+ANSWER_TIMEOUT_S: Final = 100.0
+"""Longest wait for a store that is opened, or for one answer about files; S3 gives up before, by itself."""
 
 _S3_OPTIONS: Final = frozenset({"region", "scheme", "endpoint_override", "tls_ca_file_path"})
 _OBJECT_STORES: Final = frozenset({"s3", "gcs", "abfs"})
@@ -116,14 +122,17 @@ class ArrowStorage:
         parts = urlsplit(uri)
         host = parts.netloc.rpartition("@")[2]  # whatever is before it is secret
         self.uri = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+        if parts.scheme in {"s3", "gs", "gcs"} and not host:
+            raise ValueError(f"{parts.scheme}:// names no bucket: write {parts.scheme}://BUCKET/PREFIX")
         with explained("opening", self.uri):
-            if parts.scheme == "s3":
-                self._system, root = _open_s3(uri), f"{host}{unquote(parts.path)}"
-            else:
-                try:
-                    self._system, root = FileSystem.from_uri(uri)
-                except pyarrow.ArrowInvalid as error:
-                    raise ValueError(f"{self.uri} cannot be opened: {error}") from error
+            try:
+                if parts.scheme == "s3":
+                    self._system = _answer(lambda: _open_s3(uri))
+                    root = f"{host}{unquote(parts.path)}"
+                else:
+                    self._system, root = _answer(lambda: FileSystem.from_uri(_patient(uri)))
+            except pyarrow.ArrowInvalid as error:
+                raise ValueError(f"{self.uri} cannot be opened: {error}") from error
         self._root = root.rstrip("/")
         self._whole_uploads = self._system.type_name in _OBJECT_STORES
 
@@ -160,7 +169,7 @@ class ArrowStorage:
     def size(self, path: str) -> int:
         """See `Storage.size`."""
         with explained("reading", self._name(path)):
-            info = self._system.get_file_info(self._locate(path))
+            info = _answer(lambda: self._system.get_file_info(self._locate(path)))
             if info.type != FileType.File:
                 raise FileNotFoundError(path)
             return int(info.size)
@@ -168,7 +177,8 @@ class ArrowStorage:
     def list(self, folder: str = "") -> Iterator[str]:
         """See `Storage.list`."""
         with explained("listing", self._name(folder)):
-            entries = self._system.get_file_info(FileSelector(self._locate(folder), allow_not_found=True))
+            selector = FileSelector(self._locate(folder), allow_not_found=True)
+            entries = _answer(lambda: self._system.get_file_info(selector))
         names = (entry.base_name for entry in entries)
         yield from sorted(name for name in names if not name.endswith(TEMPORARY_SUFFIX))
 
@@ -187,6 +197,37 @@ class ArrowStorage:
 
     def _name(self, path: str) -> str:
         return f"{self.uri}/{path}".rstrip("/")
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """What a request gives, whose library may wait for ever or for many minutes.
+
+    Raises:
+        TimeoutError: nothing came for `ANSWER_TIMEOUT_S`; the request is left to itself.
+    """
+    request: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            request.set_result(ask())
+        except BaseException as error:
+            request.set_exception(error)
+
+    thread = threading.Thread(target=run, name="storage-request", daemon=True)
+    thread.start()
+    thread.join(ANSWER_TIMEOUT_S)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer in {ANSWER_TIMEOUT_S:g} s")
+    return request.result()
+
+
+def _patient(uri: str) -> str:
+    """For Google's store, with a limit to trying again, unless the URI has one."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"gs", "gcs"} or "retry_limit_seconds" in parts.query:
+        return uri
+    query = f"{parts.query}&" if parts.query else ""
+    return urlunsplit(parts._replace(query=f"{query}retry_limit_seconds={GCS_RETRY_S}"))
 
 
 def _open_s3(uri: str) -> S3FileSystem:

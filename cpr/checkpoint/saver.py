@@ -21,7 +21,13 @@ from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.staging import StagingPool
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, SaveFailedError, SaveGivenUpError
+from cpr.errors import (
+    CheckpointError,
+    SaveFailedError,
+    SaveGivenUpError,
+    SaveRefusedError,
+    SupersededError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +70,8 @@ class Save:
         """Why it failed."""
         self.is_out_of_time = False
         """Whether this rank could not copy everything in the time that it was given."""
+        self.is_refused = False
+        """Whether a newer run owns the directory."""
         self.is_excused = False
         """Whether training need not hear of its failure: it was given up in time, or that was told before."""
         self.broken = threading.Event()
@@ -174,7 +182,7 @@ class Saver:
                 if self._group.rank == 0:
                     logger.info("%s", error)
             except SaveFailedError as error:
-                failure = error
+                failure = SaveRefusedError(str(error)) if save.is_refused else error
             except Exception as error:  # whatever it is, training must hear of it
                 failure = _lost_touch(error)
             save.finish(failure)
@@ -201,6 +209,7 @@ class Saver:
             self._history.check_lock()
         except Exception as error:
             problem = describe(error)
+            save.is_refused = isinstance(error, SupersededError)
             save.broken.set()
         folder = save_folder(sequence, self._history.epoch)
         writer = PartWriter(self._storage, folder, save.codec, with_ids=save.kind == "rows")

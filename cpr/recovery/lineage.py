@@ -146,6 +146,6 @@ def raise_if_finished(storage: Storage, group: RankGroup, meeting: Meeting) -> N
             logger.warning(
                 "the run in %s finished at step %d: nothing is left to train, and nothing is written",
                 storage.uri,
-                owner.finished.step,
+                owner.finished,
             )
-        raise RunFinished(owner.finished.step)
+        raise RunFinished(owner.finished)

@@ -1,7 +1,7 @@
 """One generation's way back into training, carried out: all ranks together, from one agreed plan."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class Restorer:
         policy: how much loss is put up with.
         phases: where time is noted.
         directory: what is known of the checkpoint directory.
+        initialize: called where training begins at its beginning, on all ranks; may give the model values.
     """
 
     def __init__(
@@ -79,10 +80,12 @@ class Restorer:
         policy: RecoveryPolicy,
         phases: Phases,
         directory: Directory,
+        initialize: Callable[[Checkpointer], object] | None = None,
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._directory = directory
         self._course, self._policy, self._phases = course, policy, phases
+        self._initialize = initialize or (lambda checkpointer: None)
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Rows of this rank that came from the checkpoint while others went on, by shard."""
         self.fell_back = False
@@ -127,6 +130,8 @@ class Restorer:
                 decision = self._go_on(accounts, decision, found, plan, own, tree, read)
             if decision.kind in {"resume", "full"}:
                 self._load(accounts, read, is_fresh)
+            elif decision.kind == "start":
+                self._initialize(self._checkpointer)
             self._complete(begin, self._told(begin, decision, found, plan, read))
         return reports
 
@@ -319,7 +324,9 @@ class Restorer:
             self._restored_epoch = self._directory.owner_epoch
             read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
             read.cost = accounts.charge_for_going_back(loaded.state)
-        elif not is_fresh:
+        elif is_fresh:
+            self._initialize(self._checkpointer)
+        else:
             self._group.gather(None)
             self._memory.remove()
             raise StartOverError(

@@ -32,6 +32,7 @@ class SavePlan:
     moment: Moment
     priority: PriorityConfig | None
     total_samples: int | None
+    give_up_after_s: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -47,6 +48,10 @@ class SavePlan:
         if self.total_samples is not None and self.total_samples <= 0:
             raise ValueError(
                 f"total_samples is {self.total_samples}; give a positive number, or None if unknown"
+            )
+        if self.give_up_after_s is not None and not self.give_up_after_s > 0:
+            raise ValueError(
+                f"give_up_after_s is {self.give_up_after_s}; give a positive number of seconds, or None"
             )
         if isinstance(self.every, IntervalRule):
             if self.total_samples is None:
@@ -113,7 +118,8 @@ class Keeper:
             pace = AutoPace(plan.every, group, course, diary, saved_at=saved_at, share=plan.row_share)
         else:
             pace = FixedPace(plan.every, plan.row_share, steps_done=course.steps_done, saved_at=saved_at)
-        return Saves(self._checkpointer, course, pace, plan.moment, rows, diary)
+        limit_s = plan.give_up_after_s
+        return Saves(self._checkpointer, course, pace, plan.moment, rows, diary, limit_s)
 
     def _row_saves(self, prioritizer: Prioritizer, restorer: Restorer) -> RowSaves:
         """Row saves that go on from this beginning; all ranks agree on whether a base comes first."""

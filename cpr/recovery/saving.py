@@ -1,4 +1,4 @@
-"""The saves of a run: periodic ones, of which some may fail, and the last one, which may not."""
+"""The saves of a run: periodic ones, which may fail and are tried again, and the last one, which may not."""
 
 import logging
 import time
@@ -15,10 +15,9 @@ from cpr.estimator.history import RunHistory
 from cpr.recovery.course import Course
 from cpr.recovery.diary import Diary
 from cpr.recovery.pace import Pace
+from cpr.recovery.retries import Retries
 from cpr.recovery.row_saves import RowSaves
 
-FAILED_SAVES_IN_A_ROW: Final = 3
-"""So many make training stop: what it does could not be kept."""
 POSTPONED_STEPS: Final = 8
 """How often a row save that is due while another save is under way is tried again."""
 POLL_S: Final = 0.1
@@ -40,6 +39,7 @@ class Saves:
         moment: of the periodic ones that hold everything.
         rows: chooses rows; None: everything is saved each time.
         diary: is told of each save.
+        give_up_after_s: for how long periodic saves may fail before that ends training; None: for ever.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Saves:
         moment: Moment,
         rows: RowSaves | None = None,
         diary: Diary | None = None,
+        give_up_after_s: float | None = None,
     ) -> None:
         self._checkpointer, self._course = checkpointer, course
         self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
@@ -57,8 +58,7 @@ class Saves:
         self._postponed_to: int | None = None
         self._saved_at = -1
         """Training steps done when everything was saved last; -1: never, or nobody knows that it worked."""
-        self._num_failed = 0
-        self._newest_at_failure: int | None = None
+        self._retries = Retries(checkpointer.agreement, give_up_after_s)
 
     @property
     def history(self) -> RunHistory | None:
@@ -69,16 +69,15 @@ class Saves:
         """A training step is complete.
 
         Raises:
-            SaveFailedError: saves failed again and again; names the file.
+            SaveFailedError: saves have failed for too long; names the file.
         """
-        with self._tolerated():
+        with self._heard():
             self._checkpointer.step()
         if self._diary is not None:
             self._diary.step()
         if self._rows is not None:
             self._rows.step()
-        steps_done = self._course.steps_done
-        self._is_due = self._pace.is_due(steps_done) or steps_done == self._postponed_to
+        self._is_due = self._ask_whether_due(self._course.steps_done)
         if self._is_due and self._rows is not None:
             self._postpone_if_busy(self._rows)
         if self._is_due:
@@ -91,8 +90,10 @@ class Saves:
             SaveFailedError: as `step`.
         """
         if self._is_due:
-            with self._tolerated():
+            try:
                 self._save_some()
+            except SaveFailedError as error:
+                self._retries.note_failure(error, self._course.steps_done)
 
     def now(self, timeout_s: float | None) -> bool:
         """Save this moment, unless that was done, and wait until it is safe; the same answer on all ranks.
@@ -133,19 +134,41 @@ class Saves:
                 self._save_moment()
         try:
             with self._doubted():
+                self._checkpointer.wait()
+            with self._heard():
                 self._checkpointer.wait_until_idle()
             if self._course.steps_done:  # before any memory is freed: workers that return must learn of it
-                self._checkpointer.finish(self._course.samples_done)
+                self._checkpointer.finish()
         finally:
             if self._diary is not None:
                 self._diary.finish()
             self._checkpointer.close()
 
+    def _ask_whether_due(self, steps_done: int) -> bool:
+        """Whether a periodic save is due after this step; the same on all ranks."""
+        is_postponed = steps_done == self._postponed_to
+        is_due = self._pace.is_due(steps_done) or is_postponed
+        failed = self._retries.look(steps_done, at_once=is_due)
+        if failed is not None:
+            self._course.forget_save(failed)
+        if self._retries.is_failing:
+            return is_postponed or self._retries.is_due(steps_done)
+        return is_due
+
     def _postpone_if_busy(self, rows: RowSaves) -> None:
         """Row saves are many, and training waits for none; what they leave out is in the next."""
-        with self._tolerated():
-            self._is_due = rows.get_ready()
-        self._postponed_to = None if self._is_due else self._course.steps_done + POSTPONED_STEPS
+        is_free = True  # where that is told by an error
+        with self._heard():
+            is_free = rows.get_ready()
+        if not is_free:
+            self._is_due = False
+            self._postpone()
+        elif (error := self._retries.take_untold()) is not None:
+            self._is_due = False
+            self._retries.note_failure(error, self._course.steps_done)
+
+    def _postpone(self) -> None:
+        self._postponed_to = self._course.steps_done + POSTPONED_STEPS
 
     def _note(self) -> None:
         if self._rows is None:
@@ -165,10 +188,12 @@ class Saves:
             Whether it is over; the same on all ranks.
         """
         is_free = True  # where that is told by an error
-        with self._saved_again():
+        with self._heard():
             self._checkpointer.wait_until_idle(deadline)
-        with self._saved_again():
+        with self._heard():
             is_free = self._checkpointer.is_free()
+        if is_free and (error := self._retries.take_untold()) is not None:
+            self._tell_error(f"{error}. Everything is saved again now")
         if is_free and self._rows is not None:
             self._rows.note_outcome()
         return is_free
@@ -197,16 +222,27 @@ class Saves:
         self._tell(save)
 
     def _tell(self, save: Save | None) -> None:
-        if save is not None and self._diary is not None:
+        if save is None:
+            if self._retries.is_failing:
+                self._postpone()
+            return
+        self._retries.begin(save, self._course.steps_done)
+        if self._diary is not None:
             self._diary.note_save(save)
 
+    def _tell_error(self, text: str) -> None:
+        """Once, not on every rank; where it happened tells nothing more."""
+        if self._checkpointer.agreement.rank == 0:
+            logger.error("%s", text)
+
     @contextmanager
-    def _saved_again(self) -> Iterator[None]:
-        """A save that fails here is only told."""
+    def _heard(self) -> Iterator[None]:
+        """What this rank hears of a save that has failed waits until all know, or, if it counts, is told."""
         try:
             yield
         except SaveFailedError as error:
-            logger.error("%s. Everything is saved again now", error)  # the trace says nothing more
+            if not self._retries.will_tell(error):
+                self._tell_error(f"{error}. Training goes on")
 
     @contextmanager
     def _doubted(self) -> Iterator[None]:
@@ -216,20 +252,3 @@ class Saves:
         except SaveFailedError:
             self._saved_at = -1
             raise
-
-    @contextmanager
-    def _tolerated(self) -> Iterator[None]:
-        """A save that fails is told, and tried again at the next one's time; training goes on for a while."""
-        try:
-            yield
-        except SaveFailedError as error:
-            self._num_failed += 1
-            self._newest_at_failure = self._checkpointer.newest_step
-            if self._num_failed >= FAILED_SAVES_IN_A_ROW:
-                raise
-            logger.error(  # the trace says nothing more
-                "%s. Training goes on, and the next save is tried when it is due", error
-            )
-        else:
-            if self._checkpointer.newest_step != self._newest_at_failure:  # one has succeeded since
-                self._num_failed = 0

@@ -158,7 +158,8 @@ class DataLoader:
             if state.get(name) != mine[name]:
                 raise ValueError(
                     f"this data position has {name} {state.get(name)!r}, but the loader has {mine[name]!r}: "
-                    "resume with data, days, seed and shuffle of the run that saved it, or begin a new run"
+                    "resume with data, days, seed and shuffle of the run that saved it, or begin a new run "
+                    "(dlrm.train --warm-start RUN_FOLDER: with the model of that one)"
                 )
         self._stop()
         phases = [Phase(**phase) for phase in state["phases"]]

@@ -197,7 +197,7 @@ class HostLookup:
         """Pooled embeddings `[B, F * dim]` of `F * B` bags, feature-major.
 
         Args:
-            indices: int ids `[N]`, each within its table.
+            indices: int ids `[N]`, each within its table, which `dlrm.sharding.bounds` has made sure of.
             offsets: int `[F * B + 1]`.
             per_sample_weights: not supported.
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.storage import open_storage
 from cpr.cli import entry
 from cpr.commands.command import FAILED
 from cpr.processes import pid_namespace
@@ -40,7 +42,8 @@ def wait_until_seen():
 """
 RUN = """\
 import sys
-from cpr import cli, launch
+from cpr import cli, finished, launch
+finished.IDLE_S = 0.2
 looks, launch.GRACE_S, look = open(sys.argv.pop(1), "ab", 0), float(sys.argv.pop(1)), launch.Launch._look
 def look_and_tell(self):
     look(self)
@@ -141,6 +144,45 @@ def test_the_folder_of_a_killed_run_goes_at_the_start_of_the_next_one(cpr_run, t
     assert cpr_run("sys.exit(0)").wait() == 0
     assert not left.exists()
     assert list(temporary.iterdir()) == [of_container]
+
+
+WAITING = """
+    pathlib.Path(os.environ["CPR_LAUNCH_FOLDER"], "directory").write_text(str(folder / "checkpoint"))
+    {then}
+"""
+
+
+@pytest.fixture
+def owned(tmp_path):
+    """Makes the checkpoint directory of a run, which has finished or not."""
+
+    def work(finished):
+        lock = DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "run")
+        lock.acquire(list)
+        if finished:
+            lock.finish(500)
+        lock.release()
+
+    return work
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_node_that_comes_back_to_a_run_that_has_finished_ends_too(cpr_run, tmp_path, owned, then):
+    """Its torchrun waits for nodes that will not come, or has given up, or was killed."""
+    owned(finished=True)
+    run = cpr_run(WAITING.format(then=then))
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "the run has finished at step 500" in said
+    assert len(agents(tmp_path)) == 1
+
+
+def test_torchrun_without_workers_is_left_alone_while_its_run_goes_on(cpr_run, tmp_path, owned):
+    owned(finished=False)
+    run = cpr_run(WAITING.format(then="time.sleep(3); sys.exit(17)"))
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 17
+    assert "finished" not in said
 
 
 def test_used_up_restarts_end_with_a_report(cpr_run, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +16,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
 from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.owners import write_owner
 from cpr.checkpoint.storage import open_storage
 from cpr.errors import (
     CheckpointError,
@@ -23,6 +25,7 @@ from cpr.errors import (
     MismatchError,
     NoProgressError,
     SaveFailedError,
+    SaveRefusedError,
     StartOverError,
     UnreadableMemoryError,
 )
@@ -207,6 +210,41 @@ def test_all_memory_gone_before_the_first_save_begins_at_the_beginning(new_worke
     assert (again.story.kind, again.story.step) == ("full", 0)
     assert "nothing was saved yet: training begins at the beginning" in again.story.reason
     assert_same(again.values(), fresh)
+
+
+def test_a_warm_start_is_done_again_until_something_is_saved_and_then_never(new_worker, tmp_path, wipe):
+    other = new_worker(restarted=False, folder=tmp_path / "other").restore().train(7)
+    other.recovery.save_now()
+    theirs = {name: value for name, value in other.values().items() if name != "next"}
+    other.die()
+    wipe()
+    starts = []
+
+    def warm(checkpointer):
+        starts.append(checkpointer.warm_start(str(tmp_path / "other"), ["optimizer0"]).step)
+
+    def check_start(worker):
+        assert (worker.recovery.steps_done, worker.position.next, worker.recovery.pls) == (0, 0, 0)
+        assert_same({**worker.values()}, {**theirs, "next": torch.tensor(0)})
+
+    first = new_worker(restarted=False, resume=False).restore(warm)
+    check_start(first)
+    expected = first.train(4).values()
+    first.die()
+    wipe()  # before the first save, which comes after 5 steps
+    second = new_worker(resume=False).restore(warm)
+    check_start(second)
+    assert_same(second.train(4).values(), expected)
+    second.die()
+    third = new_worker(resume=False).restore(warm)
+    assert third.story.kind == "process"
+    saved = third.train(1).wait_for_save().values()
+    third.train(1).die()
+    wipe()
+    fourth = new_worker(resume=False).restore(warm)
+    assert (fourth.story.kind, fourth.story.step) == ("full", 5)
+    assert_same(fourth.values(), saved)
+    assert starts == [7, 7]
 
 
 def damage(worker_memory, name):
@@ -561,17 +599,37 @@ def test_killed_during_a_save_the_one_before_counts_and_the_next_is_whole(new_wo
     assert again.recovery.checkpointer.newest_step == 10
 
 
-def test_saves_that_fail_do_not_stop_training_until_they_fail_again_and_again(new_worker, caplog):
+def fail(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, caplog, monkeypatch):
+    monkeypatch.setattr("cpr.recovery.retries.FIRST_PAUSE_S", 0.0)
     worker = new_worker(restarted=False).restore()
+    with monkeypatch.context() as broken:
+        broken.setattr(worker.recovery.checkpointer._saver, "_write_all", fail)
+        worker.train(60)
+    told = [record for record in caplog.records if "tried again after step" in record.message]
+    assert len(told) > 3
+    worker.train(60).wait_for_save()
+    assert worker.recovery.checkpointer.newest_step > 60
+    worker.recovery.close()
+    dist.destroy_process_group()
 
-    def fail(*_):
-        raise OSError(28, "No space left on device")
 
+def test_a_worker_whose_directory_a_newer_run_owns_does_not_try_again(new_worker):
+    worker = new_worker(restarted=False).restore().train(1)
+    lock = worker.recovery.checkpointer.ownership.lock
+    write_owner(lock._storage, replace(lock._own, epoch=lock.epoch + 1, token="ff"))
+    with pytest.raises(SaveRefusedError, match="no longer belongs to run"):
+        worker.train(5000)
+
+
+def test_saves_that_fail_for_too_long_end_training(new_worker):
+    worker = new_worker(restarted=False, give_up_after_s=0.1).restore()
     worker.recovery.checkpointer._saver._write_all = fail
-    with pytest.raises(SaveFailedError, match="No space left"):
-        worker.train(25)
-    assert worker.recovery.steps_done >= 15
-    assert "Training goes on" in caplog.text
+    with pytest.raises(SaveFailedError, match=r"No space left .* give_up_after is 100 ms"):
+        worker.train(5000)
 
 
 def test_the_directory_of_another_run_that_lives_is_refused(new_worker, tmp_path):

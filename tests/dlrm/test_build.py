@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cpr.errors import LockedError
+from cpr.errors import LockedError, NothingSavedError
 from cpr.shards import find_shards, table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
@@ -61,6 +61,17 @@ def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "dataset"
     generate(
         SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=256, rows_per_file=256), folder
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tomorrow(tmp_path_factory):
+    """Data of the same tables, other samples."""
+    folder = tmp_path_factory.mktemp("data") / "tomorrow"
+    generate(
+        SyntheticConfig(scale=1e-4, days=2, rows_per_day=384, rows_per_block=384, rows_per_file=384, seed=5),
+        folder,
     )
     return folder
 
@@ -220,3 +231,74 @@ def test_a_resume_that_is_refused_changes_nothing_in_the_folder_of_the_run(input
     with built(inputs(*options, "train.max_steps=5", resume=folder)) as trainer:
         trainer.train()
     assert (folder / "config.json").read_bytes() != before["config.json"]
+
+
+def values_of(trainer):
+    """Copies of tables with their optimizer state, dense parameters and the state of their optimizer."""
+    tables = {
+        f"{shard.name}/{name}": column.clone()
+        for shard in find_shards(trainer.model, trainer.optimizers.table_optimizers)
+        for name, column in shard.columns.items()
+    }
+    dense = {name: each.detach().clone() for name, each in trainer._dense.items()}
+    state = trainer.optimizers.dense.state_dict()["state"].values()
+    return {**tables, **dense, **{f"sum {at}": each["sum"].clone() for at, each in enumerate(state)}}
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_day_after_begins_with_the_model_and_at_the_beginning_of_its_data(
+    inputs, tmp_path, tomorrow, caplog
+):
+    options = ("checkpoint.every_steps=8", "schedule.warmup_steps=100", "train.max_steps=10")
+    with built(inputs(*options)) as trainer:
+        trainer.train()
+        before = values_of(trainer)
+    (old,) = (tmp_path / "runs").iterdir()
+
+    refused = pytest.raises(
+        ValueError, match=r"this data position has num_rows 512, .* --warm-start RUN_FOLDER"
+    )
+    with built(inputs(*options, f"data.uri={tomorrow}", resume=old)) as trainer, refused:
+        trainer.train()
+
+    options = (*options, f"data.uri={tomorrow}", f"train.warm_start={old}/checkpoint")
+    with built(inputs(*options)) as trainer, caplog.at_level("INFO", "dlrm"):
+        trainer.session.restore()
+        assert_equal(values_of(trainer), before)
+        assert (trainer.steps_done, trainer.samples_done, trainer.loader.steps_left) == (0, 0, 12)
+        trainer.optimizers.begin_step(trainer.steps_done)
+        assert trainer.optimizers.learning_rates["dense"] == pytest.approx(0.02 * 11 / 100)
+    assert f"go on from save 1, step 10, of {old}/checkpoint" in caplog.text
+    assert f"the data begins anew, with day 0 of {tomorrow}" in caplog.text
+
+    (new,) = set((tmp_path / "runs").iterdir()) - {old}  # it has saved nothing: it begins so again
+    with built(inputs(*options, resume=new)) as trainer:
+        trainer.session.restore()
+        assert_equal(values_of(trainer), before)
+    with built(inputs(*options, resume=new)) as trainer:
+        trainer.train()
+        assert (trainer.steps_done, trainer.session._checkpointer.newest_step) == (10, 10)
+        after = values_of(trainer)
+    with built(inputs(*options, resume=new)) as trainer:  # now it goes on from its own
+        trainer.session.restore()
+        assert trainer.steps_done == 10
+        assert_equal(values_of(trainer), after)
+        trainer.optimizers.begin_step(trainer.steps_done)
+        assert trainer.optimizers.learning_rates["dense"] == pytest.approx(0.02 * 21 / 100)
+
+
+def test_a_warm_start_without_saves_of_its_own_and_one_from_nothing(inputs, tmp_path):
+    with built(inputs("checkpoint.every_steps=2", "train.max_steps=2")) as trainer:
+        trainer.train()
+        before = values_of(trainer)
+    (old,) = (tmp_path / "runs").iterdir()
+    with built(inputs(f"train.warm_start={old}/checkpoint")) as trainer:
+        trainer.session.restore()
+        assert_equal(values_of(trainer), before)
+    missing = pytest.raises(NothingSavedError, match="a warm start needs a run that has saved")
+    with built(inputs(f"train.warm_start={tmp_path}/nothing")) as trainer, missing:
+        trainer.train()

@@ -186,3 +186,9 @@ def test_a_cache_between_files_and_loader(dataset, tmp_path):
     config = [f"data.cache_folder={folder}", "data.cache_disk_gb=0.1", "data.cache_memory_gb=0.1"]
     assert prepare_with(dataset, *config).source is not None
     assert any(path.is_file() for path in Path(folder).rglob("*"))
+
+
+def test_data_that_cannot_be_read_is_told_with_its_key(tmp_path):
+    for uri, kind in ((tmp_path, ValueError), ("floppy://a", ValueError), ("a" * 300, OSError)):
+        with pytest.raises(kind, match=r"^data\.uri: .*(holds no|cannot be (opened|read))"):
+            prepare_with(uri)

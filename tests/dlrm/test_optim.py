@@ -198,6 +198,25 @@ def test_so_do_replicated_tables_whose_options_came_back_with_their_optimizer(sh
     assert tables.param_groups[0]["eps"] == 0.5
 
 
+def test_a_warm_start_goes_on_with_the_schedule_and_hands_that_on(shard_model):
+    def made(decay_steps=60):
+        schedule = ScheduleConfig(warmup_steps=40, decay_start_step=40, decay_steps=decay_steps)
+        return Optimizers(shard_model(KINDS), DenseConfig(), TablesConfig(), schedule)
+
+    first, second, third = made(), made(), made()
+    first.begin_step(9)
+    second.load_state_dict(first.state_dict())
+    assert second.go_on_after(10) == schedule_factor(second._schedule, 10)
+    second.begin_step(5)
+    assert second.learning_rates["dense"] == DenseConfig.learning_rate * schedule_factor(second._schedule, 15)
+    third.load_state_dict(second.state_dict())
+    third.begin_step(6)  # resumed
+    assert third.learning_rates["tables"] == TablesConfig.learning_rate * schedule_factor(third._schedule, 16)
+    assert third.go_on_after(20) == schedule_factor(third._schedule, 30)
+    with pytest.raises(ValueError, match=r"come to 0 after 110 steps.*schedule.decay_steps to 0"):
+        third.go_on_after(80)
+
+
 def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
     model = shard_model(KINDS)
     state = state_after_a_step(model, DenseConfig(optimizer="adagrad"), make_batch)

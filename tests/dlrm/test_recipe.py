@@ -1,11 +1,12 @@
 """Recipes and `--set`: what comes out, and what a user is told who gets it wrong."""
 
+import json
 from dataclasses import fields
 
 import pytest
 
 from dlrm.config import Config
-from dlrm.recipe import load_config, recipe_names
+from dlrm.recipe import load_config, load_warm_started, recipe_names
 
 KEYS = {
     "data": "uri train_days test_days global_batch_size shuffle order window_batches prefetch_batches "
@@ -19,9 +20,10 @@ KEYS = {
     "comm": "exchange compressor ratio threshold wire_dtype error_feedback controller min_gain window_steps "
     "sync_change",
     "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
-    "keep_last stop_within_s",
+    "keep_last give_up_after stop_within_s",
     "recovery": "enabled max_lost_share max_pls timeout_s",
-    "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder",
+    "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder "
+    "warm_start",
 }
 """Options are few and chosen for the user: a new one is a decision, not an accident."""
 
@@ -101,6 +103,21 @@ def test_overrides_are_toml_or_else_text():
     assert config.train.run_folder == "2026"
     assert config.data.test_days == (3,)
     assert config.sharding.kinds == ("table_wise",)
+
+
+def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_path):
+    config = load_config("tiny", ["data.global_batch_size=64", "checkpoint.uri=s3://bucket/a"])
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
+    recipe, warm = load_warm_started(tmp_path, ["data.uri=tomorrow"])
+    assert (recipe, warm.train.warm_start, warm.checkpoint.uri) == ("tiny", "s3://bucket/a", "")
+    assert (warm.data.uri, warm.data.global_batch_size) == ("tomorrow", 64)
+    with pytest.raises(ValueError, match="only reads the other run's checkpoint"):
+        load_warm_started(tmp_path, ["checkpoint.uri=s3://bucket/a"])
+    config = load_config("tiny")
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
+    assert load_warm_started(tmp_path)[1].train.warm_start == str(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        load_warm_started(tmp_path / "nothing")
 
 
 def test_the_last_override_wins():

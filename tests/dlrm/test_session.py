@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpr.errors import MismatchError
+from cpr.checkpoint.ranks import Alone
+from cpr.errors import MismatchError, SaveFailedError
 from dlrm.config import CheckpointConfig
 from dlrm.session import Checkpoints
 
@@ -14,7 +15,7 @@ class Saved:
     """Stands for a checkpointer with a directory in which `newest_step` is safe, once it has looked."""
 
     def __init__(self, newest_step: int | None, loads: bool = True) -> None:
-        self.steps_done, self.newest_step = 0, None
+        self.steps_done, self.newest_step, self.agreement = 0, None, Alone()
         self._there, self._loads = newest_step, loads
 
     def claim(self) -> None:
@@ -38,7 +39,7 @@ class Saved:
 
 
 def open_session(checkpointer: Saved, resume: bool) -> Checkpoints:
-    return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume)
+    return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume, lambda checkpointer: None)
 
 
 def test_a_refused_resume_does_not_say_that_there_is_no_save(caplog):
@@ -72,3 +73,32 @@ def test_who_leaves_later_says_what_is_lost(resume, said, caplog):
         session.step()
         session.close()
     assert [record.message for record in caplog.records] == [said]
+
+
+class Full(Saved):
+    """Whose disk is full."""
+
+    def save(self, moment: str, timeout_s: float | None = None) -> None:
+        raise SaveFailedError("the disk is full")
+
+
+def train(config: CheckpointConfig, steps: int) -> None:
+    session = Checkpoints(Full(None), config, False, lambda checkpointer: None)
+    session.restore()
+    for _ in range(steps):
+        session.step()
+
+
+def test_saves_that_fail_do_not_end_training_unless_they_do_so_for_too_long(caplog, monkeypatch):
+    monkeypatch.setattr("cpr.recovery.retries.FIRST_PAUSE_S", 0.0)
+    train(CheckpointConfig(every_steps=2), 100)
+    assert caplog.text.count("the disk is full. Training goes on") > 3
+    with pytest.raises(SaveFailedError, match=r"the disk is full\. Saves have failed for .* is 1 ms"):
+        train(CheckpointConfig(every_steps=2, give_up_after="1ms"), 10**6)
+
+
+def test_the_limit_is_a_span_of_time():
+    assert CheckpointConfig(give_up_after="1h30m").give_up_after_s == 5400
+    for wrong in ("soon", "0s", "90"):
+        with pytest.raises(ValueError, match=r"checkpoint\.give_up_after"):
+            CheckpointConfig(give_up_after=wrong)

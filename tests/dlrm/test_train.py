@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from dlrm.train import parse
+from dlrm.train import parse, read
 
 
 def test_flags_are_pinned(monkeypatch):
@@ -17,7 +17,7 @@ def test_flags_are_pinned(monkeypatch):
 
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", spy)
     parse(["--recipe", "tiny"])
-    assert flags == ["-h", "--help", "--recipe", "--resume", "--set", "--sharding"]
+    assert flags == ["-h", "--help", "--recipe", "--resume", "--warm-start", "--set", "--sharding"]
 
 
 def test_set_collects():
@@ -37,9 +37,16 @@ def test_sharding_is_short_for_an_override_which_wins_over_it():
         (["--recipe"], "expected one argument"),
         (["--recipe", "tiny", "--epochs", "3"], "unrecognized arguments: --epochs 3; see --help"),
         (["--rec", "tiny"], "--recipe"),
+        (["--resume", "a", "--warm-start", "b"], "not allowed with"),
         (["--recipe", "tiny", "--sharding", "best"], "choose from '?torchrec'?, '?des'?, '?auto"),
     ],
 )
 def test_wrong_flags_are_a_mistake_like_any_other(arguments, message):
     with pytest.raises(ValueError, match=message):
         parse(arguments)
+
+
+def test_a_run_that_is_resumed_takes_no_warm_start(tmp_path):
+    arguments = parse(["--resume", str(tmp_path), "--set", "train.warm_start=elsewhere"])
+    with pytest.raises(ValueError, match="give --warm-start instead of --resume"):
+        read(arguments)

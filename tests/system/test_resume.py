@@ -159,6 +159,49 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     assert "InjectedError" in " ".join(dead["why"] for dead in failures["recoveries"][1]["dead"])
 
 
+def test_a_warm_start_on_more_ranks_is_done_again_until_something_is_saved(start, dataset, memory, tmp_path):
+    """Memory is lost at step 7, before the first save; a worker dies at step 30, after it."""
+
+    def end(run):
+        _, said = run.communicate(timeout=100)
+        assert run.returncode == 0, said
+        return said
+
+    first = ("checkpoint.every_steps=40", "train.max_steps=40", "data.train_days=[0]")
+    end(start("-m", "dlrm.train", *settings(dataset, tmp_path / "first", *first), forks=True))
+
+    def train(name, **options):
+        changes = ("data.train_days=[1]", "train.max_steps=60", "checkpoint.every_steps=20")
+        return start(
+            "-m",
+            "dlrm.train",
+            "--warm-start",
+            only_folder(tmp_path / "first"),
+            "--set",
+            f"train.run_folder={tmp_path / name}",
+            *changes,
+            ranks=2,
+            forks=True,
+            **options,
+        )
+
+    deaths = (
+        AtStep(step=7, kind=KillWorker(wipe=True), target=0),
+        AtStep(step=7, kind=KillWorker(wipe=True), target=1),
+        AtStep(step=30, kind=KillWorker(), target=1),
+    )
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps(Plan(schedules=deaths).to_json()))
+    whole = train("whole")
+    run = train("run", restarts=3, environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)})
+    assert end(whole).count("go on from save 0, step 40, of") == 1
+    said = end(run)
+    assert said.count("go on from save 0, step 40, of") == 2
+    assert "the data begins anew, with day 1 of" in said
+    assert "the memory of all workers outlived them" in said
+    assert curve(only_folder(tmp_path / "run")) == curve(only_folder(tmp_path / "whole"))
+
+
 def test_a_run_that_diverges_does_not_go_on_because_torchrun_restarts_it(start, dataset, memory, tmp_path):
     run = start(
         "-m",

@@ -88,6 +88,33 @@ def test_training_goes_on_bit_for_bit(start):
     assert_same(again.values(), expected)
 
 
+def test_a_warm_start_takes_the_model_and_the_states_it_is_told_and_only_reads(start, tmp_path):
+    other = start("other")
+    other.train(3)
+    other.checkpointer.save("consistent")
+    other.checkpointer.wait()
+    saved = other.values()
+    other.checkpointer.close()
+    files = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+
+    run = start()
+    own = run.optimizer.state_dict()
+    assert run.checkpointer.warm_start(str(tmp_path / "other"), []).step == 3
+    assert run.optimizer.state_dict() == own
+    assert run.checkpointer.warm_start(str(tmp_path / "other"), ["optimizer"]).step == 3
+    assert_same(run.values(), {**saved, "steps": torch.tensor(0)})
+    assert run.checkpointer.load() is None, "nothing is saved in its own directory"
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    assert run.checkpointer.newest_step == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()} == files
+    with pytest.raises(NothingSavedError, match=r"nothing was ever saved in .*empty"):
+        run.checkpointer.warm_start(str(tmp_path / "empty"), [])
+    with pytest.raises(MismatchError, match="'loader' is registered"):
+        run.checkpointer.warm_start(str(tmp_path / "other"), ["loader"])
+
+
 def test_random_generators_come_back(start):
     run = start()
     run.checkpointer.save("consistent")

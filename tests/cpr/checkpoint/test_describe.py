@@ -10,7 +10,6 @@ from cpr.checkpoint.describe import describe
 from cpr.checkpoint.describe_text import CHAIN_LINES, TABLE_LINES, as_text
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
-from cpr.checkpoint.owners import Finished
 from cpr.checkpoint.quantities import age_text, size_text
 from cpr.checkpoint.row_schema import DTYPES
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
@@ -125,7 +124,7 @@ def test_who_holds_the_lock(directory):
     lock.acquire(list)
     assert describe(directory, NOW).owner.run == "run-b"
     assert "owner   run 'run-b' (process" in as_text(describe(directory, NOW))
-    lock.finish(Finished(step=500, samples=9))
+    lock.finish(500)
     assert "finished at step 500" in as_text(describe(directory, NOW))
     lock.release()
 

@@ -18,7 +18,7 @@ from cpr.checkpoint import lock as lock_module
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import manifest_path
-from cpr.checkpoint.owners import OWNERS, Claimant, Finished, Owner, fence, newest_owner, write_owner
+from cpr.checkpoint.owners import OWNERS, Claimant, Owner, fence, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage, open_storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.faults.storages import FaultyStorage
@@ -183,7 +183,7 @@ def test_an_owner_that_was_asleep_learns_that_it_lost(storage, make_lock, caplog
         old.check()
     wait_for(lambda: not old._thread.is_alive())
     with pytest.raises(LockedError):
-        old.finish(Finished(step=1, samples=1))
+        old.finish(1)
     old.release()
     assert newest(storage) == other, "the loser changed a record that is not its own"
     assert "could not be released" in caplog.text

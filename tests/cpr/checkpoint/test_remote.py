@@ -217,6 +217,9 @@ def test_secrets_stay_out_of_messages(s3):
     [
         ("s3://bucket/a?endpoint=b", "no option endpoint; possible are endpoint_override, region"),
         ("floppy://a/b", r"floppy://a/b cannot be opened: Unrecognized"),
+        ("gs://bucket/a?endpoint=b", r"gs://bucket/a cannot be opened: Unexpected query parameter"),
+        ("s3://", "s3:// names no bucket: write s3://BUCKET/PREFIX"),
+        ("gs:///prefix", "gs:// names no bucket"),
     ],
 )
 def test_uris_that_cannot_be_opened(uri: str, message: str):
@@ -234,6 +237,31 @@ def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch):
             CheckpointError, match=r"reading s3://bucket/a/file failed.*last 1 seconds.*store is up"
         ):
             storage.size("file")
+
+
+def test_a_request_that_is_never_answered_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    """Google's library itself waits for two minutes where a store takes a connection and says nothing."""
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        storage = open_storage(
+            f"gs://anonymous@bucket/a?scheme=http&endpoint_override={where}&retry_limit_seconds=1"
+        )
+        with pytest.raises(
+            CheckpointError, match=r"listing gs://bucket/a/saves failed: no answer in 0.5 s.*is up"
+        ):
+            next(storage.list("saves"))
+        silent.accept()[0].close()
+    for thread in threading.enumerate():
+        if thread.name == "storage-request":
+            thread.join()
+
+
+def test_a_store_of_google_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "GCS_RETRY_S", 1)
+    storage = open_storage("gs://anonymous@bucket/a?scheme=http&endpoint_override=127.0.0.1:1")
+    with pytest.raises(CheckpointError, match=r"connect to server\. What to do: check that the store is up"):
+        storage.size("file")
 
 
 @pytest.mark.system

@@ -121,7 +121,7 @@ def test_who_returns_to_a_run_that_has_finished_ends_with_exit_code_0_and_writes
         pass
     last.die()
     storage = open_storage(str(tmp_path / "checkpoint"))
-    assert newest_owner(storage).finished.step == 20
+    assert newest_owner(storage).finished == 20
     before = files_of(tmp_path / "checkpoint")
     bring_back()
     with pytest.raises(RunFinished) as end:
@@ -150,7 +150,7 @@ def test_a_new_launch_goes_on_with_a_finished_run_also_if_its_first_workers_die_
     monkeypatch.setenv("CPR_LAUNCH", "second")
     new_worker(restarted=True).die()  # the first one died before it owned the directory
     more = new_worker(restarted=True).restore()
-    assert (more.story.kind, more.story.step) == ("resume", 7)
+    assert (more.story.kind, more.story.step) == ("full", 7)
     more.train(1).die()
     again = new_worker().restore()
     assert (again.story.kind, again.story.step) == ("process", 8)

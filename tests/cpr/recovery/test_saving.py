@@ -1,27 +1,44 @@
-"""When saves are made, and how many may fail."""
+"""When saves are made, and what becomes of those that fail."""
 
 import pytest
 
 from cpr.checkpoint.ranks import Alone
+from cpr.checkpoint.saver import Save
 from cpr.errors import SaveFailedError
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FixedPace
-from cpr.recovery.saving import FAILED_SAVES_IN_A_ROW, Saves
+from cpr.recovery.saving import Saves
 
 
 class SlowStorage:
-    """A checkpointer whose saves become the newest one only when the next is due."""
+    """A checkpointer whose saves are over when somebody waits for them, or after 30 steps.
 
-    def __init__(self, course, failing=(), skipped=()):
-        self.course, self.failing, self.skipped = course, failing, skipped
+    Args:
+        course: of the run.
+        failing: which saves cannot begin, by number.
+        broken: which fail in the background.
+        skipped: which are skipped.
+    """
+
+    def __init__(self, course, failing=(), broken=(), skipped=()):
+        self.course, self.failing, self.broken, self.skipped = course, failing, broken, skipped
         self.newest_step, self.under_way, self.asked = None, None, 0
         self.agreement = Alone()
 
     def step(self):
-        pass
+        if self.under_way is not None and self.course.steps_done >= self.under_way.step + 30:
+            self.wait()
 
     def wait(self, timeout_s=None):
-        self.newest_step, self.under_way = self.under_way or self.newest_step, None
+        save, self.under_way = self.under_way, None
+        if save is None:
+            return True
+        if self.asked in self.broken:
+            save.finish(SaveFailedError(f"save {self.asked}"))
+            raise save.error
+        self.newest_step = save.step
+        save.commit("committed", 0.0)
+        save.finish(None)
         return True
 
     def save(self, moment, timeout_s=None):
@@ -31,20 +48,27 @@ class SlowStorage:
             raise SaveFailedError(f"save {self.asked}")
         if self.asked in self.skipped:
             return None
-        self.under_way = self.course.steps_done
-        return self
+        self.under_way = Save("base", moment, "exact")
+        self.under_way.step = self.course.steps_done
+        return self.under_way
 
     def wait_until_idle(self, deadline=None):
         return self.wait()
 
-    def finish(self, samples):
-        self.finished_at = samples
+    def finish(self):
+        pass
 
     def is_free(self):
         return True
 
     def close(self):
         self.wait()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    """A save that has failed is tried again after the next step."""
+    monkeypatch.setattr("cpr.recovery.retries.FIRST_PAUSE_S", 0.0)
 
 
 def train(course, saves, steps):
@@ -54,19 +78,32 @@ def train(course, saves, steps):
         saves.save_if_due()
 
 
-def test_saves_that_fail_now_and_then_do_not_add_up_though_each_takes_longer_than_the_interval():
+def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pauses, caplog):
     course = Course()
-    storage = SlowStorage(course, failing={2, 20, 40, 60})
-    train(course, Saves(storage, course, FixedPace(1), "rolling"), 80)
-    assert storage.newest_step == 79
+    storage = SlowStorage(course, failing=range(2, 50), broken=range(50, 55))
+    saves = Saves(storage, course, FixedPace(10), "rolling")
+    train(course, saves, 600)
+    assert storage.newest_step >= 560, "they never succeeded again"
+    told = [record.message for record in caplog.records]
+    assert len(told) == len(set(told)) == 53
+    assert "save 2. Training goes on; the save is tried again after step" in told[0]
 
 
-def test_the_third_save_in_a_row_that_fails_ends_training():
+def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
     course = Course()
-    saves = Saves(SlowStorage(course, failing={5, 6, 7}), course, FixedPace(1), "rolling")
-    train(course, saves, 6)
-    with pytest.raises(SaveFailedError, match="save 7"):
-        train(course, saves, 1)
+    storage = SlowStorage(course, failing={2})
+    train(course, Saves(storage, course, FixedPace(100), "rolling"), 299)
+    storage.wait()
+    assert storage.asked == 3
+    assert sorted(course.saves) == [100, 201]
+
+
+def test_saves_that_fail_for_too_long_end_training():
+    course = Course()
+    storage = SlowStorage(course, failing={2, 3})
+    saves = Saves(storage, course, FixedPace(1), "rolling", give_up_after_s=1e-6)
+    with pytest.raises(SaveFailedError, match=r"save 3\. Saves have failed for .* give_up_after is"):
+        train(course, saves, 10**6)
 
 
 def test_the_last_save_is_asked_for_until_it_is_not_skipped():
@@ -111,7 +148,7 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
     course = Course()
     storage = Repaired(course)
     saves = Saves(storage, course, FixedPace(0), "rolling")
-    for _ in range(FAILED_SAVES_IN_A_ROW):
+    for _ in range(4):
         train(course, saves, 1)
         storage.error = SaveFailedError("the disk was full")
         assert saves.now(1.0)
@@ -119,24 +156,10 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
     assert "the disk was full" in caplog.text
 
 
-class FailingStorage(SlowStorage):
-    """Whose saves fail in the background, which whoever waits is told once."""
-
-    def __init__(self, course, broken=()):
-        super().__init__(course)
-        self.broken = set(broken)
-
-    def wait(self, timeout_s=None):
-        if self.under_way is not None and self.asked in self.broken:
-            self.under_way = None
-            raise SaveFailedError(f"save {self.asked}")
-        return super().wait(timeout_s)
-
-
 @pytest.mark.parametrize("every", [0, 7])
 def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_failed(every):
     course = Course()
-    storage = FailingStorage(course, broken={1})
+    storage = SlowStorage(course, broken={1})
     saves = Saves(storage, course, FixedPace(every), "rolling")
     train(course, saves, 7)
     with pytest.raises(SaveFailedError, match="save 1"):
@@ -147,7 +170,7 @@ def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_fai
 
 def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
     course = Course()
-    storage = FailingStorage(course, broken={1, 2})
+    storage = SlowStorage(course, broken={1, 2})
     saves = Saves(storage, course, FixedPace(0), "rolling")
     train(course, saves, 7)
     for number in (1, 2):
@@ -159,7 +182,7 @@ def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
 
 def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_wanted_again():
     course = Course()
-    storage = FailingStorage(course, broken={1, 2})
+    storage = SlowStorage(course, broken={1, 2})
     saves = Saves(storage, course, FixedPace(0), "rolling")
     train(course, saves, 7)
     for number in (1, 2):
@@ -171,5 +194,5 @@ def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_
     course = Course()
     storage = SlowStorage(course, skipped={2, 4}, failing={6})
     train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
-    assert sorted(course.saves) == [10, 30, 50, 70]
+    assert sorted(course.saves) == [10, 30, 50]
     assert course.samples_between_saves == 20

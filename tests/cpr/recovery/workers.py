@@ -66,12 +66,13 @@ class Worker:
         groups = [dense, tables] if apart else [dense + tables]
         return [kind(group, lr=0.1) for group in groups if group]
 
-    def restore(self):
+    def restore(self, initialize=None):
         self.story = self.recovery.restore(
             self.model,
             optimizers=self.optimizers,
             states={"position": self.position},
             before_save=self.before_save,
+            initialize=initialize,
         )
         self.position.next += self.recovery.batches_to_skip
         return self

@@ -1,0 +1,102 @@
+"""Ids of a batch are compared with the rows of their tables before ranks exchange them.
+
+An id beyond its table would train another row: the host lookup's joint table has the next table's rows there,
+FBGEMM's lookup reads row 0 and prints a warning. The exchange deals out ids of row-wise tables by a division,
+so that behind it nobody could tell which id it was.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+_ANY_ID: Final = torch.iinfo(torch.int64)
+_UNSIGNED: Final = {torch.int32: np.uint32, torch.int64: np.uint64}
+
+
+class IdBounds:
+    """Refuses batches with ids that a table does not have.
+
+    Args:
+        tables: those whose ids are rows.
+    """
+
+    def __init__(self, tables: Iterable[EmbeddingBagConfig]) -> None:
+        self._tables: dict[str, EmbeddingBagConfig] = {}
+        """The smallest of each feature."""
+        for table in tables:
+            for feature in table.feature_names:
+                smallest = self._tables.get(feature, table)
+                self._tables[feature] = min(table, smallest, key=lambda each: each.num_embeddings)
+        self._last: dict[tuple[torch.dtype, tuple[str, ...]], np.ndarray[Any, Any]] = {}
+
+    def watch(self, model: nn.Module) -> None:
+        """Check every `KeyedJaggedTensor` that a model is called with."""
+        model.register_forward_pre_hook(self._check_arguments, with_kwargs=True)
+
+    def check(self, sparse: KeyedJaggedTensor) -> None:
+        """Compare all ids of a batch. Features without a table here may have any.
+
+        Raises:
+            ValueError: an id is below 0 or beyond its table; names table, feature and id.
+        """
+        ids = sparse.values()
+        is_within = self._is_within if ids.device.type == "cpu" else self._is_within_on_device
+        if ids.numel() and not is_within(ids, sparse.keys(), sparse.length_per_key()):
+            self._refuse(sparse)
+
+    def _is_within_on_device(self, ids: Tensor, features: Sequence[str], lengths: Sequence[int]) -> bool:
+        counts = torch.tensor(lengths, device=ids.device)
+        ranges = torch.tensor([self._range(feature) for feature in features], device=ids.device)
+        low, high = ranges.repeat_interleave(counts, dim=0, output_size=ids.numel()).unbind(1)
+        return not bool(((ids < low) | (ids > high)).any())
+
+    def _is_within(self, ids: Tensor, features: Sequence[str], lengths: Sequence[int]) -> bool:
+        # In NumPy, whose calls cost little. A negative id as an unsigned number is beyond every table.
+        unsigned = ids.numpy().view(_UNSIGNED[ids.dtype])
+        begins = list(accumulate(lengths[:-1], initial=0))
+        last = self._last_ids(features, ids)
+        if not all(lengths):
+            kept = [place for place, length in enumerate(lengths) if length]
+            begins, last = [begins[place] for place in kept], last[kept]
+        return not bool((np.maximum.reduceat(unsigned, begins) > last).any())
+
+    def _last_ids(self, features: Sequence[str], ids: Tensor) -> np.ndarray[Any, Any]:
+        """The last id of each feature `[F]`, unsigned, of the width of `ids`."""
+        key = (ids.dtype, tuple(features))
+        if key not in self._last:
+            unsigned, most = _UNSIGNED[ids.dtype], torch.iinfo(ids.dtype).max
+            known = [
+                min(self._range(feature)[1], most) if feature in self._tables else 2 * most + 1
+                for feature in features
+            ]
+            self._last[key] = np.array(known, unsigned)
+        return self._last[key]
+
+    def _range(self, feature: str) -> tuple[int, int]:
+        table = self._tables.get(feature)
+        return (_ANY_ID.min, _ANY_ID.max) if table is None else (0, table.num_embeddings - 1)
+
+    def _refuse(self, sparse: KeyedJaggedTensor) -> None:
+        for feature, ids in zip(sparse.keys(), sparse.values().split(sparse.length_per_key()), strict=True):
+            first, last = self._range(feature)
+            wrong = ids[(ids < first) | (ids > last)]
+            if wrong.numel():
+                table = self._tables[feature].name
+                raise ValueError(
+                    f"feature {feature} has the id {int(wrong[0])}, but its table {table} has the rows 0 to "
+                    f"{last} ({wrong.numel()} of {ids.numel()} ids of this rank's batch are wrong). What to "
+                    "do: train on the data that the tables were made for, prepare it again (python -m "
+                    "data.prepare) if its manifest is not right, or let ids be any numbers: "
+                    f"tables.dynamic=['{feature}']"
+                )
+
+    def _check_arguments(self, model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        for each in (*args, *named.values()):
+            if isinstance(each, KeyedJaggedTensor):
+                self.check(each)

@@ -1,0 +1,47 @@
+"""A data set that cannot be read: what is said of it."""
+
+import pytest
+
+from data import dataset
+from data.dataset import MANIFEST_NAME, read_manifest
+
+
+@pytest.mark.parametrize("name", ["absent", "file", "file/inside", "empty"])
+def test_what_holds_no_data_set_is_told_with_how_to_make_one(tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=rf"{name} holds no dataset\.json.*data\.prepare"):
+        read_manifest(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b"3"])
+def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(ValueError, match=r"dataset\.json cannot be read .* prepare the data again"):
+        read_manifest(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("uri", "cause"),
+    [
+        ("floppy://a/b", "Unrecognized filesystem type"),
+        ("s3://", "s3:// cannot be opened"),
+        ("gs://", "gs:// cannot be opened"),
+        ("gs://bucket/a?speed=5", "Unexpected query parameter"),
+    ],
+)
+def test_a_uri_that_no_file_system_takes_is_told_with_one_that_is(uri, cause):
+    with pytest.raises(ValueError, match=rf"{cause}.* give a folder or a URI such as s3://BUCKET/FOLDER"):
+        read_manifest(uri)
+
+
+def test_a_store_that_is_not_there_is_named_without_secrets(monkeypatch):
+    monkeypatch.setattr(dataset, "GCS_RETRY_S", 1)
+    with pytest.raises(
+        OSError, match=r"gs://bucket/a cannot be read \(.*check that it can be reached"
+    ) as error:
+        read_manifest("gs://anonymous@bucket/a?scheme=http&endpoint_override=127.0.0.1:1")
+    assert "error_info" not in str(error.value)
+    with pytest.raises(ValueError, match=r"s3://bucket/a cannot be opened") as error:
+        read_manifest("s3://key:secret@bucket/a?speed=5")
+    assert "secret" not in str(error.value)

@@ -1,0 +1,104 @@
+"""An id that its table lacks ends training, whatever looks it up; no other row is trained in its place."""
+
+import pytest
+import torch
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
+
+from cpr.shards import find_shards
+from dlrm import sharded
+from dlrm.config import TablesConfig
+from dlrm.sharding.bounds import IdBounds
+
+ROWS = {"a": 10, "b": 3, "c": 2**40}
+
+
+def table(name, rows, *features):
+    return EmbeddingBagConfig(
+        name=f"t_{name}", embedding_dim=4, num_embeddings=rows, feature_names=list(features or name)
+    )
+
+
+@pytest.fixture(params=["host", "device"])
+def bounds(request, monkeypatch):
+    if request.param == "device":  # what a GPU does, done by the CPU
+        monkeypatch.setattr(IdBounds, "_is_within", IdBounds._is_within_on_device)
+    return IdBounds(table(name, rows) for name, rows in ROWS.items())
+
+
+def batch(dtype=torch.int64, **bags):
+    """Of bags of ids by feature."""
+    values = [torch.tensor(ids, dtype=dtype) for bag in bags.values() for ids in bag]
+    return KeyedJaggedTensor(
+        keys=list(bags), values=torch.cat(values), lengths=torch.tensor([len(ids) for ids in values])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_first_and_the_last_id_of_every_table_are_taken(bounds, dtype):
+    bounds.check(batch(dtype, a=[[0], [9]], b=[[2], [0]]))
+    bounds.check(batch(dtype, a=[[0, 9], []], b=[[], [2]], unknown=[[-(2**31)], [2**31 - 1]]))
+    bounds.check(batch(dtype, a=[[], []], b=[[], []]))
+
+
+@pytest.mark.parametrize("wrong", [-1, 3, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize(
+    "others", [[[0], [9]], [[0, 1, 2], []], [[], []]], ids=["one_hot", "multi_hot", "none"]
+)
+def test_an_id_that_a_table_lacks_is_refused_with_its_name(bounds, others, wrong):
+    with pytest.raises(
+        ValueError, match=rf"feature b has the id {wrong}, but its table t_b has the rows 0 to 2"
+    ):
+        bounds.check(batch(a=others, b=[[1], [wrong]], c=[[7], [2**40 - 1]]))
+
+
+def test_of_two_tables_of_a_feature_the_smaller_one_counts():
+    bounds = IdBounds([table("wide", 10, "f"), table("deep", 5, "f"), table("other", 7, "f")])
+    bounds.check(batch(f=[[4]]))
+    with pytest.raises(ValueError, match="id 5, but its table t_deep"):
+        bounds.check(batch(f=[[5]]))
+
+
+@pytest.mark.parametrize("lookup", ["host", "fbgemm"])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+@pytest.mark.parametrize("multi_hot", [False, True], ids=["one_hot", "multi_hot"])
+def test_no_row_is_trained_by_an_id_beyond_a_table(
+    kind, lookup, multi_hot, shard_model, make_batch, features, monkeypatch
+):
+    if lookup == "fbgemm":
+        monkeypatch.setattr(sharded, "use_host_lookups", lambda *_: None)
+    model = shard_model(dict.fromkeys((each.name for each in features), kind))
+    before = [shard.weights.detach().clone() for shard in find_shards(model)]
+    good = make_batch(16, seed=1, multi_hot=multi_hot)
+    model(good.dense, good.sparse)
+    for wrong in (-1, 300, 2**40):
+        values = good.sparse.values().clone()
+        place = sum(good.sparse.length_per_key()[:2])  # the first id of cat_2
+        values[place] = wrong
+        sparse = KeyedJaggedTensor(
+            keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths(), stride=16
+        )
+        with pytest.raises(
+            ValueError, match=f"cat_2 has the id {wrong}, but its table cat_2 has the rows 0 to 299"
+        ):
+            model(good.dense, sparse)
+    after = [shard.weights for shard in find_shards(model)]
+    assert all(map(torch.equal, after, before))
+
+
+def test_ids_of_dynamic_tables_may_be_any(shard_model, make_batch):
+    kinds = {"cat_2": "table_wise"}
+    model = shard_model(
+        kinds, tables=TablesConfig(optimizer="sgd", dynamic=("cat_2",), dynamic_rows=300, admit_after=1)
+    )
+    good = make_batch(16, seed=1)
+    values = good.sparse.values().clone()
+    values[32:34] = torch.tensor([-1, 2**40])
+    model(
+        good.dense, KeyedJaggedTensor(keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths())
+    )
+    values[:1] = 50
+    with pytest.raises(ValueError, match="cat_0 has the id 50"):
+        model(
+            good.dense,
+            KeyedJaggedTensor(keys=good.sparse.keys(), values=values, lengths=good.sparse.lengths()),
+        )
