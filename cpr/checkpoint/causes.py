@@ -33,8 +33,10 @@ _BY_ERRNO: Final = {
     errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
 }
 
-_UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""A bad sector, or a file system that found its own checksum wrong."""
+_UNREADABLE: Final = frozenset(
+    {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+)
+"""A bad sector, a file system that found its own checksum wrong, or something that is no file."""
 
 _BY_WORD: Final = {
     "NO_SUCH_BUCKET": "create the bucket, or correct its name in the URI",

@@ -14,7 +14,7 @@ from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, save_folder
 from cpr.checkpoint.merge import merge_row_files
 from cpr.checkpoint.opening import on_rank_0
 from cpr.checkpoint.part import Part
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import RankGroup, shareable
 from cpr.checkpoint.retention import Retention, delete_save
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
@@ -93,8 +93,7 @@ class History:
         manifest = None
         if self.group.rank == 0:
             if not problems:
-                manifest = manifest_of([part for _, _, part, *_ in answers])
-                problems = self._write_manifest(manifest)
+                manifest, problems = self._write_manifest([part for _, _, part, *_ in answers], manifest_of)
             if problems:
                 self._sweep(save_folder(sequence, self.epoch))
         manifest, problems = self.group.broadcast((manifest, problems))
@@ -196,13 +195,13 @@ class History:
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older goes."""
         rank, world_size = self.group.rank, self.group.world_size
-        problem: CheckpointError | None = None
+        problem: Exception | None = None
         try:
             for manifest in self.chain:
                 entries: list[FileEntry] = [*manifest.rows, *manifest.states]
                 verify_files(self.storage, manifest, entries[rank::world_size])
-        except CheckpointError as error:
-            problem = error
+        except Exception as error:  # the others wait to hear of it
+            problem = shareable(error)
         problems = [found for found in self.group.gather(problem) if found is not None]
         if not problems:
             return
@@ -218,22 +217,26 @@ class History:
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in bad]
         self.chain = []
 
-    def _write_manifest(self, manifest: Manifest) -> list[str]:
+    def _write_manifest(
+        self, parts: Sequence[Part], manifest_of: Callable[[Sequence[Part]], Manifest]
+    ) -> tuple[Manifest | None, list[str]]:
         try:
+            manifest = manifest_of(parts)
+            manifest.check()  # or nobody could load it
             self._check_lock_here()
             with self.storage.create(manifest.path) as sink:
                 sink.write(memoryview(manifest.to_json()))
             # A newer owner that came before this was durable may not have found it: then it does not count.
             self._check_lock_here()
         except Exception as error:
-            return [f"rank 0: {error}"]
-        return []
+            return None, [f"rank 0: {error}"]
+        return manifest, []
 
     def _sweep(self, folder: str) -> None:
         """Delete what a failed save has written: in a folder that is this owner's alone."""
         try:
             delete_save(self.storage, folder)
-        except CheckpointError as error:
+        except Exception as error:  # the others wait to hear why the save failed
             logger.warning("could not delete what a failed save left in %s: %s", folder, error)
 
     def _delete_all(self, sequences: Sequence[int]) -> set[int]:

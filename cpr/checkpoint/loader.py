@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.chain import State
-from cpr.checkpoint.manifest import digest
+from cpr.checkpoint.manifest import Manifest, digest
 from cpr.checkpoint.matching import check_fit
 from cpr.checkpoint.placing import Target
 from cpr.checkpoint.reading import LoadStats, Read, plan_reads, run_reads
@@ -50,14 +50,13 @@ def load_shards(
         CheckpointError: the storage fails; likewise.
     """
     reads, targets = _plan(state, shards)
+    counters = [pair for shard in shards for pair in _counters(state, shard)]
     with _writing(shards):
         stats = run_reads(storage, reads, num_threads, progress)
         for target in targets:
             target.finish()
-        for shard in shards:
-            saved = state.newest.tables[shard.table_fqn].counters
-            for name in shard.counters.keys() & saved.keys():  # kernels differ in what they count
-                shard.counters[name].fill_(saved[name])
+        for counter, value in counters:
+            counter.copy_(value)
     return stats
 
 
@@ -116,14 +115,62 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
     for entry in state.newest.states:
         if entry.rank == rank:
             path = f"{state.newest.folder}/{entry.path}"
-            data = memoryview(bytearray(entry.num_bytes))
+            if (size := storage.size(path)) != entry.num_bytes:
+                raise CorruptFileError(
+                    f"{path} has {size} bytes, the manifest says {entry.num_bytes}; load an older state"
+                )
+            data = memoryview(bytearray(size))
             storage.read_into(path, 0, data)
             if digest(data) != entry.digest:
                 raise CorruptFileError(
                     f"{path} differs from its digest in the manifest: it is damaged; load an older state"
                 )
-            return read_state(data)
+            return decode_state(data, path, state.newest, rank)
     return None
+
+
+def decode_state(data: memoryview, path: str, save: Manifest, rank: int | None) -> Any:
+    """The tree in a state file whose bytes have been verified.
+
+    Raises:
+        CorruptFileError: there is something else in it than a save writes.
+    """
+    try:
+        tree = read_state(data)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{path}: {error}") from error
+    if not isinstance(tree, dict):
+        raise CorruptFileError(f"{path} holds a {type(tree).__name__}, not states by name")
+    if rank is None and (fault := _fault_of_common(tree, save)):
+        raise CorruptFileError(f"{path}: {fault}; load an older state")
+    return tree
+
+
+def _fault_of_common(tree: dict[Any, Any], save: Manifest) -> str | None:
+    dense, registered, steps_done = (tree.get(name) for name in ("dense", "registered", "steps_done"))
+    if not isinstance(dense, dict) or not isinstance(registered, dict):
+        return "it holds no dense parameters, or no registered states"
+    if not all(isinstance(each, Tensor) for each in dense.values()):
+        return "its dense parameters are not all tensors"
+    if steps_done != save.step:
+        return f"it is of step {steps_done}, its manifest of step {save.step}"
+    return None
+
+
+def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
+    """Counters of a shard and the values for them; kernels differ in what they count."""
+    saved = state.newest.tables[shard.table_fqn].counters
+    found = []
+    for name in shard.counters.keys() & saved.keys():
+        counter = shard.counters[name]
+        try:
+            found.append((counter, torch.full_like(counter, saved[name])))
+        except RuntimeError as error:
+            raise CorruptFileError(
+                f"{state.newest.path}: {name} of {shard.table_fqn} is {saved[name]}, which is no "
+                f"{counter.dtype}"
+            ) from error
+    return found
 
 
 def _plan(

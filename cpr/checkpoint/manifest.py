@@ -8,11 +8,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
 import xxhash
 
+from cpr.checkpoint.causes import check_path
 from cpr.errors import CorruptFileError
+from cpr.strict_json import build, parse
 
 FORMAT: Final = "cpr-checkpoint"
 VERSION: Final = 1
@@ -20,8 +23,16 @@ WEIGHTS: Final = "weights"
 """The column of a table's weights; the others are states of its optimizer."""
 SAVES: Final = "saves"
 """Folder of all saves."""
+ROW: Final = "row"
+"""Column of the row ids, in row saves."""
+COLUMN_DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
+"""Data types of live columns that row files can hold."""
+_ROW_BYTES: Final = 2**30
+"""More than any row has: of a larger one not even a single row could be held in memory."""
+_NAME_BYTES: Final = 255
+"""The longest name of a file that file systems take."""
 _NO_DIGEST: Final = "0" * 32
-_NUMBERS: Final = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_NUMBERS: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 Kind = Literal["base", "rows"]
 Moment = Literal["consistent", "rolling"]
@@ -185,6 +196,30 @@ class Manifest:
         data = (json.dumps(body, indent=1) + "\n").encode()
         return data.replace(_NO_DIGEST.encode(), digest(data).encode(), 1)
 
+    def check(self) -> None:
+        """Refuse what no writer makes, and no reader could rely on.
+
+        Raises:
+            ValueError: its parts contradict each other, or name places outside of their file or table.
+        """
+        if self.world_size < 1 or self.base > self.sequence:
+            raise ValueError(f"{self.world_size} ranks have saved {self.sequence} on base {self.base}")
+        if any(sequence >= self.sequence for sequence in self.merged):
+            raise ValueError(f"save {self.sequence} was merged from later ones: {list(self.merged)}")
+        if datetime.fromisoformat(self.created).tzinfo is None:
+            raise ValueError(f"created is {self.created!r}, a time without a time zone")
+        for name, table in self.tables.items():
+            _check_table(name, table)
+        files: list[RowFileEntry | StateFileEntry] = [*self.rows, *self.states]
+        for file in files:
+            _check_file(file)
+        for entry in self.rows:
+            _check_rows(entry, self.tables.get(entry.table_fqn), self.kind)
+        paths = [file.path for file in files]
+        ranks = [entry.rank for entry in self.states]
+        if len(set(paths)) < len(paths) or len(set(ranks)) < len(ranks):
+            raise ValueError("two entries are the same file, or two state files are the same rank's")
+
     @classmethod
     def from_json(cls, data: bytes, path: str) -> "Manifest":
         """Read one back.
@@ -193,7 +228,7 @@ class Manifest:
             CorruptFileError: not a manifest of this version, or damaged.
         """
         try:
-            body = json.loads(data)
+            body = parse(data)
             name, version, own_digest = body.pop("format"), body.pop("version"), body.pop("digest", "")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CorruptFileError(f"{path} is not a manifest ({error})") from error
@@ -201,39 +236,85 @@ class Manifest:
             raise CorruptFileError(
                 f"{path} has format {name} {version}; this program reads {FORMAT} {VERSION}"
             )
-        if digest(data.replace(str(own_digest).encode(), _NO_DIGEST.encode(), 1)) != own_digest:
+        stated = str(own_digest).encode(errors="replace")
+        if digest(data.replace(stated, _NO_DIGEST.encode(), 1)) != own_digest:
             raise CorruptFileError(f"{path} differs from the digest in it: it is damaged or was edited")
         try:
-            manifest = cls(
-                **{
-                    **body,
-                    "parent": None if body["parent"] is None else Parent(**body["parent"]),
-                    "tables": {fqn: _table(entry) for fqn, entry in body["tables"].items()},
-                    "rows": tuple(_row_file(entry) for entry in body["rows"]),
-                    "states": tuple(StateFileEntry(**entry) for entry in body["states"]),
-                    "merged": tuple(body["merged"]),
-                }
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CorruptFileError(f"{path} is not a complete manifest ({error})") from error
+            manifest = build(cls, body)
+            manifest.check()
+        except ValueError as error:
+            raise CorruptFileError(f"{path} is no manifest that a save has written: {error}") from error
         object.__setattr__(manifest, "_stored_digest", digest(data))
         return manifest
 
 
-def _table(entry: Mapping[str, Any]) -> TableEntry:
-    columns = {name: ColumnEntry(**column) for name, column in entry["columns"].items()}
-    return TableEntry(**{**entry, "columns": columns})
+def _check_table(name: str, table: TableEntry) -> None:
+    if WEIGHTS not in table.columns or ROW in table.columns:
+        raise ValueError(f"table {name} has columns {', '.join(table.columns)}")
+    for column in table.columns.values():
+        if column.dtype not in COLUMN_DTYPES:
+            raise ValueError(f"table {name} has a column of {column.dtype!r}, not {', '.join(COLUMN_DTYPES)}")
+    widths = (column.item_bytes * (1 if column.per_row else table.cols) for column in table.columns.values())
+    if (row_bytes := sum(widths)) > _ROW_BYTES:
+        raise ValueError(f"table {name} has {table.cols} columns: {row_bytes} bytes a row")
 
 
-def _row_file(entry: Mapping[str, Any]) -> RowFileEntry:
-    return RowFileEntry(
-        **{
-            **entry,
-            "table_shape": tuple(entry["table_shape"]),
-            "columns": {name: ColumnEntry(**column) for name, column in entry["columns"].items()},
-            "chunks": tuple(ChunkEntry(**chunk) for chunk in entry["chunks"]),
-        }
-    )
+def _check_file(entry: RowFileEntry | StateFileEntry) -> None:
+    check_path(entry.path)
+    names = entry.path.encode().split(b"/")
+    if not entry.path or "\0" in entry.path or max(map(len, names)) > _NAME_BYTES:
+        raise ValueError(f"{entry.path[:60]!r} is no name of a file")
+    _check_digest(entry.digest, entry.path)
+
+
+def _check_digest(found: str, what: str) -> None:
+    if not re.fullmatch("[0-9a-f]{32}", found):
+        raise ValueError(f"{what} has {found[:60]!r} for a digest")
+
+
+def _check_rows(entry: RowFileEntry, table: TableEntry | None, kind: Kind) -> None:
+    """A file holds a part of its table, columns as the table's."""
+    if table is None:
+        raise ValueError(f"{entry.path} has rows of table {entry.table_fqn}, which is not among the tables")
+    rows, cols = entry.row_offset + entry.num_rows, entry.col_offset + entry.num_cols
+    is_part = 1 <= entry.num_rows <= rows <= table.rows and 1 <= entry.num_cols <= cols <= table.cols
+    if entry.table_shape != (table.rows, table.cols) or not is_part:
+        raise ValueError(
+            f"{entry.path} has {entry.num_rows} rows to {rows} and {entry.num_cols} columns to {cols} of a "
+            f"table of {entry.table_shape}; table {entry.table_fqn} is {table.rows} x {table.cols}"
+        )
+    ids = {ROW: ColumnEntry(dtype="int64", per_row=True)} if kind == "rows" else {}
+    if entry.columns != (wanted := {**ids, **table.columns}):
+        raise ValueError(
+            f"{entry.path} of a save of kind {kind!r} has columns {entry.columns}, and should have {wanted}"
+        )
+    _check_chunks(entry, kind)
+
+
+def _check_chunks(entry: RowFileEntry, kind: Kind) -> None:
+    """Chunks ascend inside the file and inside the shard; those of a base leave no row out."""
+    byte, row = 0, entry.row_offset
+    for at, chunk in enumerate(entry.chunks):
+        where = f"{entry.path}: chunks[{at}]"
+        end, end_row = chunk.offset + chunk.length, chunk.last_row + 1
+        if chunk.offset < byte or end > entry.num_bytes:
+            raise ValueError(f"{where} is at bytes {chunk.offset} to {end} of {entry.num_bytes}")
+        if 2 * chunk.length < chunk.num_rows * max(entry.num_cols, 2):  # int4 takes half a byte a weight
+            raise ValueError(f"{where} has {chunk.num_rows} rows of {entry.num_cols} in {chunk.length} bytes")
+        if not row <= chunk.first_row < end_row or not 1 <= chunk.num_rows <= end_row - chunk.first_row:
+            raise ValueError(
+                f"{where} has {chunk.num_rows} rows from {chunk.first_row} to {chunk.last_row}, where row "
+                f"{row} or a later one is next"
+            )
+        if kind == "base" and (chunk.first_row > row or chunk.num_rows < end_row - row):
+            raise ValueError(f"{entry.path} is of a base and has no chunk with row {row}")
+        _check_digest(chunk.digest, where)
+        byte, row = end, end_row
+    end = entry.row_offset + entry.num_rows
+    if row > end:
+        raise ValueError(f"{entry.path} has rows to {row - 1}, its shard to {end - 1}")
+    if kind == "base" and row < end:
+        raise ValueError(f"{entry.path} is of a base and has no chunk with row {row}")
 
 
 def save_folder(sequence: int, epoch: int = 0) -> str:

@@ -1,6 +1,6 @@
 """Whether a saved state fits the shards that it is to be loaded into; asked before anything is written."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -34,11 +34,17 @@ def check_fit(state: State, shard: TableShard) -> None:
         )
     _check_table(shard, saved, path)
     for save in state.saves:
-        files = [entry for entry in save.rows if overlap(entry, shard)]
-        _check_cover(shard, save, files)
-        if save.kind == "base":
-            for entry in files:
-                _check_chunks(entry, f"{save.folder}/{entry.path}")
+        check_cover(save, shard.table_fqn, box(shard))
+
+
+def check_tables(save: Manifest) -> None:
+    """Refuse a save from which some table could not be loaded as a whole.
+
+    Raises:
+        CorruptFileError: a base lacks some rows of a table, or a row is in two files of the save.
+    """
+    for table_fqn, table in save.tables.items():
+        check_cover(save, table_fqn, ((0, table.rows), (0, table.cols)))
 
 
 def box(part: TableShard | RowFileEntry | ShardPlace) -> Box:
@@ -49,15 +55,12 @@ def box(part: TableShard | RowFileEntry | ShardPlace) -> Box:
 
 def overlap(entry: RowFileEntry | ShardPlace, shard: TableShard) -> Box | None:
     """The rows and columns that a file, or a place, and a shard have in common; None if there are none."""
-    if entry.table_fqn != shard.table_fqn:
-        return None
-    (rows, cols), (shard_rows, shard_cols) = box(entry), box(shard)
-    common = _common(rows, shard_rows), _common(cols, shard_cols)
-    return common if all(begin < end for begin, end in common) else None
+    return _common(box(entry), box(shard)) if entry.table_fqn == shard.table_fqn else None
 
 
-def _common(one: Interval, other: Interval) -> Interval:
-    return max(one[0], other[0]), min(one[1], other[1])
+def _common(one: Box, other: Box) -> Box | None:
+    rows, cols = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
+    return (rows, cols) if rows[0] < rows[1] and cols[0] < cols[1] else None
 
 
 def _check_table(shard: TableShard, saved: TableEntry, path: str) -> None:
@@ -86,10 +89,14 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry]) -> None:
-    """A base holds each row and column of the shard in one file, a row save in one at most."""
-    whole = box(shard)
-    parts = [common for entry in files if (common := overlap(entry, shard))]
+def check_cover(save: Manifest, table_fqn: str, whole: Box) -> None:
+    """A base holds each row and column of a part of a table in one file, a row save in one at most.
+
+    Raises:
+        CorruptFileError: this one does not.
+    """
+    files = [entry for entry in save.rows if entry.table_fqn == table_fqn]
+    parts = [common for entry in files if (common := _common(box(entry), whole))]
     rows, cols = (np.unique([interval[axis] for interval in (whole, *parts)]) for axis in (0, 1))
     counts = np.zeros((len(rows) - 1, len(cols) - 1), dtype=np.int32)
     for row_interval, col_interval in parts:
@@ -99,7 +106,7 @@ def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry
     for row, col in np.argwhere((counts < fewest) | (counts > 1))[:1]:
         where = (
             f"rows {rows[row]} to {rows[row + 1] - 1}, columns {cols[col]} to {cols[col + 1] - 1} of table "
-            f"{shard.table_fqn}"
+            f"{table_fqn}"
         )
         path = save.path
         if counts[row, col]:
@@ -108,14 +115,3 @@ def _check_cover(shard: TableShard, save: Manifest, files: Sequence[RowFileEntry
             f"{path} is a base without {where}: the save is incomplete; load an older state, or save a new "
             "base with all workers"
         )
-
-
-def _check_chunks(entry: RowFileEntry, path: str) -> None:
-    """The chunks of a base's file hold its rows without a gap."""
-    row = entry.row_offset
-    for chunk in entry.chunks:
-        if chunk.first_row != row or chunk.last_row - chunk.first_row + 1 != chunk.num_rows:
-            break
-        row += chunk.num_rows
-    if row != entry.row_offset + entry.num_rows:
-        raise CorruptFileError(f"{path}: the manifest has no chunk with row {row} of table {entry.table_fqn}")

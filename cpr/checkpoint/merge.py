@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cpr.checkpoint.manifest import RowFileEntry
+from cpr.checkpoint.manifest import ROW, RowFileEntry
 from cpr.checkpoint.row_file import RowFileWriter, Rows, read_chunk
-from cpr.checkpoint.row_schema import ROW, place_of
+from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.storage import Sink, Storage
 from cpr.errors import CorruptFileError
 

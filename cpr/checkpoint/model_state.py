@@ -4,7 +4,7 @@ Dense parameters and what is registered as common are equal on all ranks, so ran
 belongs to one rank (random generators, for example) each rank writes for itself.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cpr.checkpoint.part import tables_of
 from cpr.checkpoint.saver import States
-from cpr.errors import MismatchError
+from cpr.errors import CheckpointError, MismatchError
 from cpr.shards import dense_tensors
 from cpr.shards.shard import TableShard
 
@@ -138,13 +138,16 @@ class ModelState:
             common: of all ranks.
             own: of this rank; None if it was saved by another number of ranks, so that it belongs to nobody.
             gone: of ranks that are no more, as far as it falls to this one; heirs alone take it.
+
+        Raises:
+            MismatchError: a registered state refuses its part.
         """
         self.apply_common(common, self._common)
         for name, owned in self._own.items():
             if isinstance(owned, Heir):
-                owned.inherit([each[name] for each in (own or {}, *gone) if name in each])
+                _load(name, owned.inherit, [each[name] for each in (own or {}, *gone) if name in each])
             elif own is not None and name in own:
-                owned.load_state_dict(own[name])
+                _load(name, owned.load_state_dict, own[name])
         return int(common["steps_done"])
 
     def apply_common(self, common: Mapping[str, Any], names: Collection[str]) -> None:
@@ -154,7 +157,19 @@ class ModelState:
                 tensor.copy_(common["dense"][name])
         for name in names:
             if name in common["registered"]:
-                self._common[name].load_state_dict(common["registered"][name])
+                _load(name, self._common[name].load_state_dict, common["registered"][name])
+
+
+def _load(name: str, load: Callable[[Any], Any], saved: Any) -> None:
+    try:
+        load(saved)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise MismatchError(
+            f"{name!r} refuses what was saved of it ({type(error).__name__}: {error}): build it as it was "
+            "when this was saved, or give this model a checkpoint directory of its own"
+        ) from error
 
 
 def to_host(tree: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from cpr.checkpoint.chain import Rejected, State, find_states, own_states
 from cpr.checkpoint.manifest import Manifest
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import RankGroup, on_rank, shareable
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, CorruptFileError, MismatchError, NoUsableStateError
+from cpr.errors import CorruptFileError, MismatchError, NoUsableStateError
 
 logger = logging.getLogger(__name__)
 
@@ -116,17 +116,8 @@ def survey(
 
 
 def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
-    """What rank 0's call gives, on every rank; or its error."""
-    result: tuple[T | None, Exception | None] = (None, None)
-    if group.rank == 0:
-        try:
-            result = (function(), None)
-        except (CheckpointError, ValueError) as error:
-            result = (None, error)
-    value, failure = group.broadcast(result)
-    if failure is not None:
-        raise failure
-    return value  # type: ignore[return-value]  # without an error there is a value
+    """What rank 0's call gives, on every rank; or its error, whatever that is."""
+    return on_rank(group, 0, function)
 
 
 def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Collection[int]) -> Survey:
@@ -152,11 +143,11 @@ def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Colle
     return Survey(max(there, default=-1) + 1, tuple(good[key] for key in sorted(good)))
 
 
-def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, CheckpointError | None]:
+def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, Exception | None]:
     try:
         return attempt(state), None
-    except CheckpointError as error:
-        return None, error
+    except Exception as error:  # the others wait to hear how it went
+        return None, shareable(error)
 
 
 def _tell(group: RankGroup, storage: Storage, state: State, newer: list[Rejected]) -> None:

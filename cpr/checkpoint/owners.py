@@ -14,18 +14,21 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from cpr.checkpoint.storage import Storage, read_file
 from cpr.errors import CorruptFileError
+from cpr.strict_json import build, parse
 
 OWNERS: Final = "owners"
 BLOCK_BYTES: Final = 1024
 """Records are padded to multiples of this, so that a reader seldom meets one that is being replaced by a
 longer one; it reads such a record again."""
 READS: Final = 3
+LONGEST_BEAT_S: Final = 3600.0
+"""No owner renews its record more seldom."""
 
-_NAME: Final = re.compile(r"(\d{8,})-([0-9a-f]+)\.json")
+_NAME: Final = re.compile(r"(\d{8,18})-([0-9a-f]+)\.json")
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +102,12 @@ class Owner:
         """Read one back.
 
         Raises:
-            ValueError, TypeError, KeyError, RecursionError: this program did not write it.
+            ValueError: this program did not write it.
         """
-        body: dict[str, Any] = json.loads(data)
-        if body["accepted"] is not None:
-            body["accepted"] = tuple((int(sequence), int(epoch)) for sequence, epoch in body["accepted"])
-        body["launches"] = tuple(body["launches"])
-        return cls(**body)
+        owner = build(cls, parse(data))
+        if owner.beat_s > LONGEST_BEAT_S:
+            raise ValueError(f"it is renewed every {owner.beat_s} s, which nobody would wait for")
+        return owner
 
 
 def write_owner(storage: Storage, owner: Owner) -> None:
@@ -162,7 +164,7 @@ def _read_owner(storage: Storage, path: str) -> Owner | None:
             if owner.path == path:
                 return owner
             problem = ValueError(f"it says that it is {owner.path}")
-        except (CorruptFileError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (CorruptFileError, ValueError) as error:
             problem = error
     if not isinstance(problem, CorruptFileError):
         logger.warning("%s of %s is not used, because it is damaged: %s", path, storage.uri, problem)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cpr.checkpoint.manifest import (
+    ROW,
     ColumnEntry,
     RowFileEntry,
     StateFileEntry,
@@ -16,7 +17,7 @@ from cpr.checkpoint.manifest import (
 )
 from cpr.checkpoint.niceness import give_way
 from cpr.checkpoint.row_file import RowFileWriter
-from cpr.checkpoint.row_schema import ROW, place_of
+from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.snapshot import Piece
 from cpr.checkpoint.state import write_state

@@ -3,12 +3,15 @@
 It is apart from the groups of training, so that a background thread may use it while training goes on.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from cpr.errors import CheckpointError
 
 T = TypeVar("T")
 
@@ -71,6 +74,31 @@ class RankGroup:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
+
+
+def on_rank(group: RankGroup, rank: int, function: Callable[[], T]) -> T:
+    """What one rank's call gives, on every rank; or its error, whatever that is."""
+    result: tuple[T | None, Exception | None] = (None, None)
+    if group.rank == rank:
+        try:
+            result = (function(), None)
+        except Exception as error:  # else the others would wait for it
+            result = (None, shareable(error))
+    value, failure = group.broadcast(result, rank)
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]  # without an error there is a value
+
+
+def shareable(error: Exception) -> Exception:
+    """The error, as one of a class that every rank knows and that keeps its message on the way."""
+    if isinstance(error, CheckpointError) or type(error) is ValueError:
+        return error
+    if isinstance(error, ValueError):
+        return ValueError(str(error))
+    shared = CheckpointError(f"{type(error).__name__}: {error}")
+    shared.__cause__ = error
+    return shared
 
 
 class Alone(RankGroup):

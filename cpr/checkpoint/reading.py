@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -19,6 +20,10 @@ from cpr.checkpoint.matching import overlap
 from cpr.checkpoint.placing import Target
 from cpr.checkpoint.row_file import read_chunk
 from cpr.checkpoint.storage import Storage
+from cpr.errors import CorruptFileError
+
+LARGE_CHUNK_BYTES: Final = 64 * 2**20
+"""Many times what this program writes; memory for such a chunk is taken only if its file is that large."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ def run_reads(
         progress: called in this thread with the bytes of each chunk that is done.
     """
     began = time.perf_counter()
+    for read in reads:
+        _check_large(storage, read)
     largest = max((read.chunk.length for read in reads), default=0)
     pinned = any(target.shard.weights.is_cuda for read in reads for target in read.targets)
     local, stop = threading.local(), threading.Event()
@@ -133,3 +140,14 @@ def run_reads(
             stop.set()
     buffer_bytes = largest * min(num_threads, len(reads))
     return LoadStats(bytes_read, time.perf_counter() - began, buffer_bytes)
+
+
+def _check_large(storage: Storage, read: Read) -> None:
+    """A forged length must not take all memory."""
+    if read.chunk.length > LARGE_CHUNK_BYTES:
+        path = f"{read.folder}/{read.entry.path}"
+        if (size := storage.size(path)) < read.chunk.offset + read.chunk.length:
+            raise CorruptFileError(
+                f"{storage.uri}/{path} has {size} bytes, and its manifest a chunk of {read.chunk.length} at "
+                f"byte {read.chunk.offset}: one of them is damaged; load an older state"
+            )

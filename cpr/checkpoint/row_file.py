@@ -14,14 +14,15 @@ import xxhash
 from torch import Tensor
 
 from cpr.checkpoint.codecs import codec_named
-from cpr.checkpoint.manifest import WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
-from cpr.checkpoint.row_schema import DTYPES, ROW, ShardPlace, schema_of, stored_columns
+from cpr.checkpoint.manifest import ROW, WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
+from cpr.checkpoint.row_schema import DTYPES, ShardPlace, schema_of, stored_columns
 from cpr.checkpoint.rows import Rows
 from cpr.checkpoint.sinks import HashingSink
+from cpr.checkpoint.state import DAMAGE
 from cpr.checkpoint.storage import Sink, Storage
 from cpr.errors import CorruptFileError
 
-__all__ = ["RowFileWriter", "Rows", "ShardPlace", "read_chunk"]
+__all__ = ["RowFileWriter", "Rows", "ShardPlace", "decode_chunk", "read_chunk"]
 
 _MAGIC_BYTES: Final = 8
 """Before the schema in an Arrow file."""
@@ -203,9 +204,26 @@ def read_chunk(
             "Load an older state, and look at the storage"
         )
     try:
-        return _decode(entry, chunk, memory)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return decode_chunk(entry, chunk, memory)
+    except ValueError as error:
         raise CorruptFileError(f"{where} is not what its manifest says: {error}") from error
+
+
+def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
+    """The rows of a chunk whose bytes have been verified.
+
+    Args:
+        entry: of the file.
+        chunk: one of `entry.chunks`.
+        memory: its bytes, aligned to 8.
+
+    Raises:
+        ValueError: they hold other rows than the manifest says.
+    """
+    try:
+        return _decode(entry, chunk, memory)
+    except DAMAGE as error:
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:

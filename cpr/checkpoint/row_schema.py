@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.codecs import Codec
-from cpr.checkpoint.manifest import FORMAT, VERSION, WEIGHTS, ColumnEntry, RowFileEntry
+from cpr.checkpoint.manifest import (
+    COLUMN_DTYPES,
+    FORMAT,
+    VERSION,
+    WEIGHTS,
+    ColumnEntry,
+    RowFileEntry,
+)
 from cpr.shards.shard import TableShard
-
-ROW: Final = "row"
-"""Column of the row ids, in row saves."""
-"""Column of the weights, the only one that a codec may change."""
 
 _ARROW_TYPES: Final = {
     torch.float64: pa.float64(),
@@ -25,7 +28,7 @@ _ARROW_TYPES: Final = {
     torch.int32: pa.int32(),
     torch.uint8: pa.uint8(),
 }
-DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in _ARROW_TYPES}
+DTYPES: Final = {name: getattr(torch, name) for name in COLUMN_DTYPES}
 """Of live columns, by name."""
 
 
@@ -80,10 +83,19 @@ class StoredColumn:
         return pa.Array.from_buffers(kind, num_rows, [None], children=[flat])
 
     def from_arrow(self, array: pa.Array, memory: memoryview) -> Tensor:
-        """The array as a tensor that shares `memory`, which the array must lie in."""
-        begin = array.buffers()[-1].address - pa.py_buffer(memory).address
+        """The array as a tensor that shares `memory`, which the array must lie in.
+
+        Raises:
+            ValueError: it holds more or fewer bytes than so many rows of this column take.
+        """
+        values = array.buffers()[-1]
+        begin = values.address - pa.py_buffer(memory).address
         shape = self.shape(len(array))
         count = torch.Size(shape).numel()
+        if values.size != count * self.dtype.itemsize:
+            raise ValueError(
+                f"{self.field.name} has {values.size} bytes; {list(shape)} of {self.dtype} are other"
+            )
         return torch.frombuffer(memory, dtype=self.dtype, count=count, offset=begin).view(shape)
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from cpr.checkpoint.storage import Sink
 from cpr.errors import CorruptFileError
+from cpr.strict_json import parse
 
 FORMAT: Final = {b"format": b"cpr-state", b"version": b"1"}
 SCHEMA: Final = pa.schema(
@@ -37,6 +38,7 @@ SCHEMA: Final = pa.schema(
 )
 DAMAGE: Final = (
     *(pa.ArrowException, OSError, ValueError, TypeError, LookupError, RuntimeError),
+    *(ArithmeticError, AttributeError),
     SyntaxError,  # numpy's, for a dtype that is none
 )
 """What parsing damaged bytes may raise."""
@@ -79,7 +81,7 @@ def read_state(data: memoryview) -> Any:
     try:
         with pa.ipc.open_file(pa.py_buffer(data)) as reader:
             metadata = dict(reader.schema.metadata or {})
-            tree = json.loads(metadata.pop(b"tree", b""))
+            tree = parse(metadata.pop(b"tree", b""))
             if metadata != FORMAT or not reader.schema.equals(SCHEMA):
                 raise ValueError(f"its schema is another: {reader.schema.to_string()}")
             rows: list[dict[str, Any]] = []

@@ -5,11 +5,15 @@ Paths are relative, with `/`. `open_storage` gives the right one for a URI.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.remote import ArrowStorage
+from cpr.errors import CorruptFileError
+
+SMALL_FILE_BYTES: Final = 2**30
+"""The largest manifest: of some millions of chunks, so of tens of terabytes."""
 
 
 class Sink(Protocol):
@@ -52,10 +56,13 @@ def read_file(storage: Storage, path: str) -> bytes:
     """A whole file; for small ones, as it is in memory twice for a moment.
 
     Raises:
-        CorruptFileError: it is missing, or became shorter meanwhile.
+        CorruptFileError: it is missing, became shorter meanwhile, or is no small one.
         CheckpointError: the storage fails.
     """
-    data = bytearray(storage.size(path))
+    size = storage.size(path)
+    if size > SMALL_FILE_BYTES:
+        raise CorruptFileError(f"{storage.uri}/{path} has {size} bytes: no file of that name is so large")
+    data = bytearray(size)
     storage.read_into(path, 0, memoryview(data))
     return bytes(data)
 

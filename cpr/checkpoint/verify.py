@@ -1,6 +1,7 @@
-"""Reads every byte of saved files again and compares it with the digests in the manifests.
+"""Reads every byte of saved files again, compares it with the digests in the manifests, and decodes it.
 
-Chunks are verified beside the file that they are in, in one pass, so that damage is named by its rows.
+Chunks are verified beside the file that they are in, in one pass, so that damage is named by its rows. What a
+load would refuse is found here, too: whatever is not what its manifest says, and rows that are in no file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,17 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
 import xxhash
 
 from cpr.checkpoint.chain import Rejected, State, is_committed, own_states
-from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry
+from cpr.checkpoint.loader import decode_state
+from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, digest
+from cpr.checkpoint.matching import check_tables
+from cpr.checkpoint.row_file import decode_chunk
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError
 
 READERS: Final = 4
 """Files that are read at a time."""
 READ_BYTES: Final = 8 * 2**20
-"""Memory of each reader."""
+"""Memory of each reader, unless a chunk or a state file takes more."""
 
 FileEntry = RowFileEntry | StateFileEntry
 Progress = Callable[[int], object]
@@ -84,7 +89,8 @@ def verify(
     num_bytes = sum(entry.num_bytes for _, entry in files)
     if start is not None:
         start(num_bytes)
-    bad = list(_bad_files(storage, files, progress))
+    bad = [file for save in saves.values() for file in _bad_manifests(save)]
+    bad += _bad_files(storage, files, progress)
     # A run that goes on deletes old saves: files that went with their manifest are not missed.
     gone = {
         sequence
@@ -124,6 +130,15 @@ def _entries(save: Manifest) -> Iterator[FileEntry]:
     yield from save.states
 
 
+def _bad_manifests(save: Manifest) -> Iterator[BadFile]:
+    try:
+        check_tables(save)
+    except CorruptFileError as error:
+        yield BadFile(save.sequence, save.path, str(error))
+    if all(entry.rank is not None for entry in save.states):
+        yield BadFile(save.sequence, save.path, f"{save.path} names no state file that all ranks share")
+
+
 def _bad_files(
     storage: Storage, files: Iterable[tuple[Manifest, FileEntry]], progress: Progress | None
 ) -> Iterator[BadFile]:
@@ -131,7 +146,7 @@ def _bad_files(
         save, entry = file
         path = f"{save.folder}/{entry.path}"
         try:
-            _check_file(storage, path, entry, progress)
+            _check_file(storage, save, entry, progress)
         except CheckpointError as error:
             return BadFile(save.sequence, path, str(error), isinstance(error, CorruptFileError))
         return None
@@ -146,31 +161,45 @@ class _Span(NamedTuple):
     chunk: ChunkEntry | None
 
 
-def _check_file(storage: Storage, path: str, entry: FileEntry, progress: Progress | None) -> None:
+def _check_file(storage: Storage, save: Manifest, entry: FileEntry, progress: Progress | None) -> None:
+    path = f"{save.folder}/{entry.path}"
     found = storage.size(path)
     if found != entry.num_bytes:
         raise CorruptFileError(
             f"{path} has {found} bytes, the manifest says {entry.num_bytes}: it was cut off or written again"
         )
-    buffer = memoryview(bytearray(min(READ_BYTES, entry.num_bytes)))
+    # each chunk is read in one piece, and so is a state file
+    at_once = found if isinstance(entry, StateFileEntry) else min(READ_BYTES, found)
+    at_once = max([1, at_once, *(span.end - span.begin for span in _spans(entry) if span.chunk is not None)])
+    buffer = np.empty(at_once, dtype=np.uint8).data
     whole = xxhash.xxh3_128()
     for span in _spans(entry):
-        part = xxhash.xxh3_128()
-        for begin in range(span.begin, span.end, READ_BYTES):
-            piece = buffer[: min(READ_BYTES, span.end - begin)]
+        for begin in range(span.begin, span.end, at_once):
+            piece = buffer[: min(at_once, span.end - begin)]
             storage.read_into(path, begin, piece)
             whole.update(piece)
-            if span.chunk is not None:
-                part.update(piece)
             if progress is not None:
                 progress(piece.nbytes)
-        if span.chunk is not None and part.hexdigest() != span.chunk.digest:
-            raise CorruptFileError(
-                f"{path}: rows {span.chunk.first_row} to {span.chunk.last_row} (bytes {span.begin} to "
-                f"{span.end - 1}) differ from their digest: bits changed since they were saved"
-            )
+            if span.chunk is not None:
+                _check_chunk(path, entry, span.chunk, piece)
     if whole.hexdigest() != entry.digest:
         raise CorruptFileError(f"{path} differs from its digest: bits changed since it was saved")
+    if isinstance(entry, StateFileEntry):
+        decode_state(buffer[:found], path, save, entry.rank)
+
+
+def _check_chunk(path: str, entry: FileEntry, chunk: ChunkEntry, data: memoryview) -> None:
+    assert isinstance(entry, RowFileEntry)
+    where = (
+        f"{path}: rows {chunk.first_row} to {chunk.last_row} (bytes {chunk.offset} to "
+        f"{chunk.offset + chunk.length - 1})"
+    )
+    if digest(data) != chunk.digest:
+        raise CorruptFileError(f"{where} differ from their digest: bits changed since they were saved")
+    try:
+        decode_chunk(entry, chunk, data)
+    except ValueError as error:
+        raise CorruptFileError(f"{where} are not what the manifest says: {error}") from error
 
 
 def _spans(entry: FileEntry) -> Iterator[_Span]:

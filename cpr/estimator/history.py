@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from cpr.errors import CorruptFileError
+from cpr.strict_json import parse
 
 if TYPE_CHECKING:
     from cpr.checkpoint.storage import Storage
@@ -224,6 +225,8 @@ class RunHistory:
         if self.samples_total is not None:
             _check_number("samples_total", self.samples_total)
         for save in self.saves:
+            if save.kind not in ("base", "rows"):
+                raise ValueError(f"a history with a save of kind {save.kind!r}")
             if save.slowed_s is not None:
                 _check_number("slowed_s", save.slowed_s, least=-math.inf)
         for failure in self.failures:
@@ -251,8 +254,8 @@ def read_history(storage: "Storage") -> RunHistory | None:
     except CorruptFileError:
         return None
     try:
-        return RunHistory.from_json(json.loads(text))
-    except ValueError as error:
+        return RunHistory.from_json(parse(text))
+    except (ValueError, OverflowError) as error:  # of numbers beyond all floats
         raise ValueError(f"{storage.uri}/{HISTORY_PATH} is {error}") from error
 
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Final, Protocol
 
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import RankGroup, on_rank
 from cpr.estimator.interval import IntervalRule, Measured
 from cpr.recovery.course import Course
 from cpr.recovery.diary import Diary
@@ -89,7 +89,7 @@ class AutoPace:
         """Whether to save now, after so many training steps."""
         if steps_done < self._ask_at:
             return False
-        every, is_saving = self._group.broadcast(self._decide(self._diary) if self._diary else None)
+        every, is_saving = on_rank(self._group, 0, self._decide)
         due_at = self._saved_at + every
         if is_saving or steps_done < due_at:
             self._ask_at = max(due_at, steps_done + max(1, every // PATIENCE))
@@ -97,8 +97,10 @@ class AutoPace:
         self._saved_at, self._ask_at = steps_done, steps_done + every
         return True
 
-    def _decide(self, diary: Diary) -> tuple[int, bool]:
-        """Steps from save to save by all that is known, and whether one is under way."""
+    def _decide(self) -> tuple[int, bool]:
+        """Steps from save to save by all that is known, and whether one is under way; on rank 0."""
+        diary = self._diary
+        assert diary is not None
         history = diary.history
         save = history.lately.row_save or history.lately.whole_save
         if save is None or not history.step_s:

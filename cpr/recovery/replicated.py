@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import RankGroup, on_rank
 from cpr.checkpoint.state import read_state, write_state
 from cpr.errors import MismatchError
 from cpr.shards import create_state
@@ -79,12 +79,14 @@ def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> di
     if all(group.gather(tree is not None)):
         assert tree is not None
         return tree
-    data = None
-    if group.rank == source:
+    buffer = _Buffer()
+
+    def write() -> None:
         assert tree is not None
-        buffer = _Buffer()
         write_state(buffer, {**tree, "own": {}, "counters": {}})  # which differ by rank
-        data = torch.frombuffer(buffer.data, dtype=torch.uint8)
+
+    on_rank(group, source, write)
+    data = torch.frombuffer(buffer.data, dtype=torch.uint8) if group.rank == source else None
     received = group.broadcast_bytes(data, source)
     if tree is not None:
         return tree

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.ranks import RankGroup, on_rank
 from cpr.checkpoint.storage import Storage
 from cpr.estimator.interval import IntervalRule
 from cpr.fields import check_fields
@@ -101,8 +101,10 @@ class Keeper:
         """
         plan, course = self._plan, self._course
         rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
-        diary = None
-        if self._group.rank == 0:
+        diary: Diary | None = None
+
+        def begin_diary() -> None:
+            nonlocal diary
             diary = Diary(
                 storage,
                 course,
@@ -111,6 +113,8 @@ class Keeper:
                 samples_total=plan.total_samples,
                 row_share=plan.row_share,
             )
+
+        on_rank(self._group, 0, begin_diary)
         saved_at = self._checkpointer.newest_step or 0
         pace: Pace
         if isinstance(plan.every, IntervalRule):

@@ -170,7 +170,7 @@ def test_it_runs_as_a_program(directory):
     """And looks into directories without the seconds that importing torch takes."""
     code = "import sys, cpr.cli; code = cpr.cli.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
     done = subprocess.run(
-        [sys.executable, "-c", code, "verify", str(directory)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, "describe", str(directory)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

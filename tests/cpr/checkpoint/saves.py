@@ -145,10 +145,12 @@ def save(
     ids: Mapping[str, Tensor] | None = None,
     rows_per_chunk: int = 16,
     codec: str = "exact",
-    state: Any = None,
+    state: Mapping[str, Any] | None = None,
+    step: int | None = None,
     **fields: Any,
 ) -> Manifest:
     """Save shards as the ranks that hold them would: a base, or on `parent` the rows `ids` by shard name."""
+    step = 10 * sequence if step is None else step
     writer = PartWriter(storage, save_folder(sequence), codec, with_ids=parent is not None)
     for shard in shards:
         everything = torch.arange(shard.row_offset, shard.row_offset + shard.num_rows)
@@ -159,7 +161,9 @@ def save(
                 rows = Rows(int(some[0]), None if parent is None else some, columns)
                 writer.write(Piece(shard, rows, torch.empty(0), 10 * sequence))
     if state is not None:
-        writer.write_state(state, None)
+        common = {"steps_done": step, "dense": {}, "registered": {}}
+        writer.write_state({**common, **state, "steps_done": step}, None)
     part = writer.finish(tables_of(shards))
     tables = merge_tables([part])
-    return commit(storage, sequence, parent, tables=tables, rows=part.rows, states=part.states, **fields)
+    fields = {"tables": tables, "rows": part.rows, "states": part.states, "step": step, **fields}
+    return commit(storage, sequence, parent, **fields)

@@ -294,7 +294,7 @@ def test_row_saves_without_a_parent_and_bases_with_one_are_refused(storage):
         {},
         {"t": TABLE, "other": TABLE},
         {"t": TableEntry(rows=101, cols=8, columns=TABLE.columns)},
-        {"t": TableEntry(rows=100, cols=8, columns={})},
+        {"t": TableEntry(rows=100, cols=8, columns={**TABLE.columns, "sum": TABLE.columns["weights"]})},
     ],
     ids=["gone", "more", "larger", "columns"],
 )

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from cpr.checkpoint.loader import bytes_to_read, load_rows, load_shards, read_st
 from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Manifest, save_folder
 from cpr.checkpoint.matching import Box, box, overlap
+from cpr.checkpoint.part import PartWriter
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
@@ -482,12 +484,60 @@ def test_rows_that_a_shard_does_not_hold_are_refused(saved):
 def test_the_state_beside_the_tables_is_that_of_the_newest_save(saved):
     storage, _ = saved
     states, _ = find_states(storage)
-    assert [read_state_file(storage, state, None) for state in states] == [
-        {"save": 2},
-        {"save": 1},
-        {"save": 0},
-    ]
+    assert [read_state_file(storage, state, None)["save"] for state in states] == [2, 1, 0]
     assert read_state_file(storage, states[0], rank=0) is None
+
+
+HUGE = 2**60
+
+
+def forged(storage, **fields):
+    """The newest state, its manifest as if it had said so."""
+    state = newest_state(storage)
+    return State((*state.saves[:-1], replace(state.newest, **fields)))
+
+
+def test_no_memory_is_taken_for_more_bytes_than_a_file_has(saved):
+    storage, _ = saved
+    save = newest_state(storage).newest
+    chunk = replace(save.rows[0].chunks[0], length=HUGE)
+    entry = replace(save.rows[0], chunks=(chunk,))
+    shard = make_shard()
+    with pytest.raises(CorruptFileError, match=rf"a chunk of {HUGE} at byte {chunk.offset}"):
+        load_shards(storage, forged(storage, rows=(entry,)), [shard])
+    assert shard.weights.isnan().all()
+    state = replace(save.states[0], num_bytes=HUGE)
+    with pytest.raises(CorruptFileError, match=rf"bytes, the manifest says {HUGE}"):
+        read_state_file(storage, forged(storage, states=(state,)), None)
+
+
+def test_a_counter_that_its_tensor_cannot_hold_changes_nothing(saved):
+    storage, _ = saved
+    tables = newest_state(storage).newest.tables
+    tables = {fqn: replace(table, counters={"iter": 2**40}) for fqn, table in tables.items()}
+    shard = make_shard(counters={"iter": torch.tensor(7, dtype=torch.int32)})
+    with pytest.raises(CorruptFileError, match=r"iter of model\.t is 1099511627776, which is no"):
+        load_shards(storage, forged(storage, tables=tables), [shard])
+    assert shard.weights.isnan().all()
+    assert shard.counters["iter"] == 7
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ([], "holds a list"),
+        ({"dense": {}, "steps_done": 20}, "no registered states"),
+        ({"dense": {"w": 1.0}, "registered": {}, "steps_done": 20}, "not all tensors"),
+        ({"dense": {}, "registered": {}, "steps_done": 21}, "of step 21, its manifest of step 20"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, said):
+    storage, _ = saved
+    writer = PartWriter(storage, save_folder(2), "exact", with_ids=True)
+    writer.write_state(tree, None)
+    states = tuple(writer.finish({}).states)
+    with pytest.raises(CorruptFileError, match=f"saves/00000002/state.arrow.*{said}"):
+        read_state_file(storage, forged(storage, states=states), None)
 
 
 def test_damaged_state_beside_the_tables_is_found(saved):

@@ -153,7 +153,17 @@ def test_a_later_process_of_the_same_number_does_not_count(storage, make_lock):
     make_lock(storage, "new").acquire(list)  # at once: its patience is an hour
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"not json\n", b"[1]", b"[" * 100_000])
+FORGED = b'{"epoch": 7, "token": "0badf00d", "run": "", "host": "", "place": "", "started": 0, %s}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{}", b"not json\n", b"[1]", b"[" * 100_000),
+        *(FORGED % b'"pid": -1', FORGED % b'"pid": 1, "beat_s": 1e300', FORGED % b'"pid": 1, "beat_s": NaN'),
+        *(FORGED % b'"pid": 1, "accepted": [[1]]', FORGED % b'"pid": 1, "finished": "7"'),
+    ],
+)
 def test_a_record_that_nobody_can_read_still_has_its_epoch(storage, make_lock, data, caplog):
     with storage.create("owners/00000007-0badf00d.json") as sink:
         sink.write(memoryview(data))

@@ -165,7 +165,9 @@ def test_many_row_saves_do_not_make_it_forget_the_base(history):
     assert history.saves[-1].step == SAVES_KEPT + 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "cpr-history", "version": 99}', "half of it {"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "cpr-history", "version": 99}', "half of it {", "[" * 100_000]
+)
 def test_anything_else_is_refused_with_its_name(text, tmp_path):
     (tmp_path / HISTORY_PATH).write_text(text)
     with pytest.raises(ValueError, match=HISTORY_PATH):

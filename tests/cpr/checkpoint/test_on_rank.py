@@ -1,0 +1,151 @@
+"""What goes wrong on one rank between two collectives reaches all of them: none waits for it."""
+
+import json
+
+import pytest
+import torch
+
+from cpr.checkpoint.chain import State
+from cpr.checkpoint.history import History
+from cpr.checkpoint.opening import load_newest, on_rank_0
+from cpr.checkpoint.part import Part
+from cpr.checkpoint.retention import Retention
+from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
+from cpr.recovery import replicated
+from cpr.recovery.pace import FIRST_STEPS, AutoPace
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
+from tests.cpr.checkpoint.world import run_ranks
+
+
+def failing(error):
+    def work(*_):
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (CorruptFileError("torn"), CorruptFileError, "torn"),
+        (ValueError("7"), ValueError, "7"),
+        (json.JSONDecodeError("no JSON", "x", 0), ValueError, "no JSON: line 1"),
+        (MemoryError(), CheckpointError, "MemoryError: "),
+        (RecursionError("too deep"), CheckpointError, "RecursionError: too deep"),
+        (KeyError("x"), CheckpointError, "KeyError: 'x'"),
+    ],
+)
+def test_whatever_rank_0_raises_all_raise(error, kind, said):
+    found = run_ranks(lambda group: on_rank_0(group, failing(error)))
+    assert [type(each) for each in found] == [kind, kind]
+    assert all(said in str(each) for each in found)
+
+
+def history_of(group, storage, **fields):
+    return History(
+        **{
+            "storage": storage,
+            "group": group,
+            "lock": None,
+            "retention": Retention(),
+            "merge_after": 0,
+            "run_id": "run-a",
+            "epoch": 0,
+            "next_sequence": 1,
+            "committed": [],
+            "chain": [],
+            **fields,
+        }
+    )
+
+
+def test_a_manifest_that_cannot_be_made_fails_the_save_on_all_ranks():
+    storage = MemoryStorage()
+
+    def work(group):
+        history_of(group, storage).commit(1, "base", Part(), None, failing(KeyError("model.t")))
+
+    found = run_ranks(work)
+    assert [type(each) for each in found] == [SaveFailedError, SaveFailedError]
+    assert "rank 0: 'model.t'" in str(found[1])
+    assert storage.files == {}
+
+
+def test_a_manifest_that_nobody_could_load_is_not_committed():
+    """Ranks whose files of one table have different columns."""
+    storage = MemoryStorage()
+    one = save(MemoryStorage(), 1, [make_shard(rows=(0, 50))])
+    other = save(MemoryStorage(), 1, [make_shard(rows=(50, 100), states={})])
+    both = (*one.rows, *other.rows)
+
+    def manifest_of(_):
+        return commit(MemoryStorage(), 1, tables=one.tables, rows=both)
+
+    found = run_ranks(lambda group: history_of(group, storage).commit(1, "base", Part(), None, manifest_of))
+    assert [type(each) for each in found] == [SaveFailedError, SaveFailedError]
+    assert "r50-c0.arrow of a save of kind 'base' has columns" in str(found[1])
+    assert storage.files == {}
+
+
+def test_a_storage_that_raises_whatever_it_likes_is_heard_of_by_all_before_anything_is_deleted():
+    storage, shard = MemoryStorage(), make_shard()
+    saves = [save(storage, sequence, [shard], state={}) for sequence in range(4)]
+    before, size = dict(storage.files), storage.size
+
+    def work(group):
+        history = history_of(group, storage, next_sequence=4, committed=saves, chain=saves[-1:])
+        history.tidy()
+
+    storage.size = lambda path: failing(MemoryError("no room"))() if "state" in path else size(path)
+    found = run_ranks(work)
+    assert [type(each) for each in found] == [SaveFailedError, SaveFailedError]
+    assert all("no room" in str(each) for each in found)
+    assert storage.files == before
+
+
+def test_a_load_that_fails_in_an_unexpected_way_on_one_rank_fails_on_all():
+    storage = MemoryStorage()
+    save(storage, 0, [make_shard()], state={})
+
+    def work(group):
+        def attempt(state: State):
+            if group.rank == 1:
+                raise RuntimeError("CUDA out of memory")
+            return state.step
+
+        load_newest(storage, group, attempt)
+
+    found = run_ranks(work)
+    assert [str(each) for each in found] == ["RuntimeError: CUDA out of memory"] * 2
+
+
+def test_an_interval_that_rank_0_cannot_choose():
+    class Broken:
+        @property
+        def history(self):
+            raise ZeroDivisionError("of no step")
+
+    class Course:
+        steps_done = 0
+
+    def work(group):
+        diary = Broken() if group.rank == 0 else None
+        AutoPace(None, group, Course(), diary, saved_at=0).is_due(FIRST_STEPS)
+
+    assert [str(each) for each in run_ranks(work)] == ["ZeroDivisionError: of no step"] * 2
+
+
+def test_a_tree_that_its_holder_cannot_write():
+    def work(group):
+        tree = {"common": object(), "own": {}, "counters": {}} if group.rank == 1 else None
+        replicated.share_tree(group, tree, 1)
+
+    assert all("common cannot be saved" in str(each) for each in run_ranks(work))
+
+
+def test_a_tree_reaches_those_that_lack_it():
+    def work(group):
+        tree = {"common": torch.arange(3), "own": {}, "counters": {}} if group.rank == 1 else None
+        return replicated.share_tree(group, tree, 1)["common"].tolist()
+
+    assert run_ranks(work) == [[0, 1, 2]] * 2
