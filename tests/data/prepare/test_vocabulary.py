@@ -70,7 +70,7 @@ def test_a_finished_vocabulary_is_not_made_again(tmp_path):
 @pytest.fixture
 def records(raw_file, tmp_path):
     """Records of the seven pieces of three lines; in most of them no line starts."""
-    (raw,) = find_inputs([raw_file(make_lines(3))], 7)
+    (raw,) = find_inputs([raw_file(make_lines(3))], None)
     for span in plan(raw):
         CountSpan(span=span, finished=(), records=tmp_path, block_bytes=1000).run(lambda progress: None)
     return list(read_records(tmp_path).values())
