@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cpr.errors import LockedError, NothingSavedError
+from cpr.errors import LockedError, MismatchError, NothingSavedError
 from cpr.shards import find_shards, table_groups
 from data.synthetic import SyntheticConfig, generate
 from dlrm import build as module
@@ -220,7 +220,7 @@ def test_a_resume_that_is_refused_changes_nothing_in_the_folder_of_the_run(input
     (folder,) = (tmp_path / "runs").iterdir()
     names = ("config.json", "versions.json", "metrics.jsonl")
     before = {name: (folder / name).read_bytes() for name in names}
-    mistake = pytest.raises(ValueError, match="this data position has seed 0, but the loader has 7")
+    mistake = pytest.raises(MismatchError, match="this data position has seed 0, but the loader has 7")
     with built(inputs(*options, "train.seed=7", resume=folder)) as trainer, mistake:
         trainer.train()
     with built(inputs(*options, resume=folder)) as living:
@@ -260,7 +260,7 @@ def test_the_day_after_begins_with_the_model_and_at_the_beginning_of_its_data(
     (old,) = (tmp_path / "runs").iterdir()
 
     refused = pytest.raises(
-        ValueError, match=r"this data position has num_rows 512, .* --warm-start RUN_FOLDER"
+        MismatchError, match=r"this data position has num_rows 512, .* --warm-start RUN_FOLDER"
     )
     with built(inputs(*options, f"data.uri={tomorrow}", resume=old)) as trainer, refused:
         trainer.train()

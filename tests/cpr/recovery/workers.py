@@ -131,4 +131,4 @@ class Worker:
 
     def _forge_death(self, lock):
         """This process lives on; the lock must not say so."""
-        write_owner(lock._storage, replace(lock._own, started=-2))
+        write_owner(lock._storage, replace(lock._own, started=1))
