@@ -36,11 +36,12 @@ from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.opening import find_newest
 from cpr.checkpoint.owners import Claimant
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
-from cpr.checkpoint.storage import Storage, open_storage
+from cpr.checkpoint.storage import Storage, is_local, open_storage
 from cpr.errors import RunFinished, is_failure
 from cpr.estimator.history import RunHistory
 from cpr.estimator.interval import IntervalRule
-from cpr.faults import Injector, Plan
+from cpr.faults import Injector
+from cpr.faults import Plan as FaultPlan
 from cpr.finished import note_directory
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.priority.config import PriorityConfig
@@ -111,6 +112,7 @@ class PartialRecovery:
         resume: bool = True,
     ) -> None:
         self._phases = Phases()
+        self._faults = FaultPlan.from_environment()
         self._config = CheckpointConfig(uri=checkpoint) if isinstance(checkpoint, str) else checkpoint
         self._policy, self._resume = policy or RecoveryPolicy(), resume
         self._plan = SavePlan(
@@ -237,10 +239,12 @@ class PartialRecovery:
         """Build the model in this block: its tables get shared memory, that of the worker before if it fits.
 
         Raises:
+            ValueError: `CPR_FAULTS` asks for failures, and the directory is in an object store.
             NotEnoughMemoryError: there is too little shared memory; says what to change.
             ResidentMemoryError: it cannot be used, or TorchRec lacks what is needed.
         """
         self._check_open()
+        self._check_faults()
         meeting, segment = self._met(), self._memory.segment
         assert segment is not None
         self._end_if_finished()
@@ -505,17 +509,19 @@ class PartialRecovery:
             process_began_ns(),
         )
 
+    def _check_faults(self) -> None:
+        """Refuse failures that nobody could keep a record of, before a model is built."""
+        if self._faults.schedules and not is_local(self._config.uri):
+            raise ValueError(
+                f"{self._faults.source} needs a checkpoint directory on a file system, not "
+                f"{self._config.uri}: what has happened is kept there"
+            )
+
     def _armed(self, meeting: Meeting, storage: Storage) -> Injector:
         """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
-        plan = Plan.from_environment()
         folder = Path(storage.uri) if isinstance(storage, LocalStorage) else None
-        if plan.schedules and folder is None:
-            raise ValueError(
-                f"CPR_FAULTS needs a checkpoint directory on a file system, not {storage.uri}: what has "
-                "happened is kept there"
-            )
         return Injector(
-            plan,
+            self._faults,
             folder=folder,
             num_ranks=meeting.world_size,
             memory=self.memory_folder,

@@ -16,6 +16,7 @@ from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.retention import Retention
 from cpr.estimator.interval import IntervalRule
+from cpr.faults.plan import ENVIRONMENT as FAULTS_VARIABLE
 from cpr.priority.config import PriorityConfig, Scheme
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
@@ -47,6 +48,12 @@ def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
         raise ValueError(
             "checkpoint.priority and checkpoint.target_pls are for runs with partial recovery: give torchrun "
             "--max-restarts and leave recovery.enabled as it is, or set checkpoint.every_steps alone"
+        )
+    if faults := os.environ.get(FAULTS_VARIABLE):
+        raise ValueError(
+            f"{FAULTS_VARIABLE}={faults} asks for failures, which only runs with partial recovery inject: "
+            "give torchrun --max-restarts, set checkpoint.every_steps and leave recovery.enabled as it is, "
+            f"or unset {FAULTS_VARIABLE}"
         )
     return None
 

@@ -79,6 +79,9 @@ def open_storage(uri: str) -> Storage:
     """
     if uri.startswith("file://"):
         uri = unquote(urlsplit(uri).path)
-    if "://" not in uri:
-        return LocalStorage(uri)
-    return ArrowStorage(uri)
+    return LocalStorage(uri) if is_local(uri) else ArrowStorage(uri)
+
+
+def is_local(uri: str) -> bool:
+    """Whether `open_storage` gives a directory of this machine's file systems, as far as the URI says."""
+    return "://" not in uri or uri.startswith("file://")

@@ -42,10 +42,17 @@ class Plan:
         """The plan in the file that the environment variable CPR_FAULTS names; an empty one without it.
 
         Raises:
-            ValueError: see `read`.
+            ValueError: it names no file, no plan, one without failures, or one with failures that
+                workers cannot bring about; says what to change.
         """
         path = os.environ.get(ENVIRONMENT)
-        return cls.read(path, f"{ENVIRONMENT}={path}") if path else cls()
+        if not path:
+            return cls()
+        plan = cls.read(path, f"{ENVIRONMENT}={path}")
+        plan.check(inside=True)
+        if not any(True for schedule in plan.schedules for _ in schedule):
+            raise ValueError(f"{plan.source} asks for no failure: add schedules, or unset {ENVIRONMENT}")
+        return plan
 
     @classmethod
     def read(cls, path: Path | str, source: str | None = None) -> "Plan":
@@ -61,7 +68,10 @@ class Plan:
             else:
                 schedules = cls.from_json(json.loads(path.read_text())).schedules
         except OSError as error:
-            raise ValueError(f"the failures to inject cannot be read: {error}") from error
+            raise ValueError(
+                f"the failures to inject ({source or path}) cannot be read: {error.strerror}; name another "
+                "file"
+            ) from error
         except ValueError as error:
             raise ValueError(f"{path} is no plan of failures: {error}") from error
         return cls(schedules=schedules, source=source or str(path))

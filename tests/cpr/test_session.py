@@ -96,6 +96,19 @@ def test_failures_that_were_asked_for_strike_an_unchanged_script_once(new_worker
     assert again.recovery.checkpointer.newest_step == 10
 
 
+def test_failures_that_cannot_be_injected_are_refused_before_a_model_is_built(
+    new_worker, tmp_path, monkeypatch
+):
+    path = tmp_path / "faults.json"
+    monkeypatch.setenv("CPR_FAULTS", str(path))
+    with pytest.raises(ValueError, match=r"faults\.json\) cannot be read: No such file"):
+        cpr.PartialRecovery(str(tmp_path / "checkpoint"), resident_root=str(tmp_path))
+    path.write_text(json.dumps(Plan(schedules=(AtStep(step=3, kind=Raise()),)).to_json()))
+    recovery = cpr.PartialRecovery("s3://bucket/checkpoint", resident_root=str(tmp_path))
+    with pytest.raises(ValueError, match="directory on a file system, not s3://bucket/checkpoint"):
+        recovery.building().__enter__()
+
+
 def test_it_goes_on_bit_for_bit_as_if_nothing_had_happened(new_worker):
     new_worker(restarted=False).restore().train(12).die()
     again = new_worker().restore().train(8)

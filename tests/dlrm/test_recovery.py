@@ -1,5 +1,6 @@
 """When partial recovery is on, and which folder a restarted run takes for its own."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpr.checkpoint.ranks import Alone
+from cpr.faults import AtStep, Plan, Raise
 from cpr.priority.config import SCHEMES
 from cpr.recovery.launches import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
@@ -62,6 +64,21 @@ def test_saving_by_priority_or_target_needs_somebody_who_starts_workers_again(co
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     with pytest.raises(ValueError, match="partial recovery"):
         open_recovery(config(*how), None)
+
+
+def test_failures_are_injected_or_refused(config, tmp_path, monkeypatch):
+    path = tmp_path / "faults.json"
+    monkeypatch.setenv("CPR_FAULTS", str(path))
+    with pytest.raises(ValueError, match=r"CPR_FAULTS=.*faults\.json.* cannot be read"):
+        open_recovery(config(), None)
+    path.write_text(json.dumps(Plan(schedules=(AtStep(step=3, kind=Raise()),)).to_json()))
+    assert open_recovery(config(), None) is not None
+    for without in ("checkpoint.every_steps=0", "recovery.enabled=false"):
+        with pytest.raises(ValueError, match=r"CPR_FAULTS=.*faults\.json asks for failures.* --max-restarts"):
+            open_recovery(config(without), None)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    with pytest.raises(ValueError, match="asks for failures"):
+        open_recovery(config(), None)
 
 
 def test_the_schemes_of_the_recipes_are_those_that_there_are():

@@ -139,13 +139,39 @@ def test_the_environment_names_the_plan_and_says_who_asked(tmp_path, monkeypatch
     monkeypatch.setenv("CPR_FAULTS", str(path))
     read = Plan.from_environment()
     assert (len(read.schedules), read.source) == (1, f"CPR_FAULTS={path}")
-    monkeypatch.setenv("CPR_FAULTS", str(tmp_path / "missing.json"))
-    with pytest.raises(ValueError, match=r"missing\.json"):
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.json", None, r"\(CPR_FAULTS=.*missing\.json\) cannot be read: No such file"),
+        ("broken.json", "{", r"broken\.json is no plan of failures"),
+        ("empty.json", "", r"empty\.json is no plan of failures"),
+        (
+            "none.json",
+            json.dumps(Plan().to_json()),
+            r"none\.json asks for no failure: add schedules, or unset",
+        ),
+        ("none.csv", "step,kind\n", r"none\.csv asks for no failure"),
+        (
+            "outside.json",
+            json.dumps(Plan(schedules=(AtTime(time_s=1, kind=KillAgent()),)).to_json()),
+            "kill_agent can only be done by a Killer",
+        ),
+    ],
+)
+def test_a_plan_that_workers_cannot_carry_out_is_refused(tmp_path, monkeypatch, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    monkeypatch.setenv("CPR_FAULTS", str(tmp_path / name))
+    with pytest.raises(ValueError, match=message):
         Plan.from_environment()
 
 
 def test_nobody_asked_nothing_happens(monkeypatch):
     monkeypatch.delenv("CPR_FAULTS", raising=False)
+    assert Plan.from_environment() == Plan()
+    monkeypatch.setenv("CPR_FAULTS", "")
     assert Plan.from_environment() == Plan()
 
 
