@@ -6,7 +6,8 @@ so that behind it nobody could tell which id it was.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import pairwise
+from operator import le
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +34,7 @@ class IdBounds:
             for feature in table.feature_names:
                 smallest = self._tables.get(feature, table)
                 self._tables[feature] = min(table, smallest, key=lambda each: each.num_embeddings)
-        self._last: dict[tuple[torch.dtype, tuple[str, ...]], np.ndarray[Any, Any]] = {}
+        self._last: dict[tuple[torch.dtype, tuple[str, ...]], list[int]] = {}
 
     def watch(self, model: nn.Module) -> None:
         """Check every `KeyedJaggedTensor` that a model is called with."""
@@ -47,35 +48,36 @@ class IdBounds:
         """
         ids = sparse.values()
         is_within = self._is_within if ids.device.type == "cpu" else self._is_within_on_device
-        if ids.numel() and not is_within(ids, sparse.keys(), sparse.length_per_key()):
+        if ids.numel() and not is_within(sparse, ids):
             self._refuse(sparse)
 
-    def _is_within_on_device(self, ids: Tensor, features: Sequence[str], lengths: Sequence[int]) -> bool:
-        counts = torch.tensor(lengths, device=ids.device)
+    def _is_within(self, sparse: KeyedJaggedTensor, ids: Tensor) -> bool:
+        # Few calls, as each costs more than the ids do: one of NumPy's, and lists. A negative id is, as an
+        # unsigned number, beyond every table.
+        offsets, last = sparse.offset_per_key(), self._last_ids(sparse.keys(), ids.dtype)
+        begins = offsets[:-1]
+        if len(set(offsets)) < len(offsets):  # some have no ids
+            kept = [place for place, (begin, end) in enumerate(pairwise(offsets)) if begin < end]
+            begins, last = [begins[place] for place in kept], [last[place] for place in kept]
+        highest = np.maximum.reduceat(ids.numpy().view(_UNSIGNED[ids.dtype]), begins)
+        return all(map(le, highest.tolist(), last))
+
+    def _is_within_on_device(self, sparse: KeyedJaggedTensor, ids: Tensor) -> bool:
+        features = sparse.keys()
+        counts = torch.tensor(sparse.length_per_key(), device=ids.device)
         ranges = torch.tensor([self._range(feature) for feature in features], device=ids.device)
         low, high = ranges.repeat_interleave(counts, dim=0, output_size=ids.numel()).unbind(1)
         return not bool(((ids < low) | (ids > high)).any())
 
-    def _is_within(self, ids: Tensor, features: Sequence[str], lengths: Sequence[int]) -> bool:
-        # In NumPy, whose calls cost little. A negative id as an unsigned number is beyond every table.
-        unsigned = ids.numpy().view(_UNSIGNED[ids.dtype])
-        begins = list(accumulate(lengths[:-1], initial=0))
-        last = self._last_ids(features, ids)
-        if not all(lengths):
-            kept = [place for place, length in enumerate(lengths) if length]
-            begins, last = [begins[place] for place in kept], last[kept]
-        return not bool((np.maximum.reduceat(unsigned, begins) > last).any())
-
-    def _last_ids(self, features: Sequence[str], ids: Tensor) -> np.ndarray[Any, Any]:
-        """The last id of each feature `[F]`, unsigned, of the width of `ids`."""
-        key = (ids.dtype, tuple(features))
+    def _last_ids(self, features: Sequence[str], dtype: torch.dtype) -> list[int]:
+        """The last id of each feature, or the greatest unsigned number of the dtype's width."""
+        key = (dtype, tuple(features))
         if key not in self._last:
-            unsigned, most = _UNSIGNED[ids.dtype], torch.iinfo(ids.dtype).max
-            known = [
+            most = torch.iinfo(dtype).max
+            self._last[key] = [
                 min(self._range(feature)[1], most) if feature in self._tables else 2 * most + 1
                 for feature in features
             ]
-            self._last[key] = np.array(known, unsigned)
         return self._last[key]
 
     def _range(self, feature: str) -> tuple[int, int]:
