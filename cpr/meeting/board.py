@@ -13,7 +13,7 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
-from cpr.meeting.place import Place
+from cpr.meeting.place import OwnAddress, Place
 from cpr.meeting.stores import connect, serve
 
 POLL_S: Final = 0.02
@@ -30,7 +30,7 @@ class Announcement:
     address: str
     port: int
     nonce: str
-    """Of this one meeting; who does not know it is no worker of ours."""
+    """Of this one meeting; the key that both ends of a connection show, see `messages`."""
 
 
 class Board:
@@ -75,7 +75,8 @@ class Board:
     def _open(self) -> TCPStore:
         place = self._place
         if place.rank == 0 and not place.of_agent:
-            return serve(place.address, _CALL_TIMEOUT, place.port)
+            own = OwnAddress(name=place.address, interface=place.store_interface())
+            return serve(own, _CALL_TIMEOUT, place.port)
         # An agent's store is there before its workers are: not to knock first spares it a look-up of names.
         doubtful = self._has_failed or not place.of_agent
         return connect(place.address, place.port, _CALL_TIMEOUT, doubtful=doubtful)

@@ -65,13 +65,12 @@ class Guest:
         news = self._board.latest
         if news is None or (news == self._host and self._connection):
             return
-        connection = Connection.to(news.address, news.port, min(CONNECT_TIMEOUT_S, left_s))
+        connection = Connection.to(news.address, news.port, news.nonce, min(CONNECT_TIMEOUT_S, left_s))
         if connection is None:
             return  # long dead, most likely; whom we wait with now may still decide
         try:
             connection.send(
                 {
-                    "nonce": news.nonce,
                     "rank": self._place.rank,
                     "world_size": self._place.world_size,
                     "offer": self._offer.to_json(),

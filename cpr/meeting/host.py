@@ -1,11 +1,11 @@
 """The host of a meeting: rank 0 of the launcher, who waits for an offer of every other rank.
 
 An offer counts as long as the connection that brought it is open, so nothing that a dead worker left can
-take part in a decision: there are no keys that could be stale.
+take part in a decision: there are no keys that could be stale. Those who connect and do not show at once that
+they know the nonce are strangers, of whom few are let in, and none for long.
 """
 
 import selectors
-import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,10 +17,14 @@ from cpr.meeting.board import POLL_S, Announcement
 from cpr.meeting.messages import Connection, LostError
 from cpr.meeting.offers import Decision, Offer
 from cpr.meeting.place import Place
+from cpr.meeting.stores import listen
 
 NEWS_INTERVAL_S: Final = 0.2
 """How often, at most, guests are told who is missing."""
-_BACKLOG: Final = 1024
+_MAX_STRANGERS: Final = 256
+"""At once; one more, and the first of them has to go. Workers show the key as they come."""
+_STRANGER_S: Final = 5.0
+"""How long one may stay."""
 
 
 class Host:
@@ -28,20 +32,17 @@ class Host:
 
     def __init__(self, place: Place, offer: Offer) -> None:
         self._place, self._offer = place, offer
-        both = socket.has_dualstack_ipv6()
-        self._listener = socket.create_server(
-            ("", 0),
-            family=socket.AF_INET6 if both else socket.AF_INET,
-            dualstack_ipv6=both,
-            backlog=_BACKLOG,
-        )
+        self.own = place.own_address()
+        self._listener = listen(self.own)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._guests: dict[int, tuple[Connection, Offer]] = {}
+        self._strangers: dict[Connection, float] = {}
+        """When each came; the first one first."""
         self._told: list[int] = []
         self._told_at = 0.0
         self.announcement = Announcement(
-            address=place.own_address(), port=self._listener.getsockname()[1], nonce=uuid4().hex
+            address=self.own.name, port=self._listener.getsockname()[1], nonce=uuid4().hex
         )
 
     def __enter__(self) -> Self:
@@ -74,6 +75,7 @@ class Host:
                     self._let_in()
                 else:
                     self._hear(key.data)
+            self._turn_strangers_away()
             self._tell_who_is_missing()
         return [self._offer, *(self._guests[rank][1] for rank in range(1, self._place.world_size))]
 
@@ -90,8 +92,10 @@ class Host:
 
     def _let_in(self) -> None:
         with suppress(OSError):  # gone before we looked
-            connection = Connection(self._listener.accept()[0])
+            sock, _ = self._listener.accept()
+            connection = Connection(sock, self.announcement.nonce, is_host=True)
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+            self._strangers[connection] = time.monotonic()
 
     def _hear(self, connection: Connection) -> None:
         if connection.is_closed:  # by what another, who was heard just before, has said
@@ -99,18 +103,19 @@ class Host:
         try:
             for message in connection.read():
                 self._seat(connection, message)
+            if connection.is_trusted:
+                self._strangers.pop(connection, None)
         except LostError:
             self._hang_up(connection)
 
     def _seat(self, connection: Connection, message: dict[str, Any]) -> None:
         try:
             rank, offer = int(message["rank"]), Offer.from_json(message["offer"])
-            knows_us = message["nonce"] == self.announcement.nonce
             fits = message["world_size"] == self._place.world_size and 0 < rank < self._place.world_size
         except (KeyError, TypeError, ValueError) as error:
             raise LostError("no offer") from error
-        if not knows_us or not fits:
-            raise LostError("a worker of another launch or generation")
+        if not fits:
+            raise LostError("a worker of another launch")
         if rank in self._guests:  # its agent was replaced, and the old worker still lives
             before, _ = self._guests[rank]
             with suppress(LostError):
@@ -120,10 +125,18 @@ class Host:
 
     def _hang_up(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
+        self._strangers.pop(connection, None)
         connection.close()
         for rank, (guest, _) in list(self._guests.items()):
             if guest is connection:
                 del self._guests[rank]
+
+    def _turn_strangers_away(self) -> None:
+        now = time.monotonic()
+        for connection, came_at in list(self._strangers.items()):
+            if len(self._strangers) <= _MAX_STRANGERS and now < came_at + _STRANGER_S:
+                return
+            self._hang_up(connection)
 
     def _tell_who_is_missing(self) -> None:
         missing, now = self.missing, time.monotonic()

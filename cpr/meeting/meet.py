@@ -106,7 +106,7 @@ def init_process_group(meeting: Meeting, backend: str | None, timeout: timedelta
 def _host(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
     deadline = time.monotonic() + timeout.total_seconds()
     with Host(place, offer) as host:
-        store = serve(host.announcement.address, timeout)
+        store = serve(host.own, timeout)
         board = Board(place, host.announcement)
         try:
             offers = host.gather(deadline)

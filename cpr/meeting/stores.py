@@ -7,15 +7,17 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
+from cpr.meeting.place import OwnAddress
+
 CONNECT_TIMEOUT_S: Final = 2.0
+_BACKLOG: Final = 1024
 
 
-def serve(address: str, timeout: timedelta, port: int = 0) -> TCPStore:
-    """A new store in this process.
+def listen(own: OwnAddress, port: int = 0) -> socket.socket:
+    """A socket for connections to this machine, on the job's network interface alone where that is known.
 
     Args:
-        address: of this machine, as the others know it.
-        timeout: of the store's calls.
+        own: of this machine.
         port: 0: one that is free.
 
     Raises:
@@ -24,10 +26,25 @@ def serve(address: str, timeout: timedelta, port: int = 0) -> TCPStore:
     # Torch looks up the name of everybody who connects, in the store's only thread. On a socket for both
     # versions of IP, even this machine is not in its hosts file, and a name server that is slow to answer
     # would hold up everybody.
-    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
-    with socket.create_server(("", port), family=family, backlog=1024) as server:
+    place = own.interface or own.name
+    family, _, _, _, where = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(where if own.interface else ("", port), family=family, backlog=_BACKLOG)
+
+
+def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
+    """A new store in this process, which anyone can use who reaches it: torch's stores ask for no key.
+
+    Args:
+        own: of this machine.
+        timeout: of the store's calls.
+        port: 0: one that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    with listen(own, port) as server:
         return TCPStore(
-            address,
+            own.name,
             server.getsockname()[1],
             is_master=True,
             timeout=timeout,

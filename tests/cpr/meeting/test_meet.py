@@ -1,13 +1,9 @@
 """Threads as workers, and a real store as the agent's; hosts and guests that die at every step."""
 
-import json
 import os
 import random
-import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -16,94 +12,27 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_group_rank, get_local_rank, get_local_size
 
 from cpr.errors import RendezvousError
-from cpr.meeting import HeldSegment, Meeting, Offer, init_process_group, meet
-from cpr.meeting.board import Board
-from cpr.meeting.host import Host
+from cpr.meeting import HeldSegment, Meeting, init_process_group, meet
 from cpr.meeting.meet import meet_at
-from cpr.meeting.messages import Connection
 from cpr.meeting.offers import decide
 from cpr.meeting.place import Place
 from cpr.meeting.stores import serve
+from tests.cpr.meeting.workers import (
+    ENOUGH,
+    HERE,
+    KEY,
+    call,
+    check,
+    is_hung_up,
+    listener,
+    offer,
+    post,
+    posted_host,
+    seat,
+    start,
+)
 
 pytestmark = pytest.mark.system
-
-ENOUGH = timedelta(seconds=60)
-KEY = "cpr/meeting/host"
-
-
-def offer(pid=0, *held, restarted=True):
-    return Offer(restarted=restarted, host="h", pid=pid, held=held)
-
-
-@pytest.fixture
-def agent():
-    """The agent's store, which outlives generations of workers."""
-    return serve("localhost", ENOUGH)
-
-
-@pytest.fixture
-def place(agent):
-    def at(rank, world_size):
-        return Place(rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True)
-
-    return at
-
-
-@pytest.fixture
-def workers():
-    with ThreadPoolExecutor(32) as pool:
-        yield pool
-
-
-def start(workers, place, world_size, offers=None, timeout=ENOUGH):
-    """All workers of a generation."""
-    offers = offers or [offer(rank) for rank in range(world_size)]
-    return [
-        workers.submit(meet_at, place(rank, world_size), offers[rank], timeout) for rank in range(world_size)
-    ]
-
-
-def check(futures, pids=None):
-    """They met, agree on everything, and have a store that works; gives the meetings."""
-    meetings = [each.result() for each in futures]
-    assert sorted(each.rank for each in meetings) == list(range(len(meetings)))
-    assert len({(each.session_id, each.generation, each.continues, each.offers) for each in meetings}) == 1
-    assert {each.world_size for each in meetings} == {len(meetings)}
-    counts = {each.store.add("here", 1) for each in meetings}
-    assert counts == set(range(1, len(meetings) + 1))  # one store, the same for all, and new
-    if pids is not None:
-        assert [each.pid for each in meetings[0].offers] == pids
-    return meetings
-
-
-@contextmanager
-def listener():
-    with socket.create_server(("", 0)) as server:
-        yield server
-
-
-def post(agent, port, nonce="old"):
-    agent.set(KEY, json.dumps({"address": "localhost", "port": port, "nonce": nonce}))
-
-
-@contextmanager
-def posted_host(place, world_size):
-    """A host that does nothing by itself, announced."""
-    with Host(place(0, world_size), offer()) as host:
-        board = Board(place(0, world_size), host.announcement)
-        try:
-            while board.latest != host.announcement:
-                time.sleep(0.01)
-            yield host
-        finally:
-            board.close()
-
-
-def seat(host, num_guests):
-    """Let the host listen until so many guests sit there."""
-    while len(host._guests) < num_guests:
-        host.gather(time.monotonic() + 0.05)
-
 
 # --- a plain meeting ---
 
@@ -235,7 +164,7 @@ def test_a_newer_host_that_nobody_reaches_does_not_draw_guests_away(workers, age
         post(agent, port)
         time.sleep(0.1)
         offers = host.gather(time.monotonic() + 60)
-        store = serve("localhost", ENOUGH)
+        store = serve(HERE, ENOUGH)
         host.tell(decide(offers), offers, store.port)
     assert guest.result().rank == 1
 
@@ -256,10 +185,8 @@ def test_a_host_dies_while_it_tells(workers, place, num_told):
 
 def test_a_guest_that_died_waiting_is_not_counted(workers, place):
     with posted_host(place, 3) as host:
-        dying = Connection.to("localhost", host.announcement.port, 5)
-        dying.send(
-            {"nonce": host.announcement.nonce, "rank": 1, "world_size": 3, "offer": offer(66).to_json()}
-        )
+        dying = call(host)
+        dying.send({"rank": 1, "world_size": 3, "offer": offer(66).to_json()})
         seat(host, 1)
         dying.close()
         while host._guests:
@@ -283,25 +210,22 @@ def test_the_old_worker_of_a_replaced_agent_makes_room(workers, place):
             orphan.result()
         newer.append(workers.submit(meet_at, place(2, 3), offer(2), ENOUGH))
         offers = host.gather(time.monotonic() + 60)
-        store = serve("localhost", ENOUGH)
+        store = serve(HERE, ENOUGH)
         host.tell(decide(offers), offers, store.port)
     assert [each.pid for each in offers] == [0, 1, 2]
     assert [each.result().offers for each in newer] == [tuple(offers)] * 2
 
 
 def test_the_old_worker_of_a_replaced_agent_may_end_just_when_the_new_one_comes(place):
-    def call(host, pid):
-        caller = Connection.to("localhost", host.announcement.port, 5)
-        message = {"nonce": host.announcement.nonce, "rank": 1, "world_size": 3}
-        return caller, message | {"offer": offer(pid).to_json()}
+    def message(pid):
+        return {"rank": 1, "world_size": 3, "offer": offer(pid).to_json()}
 
     with posted_host(place, 3) as host:
-        old, old_offer = call(host, 66)
-        newer, newer_offer = call(host, 1)
-        old.send(old_offer)
+        old, newer = call(host), call(host)
+        old.send(message(66))
         while host.missing == [1, 2]:  # both are connected, and the old one has its seat
             host.gather(time.monotonic() + 0.05)
-        newer.send(newer_offer)
+        newer.send(message(1))
         old.close()
         time.sleep(0.2)  # the host learns of both at once
         host.gather(time.monotonic() + 0.5)
@@ -310,17 +234,14 @@ def test_the_old_worker_of_a_replaced_agent_may_end_just_when_the_new_one_comes(
         newer.close()
 
 
-@pytest.mark.parametrize(
-    "change", [{"nonce": "guessed"}, {"world_size": 2}, {"rank": 7}, {"rank": 0}, {"offer": {}}, {"rank": []}]
-)
+@pytest.mark.parametrize("change", [{"world_size": 2}, {"rank": 7}, {"rank": 0}, {"offer": {}}, {"rank": []}])
 def test_who_does_not_belong_here_is_turned_away(place, change):
     with posted_host(place, 3) as host:
-        good = {"nonce": host.announcement.nonce, "rank": 1, "world_size": 3, "offer": offer().to_json()}
-        caller = Connection.to("localhost", host.announcement.port, 5)
+        good = {"rank": 1, "world_size": 3, "offer": offer().to_json()}
+        caller = call(host)
         caller.send(good | change)
-        while not caller.wait(0):
+        while not is_hung_up(caller.socket):
             host.gather(time.monotonic() + 0.05)
-        assert caller.socket.recv(1) == b""
         assert host.missing == [1, 2]
         caller.close()
 
@@ -496,15 +417,3 @@ def test_half_an_environment_is_a_clear_error(nowhere, missing):
             nowhere.setenv(name, value)
     with pytest.raises(ValueError, match=f"{missing} is not: start workers by torchrun"):
         meet(offer(), SHORT)
-
-
-@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.0.1.1", "::1", socket.gethostname()])
-def test_on_the_machine_of_the_store_its_name_is_good_for_all(address):
-    where = Place(rank=0, world_size=2, address=address, port=1, of_agent=True)
-    assert where.own_address() == address
-
-
-def test_an_address_that_leads_nowhere_is_named():
-    where = Place(rank=0, world_size=2, address="no.such.host.invalid", port=1, of_agent=True)
-    with pytest.raises(ValueError, match=r"MASTER_ADDR is 'no\.such\.host\.invalid'"):
-        where.own_address()
