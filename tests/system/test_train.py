@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -103,7 +104,12 @@ def interrupt(process, signum):
 
 
 def test_a_whole_run(train, tmp_path):
-    stdout, stderr = train("train.evaluate_every_steps=10", "train.log_every_steps=5", ranks=2).communicate()
+    before = os.umask(0o027)
+    try:
+        process = train("train.evaluate_every_steps=10", "train.log_every_steps=5", ranks=2)
+    finally:
+        os.umask(before)
+    stdout, stderr = process.communicate()
     (folder,) = (tmp_path / "runs").iterdir()
     table = dict(re.split(r"  +", line, maxsplit=1) for line in stdout.strip().splitlines())
     assert list(table) == [
@@ -127,6 +133,8 @@ def test_a_whole_run(train, tmp_path):
     names = {path.name for path in folder.iterdir()}
     assert names >= {"config.json", "versions.json", "metrics.jsonl", "report.json", "report.txt"}
     assert any(name.startswith("events.out.tfevents") for name in names)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert modes == {path: 0o750 if path.is_dir() else 0o640 for path in modes}  # as the umask says
     assert json.loads((folder / "config.json").read_text())["data"]["global_batch_size"] == 200
     assert json.loads((folder / "report.json").read_text())["metrics"]["num_samples"] == ROWS_PER_DAY
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

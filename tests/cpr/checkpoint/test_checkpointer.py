@@ -1,11 +1,14 @@
 """The checkpointer in a world of one: saves beside training, failures that are told, what comes back."""
 
 import errno
+import os
 import shutil
+import stat
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +75,22 @@ def test_what_was_saved_comes_back_exactly(start, moment):
     loaded = again.checkpointer.load()
     assert_same(again.values(), saved)
     assert (loaded.state.step, loaded.rejected, loaded.same_ranks) == (3, (), True)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_umask_decides_who_may_read_a_checkpoint(start, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        run = start()
+        run.train(1)
+        run.checkpointer.save("consistent")
+        run.checkpointer.close()
+    finally:
+        os.umask(before)
+    paths = list(Path(open_storage(run.checkpointer._config.uri).uri).rglob("*"))
+    assert {path.suffix for path in paths} >= {".arrow", ".json"}
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 def test_training_goes_on_bit_for_bit(start):
