@@ -63,7 +63,8 @@ downtime."""
 LAST_REPLACED: Final = 0.9
 """Of the steps: when a node is replaced that is not back before the end."""
 PATIENCE: Final = 4
-"""A run that takes so many times as long as it should has failed."""
+"""A run that takes so many times as long as it should, and more than `LEAST_S`, has failed."""
+LEAST_S: Final = 300.0
 SCRATCH: Final = Path("runs") / "recovery-soak"
 """Data set, runs, their checkpoints and the witness's logs, up to 5 GB, under the current folder; deleted at
 the end."""
@@ -103,11 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak = Soak(minutes=options.minutes)
     if options.quick:
         soak = Soak(
-            minutes=0.5,
+            minutes=0.6,
             save_every_s=1.0,
-            collective_timeout_s=5.0,
-            away_s=15.0,
-            replaced_for_s=20.0,
+            collective_timeout_s=10.0,
+            away_s=20.0,
+            replaced_for_s=28.0,
         )
     no_network = _why_no_network()
     config = {**asdict(soak), "partitions": no_network is None}
@@ -207,7 +208,7 @@ def _undisturbed(soak: Soak, pace: float, dataset: Path, scratch: Path) -> Row:
     arguments = _arguments(soak, pace, dataset)
     began = time.monotonic()
     with NodesRun(scratch / "undisturbed", arguments, WORKERS_PER_NODE) as run:
-        report = run.wait(PATIENCE * soak.minutes * 60)
+        report = run.wait(max(LEAST_S, PATIENCE * soak.minutes * 60))
         return _outcome(report, began) | {"leftovers": asdict(run.leftovers())}
 
 
@@ -245,7 +246,7 @@ def _disturbed(
             if has_network
             else nullcontext() as replacements,
         ):
-            report = run.wait(PATIENCE * soak.minutes * 60)
+            report = run.wait(max(LEAST_S, PATIENCE * soak.minutes * 60))
         failed, leftovers = run.failed_nodes(), asdict(run.leftovers())
     return _outcome(report, began) | {
         "failures": [_told(deed) for deed in killer.deeds] + _injected(run.run_folder),

@@ -48,13 +48,13 @@ INSIDE: Final[tuple[Kind, ...]] = (
     StorageOutage(duration_s=20.0, how="hang"),
 )
 QUICK_INSIDE: Final[tuple[tuple[float, Kind], ...]] = (
-    (5.0, StorageOutage(duration_s=3.0)),
-    (30.0, StorageOutage(duration_s=3.0, how="hang")),
+    (8.0, StorageOutage(duration_s=3.0)),
+    (35.0, StorageOutage(duration_s=3.0, how="hang")),
 )
 QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
     (2.0, KillWorker()),
-    (36.0, PauseNode(duration_s=8.0)),
-    (52.0, LoseNode()),
+    (47.0, PauseNode(duration_s=12.0)),
+    (68.0, LoseNode()),
 )
 """Seconds after the start, so that all of them happen in a short run."""
 INSIDE_SHARE: Final = 0.25
