@@ -302,7 +302,7 @@ class PartialRecovery:
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
-        directory = take_directory(checkpointer, meeting)
+        directory = take_directory(checkpointer, meeting, resumes=self._resume)
         note_directory(self._config.uri)
         is_own = meeting.continues and directory.is_of_launches(meeting.launches)
         assert self._memory.segment is not None

@@ -130,6 +130,11 @@ class Checkpointer:
         self._hooks = before_updates(model, (), self._copier.settle)
 
     @property
+    def uri(self) -> str:
+        """Of the directory, for messages."""
+        return self._storage.uri
+
+    @property
     def state(self) -> ModelState:
         """All that is saved beside table rows."""
         return self._state

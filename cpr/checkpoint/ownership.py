@@ -77,8 +77,16 @@ class Ownership:
         Raises:
             CheckpointError: it cannot be read.
         """
-        self.previous = on_rank_0(self._group, patiently(partial(newest_owner, self._storage)))
+        self.previous = self.last_owner()
         self._has_looked = True
+
+    def last_owner(self) -> Owner | None:
+        """Who owns the directory now, or did last.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        return on_rank_0(self._group, patiently(partial(newest_owner, self._storage)))
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
         """Record that saves here are of these launches from now on: their workers have begun.

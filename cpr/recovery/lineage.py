@@ -17,7 +17,7 @@ from cpr.checkpoint.owners import Owner, newest_owner
 from cpr.checkpoint.ownership import patiently
 from cpr.checkpoint.ranks import RankGroup
 from cpr.checkpoint.storage import Storage
-from cpr.errors import CheckpointError, LockedError, RunFinished
+from cpr.errors import CheckpointError, LockedError, MismatchError, RunFinished
 from cpr.meeting import Meeting
 
 logger = logging.getLogger(__name__)
@@ -79,26 +79,38 @@ class Directory:
         return None
 
 
-def take_directory(checkpointer: Checkpointer, meeting: Meeting) -> Directory:
-    """Own the checkpoint directory, if it can be written to, or else if there is memory to go on from.
+def take_directory(checkpointer: Checkpointer, meeting: Meeting, *, resumes: bool) -> Directory:
+    """Own the checkpoint directory; where it cannot be written to, memory is enough to go on for a while.
 
     Called by all ranks.
 
     Args:
         checkpointer: of the directory; has neither saved nor loaded.
         meeting: of the workers.
+        resumes: whether a new run goes on from what is saved.
 
     Raises:
         LockedError: another run uses it.
+        MismatchError: it holds saves, and these workers belong to a run that is to begin at the beginning.
         CheckpointError: it cannot be written to, and nothing outlived the workers before.
     """
     ownership = checkpointer.ownership
+    has_memory = any(offer.held for offer in meeting.offers)
+    if not resumes and not has_memory:
+        # before the directory is taken from a run that may only be paused
+        before = Directory(owner=ownership.last_owner())
+        is_own = meeting.continues and before.is_of_launches(meeting.launches)
+        if not is_own and (state := checkpointer.newest_state()) is not None:
+            raise MismatchError(
+                f"{checkpointer.uri} holds save {state.sequence}, which this run has not loaded: resume it to "
+                "go on from there, or choose an empty directory"
+            )
     try:
         ownership.claim()
     except LockedError:
         raise
     except CheckpointError as error:
-        if not meeting.continues or not any(offer.held for offer in meeting.offers):
+        if not meeting.continues or not has_memory:
             raise
         if meeting.rank == 0:
             logger.error("%s. Training continues from memory, and saving is tried again", error)

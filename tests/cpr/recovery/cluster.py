@@ -1,0 +1,432 @@
+"""A cluster whose machines, clock and storage are simulated; what decides and what commits is the real code.
+
+A table has one shard on each of two ranks. A row's value is the list of training steps that went into it,
+and the dense parameters are the list of all steps of a run, so it shows at any time whether rows belong to
+the run that trains them, and what they have lost. Each node has one worker.
+"""
+
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
+
+from cpr.checkpoint.chain import find_states
+from cpr.checkpoint.history import History
+from cpr.checkpoint.manifest import Manifest
+from cpr.checkpoint.opening import find_newest, survey
+from cpr.checkpoint.owners import Claimant
+from cpr.checkpoint.ownership import Ownership
+from cpr.checkpoint.part import Part
+from cpr.checkpoint.ranks import Alone
+from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.row_schema import ShardPlace
+from cpr.errors import LockedError, RunFinished, SaveFailedError
+from cpr.meeting.offers import HeldSegment, Offer
+from cpr.meeting.offers import decide as decide_ranks
+from cpr.recovery.accounts import Accounts
+from cpr.recovery.course import Course
+from cpr.recovery.decision import Findings, decide
+from cpr.recovery.lineage import raise_if_finished, take_directory
+from cpr.recovery.policy import RecoveryPolicy
+from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport, assess
+from cpr.recovery.sources import lost_share, plan_sources
+from tests.cpr.checkpoint.saves import MemoryStorage
+
+RANKS = 2
+TOTAL_SAMPLES = 10**6
+SAMPLES = 100
+"""Of a step."""
+BYTES = 8
+POLICY = RecoveryPolicy(max_lost_share=0.5)
+PATIENT = RecoveryPolicy(max_generations_without_progress=10**6)
+
+
+class Frozen(BaseException):
+    """The process stands still in the middle of a write."""
+
+
+class Storage(MemoryStorage):
+    """Files in memory; the next write to a path that contains `frozen` stays on its way."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = None
+        self.on_its_way = None
+
+    @contextmanager
+    def create(self, path):
+        sink = SimpleNamespace(data=bytearray())
+        sink.write = sink.data.__iadd__
+        yield sink
+        if self.frozen is not None and self.frozen in path:
+            self.on_its_way, self.frozen = (path, bytes(sink.data)), None
+            raise Frozen
+        self.files[path] = bytes(sink.data)
+
+
+class Clock:
+    """Stands for `time` in the lock: sleeping lets time pass for all that live."""
+
+    def __init__(self):
+        self.now_s, self.runs = 0.0, []
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+        for run in self.runs:
+            if run.is_alive and not run.is_paused:
+                run.renew()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What outlives a worker."""
+
+    session_id: str
+    generation: int
+    epoch: int
+    rank: int
+    rows: tuple
+    dense: tuple
+    course: dict
+
+
+@dataclass(eq=False)
+class Node:
+    """A machine."""
+
+    name: str
+    launch: str
+    memory: Memory | None = None
+    run: "Run | None" = None
+
+
+@dataclass(eq=False)
+class Run:
+    """A generation of workers that has met, from their meeting to their end."""
+
+    nodes: list
+    session_id: str
+    generation: int
+    ownership: Ownership
+    course: Course = field(default_factory=Course)
+    rows: list = field(default_factory=lambda: [()] * RANKS)
+    dense: tuple = ()
+    kind: str = ""
+    history: History | None = None
+    committing: Manifest | None = None
+    stuck: tuple = ()
+    """Path and bytes of a write that is on its way."""
+    is_alive: bool = True
+    is_paused: bool = False
+
+    def renew(self):
+        """What the lock's thread does now and then."""
+        lock = self.ownership.lock
+        try:
+            lock.check()
+        except LockedError:
+            return
+        lock._write(beat=lock._own.beat + 1)
+
+    @property
+    def owns(self):
+        """Whether it would find that the directory is its own."""
+        try:
+            self.ownership.check()
+        except LockedError:
+            return False
+        return True
+
+
+def place(rank):
+    return ShardPlace(
+        table_fqn="t", table_shape=(2 * RANKS, 1), row_offset=2 * rank, num_rows=2, col_offset=0, num_cols=1
+    )
+
+
+def shard(rank):
+    return ShardReport(place=place(rank), columns=(("weights", "float32", 2),), bytes_per_row=BYTES)
+
+
+class Cluster:
+    """Runs on one checkpoint directory."""
+
+    def __init__(self):
+        self.storage, self.clock = Storage(), Clock()
+        self.saved = {}
+        """Rows, dense parameters and course of each save, by folder."""
+        self._steps, self._names = count(1), count(1)
+        self.place = "none"
+        """Of the machine that is at work now."""
+
+    def new_node(self):
+        """A machine that a person starts the command on."""
+        name = f"n{next(self._names)}"
+        return Node(name, launch=f"launch of {name}")
+
+    def meet(self, nodes, *, restarted, resume=True):
+        """Workers start on these nodes; the run that comes of it, or the error that ends them."""
+        offers = [self._offer(node, restarted) for node in nodes]
+        decision = decide_ranks(offers)
+        by_rank = [
+            node for _, node in sorted(zip(decision.ranks, nodes, strict=True), key=lambda each: each[0])
+        ]
+        for node in nodes:
+            if node.memory is not None and node.memory.session_id != decision.session_id:
+                node.memory = None
+        meeting = SimpleNamespace(
+            continues=decision.continues,
+            offers=offers,
+            launches=frozenset(node.launch for node in nodes),
+            session_id=decision.session_id,
+            rank=0,
+        )
+        group = Alone()
+        self.place = by_rank[0].name
+        try:
+            raise_if_finished(self.storage, group, meeting)
+        except RunFinished:
+            for node in nodes:
+                node.memory = None
+            raise
+        claimant = Claimant(session=decision.session_id, generation=decision.generation)
+        ownership = Ownership(self.storage, group, claimant)
+        checkpointer = SimpleNamespace(
+            ownership=ownership,
+            uri="memory",
+            newest_state=lambda: find_newest(self.storage, group)[0],
+        )
+        directory = take_directory(checkpointer, meeting, resumes=resume)
+        run = Run(by_rank, decision.session_id, decision.generation, ownership)
+        self._begin(run, meeting, resume, directory)
+        ownership.note_launches(meeting.launches, continues=resume or meeting.continues)
+        for node in nodes:
+            node.run = run
+        self.clock.runs.append(run)
+        return run
+
+    def train(self, run, steps):
+        """All workers of a run finish so many steps."""
+        for _ in range(steps):
+            step = next(self._steps)
+            run.dense = (*run.dense, step)
+            run.rows = [(*rows, step) for rows in run.rows]
+            run.course.step(SAMPLES)
+        self._publish(run)
+
+    def save(self, run, *, freeze=None):
+        """Save everything; frozen, the whole run stands still while it writes its manifest."""
+        if run.history.committed and run.course.steps_done == run.history.committed[-1].step:
+            return
+        run.course.note_save()
+        sequence = run.history.next_sequence
+        manifest = Manifest(
+            run_id=run.history.run_id,
+            sequence=sequence,
+            epoch=run.history.epoch,
+            kind="base",
+            parent=None,
+            base=sequence,
+            moment="consistent",
+            step=run.course.steps_done,
+            created="2026-01-01T00:00:00+00:00",
+            world_size=RANKS,
+            tables={},
+            rows=(),
+            states=(),
+        )
+        self.saved[manifest.folder] = (tuple(run.rows), run.dense, run.course.state_dict())
+        self._publish(run)
+        self.storage.frozen = freeze
+        try:
+            run.history.commit(sequence, "base", Part(), None, lambda _: manifest)
+            run.history.tidy()
+        except Frozen:
+            run.is_paused, run.committing = True, manifest
+            run.history.next_sequence = sequence + 1
+            run.stuck, self.storage.on_its_way = self.storage.on_its_way, None
+        except (SaveFailedError, LockedError):
+            run.course.forget_save(run.course.steps_done)
+            self.end(run)  # a save fails here only where the directory is another's
+        finally:
+            self.storage.frozen = None
+
+    def wake(self, run, *, killed):
+        """A run that stood still goes on, or is killed; what it was writing lands all the same."""
+        run.is_paused = False
+        manifest, run.committing = run.committing, None
+        if manifest is not None:
+            path, data = run.stuck
+            self.storage.files[path] = data
+        if killed:
+            self.end(run)
+        elif manifest is None:
+            return
+        elif run.owns:
+            run.history.committed.append(manifest)
+            run.history.chain = [manifest]
+        else:
+            self.storage.delete(manifest.folder)
+            self.end(run)
+
+    def end(self, run):
+        """Its workers end, in whatever way; their memory stays where their nodes do."""
+        run.is_alive, run.is_paused = False, False
+        for node in run.nodes:
+            node.run = None
+
+    def finish(self, run):
+        """It has reached its end."""
+        self.save(run)
+        if run.is_alive and not run.owns:
+            self.end(run)
+        if run.is_alive:
+            run.ownership.finish(run.course.steps_done)
+            for node in run.nodes:
+                node.memory = None
+            run.ownership.release()
+            self.end(run)
+
+    def newest(self):
+        """The newest save that counts, if there is one."""
+        states, _ = find_states(self.storage)
+        return states[0].newest if states else None
+
+    def _offer(self, node, restarted):
+        held = ()
+        if node.memory is not None:
+            held = (
+                HeldSegment(
+                    session_id=node.memory.session_id,
+                    rank=node.memory.rank,
+                    world_size=RANKS,
+                    step_finished=node.memory.course["steps_done"],
+                    generation=node.memory.generation,
+                    epoch=node.memory.epoch,
+                ),
+            )
+        return Offer(restarted=restarted, host=node.name, pid=1, held=held, launch=node.launch)
+
+    def _publish(self, run):
+        for rank, node in enumerate(run.nodes):
+            node.memory = Memory(
+                run.session_id,
+                run.generation,
+                run.ownership.epoch,
+                rank,
+                run.rows[rank],
+                run.dense,
+                run.course.state_dict(),
+            )
+
+    def _begin(self, run, meeting, resume, directory):
+        """As `cpr.recovery.restoring.Restorer`, with lists instead of tensors."""
+        group, course = Alone(), run.course
+        newest, _ = find_newest(self.storage, group)
+        reports = [self._report(rank, node) for rank, node in enumerate(run.nodes)]
+        found = assess(reports, directory)
+        plan = plan_sources(found.needed, found.held)
+        is_own = meeting.continues and directory.is_of_launches(meeting.launches)
+        decision = decide(
+            Findings(
+                continues=meeting.continues,
+                resumes=resume or is_own,
+                is_saved=newest is not None,
+                holds_anything=bool(found.old_world_size),
+                has_replicated_state=found.slot is not None,
+                lost_share=lost_share(plan),
+                stale=found.stale,
+                objection=found.objection,
+            ),
+            POLICY,
+        )
+        course.generation = run.generation
+        run.kind = decision.kind
+        state = None
+        if decision.kind in {"process", "partial"}:
+            holder = run.nodes[found.slot_of[0]].memory
+            course.take_over(deepcopy(holder.course))
+            course.begin(run.generation, found.endings, found.interrupted, PATIENT)
+            run.dense, state = holder.dense, newest
+            self._put_rows(run, plan, newest)
+            self._charge(run, found, plan, newest)
+        elif decision.kind in {"resume", "full"}:
+            course.start_over()
+            state = newest
+            if newest is not None:
+                rows, run.dense, saved_course = self.saved[newest.newest.folder]
+                run.rows = list(rows)
+                course.load_state_dict(deepcopy(saved_course))
+                course.note_save()
+        run_id = run.ownership.run_id if state is None else state.newest.run_id
+        seen = survey(self.storage, group, run_id, state, frozenset())
+        run.history = History(
+            storage=self.storage,
+            group=group,
+            lock=run.ownership.lock,
+            retention=Retention(),
+            merge_after=0,
+            run_id=run_id,
+            epoch=run.ownership.epoch,
+            next_sequence=seen.next_sequence,
+            committed=list(seen.committed),
+            chain=list(state.saves) if state else [],
+        )
+        self._publish(run)
+
+    def _report(self, rank, node):
+        memory, segments = node.memory, ()
+        if memory is not None:
+            course = memory.course
+            segments = (
+                SegmentReport(
+                    old_rank=memory.rank,
+                    old_world_size=RANKS,
+                    generation=memory.generation,
+                    epoch=memory.epoch,
+                    step_finished=course["steps_done"],
+                    update_begun=-1,
+                    pid=1,
+                    left_ns=-1,
+                    heartbeat_ns=1,
+                    reason="",
+                    shards=(shard(memory.rank),),
+                    whole_bytes=2 * BYTES,
+                    slot=Slot(
+                        went_back=course["went_back"],
+                        generation=course["generation"],
+                        step=course["steps_done"],
+                    ),
+                ),
+            )
+        return WorkerReport(
+            rank=rank,
+            host=node.name,
+            pid=1,
+            segments=segments,
+            shards=(shard(rank),),
+            adopted=memory is not None and memory.rank == rank,
+        )
+
+    def _put_rows(self, run, plan, newest):
+        """Rows to where they are needed: in place, from another node, or from the newest save."""
+        for sources in plan:
+            rank = sources.needed.rank
+            if sources.needed.adopted:
+                run.rows[rank] = run.nodes[rank].memory.rows
+                continue
+            (band,) = sources.bands
+            if band.pieces:
+                run.rows[rank] = run.nodes[band.pieces[0].rank].memory.rows
+            else:
+                run.rows[rank] = self.saved[newest.newest.folder][0][rank]
+
+    def _charge(self, run, found, plan, newest):
+        accounts = Accounts(None, Alone(), run.course, POLICY, TOTAL_SAMPLES)
+        has_lost = any(each.lost_rows for each in plan)
+        accounts.charge(accounts.cost_of_loss(found, plan, newest.step if has_lost else None))
+        run.course.forget_saves_after(newest.step if newest else 0)

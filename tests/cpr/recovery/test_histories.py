@@ -1,0 +1,255 @@
+"""Launches, pauses, partitions, takeovers, saves and ends in any order: nothing stale, nobody twice.
+
+A model checker plays histories of a cluster (`cluster`) against the code that decides and commits. It must
+find what goes wrong when one of the rules is switched off, and nothing as it is.
+"""
+
+from contextlib import ExitStack, contextmanager, suppress
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cpr.checkpoint import chain, lock
+from cpr.checkpoint.owners import Owner, newest_owner
+from cpr.errors import LockedError, MismatchError, RunFinished
+from cpr.recovery.lineage import Directory
+from tests.cpr.recovery import cluster as simulated
+from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster
+
+HISTORIES = 800
+"""Of up to 40 events. Of 20,000, none went wrong."""
+
+
+class Histories(RuleBasedStateMachine):
+    """What may happen to runs on one checkpoint directory."""
+
+    def __init__(self):
+        super().__init__()
+        self.cluster = Cluster()
+        self.nodes = []
+        self.finished = False
+        """Whether the run has reached its end, and no person has started another since."""
+        self.newest_rank = (-1, -1)
+        self.exits = ExitStack()
+        for target, name, value in (
+            (lock, "time", self.cluster.clock),
+            (lock, "_place", lambda: self.cluster.place),
+            (lock.threading, "Thread", NoThread),
+            (chain, "ThreadPoolExecutor", AtOnce),
+        ):
+            self.exits.enter_context(patch.object(target, name, value))
+
+    def teardown(self):
+        self.exits.close()
+
+    @property
+    def runs(self):
+        return [run for run in self.cluster.clock.runs if run.is_alive]
+
+    @property
+    def active(self):
+        return [run for run in self.runs if not run.is_paused]
+
+    @rule(resume=st.booleans())
+    def a_person_starts_it(self, resume):
+        """On machines of their own; `resume` is the choice of a person for a directory with saves."""
+        nodes = [self.cluster.new_node() for _ in range(RANKS)]
+        self.nodes += nodes
+        with suppress(LockedError):
+            self._meet(nodes, restarted=False, resume=resume or self.cluster.newest() is not None)
+
+    @precondition(lambda self: sum(node.run is None for node in self.nodes) >= 1)
+    @rule(data=st.data(), replaced=st.booleans())
+    def agents_start_workers_again(self, data, replaced):
+        """On nodes that are left, in any order; or on one of them, and a machine that replaces another."""
+        free = [node for node in self.nodes if node.run is None]
+        if replaced or len(free) < RANKS:
+            self.nodes.append(self.cluster.new_node())
+            nodes = [data.draw(st.sampled_from(free)), self.nodes[-1]]
+        else:
+            nodes = data.draw(st.permutations(free))[:RANKS]
+        owner = newest_owner(self.cluster.storage)
+        is_over = self.finished and any(node.memory or node.launch in owner.launches for node in nodes)
+        with suppress(LockedError, MismatchError):
+            try:
+                self._meet(nodes, restarted=True, resume=False)
+                assert not is_over, "a run that has finished goes on"
+            except RunFinished:
+                assert self.finished
+                assert all(node.memory is None for node in nodes)
+
+    def _meet(self, nodes, **how):
+        before = self.cluster.newest()
+        run = self.cluster.meet(nodes, **how)
+        self.finished = False
+        if run.kind in {"process", "partial"} and before is not None:
+            dense = self.cluster.saved[before.folder][1]
+            assert run.dense[: len(dense)] == dense, "memory that does not descend from the newest save"
+        if how["restarted"] and before is not None:
+            assert run.kind != "start", "a run that begins anew though it has saves"
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data(), steps=st.integers(1, 3))
+    def train(self, data, steps):
+        self.cluster.train(data.draw(st.sampled_from(self.active)), steps)
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data(), freeze=st.sampled_from([None, None, "manifest.json"]))
+    def save(self, data, freeze):
+        run = data.draw(st.sampled_from(self.active))
+        if run.dense:
+            self.cluster.save(run, freeze=freeze)
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data())
+    def pause(self, data):
+        data.draw(st.sampled_from(self.active)).is_paused = True
+
+    @precondition(lambda self: len(self.active) < len(self.runs))
+    @rule(data=st.data(), killed=st.booleans())
+    def wake(self, data, killed):
+        paused = [run for run in self.runs if run.is_paused]
+        self.cluster.wake(data.draw(st.sampled_from(paused)), killed=killed)
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data())
+    def a_worker_dies_or_the_network_does(self, data):
+        """All workers of the run end; the memory of each stays on its node."""
+        self.cluster.end(data.draw(st.sampled_from(self.active)))
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def a_node_is_lost(self, data):
+        node = data.draw(st.sampled_from(self.nodes))
+        if node.run is not None:
+            self.cluster.end(node.run)
+        node.memory = None
+
+    @precondition(lambda self: self.active)
+    @rule(data=st.data())
+    def finish(self, data):
+        run = data.draw(st.sampled_from(self.active))
+        if run.dense:
+            owns = run.owns
+            self.cluster.finish(run)
+            assert not run.is_alive
+            self.finished = self.finished or owns
+
+    @invariant()
+    def rows_belong_to_the_run_that_trains_them(self):
+        for run in self.runs:
+            for rows in run.rows:
+                steps = iter(run.dense)
+                assert all(step in steps for step in rows), "a row that is newer than its run, or of another"
+
+    @invariant()
+    def pls_is_what_was_really_lost(self):
+        for run in self.runs:
+            lost = sum(len(set(run.dense) - set(rows)) for rows in run.rows)
+            assert run.course.pls_total == pytest.approx(lost * SAMPLES / (TOTAL_SAMPLES * RANKS))
+
+    @invariant()
+    def the_newest_save_never_goes_backwards(self):
+        newest = self.cluster.newest()
+        rank = (-1, -1) if newest is None else (newest.epoch, newest.sequence)
+        assert rank >= self.newest_rank, "the newest save went backwards"
+        if newest is not None and rank > self.newest_rank:
+            owners = [run.ownership.epoch for run in self.cluster.clock.runs if run.history is not None]
+            assert newest.epoch == max(owners), "a commit of an older epoch"
+        self.newest_rank = rank
+
+    @invariant()
+    def one_run_owns_the_directory(self):
+        assert sum(run.owns for run in self.runs) <= 1
+
+    @invariant()
+    def what_has_finished_stays_finished(self):
+        owner = newest_owner(self.cluster.storage)
+        assert (owner is not None and owner.finished is not None) == self.finished
+
+
+class NoThread:
+    """Records are renewed while the simulated time passes."""
+
+    def __init__(self, **_):
+        pass
+
+    def start(self):
+        pass
+
+    def join(self):
+        pass
+
+
+class AtOnce:
+    """An executor without threads, as starting them would take most of the time."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    map = staticmethod(map)
+
+
+def play(num_histories, *phases):
+    run_state_machine_as_test(
+        Histories,
+        settings=settings(
+            max_examples=num_histories,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=phases or tuple(Phase),
+        ),
+    )
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_no_history_goes_wrong():
+    play(HISTORIES)
+
+
+@contextmanager
+def switched_off(*rules):
+    with ExitStack() as patches:
+        for target, name, value in rules:
+            patches.enter_context(patch.object(target, name, value))
+        yield
+
+
+ADOPT_ANYTHING = (Directory, "why_stale", lambda *_, **__: None)
+FORGET_ENDS = (simulated, "raise_if_finished", lambda *_: None)
+COUNT_EVERYTHING = (chain, "_of_replaced_owners", lambda *_: set())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("rules", "finding"),
+    [
+        ([ADOPT_ANYTHING], "does not descend|newer than its run|newer than the run|samples|assert"),
+        ([FORGET_ENDS], "a run that has finished goes on"),
+        ([(Owner, "counts", lambda *_: True)], "older epoch|backwards"),
+        ([(lock.DirectoryLock, "check", lambda _: None)], "older epoch|backwards|assert"),
+        ([ADOPT_ANYTHING, FORGET_ENDS, COUNT_EVERYTHING], ""),
+    ],
+)
+def test_each_rule_is_needed(rules, finding):
+    """A history that goes wrong is found at once; as with all of them, which this project began with."""
+    with switched_off(*rules), pytest.raises(AssertionError, match=finding):
+        play(HISTORIES, Phase.generate)
