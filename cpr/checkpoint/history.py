@@ -233,9 +233,15 @@ class History:
         return manifest, []
 
     def _sweep(self, folder: str) -> None:
-        """Delete what a failed save has written: in a folder that is this owner's alone."""
+        """Delete what a failed save has written, unless another run owns the directory by now.
+
+        That one may have found its manifest and build on it; if not, it clears the folder away itself.
+        """
         try:
+            self._check_lock_here()
             delete_save(self.storage, folder)
+        except LockedError:
+            return  # why the save failed is told
         except Exception as error:  # the others wait to hear why the save failed
             logger.warning("could not delete what a failed save left in %s: %s", folder, error)
 
