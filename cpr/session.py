@@ -34,6 +34,7 @@ from cpr.checkpoint.local import LocalStorage
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.model_state import Heir, Stateful
 from cpr.checkpoint.opening import find_newest
+from cpr.checkpoint.optimizer_state import OptimizerState
 from cpr.checkpoint.owners import Claimant
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, is_local, open_storage
@@ -52,7 +53,6 @@ from cpr.recovery.outliving import Outliving
 from cpr.recovery.phases import Phases, note_death, process_began_ns
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Recovery
-from cpr.recovery.replicated import OptimizerState
 from cpr.recovery.reports import WorkerReport
 from cpr.recovery.restoring import Beginning, Restorer
 from cpr.recovery.save_plan import Keeper, SavePlan
@@ -60,6 +60,7 @@ from cpr.recovery.saving import Saves
 from cpr.recovery.survey import COURSE
 from cpr.resident.birth import Birth, tables_born_in
 from cpr.resident.janitor import ensure_janitor
+from cpr.shards.optimizers import ordinary
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +268,8 @@ class PartialRecovery:
 
         Args:
             model: holds the sharded tables; built in `building`.
-            optimizers: ordinary ones, of dense parameters and data-parallel tables.
+            optimizers: ordinary ones, of dense parameters and data-parallel tables. Fused parts of TorchRec's
+                `CombinedOptimizer` are left out: their state lives with the rows of their tables.
             states: what else training needs, the same on all ranks, by name; has `state_dict` and
                 `load_state_dict`. A loader that is read ahead of the steps, as TorchRec's pipelines do, is
                 not where training is: leave it out, and go on at `batches_done`.
@@ -297,6 +299,7 @@ class PartialRecovery:
         plain_storage = open_storage(self._config.uri)
         self._injector = self._armed(meeting, plain_storage)
         storage = self._injector.storage(plain_storage)
+        optimizers = ordinary(optimizers)
         checkpointer = self._make_checkpointer(meeting, storage, model, optimizers, before_save)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)

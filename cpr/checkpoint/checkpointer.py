@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
 from cpr.checkpoint.agreement import Wish, agree
@@ -22,11 +23,12 @@ from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.manifest import Kind, Moment
 from cpr.checkpoint.model_state import Heir, ModelState, Stateful
 from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
+from cpr.checkpoint.optimizer_state import OptimizerState
 from cpr.checkpoint.owners import NOBODYS, Claimant
 from cpr.checkpoint.ownership import Ownership
 from cpr.checkpoint.part import table_entry
 from cpr.checkpoint.random_state import RandomGenerators
-from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup
+from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
 from cpr.checkpoint.reading import LoadStats
 from cpr.checkpoint.row_schema import place_of
 from cpr.checkpoint.saver import Save, Saver, States
@@ -43,9 +45,12 @@ from cpr.errors import (
     is_failure,
 )
 from cpr.shards import before_updates, create_state, find_shards
+from cpr.shards.optimizers import forget_state, ordinary, stateful_parameters, without_fused
 from cpr.shards.shard import TableShard
 
 __all__ = ["CheckpointConfig", "Checkpointer", "Loaded"]
+
+T = TypeVar("T")
 
 LEAVE_S: Final = 5.0
 """How long closing waits for the background thread to end by itself."""
@@ -100,11 +105,11 @@ class Checkpointer:
     ) -> None:
         self._config = config
         self._storage = storage or open_storage(config.uri)
-        self.shards = find_shards(model, optimizers)
+        self._optimizers = ordinary(optimizers)
+        self.shards = find_shards(model, self._optimizers)
         """All table shards on this rank."""
         for shard in self.shards:
             rows_per_piece(shard.columns)  # raises if not even one row fits
-        self._optimizers = optimizers
         self._before_save = before_save
         self._state = ModelState(model)
         self._state.register("random_generators", RandomGenerators(), per_rank=True)
@@ -172,15 +177,18 @@ class Checkpointer:
 
         Args:
             name: of it in the checkpoint.
-            state: has `state_dict` and `load_state_dict`.
+            state: has `state_dict` and `load_state_dict`. Of a TorchRec `CombinedOptimizer`, fused parts are
+                left out: their state is saved with the rows of their tables.
             per_rank: it differs by rank (each rank saves its own, and gets it back at the same world size; at
                 another one, what can `inherit` goes on from those of several); otherwise it is the same on
                 all and rank 0 saves it.
             optional: it stays as it is when what is loaded was saved without it.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: the name is taken, or an optimizer is one around a fused optimizer.
         """
+        if isinstance(state, Optimizer):
+            state = OptimizerState(without_fused(state) or CombinedOptimizer([]))
         self._state.register(name, state, per_rank, optional)
 
     def make_room(self, columns: Mapping[str, Collection[str]]) -> None:
@@ -251,8 +259,8 @@ class Checkpointer:
     def load(self) -> Loaded | None:
         """Load the newest state that verifies on every rank; None if nothing was ever saved.
 
-        Saves that do not verify are left out with a warning that says why. When it raises, the model holds a
-        mixture.
+        Saves that do not verify are left out with a warning that says why. What is refused changes nothing;
+        if rows turn out to be damaged while they are read, and no older state loads, tables are a mixture.
 
         Raises:
             MismatchError: what is saved is not of this model; says what differs.
@@ -298,11 +306,14 @@ class Checkpointer:
         self._check_open()
         storage = open_storage(uri)
 
-        def attempt(state: State) -> LoadStats:
+        def read(state: State) -> Any:
             common = self._read_common(storage, state)
             self._state.check(common, states)
-            self._state.apply_common(common, states)
-            return self._load_tables(storage, state)
+            return common
+
+        def attempt(state: State) -> LoadStats:
+            common = on_all(self._group, lambda: read(state))
+            return self._replace(storage, state, lambda: self._state.apply_common(common, states))[0]
 
         found = load_newest(storage, self._group, attempt)
         if found is None:
@@ -636,18 +647,50 @@ class Checkpointer:
         return selections
 
     def _attempt(self, state: State) -> tuple[int, int]:
-        """Load a state on this rank; bytes read and training steps done."""
-        common = self._read_common(self._storage, state)
-        own, gone = None, []
-        if self._is_from_as_many(state):
-            own = read_state_file(self._storage, state, self._group.rank)
-        elif self._state.has_heirs:  # everybody's part falls to somebody, evenly
-            ranks = range(self._group.rank, state.newest.world_size, self._group.world_size)
-            gone = [read_state_file(self._storage, state, rank) or {} for rank in ranks]
-        self._state.check(common)
-        steps_done = self._state.apply(common, own, gone)
-        # after the registered state: that may hold optimizers of tables too, whose rows must be of one moment
-        return self._load_tables(self._storage, state).bytes_read, steps_done
+        """Load a state, on all ranks or on none; bytes read by this one and training steps done."""
+
+        def read() -> tuple[Any, Any, list[Any]]:
+            common, own, gone = self._read_common(self._storage, state), None, []
+            if self._is_from_as_many(state):
+                own = read_state_file(self._storage, state, self._group.rank)
+            elif self._state.has_heirs:  # everybody's part falls to somebody, evenly
+                ranks = range(self._group.rank, state.newest.world_size, self._group.world_size)
+                gone = [read_state_file(self._storage, state, rank) or {} for rank in ranks]
+            self._state.check(common)
+            return common, own, gone
+
+        common, own, gone = on_all(self._group, read)
+        stats, steps_done = self._replace(self._storage, state, lambda: self._state.apply(common, own, gone))
+        return stats.bytes_read, steps_done
+
+    def _replace(self, storage: Storage, state: State, apply: Callable[[], T]) -> tuple[LoadStats, T]:
+        """Put a state in the place of this model's; one that is refused on any rank changes nothing on any.
+
+        Args:
+            storage: where the state is.
+            state: it.
+            apply: puts everything but the tables into place.
+
+        Returns:
+            What reading the tables took, and what `apply` gave.
+        """
+        made = [stateful_parameters(optimizer) for optimizer in self._optimizers]
+
+        def check() -> int:
+            self.make_room(_columns_in(state))
+            return bytes_to_read(state, self.shards)
+
+        try:
+            with self._state.unchanged_on_failure():
+                on_all(self._group, check)
+                applied = on_all(self._group, apply)
+                # after the registered state: that may hold optimizers of tables too, whose rows must be of
+                # one moment
+                return on_all(self._group, lambda: self._load_tables(storage, state)), applied
+        except BaseException:
+            for optimizer, parameters in zip(self._optimizers, made, strict=True):
+                forget_state(optimizer, parameters)
+            raise
 
     def _read_common(self, storage: Storage, state: State) -> Any:
         """What a state holds that is the same on all ranks, besides tables."""

@@ -95,6 +95,8 @@ def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
         MismatchError, CorruptFileError: as `load_shards` does.
     """
     reads, _ = _plan(state, shards)
+    for shard in shards:
+        _counters(state, shard)
     return sum(read.chunk.length for read in reads)
 
 

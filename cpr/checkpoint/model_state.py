@@ -4,7 +4,8 @@ Dense parameters and what is registered as common are equal on all ranks, so ran
 belongs to one rank (random generators, for example) each rank writes for itself.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -125,6 +126,26 @@ class ModelState:
         wanted = set(self._common) - self._optional if names is None else set(names)
         if missing := sorted(wanted - set(common["registered"])):
             raise MismatchError(f"{missing[0]!r} is registered, but was not when this was saved")
+
+    @contextmanager
+    def unchanged_on_failure(self) -> Iterator[None]:
+        """Put everything back if the block raises: what is refused changes nothing.
+
+        Raises:
+            CheckpointError: it cannot be put back.
+        """
+        common, own = to_host(self.common(0)), to_host(self.own())
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.apply(common, own)
+            except Exception as second:
+                raise CheckpointError(
+                    f"{error}. What was there before could not be put back either ({second}): the model is a "
+                    "mixture; build it again"
+                ) from error
+            raise
 
     def apply(
         self,

@@ -90,6 +90,20 @@ def on_rank(group: RankGroup, rank: int, function: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]  # without an error there is a value
 
 
+def on_all(group: RankGroup, function: Callable[[], T]) -> T:
+    """What this rank's call gives, once it went well on all of them; the error of one is raised on all."""
+    result: T | None = None
+    problem: Exception | None = None
+    try:
+        result = function()
+    except Exception as error:
+        problem = shareable(error)
+    problems = [found for found in group.gather(problem) if found is not None]
+    if problems:
+        raise problem or problems[0]
+    return result  # type: ignore[return-value]  # without an error there is one
+
+
 def shareable(error: Exception) -> Exception:
     """The error, as one of a class that every rank knows and that keeps its message on the way."""
     if isinstance(error, CheckpointError) or type(error) is ValueError:

@@ -8,54 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ranks import RankGroup, on_rank
 from cpr.checkpoint.state import read_state, write_state
 from cpr.errors import MismatchError
-from cpr.shards import create_state
-from cpr.shards.shard import TableShard
 
 Counters = Mapping[str, Mapping[str, float]]
 """Counters of tables' optimizers, by table and name."""
-
-
-class OptimizerState:
-    """An optimizer as a registered state, which makes the state of its first step before one is loaded.
-
-    TorchRec's keyed optimizers load in place, and so need it there; it does no harm to others.
-
-    Args:
-        optimizer: of PyTorch or TorchRec.
-        shards: here. The state of tables lives with their rows: of an optimizer that updates nothing else,
-            only learning rates and the like are kept. Which tables it updates depends on the sharding plan.
-    """
-
-    def __init__(self, optimizer: Optimizer, shards: Sequence[TableShard]) -> None:
-        self._optimizer = optimizer
-        memory = {shard.weights.untyped_storage().data_ptr() for shard in shards}
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        self.has_only_tables = all(
-            isinstance(each, Tensor) and each.untyped_storage().data_ptr() in memory for each in parameters
-        )
-        """Whether it updates nothing else."""
-
-    def state_dict(self) -> Any:
-        """The optimizer's."""
-        state = self._optimizer.state_dict()
-        return {**state, "state": {}} if self.has_only_tables else state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Go on from a state."""
-        if self.has_only_tables:
-            for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=False):
-                group.update({name: value for name, value in saved.items() if name != "params"})
-            return
-        if state["state"]:
-            create_state(self._optimizer)
-        self._optimizer.load_state_dict(state)
 
 
 def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from cpr.shards.columns import add_row_columns
 from cpr.shards.dense import dense_tensors
 from cpr.shards.discovery import find_shards
 from cpr.shards.groups import TableGroup, table_groups
-from cpr.shards.matching import create_state
+from cpr.shards.optimizers import create_state
 from cpr.shards.shard import TableShard
 from cpr.shards.updates import before_updates
 

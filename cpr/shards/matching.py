@@ -131,26 +131,3 @@ def _rows(what: str, state: Tensor, parameter: Tensor, weights: Tensor) -> Tenso
 
 def _row_shapes(num_rows: int) -> tuple[torch.Size, torch.Size]:
     return torch.Size([num_rows]), torch.Size([num_rows, 1])
-
-
-def create_state(optimizer: Optimizer) -> None:
-    """Make an optimizer create the state that it would create in its first step, so that a load finds it.
-
-    It takes a step of learning rate 0 on gradients of 0, for parameters without state alone. What it creates
-    is the state after one step, not before: only for an optimizer whose state is about to be loaded.
-
-    Args:
-        optimizer: its gradients are lost.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.zero_grad()
-    for parameter in parameters:
-        if not optimizer.state.get(parameter):
-            parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    optimizer.zero_grad()

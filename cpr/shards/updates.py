@@ -6,7 +6,7 @@ optimizers, and those who add columns to rows (`cpr.shards.columns`), change row
 Other tables change when their ordinary optimizer steps.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -14,11 +14,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
 from cpr.shards.columns import row_columns
 from cpr.shards.groups import table_groups
 from cpr.shards.matching import is_updated_by
+from cpr.shards.optimizers import unwrapped
 
 UPDATED_IN_FORWARD: Final = (EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD, EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD)
 """FBGEMM's optimizers that average rows over time, which they do in the forward pass of training."""
@@ -57,7 +57,7 @@ class UpdateHooks:
 
     def hook_optimizer(self, optimizer: Optimizer) -> None:
         """Hook into an ordinary optimizer."""
-        for inner in _unwrapped(optimizer):
+        for inner in unwrapped(optimizer):
             self._handles.append(inner.register_step_pre_hook(self._call))
 
     def _call(self, *_: object) -> None:
@@ -103,14 +103,3 @@ def before_updates(
         if any(is_updated_by(optimizer, weights) for weights in unfused):
             hooks.hook_optimizer(optimizer)
     return hooks
-
-
-def _unwrapped(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizers that PyTorch made hooks for: TorchRec's wrappers of them do not call any."""
-    if isinstance(optimizer, CombinedOptimizer):
-        for _, inner in optimizer.optimizers:
-            yield from _unwrapped(inner)
-    elif isinstance(optimizer, KeyedOptimizerWrapper | OptimizerWrapper):
-        yield from _unwrapped(optimizer._optimizer)
-    else:
-        yield optimizer

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import cpr
 from cpr.checkpoint.lock import DirectoryLock
@@ -349,6 +350,34 @@ def test_another_layout_moves_rows(new_worker):
     third = new_worker(layout={"a": "rw", "b": "tw", "c": "dp"}).restore()
     assert third.story.bytes_moved == 0
     assert_same(third.values(), alive)
+
+
+def combined(worker):
+    """As in TorchRec's example: a fused part, and one that is made in the first step."""
+    parameters = {
+        name: each
+        for name, each in worker.model.named_parameters()
+        if not hasattr(each, "_in_backward_optimizers") and each.numel()
+    }
+    rest = KeyedOptimizerWrapper(parameters, lambda chosen: torch.optim.Adam(chosen, lr=0.1))
+    worker.optimizers = [CombinedOptimizer([worker.model.fused_optimizer, rest])]
+    return worker
+
+
+@pytest.mark.parametrize(("loses_memory", "kind", "step"), [(False, "process", 7), (True, "full", 5)])
+def test_a_combined_optimizer_with_a_fused_part_goes_on_as_if_nothing_had_happened(
+    new_worker, wipe, tmp_path, loses_memory, kind, step
+):
+    alone = combined(new_worker(restarted=False, folder=tmp_path / "alone")).restore().train(10)
+    uninterrupted = alone.values()
+    alone.die()
+    wipe()
+    combined(new_worker(restarted=False)).restore().train(5).wait_for_save().train(2).die()
+    if loses_memory:
+        wipe()
+    again = combined(new_worker()).restore()
+    assert (again.story.kind, again.story.step) == (kind, step)
+    assert_same(again.train(10 - step).values(), uninterrupted)
 
 
 def test_an_optimizer_of_data_parallel_tables_alone_makes_its_state_late(new_worker):

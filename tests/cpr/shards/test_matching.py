@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from cpr.shards.matching import create_state, match_state
+from cpr.shards.matching import match_state
+from cpr.shards.optimizers import create_state
 
 DIM = 4
 KINDS = st.sampled_from(["tall", "flat", "own"])

@@ -1,0 +1,208 @@
+"""README's loop with TorchRec's own optimizers: what was saved loads, and training goes on bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from torchrec.optim.clipping import GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.errors import MismatchError
+from tests.cpr.checkpoint.runs import LAYOUT, ROWS
+from tests.cpr.shards import models
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+STAGES = [WarmupStage(WarmupPolicy.LINEAR, max_iters=5, value=0.1)]
+
+
+def adam(model):
+    return KeyedOptimizerWrapper(
+        dict(model.module.dense.named_parameters()), lambda parameters: torch.optim.Adam(parameters, lr=0.1)
+    )
+
+
+def partly_unused(model):
+    """One of its parameters never gets a gradient, so never state."""
+    parameters = {**dict(model.module.dense.named_parameters()), "unused": torch.nn.Parameter(torch.ones(3))}
+    return KeyedOptimizerWrapper(parameters, lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+
+
+OPTIMIZERS = {
+    "plain": lambda model: torch.optim.Adam(model.module.dense.parameters(), lr=0.1),
+    "keyed": adam,
+    "unused": partly_unused,
+    "clipping": lambda model: GradientClippingOptimizer(adam(model), max_gradient=0.5),
+    "warm-up": lambda model: WarmupOptimizer(adam(model), STAGES, lr=0.1),
+    "combined": lambda model: CombinedOptimizer([model.fused_optimizer, adam(model)]),
+    "named": lambda model: CombinedOptimizer([("tables", model.fused_optimizer), ("dense", adam(model))]),
+    "fused": lambda model: model.fused_optimizer,
+}
+
+
+class Loop:
+    """README's, step by step."""
+
+    def __init__(self, folder, make):
+        torch.manual_seed(7)
+        self.model = models.shard(LAYOUT, ebc=models.bags(**ROWS))
+        self.optimizer = make(self.model)
+        self.checkpointer = Checkpointer(self.model, CheckpointConfig(uri=str(folder)))
+        self.checkpointer.register("optimizer", self.optimizer)
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            batch = models.batch(self.checkpointer.steps_done, 8, **ROWS)
+            self.model({"ebc": batch}).square().mean().backward()
+            self.optimizer.step()
+            self.checkpointer.step()
+
+    def values(self):
+        state = self.checkpointer.state
+        found = {}
+        put(found, "", {"common": state.common(self.checkpointer.steps_done), "own": state.own()})
+        for shard in self.checkpointer.shards:
+            put(found, shard.name, shard.columns)
+        return found
+
+
+def put(found, path, tree):
+    """All values of a tree, by path."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            put(found, f"{path}/{key}", value)
+    elif isinstance(tree, list | tuple):
+        put(found, path, dict(enumerate(tree)))
+    else:
+        found[path] = torch.as_tensor(tree).clone() if isinstance(tree, int | float | torch.Tensor) else tree
+
+
+def same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        is_equal = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
+        assert is_equal(value, theirs[name]), name
+
+
+@pytest.fixture
+def loop(tmp_path):
+    """Starts loops on one directory, one at a time."""
+    loops = []
+
+    def start(make):
+        loops.append(Loop(tmp_path / "checkpoint", make))
+        return loops[-1]
+
+    yield start
+    for each in loops:
+        each.checkpointer.close(abandon=True)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("trained", [0, 2], ids=["fresh", "trained"])
+def test_a_loop_goes_on_from_what_it_saved_as_if_nothing_had_happened(loop, name, trained):
+    """Also where the model that loads has trained, or what was saved has not."""
+    run = loop(OPTIMIZERS[name])
+    run.train(3)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait_until_idle()
+    saved = run.values()
+    run.train(3)
+    expected = run.values()
+    run.checkpointer.close()
+    again = loop(OPTIMIZERS[name])
+    again.train(trained)
+    assert again.checkpointer.load().state.step == 3
+    same(again.values(), saved)
+    again.train(3)
+    same(again.values(), expected)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_save_of_before_the_first_step_takes_a_trained_model_back(loop, name):
+    run = loop(OPTIMIZERS[name])
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait_until_idle()
+    saved = run.values()
+    run.train(2)
+    trained = run.values()
+    run.checkpointer.load()
+    if name != "warm-up":  # which sets its rate when it steps
+        same(run.values(), saved)
+    run.train(2)
+    same(run.values(), trained)
+
+
+def other_optimizer(model):
+    return KeyedOptimizerWrapper(
+        dict(model.module.dense.named_parameters()),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.1, amsgrad=True),
+    )
+
+
+@pytest.mark.parametrize("trained", [0, 2], ids=["fresh", "trained"])
+def test_a_load_that_an_optimizer_refuses_changes_nothing(loop, trained):
+    run = loop(OPTIMIZERS["combined"])
+    run.train(3)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    other = loop(other_optimizer)
+    other.train(trained)
+    before = other.values()
+    with pytest.raises(MismatchError, match=r"'optimizer' refuses what was saved .*Different state"):
+        other.checkpointer.load()
+    same(other.values(), before)
+    assert other.checkpointer.steps_done == trained
+
+
+def test_a_load_of_other_tables_changes_nothing(loop):
+    run = loop(adam)
+    run.train(3)
+    run.checkpointer.save("consistent")
+    run.checkpointer.close()
+    other = loop(adam)
+    other.train(1)
+    shard = other.checkpointer.shards[0]
+    object.__setattr__(shard, "optimizer_state", {})
+    before = other.values()
+    with pytest.raises(MismatchError, match="its columns in this model"):
+        other.checkpointer.load()
+    same(other.values(), before)
+
+
+class Refusing:
+    """Takes what is saved of it once."""
+
+    def __init__(self):
+        self.value, self.loads = 7, 0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+        self.loads += 1
+        if self.loads > 1:
+            raise OSError("its file is gone")
+
+
+def test_what_cannot_be_put_back_is_said(loop):
+    run = loop(adam)
+    run.checkpointer.register("loader", Refusing())
+    run.checkpointer.register("ranked", Refusing(), per_rank=True)
+    run.train(1)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait_until_idle()
+    run.checkpointer.load()
+    with pytest.raises(Exception, match=r"'loader' refuses.*its file is gone.*could not be put back"):
+        run.checkpointer.load()
+
+
+def test_a_wrapper_around_a_fused_optimizer_is_refused_with_what_to_pass(loop):
+    def make(model):
+        return GradientClippingOptimizer(CombinedOptimizer([model.fused_optimizer, adam(model)]))
+
+    with pytest.raises(ValueError, match=r"GradientClippingOptimizer is around a fused .*dense"):
+        loop(make)
