@@ -94,7 +94,7 @@ class History:
         if self.group.rank == 0:
             if not problems:
                 manifest, problems = self._write_manifest([part for _, _, part, *_ in answers], manifest_of)
-            if problems:
+            if manifest is None:  # else a newer owner may have found it, and build on it
                 self._sweep(save_folder(sequence, self.epoch))
         manifest, problems = self.group.broadcast((manifest, problems))
         if problems or manifest is None:
@@ -220,28 +220,25 @@ class History:
     def _write_manifest(
         self, parts: Sequence[Part], manifest_of: Callable[[Sequence[Part]], Manifest]
     ) -> tuple[Manifest | None, list[str]]:
+        """What is durable now, and why it does not count all the same; None: nothing is."""
+        manifest = None
         try:
-            manifest = manifest_of(parts)
-            manifest.check()  # or nobody could load it
+            made = manifest_of(parts)
+            made.check()  # or nobody could load it
             self._check_lock_here()
-            with self.storage.create(manifest.path) as sink:
-                sink.write(memoryview(manifest.to_json()))
+            with self.storage.create(made.path) as sink:
+                sink.write(memoryview(made.to_json()))
+            manifest = made
             # A newer owner that came before this was durable may not have found it: then it does not count.
             self._check_lock_here()
         except Exception as error:
-            return None, [f"rank 0: {error}"]
+            return manifest, [f"rank 0: {error}"]
         return manifest, []
 
     def _sweep(self, folder: str) -> None:
-        """Delete what a failed save has written, unless another run owns the directory by now.
-
-        That one may have found its manifest and build on it; if not, it clears the folder away itself.
-        """
+        """Delete what a save without a manifest has written: in a folder that is this owner's alone."""
         try:
-            self._check_lock_here()
             delete_save(self.storage, folder)
-        except LockedError:
-            return  # why the save failed is told
         except Exception as error:  # the others wait to hear why the save failed
             logger.warning("could not delete what a failed save left in %s: %s", folder, error)
 

@@ -270,7 +270,6 @@ class Cluster:
             run.history.committed.append(manifest)
             run.history.chain = [manifest]
         else:
-            self.storage.delete(manifest.folder)
             self.end(run)
 
     def end(self, run):
