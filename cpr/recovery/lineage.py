@@ -102,8 +102,8 @@ def take_directory(checkpointer: Checkpointer, meeting: Meeting, *, resumes: boo
         is_own = meeting.continues and before.is_of_launches(meeting.launches)
         if not is_own and (state := checkpointer.newest_state()) is not None:
             raise MismatchError(
-                f"{checkpointer.uri} holds save {state.sequence}, which this run has not loaded: resume it to "
-                "go on from there, or choose an empty directory"
+                f"{checkpointer.uri} holds save {state.sequence}, which this run has not loaded: resume "
+                "it to go on from there, or choose an empty directory"
             )
     try:
         ownership.claim()
