@@ -39,7 +39,7 @@ from cpr.checkpoint.owners import Claimant
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, is_local, open_storage
 from cpr.errors import RunFinished, is_failure
-from cpr.estimator.history import RunHistory
+from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
@@ -170,6 +170,10 @@ class PartialRecovery:
     def history(self) -> RunHistory | None:
         """What saves and failures have cost so far, on rank 0 after `restore`; in `history.json`, too."""
         return self._saves.history if self._saves is not None else None
+
+    def take_save_costs(self) -> list[SaveCost]:
+        """Bytes and times of the saves that were committed since this was last asked, oldest first."""
+        return self._saves.take_costs() if self._saves is not None else []
 
     @property
     def recoveries(self) -> list[Recovery]:

@@ -125,6 +125,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) ->
         device=inputs.device,
         log_every_steps=config.train.log_every_steps,
         best_auc=_best_auc(inputs.test_loader.manifest),
+        evaluated_batches=len(inputs.test_loader),
     )
     optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
     trainer = Trainer(

@@ -6,7 +6,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Final
 
-from cpr.estimator.history import RunHistory
+from cpr.estimator.history import RunHistory, SaveCost
 from cpr.recovery.record import Recovery as Story
 from cpr.session import PartialRecovery
 from dlrm.config import Config
@@ -49,12 +49,20 @@ class Recovering:
     @property
     def failures(self) -> FailureReport:
         """What the run went through; beginning and resuming are no failures."""
-        stories = [story for story in self._recovery.recoveries if story.kind in AFTER_FAILURE]
         return FailureReport(
-            recoveries=tuple(story.to_dict() for story in stories),
+            recoveries=tuple(story.to_dict() for story in self.recoveries),
             pls=self._recovery.pls,
             saves=_saves(self._recovery.history),
         )
+
+    @property
+    def recoveries(self) -> list[Story]:
+        """Those after failures, oldest first."""
+        return [story for story in self._recovery.recoveries if story.kind in AFTER_FAILURE]
+
+    def take_save_costs(self) -> list[SaveCost]:
+        """What the saves took that were committed since this was last asked."""
+        return self._recovery.take_save_costs()
 
     def restore(self) -> None:
         """Bring model and position back to where training goes on.

@@ -12,6 +12,7 @@ from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint, draw_learning_curve
 from dlrm.metrics import MetricValues
 
+REPORT_NAME: Final = "report.json"
 UNDEFINED: Final = "not defined"
 WHY_WIDTH: Final = 60
 """Characters of the reason why a worker ended; the log and `report.json` have it whole."""
@@ -128,7 +129,7 @@ def format_report(report: Report) -> str:
 
 def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> None:
     """Write `report.json`, `report.txt` and, where there was an evaluation, `learning_curve.png`."""
-    (folder / "report.json").write_text(json.dumps(asdict(report), indent=1) + "\n")
+    (folder / REPORT_NAME).write_text(json.dumps(asdict(report), indent=1) + "\n")
     (folder / "report.txt").write_text(format_report(report) + "\n")
     if curve:
         draw_learning_curve(folder / "learning_curve.png", curve, report.best_auc, report.recipe)

@@ -5,14 +5,16 @@ The third, `dlrm.recovering`, outlives its workers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol, cast
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.manifest import Moment
+from cpr.estimator.history import SaveCost
 from cpr.recovery.course import Course
 from cpr.recovery.pace import FixedPace
+from cpr.recovery.record import Recovery
 from cpr.recovery.saving import Saves
 from dlrm.config import CheckpointConfig
 from dlrm.report import FailureReport
@@ -33,6 +35,13 @@ class Session(Protocol):
     @property
     def failures(self) -> FailureReport | None:
         """What the run went through; None if nobody keeps account of it."""
+
+    @property
+    def recoveries(self) -> Sequence[Recovery]:
+        """Those after failures, oldest first."""
+
+    def take_save_costs(self) -> Sequence[SaveCost]:
+        """What the saves took that were committed since this was last asked."""
 
     def restore(self) -> None:
         """Bring model and position back to where training goes on; called once, before the first step."""
@@ -67,6 +76,11 @@ class NoRecovery:
     leaving_takes = timedelta(0)
     batches_to_skip = 0
     failures = None
+    recoveries: Sequence[Recovery] = ()
+
+    def take_save_costs(self) -> Sequence[SaveCost]:
+        """None."""
+        return ()
 
     def note_skipped(self) -> None:
         """Nothing: it does not come to this."""
@@ -102,6 +116,7 @@ class Checkpoints:
 
     batches_to_skip = 0
     failures = None
+    recoveries: Sequence[Recovery] = ()
 
     def __init__(
         self,
@@ -116,6 +131,11 @@ class Checkpoints:
         self._course = Course()
         self._saves = self._open_saves()
         self._is_last_word_said = True  # until there is something to lose
+        self._loaded_step: int | None = None
+
+    def take_save_costs(self) -> Sequence[SaveCost]:
+        """What the saves took that were committed since this was last asked."""
+        return self._saves.take_costs()
 
     def note_skipped(self) -> None:
         """Nothing: it does not come to this."""
@@ -154,17 +174,17 @@ class Checkpoints:
     def leave(self, spent: timedelta) -> None:
         """Save if the remaining time allows it; `close` says if it did not."""
         remaining_s = (self.leaving_takes - spent).total_seconds()
-        if self._config.every_steps and self._saves.now(remaining_s):
+        if self._has_trained and self._config.every_steps and self._saves.now(remaining_s):
             logger.info("saved at step %d before leaving", self._checkpointer.steps_done)
             self._is_last_word_said = True
 
     def save_end(self) -> None:
-        """Save the end of the run, and wait until it is safe.
+        """Save the end of the run, unless it was loaded, and wait until it is safe.
 
         Raises:
             SaveFailedError: it failed; names the file.
         """
-        if self._config.every_steps:
+        if self._has_trained and self._config.every_steps:
             self._saves.now(None)
         self._is_last_word_said = True
 
@@ -185,6 +205,11 @@ class Checkpoints:
             )
         self._checkpointer.close(abandon=True)
 
+    @property
+    def _has_trained(self) -> bool:
+        """Whether there is more than the save that was loaded."""
+        return self._checkpointer.steps_done != self._loaded_step
+
     def _open_saves(self) -> Saves:
         """Those that follow where training is now."""
         steps_done, saved_at = self._course.steps_done, self._checkpointer.newest_step or 0
@@ -198,6 +223,7 @@ class Checkpoints:
         if loaded is None:
             logger.warning("nothing was saved yet: training begins at the beginning")
             return False
+        self._loaded_step = loaded.state.step
         logger.info(
             "going on from save %d, step %d of %s (%s), read in %.1f s",
             loaded.state.sequence,

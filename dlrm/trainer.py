@@ -81,6 +81,7 @@ class Trainer:
         self.telemetry.exchange(self.replicas.take_figures())  # of the steps since the last that were logged
         with self.stop.extended(self.session.leaving_takes):  # to finish is as good as to save and leave
             self.session.finish()
+        self._tell_costs()
 
     def state_dict(self) -> dict[str, Any]:
         """How far training is."""
@@ -164,8 +165,11 @@ class Trainer:
         self._leave_if_any_was_asked()
         self.replicas.join()
         self.check_parameters()
-        values = self.evaluate(self._leave_if_any_was_asked)
+        values = self.evaluate(self._before_evaluated_batch)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
+
+    def _tell_costs(self) -> None:
+        self.telemetry.costs(self.session.take_save_costs(), self.session.recoveries)
 
     def _train_on(self, batch: Batch) -> None:
         began_s = time.perf_counter()
@@ -194,6 +198,8 @@ class Trainer:
             learning_rates=self.optimizers.learning_rates,
         )
         self.session.step()
+        if self._is_logged(self.steps_done):
+            self._tell_costs()
         if stop:
             self._leave(at_once=bool(at_once))
 
@@ -212,6 +218,10 @@ class Trainer:
         stop, at_once = wishes
         if stop:
             self._leave(at_once=bool(at_once))
+
+    def _before_evaluated_batch(self) -> None:
+        self._leave_if_any_was_asked()
+        self.telemetry.evaluating()
 
     def _leave(self, at_once: bool) -> None:
         if not at_once:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -11,7 +12,7 @@ from cpr.checkpoint.copier import seconds_left
 from cpr.checkpoint.manifest import Moment
 from cpr.checkpoint.saver import Save
 from cpr.errors import SaveFailedError
-from cpr.estimator.history import RunHistory
+from cpr.estimator.history import RunHistory, SaveCost
 from cpr.recovery.course import Course
 from cpr.recovery.diary import Diary
 from cpr.recovery.pace import Pace
@@ -20,6 +21,8 @@ from cpr.recovery.row_saves import RowSaves
 
 POSTPONED_STEPS: Final = 8
 """How often a row save that is due while another save is under way is tried again."""
+COSTS_KEPT: Final = 256
+"""Newest saves of which somebody may ask what they took."""
 POLL_S: Final = 0.1
 """How often the last save is asked for again where a busy checkpointer skips saves."""
 
@@ -59,11 +62,20 @@ class Saves:
         self._saved_at = -1
         """Training steps done when everything was saved last; -1: never, or nobody knows that it worked."""
         self._retries = Retries(checkpointer.agreement, give_up_after_s)
+        self._begun: deque[tuple[int, Save]] = deque()
+        self._costs: deque[SaveCost] = deque(maxlen=COSTS_KEPT)
 
     @property
     def history(self) -> RunHistory | None:
         """What the run has measured so far, where it is kept: on rank 0."""
         return self._diary.history if self._diary is not None else None
+
+    def take_costs(self) -> list[SaveCost]:
+        """What the saves took that were committed since this was last asked, oldest first."""
+        self._note_costs()
+        taken = list(self._costs)
+        self._costs.clear()
+        return taken
 
     def step(self) -> None:
         """A training step is complete.
@@ -73,6 +85,7 @@ class Saves:
         """
         with self._heard():
             self._checkpointer.step()
+        self._note_costs()
         if self._diary is not None:
             self._diary.step()
         if self._rows is not None:
@@ -227,8 +240,23 @@ class Saves:
                 self._postpone()
             return
         self._retries.begin(save, self._course.steps_done)
+        self._begun.append((self._course.steps_done, save))
         if self._diary is not None:
             self._diary.note_save(save)
+
+    def _note_costs(self) -> None:
+        while self._begun and self._begun[0][1].done:
+            step, save = self._begun.popleft()
+            if save.manifest is not None and save.seconds is not None:
+                self._costs.append(
+                    SaveCost(
+                        step=step,
+                        kind=save.kind,
+                        num_bytes=save.manifest.num_bytes,
+                        blocked_s=max(save.blocked_s, save.longest_blocked_s),
+                        seconds=save.seconds,
+                    )
+                )
 
     def _tell_error(self, text: str) -> None:
         """Once, not on every rank; where it happened tells nothing more."""

@@ -4,6 +4,7 @@ Rank 0 holds a `Telemetry`, the other ranks a `NoTelemetry`; `open_telemetry` gi
 """
 
 from dlrm.telemetry.folder import make_run_folder
-from dlrm.telemetry.recorder import NoTelemetry, Telemetry, open_telemetry
+from dlrm.telemetry.recorder import Telemetry, open_telemetry
+from dlrm.telemetry.silent import NoTelemetry
 
 __all__ = ["NoTelemetry", "Telemetry", "make_run_folder", "open_telemetry"]

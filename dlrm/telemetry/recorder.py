@@ -14,14 +14,18 @@ from typing import Any, Protocol, TextIO
 
 import torch
 
+from cpr.estimator.history import SaveCost
+from cpr.recovery.record import Recovery
 from dlrm.comm.figures import ExchangeFigures
 from dlrm.comm.residual import LostResiduals
 from dlrm.learning_curve import CurvePoint
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
-from dlrm.report import FailureReport, Report, exchange_report, write_report
+from dlrm.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report
+from dlrm.telemetry.costs import Costs
 from dlrm.telemetry.folder import circumstances, write_json
 from dlrm.telemetry.progress import open_progress
-from dlrm.telemetry.sinks import Figures, Sink, event_writer, open_sinks
+from dlrm.telemetry.silent import NoTelemetry
+from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,12 @@ class Recorder(Protocol):
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
         """Tell what exchanging dense gradients took since this was last told; before the `step` that logs."""
+
+    def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
+        """Tell of newly committed saves, and of all recoveries of the run; for all ranks."""
+
+    def evaluating(self) -> None:
+        """Tell that another batch is evaluated."""
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Tell the result of an evaluation, right after it."""
@@ -83,6 +93,7 @@ class Telemetry:
         device: where losses, logits and labels live.
         log_every_steps: steps between two lines of metrics.
         best_auc: the AUC that no model can beat on this data; None where nobody knows.
+        evaluated_batches: of rank 0 in an evaluation.
         stream: where the progress bar goes.
     """
 
@@ -96,6 +107,7 @@ class Telemetry:
         device: torch.device,
         log_every_steps: int,
         best_auc: float | None = None,
+        evaluated_batches: int = 0,
         stream: TextIO = sys.stderr,
     ) -> None:
         self._folder = folder
@@ -105,7 +117,8 @@ class Telemetry:
         self._log_every_steps = log_every_steps
         self._event_writer = event_writer()
         self._sinks: list[Sink] = []
-        self._progress = open_progress(total_samples, stream)
+        self._progress = open_progress(total_samples, evaluated_batches, stream)
+        self._costs = Costs()
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -120,7 +133,9 @@ class Telemetry:
         self._evaluation_s = 0.0
 
     def begin(self) -> None:
-        """Write the circumstances, and go on where the loaded state ends: what is later is taken back.
+        """Write the circumstances, also as figures, and go on where the loaded state ends.
+
+        What an earlier start wrote of later steps is taken back.
 
         Raises:
             OSError: they cannot be written, and there are none from an earlier start.
@@ -128,6 +143,7 @@ class Telemetry:
         for name, content in self._circumstances.items():
             self._write_circumstances(self._folder / name, content)
         self._sinks = open_sinks(self._folder, self._steps, self._event_writer)
+        self._write(HYPERPARAMETERS, self._steps, _flat(self._circumstances["config.json"]))
 
     def step(
         self,
@@ -168,8 +184,18 @@ class Telemetry:
         if figures is not None:
             self._exchanges.append(figures)
 
+    def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
+        """Tell of newly committed saves, and of all recoveries of the run, oldest first."""
+        for line in self._costs.lines(saves, recoveries):
+            self._write(*line)
+
+    def evaluating(self) -> None:
+        """Tell that another batch is evaluated."""
+        self._progress.evaluate()
+
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
         """Tell the result of an evaluation, right after it; its time does not count as training."""
+        self._progress.end_evaluation()
         now = monotonic()
         self._evaluation_s += now - self._stepped
         self._logged += now - self._stepped
@@ -192,7 +218,10 @@ class Telemetry:
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
     def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
-        """Write `report.json`, `report.txt` and the curve, if there is room; return the report."""
+        """Write `report.json`, `report.txt` and the curve, if there is room; return the report.
+
+        A run that had ended, and of which nothing was trained since, keeps the report that it has.
+        """
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
             recipe=self._recipe,
@@ -206,6 +235,9 @@ class Telemetry:
             failures=failures,
             exchange=exchange_report(self._exchanges, losses),
         )
+        if self._samples == self._first_sample and (self._folder / REPORT_NAME).exists():
+            logger.info("the run had ended before: %s stays as it is", self._folder / REPORT_NAME)
+            return report
         try:
             write_report(self._folder, report, self._curve)
         except OSError as error:
@@ -228,6 +260,7 @@ class Telemetry:
             "running_auc": self._running_auc.state_dict(),
             "watch": self._watch.state_dict(),
             "curve": [asdict(point) for point in self._curve],
+            "recoveries": self._costs.num_recoveries,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -238,6 +271,7 @@ class Telemetry:
         self._steps = state["steps"]
         self._first_sample = self._samples = self._logged_samples = state["samples"]
         self._curve = [CurvePoint(**point) for point in state["curve"]]
+        self._costs.num_recoveries = state.get("recoveries", 0)  # older runs have none
         if "running_auc" in state:
             self._loss_sum.copy_(state["loss_sum"])
             self._loss_steps = state["loss_steps"]
@@ -290,47 +324,6 @@ class Telemetry:
             sink.write(kind, step, figures)
 
 
-class NoTelemetry:
-    """Telemetry of all ranks but 0: says and writes nothing, but could tell how far the run is."""
-
-    def __init__(self) -> None:
-        self._steps = self._samples = 0
-        self._curve: list[CurvePoint] = []
-
-    def begin(self) -> None:
-        """Nothing."""
-
-    def step(self, *, step: int, samples: int, **_: Any) -> None:
-        """Remember how far the run is."""
-        self._steps, self._samples = step, samples
-
-    def exchange(self, figures: ExchangeFigures | None) -> None:
-        """Nothing."""
-
-    def evaluation(self, *, samples: int, values: MetricValues, **_: Any) -> None:
-        """Remember a point of the learning curve."""
-        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
-
-    def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What rank 0 would go on with if its own were lost."""
-        return {
-            "steps": self._steps,
-            "samples": self._samples,
-            "curve": [asdict(point) for point in self._curve],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._steps, self._samples = state["steps"], state["samples"]
-        self._curve = [CurvePoint(**point) for point in state["curve"]]
-
-
 def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
     """Of a line of metrics; none of a rank that is alone."""
     if figures is None:
@@ -343,6 +336,16 @@ def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
         "kept_share": figures.kept_share,
         **energy,
     }
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Values by names such as `train.epochs`."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= (
+            _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        )
+    return found
 
 
 def _short(values: MetricValues) -> str:

@@ -10,17 +10,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from dlrm.telemetry.folder import replace_text
 
+_PLAIN: Final = (bool, int, float, str)
+
 logger = logging.getLogger(__name__)
 
-Figures = Mapping[str, "float | int | Mapping[str, float] | None"]
+HYPERPARAMETERS: Final = "hyperparameters"
+"""Kind of the figures that are the configuration."""
+COMPARED: Final = ("evaluation/auc", "evaluation/log_loss")
+"""Scalars beside the hyperparameters, where TensorBoard compares runs."""
+
+Figures = Mapping[str, Any]
+"""Numbers, texts, lists or None by name, and numbers by a second name, such as the learning rates."""
 
 
 class Sink(Protocol):
-    """Takes figures of one kind, `train` or `evaluation`, at one step."""
+    """Takes figures of one kind, such as `train` or `evaluation`, at one step."""
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
         """Called with every new set of figures; None stands for what is not defined."""
@@ -36,8 +44,8 @@ class JsonLines:
 
     Args:
         path: of the file.
-        step: the run goes on from it: training after it, and evaluations at it or after, are taken back, and
-            so is a line that a kill cut short.
+        step: the run goes on from it: what was written of later steps, and evaluations at it, are taken back,
+            and so is a line that a kill cut short.
 
     Raises:
         OSError: the file cannot be opened.
@@ -81,7 +89,10 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files for TensorBoard, as `kind/name` and `kind/name/part`; no more of them once one fails."""
+    """Event files for TensorBoard, as `kind/name` and `kind/name/part`; no more of them once one fails.
+
+    Hyperparameters are where it compares runs.
+    """
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -91,10 +102,13 @@ class TensorBoard:
         if self._writer is None:
             return
         with self._giving_up():
+            if kind == HYPERPARAMETERS:
+                self._write_hyperparameters(figures)
+                return
             for name, value in figures.items():
                 parts = value if isinstance(value, Mapping) else {"": value}
                 for part, number in parts.items():
-                    if number is not None:
+                    if isinstance(number, (int, float)):
                         self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
     def close(self) -> None:
@@ -102,6 +116,14 @@ class TensorBoard:
         with self._giving_up():
             if self._writer is not None:
                 self._writer.close()
+
+    def _write_hyperparameters(self, values: Figures) -> None:
+        """Into the same file as the scalars: `add_hparams` would make a run of its own."""
+        from torch.utils.tensorboard.summary import hparams  # noqa: PLC0415  # with the writer's class
+
+        plain = {name: value if isinstance(value, _PLAIN) else str(value) for name, value in values.items()}
+        for summary in hparams(plain, dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -165,7 +187,7 @@ def _is_before(line: bytes, step: int) -> bool:
         return False
     if not line.endswith(b"\n"):
         return False
-    return bool(entry["step"] < step or (entry["step"] == step and entry["kind"] == "train"))
+    return bool(entry["step"] < step or (entry["step"] == step and entry["kind"] != "evaluation"))
 
 
 def _jsonable(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What all ranks build together."""
 
+import json
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -302,3 +303,31 @@ def test_a_warm_start_without_saves_of_its_own_and_one_from_nothing(inputs, tmp_
     missing = pytest.raises(NothingSavedError, match="a warm start needs a run that has saved")
     with built(inputs(f"train.warm_start={tmp_path}/nothing")) as trainer, missing:
         trainer.train()
+
+
+def kinds_of(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"]) for line in lines]
+
+
+def test_a_run_records_its_saves_and_one_that_had_ended_saves_and_reports_nothing(inputs, tmp_path):
+    options = ("checkpoint.every_steps=2", "train.max_steps=3", "train.log_every_steps=1")
+    with built(inputs(*options)) as trainer:
+        trainer.train()
+        trainer.telemetry.finish()
+    (folder,) = (tmp_path / "runs").iterdir()
+    recorded = kinds_of(folder)
+    assert recorded[0] == ("hyperparameters", 0)
+    assert [step for kind, step in recorded if kind == "save"] == [2, 3]
+    report, saves = (folder / "report.json").read_bytes(), sorted((folder / "checkpoint").glob("saves/*"))
+    with built(inputs(*options, resume=folder)) as trainer:
+        trainer.train()
+        assert trainer.telemetry.finish().metrics is not None
+    assert sorted((folder / "checkpoint").glob("saves/*")) == saves
+    assert (folder / "report.json").read_bytes() == report
+    assert [step for kind, step in kinds_of(folder) if kind == "save"] == [2, 3]
+    with built(inputs(*options, "train.max_steps=4", resume=folder)) as trainer:
+        trainer.train()
+        trainer.telemetry.finish()
+    assert [step for kind, step in kinds_of(folder) if kind == "save"] == [2, 3, 4]
+    assert (folder / "report.json").read_bytes() != report

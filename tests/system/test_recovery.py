@@ -56,8 +56,9 @@ def report_of(runs):
 
 
 def curve(runs):
-    """All that the run has measured, clocks left out."""
+    """All that the run has measured of its model, clocks left out."""
     lines = [json.loads(line) for line in (only_folder(runs) / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] in {"train", "evaluation"}]
     return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
 
 

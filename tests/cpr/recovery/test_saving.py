@@ -1,5 +1,7 @@
 """When saves are made, and what becomes of those that fail."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cpr.checkpoint.ranks import Alone
@@ -37,7 +39,7 @@ class SlowStorage:
             save.finish(SaveFailedError(f"save {self.asked}"))
             raise save.error
         self.newest_step = save.step
-        save.commit("committed", 0.0)
+        save.commit(SimpleNamespace(num_bytes=100), 0.5)
         save.finish(None)
         return True
 
@@ -196,3 +198,15 @@ def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_
     train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
     assert sorted(course.saves) == [10, 30, 50]
     assert course.samples_between_saves == 20
+
+
+def test_what_committed_saves_took_is_told_once(no_pauses):
+    course = Course()
+    storage = SlowStorage(course, broken={2})
+    saves = Saves(storage, course, FixedPace(100), "rolling")
+    train(course, saves, 150)
+    (first,) = saves.take_costs()
+    assert (first.step, first.kind, first.num_bytes, first.blocked_s) == (100, "base", 100, 0.5)
+    assert saves.take_costs() == []
+    train(course, saves, 130)
+    assert [cost.step for cost in saves.take_costs()] == [233]  # the one of step 200 has failed

@@ -65,8 +65,12 @@ def evaluation() -> MetricValues:
     return metrics.compute()
 
 
-def lines(folder: Path) -> list[dict]:
+def all_lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def lines(folder: Path) -> list[dict]:
+    return [line for line in all_lines(folder) if line["kind"] != "hyperparameters"]
 
 
 @contextmanager
@@ -350,7 +354,7 @@ def test_ranks_that_record_nothing_go_on_from_what_rank_0_recorded(tmp_path):
     telemetry.close()
     other = NoTelemetry()
     other.load_state_dict(telemetry.state_dict())
-    assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": []}
+    assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": [], "recoveries": 0}
 
 
 def test_what_exchanges_took_is_written_with_the_steps_and_reported(tmp_path):
