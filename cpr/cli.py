@@ -12,8 +12,9 @@ from cpr.commands.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
 from cpr.commands.command import FAILED, INTERRUPTED
 from cpr.commands.memory import CLEAN, RUN
 from cpr.commands.plan import PLAN
+from cpr.commands.rescue import RESCUE
 from cpr.commands.simulate import SIMULATE
-from cpr.errors import CheckpointError
+from cpr.errors import CheckpointError, ResidentMemoryError
 
 COMMANDS: Final = (
     DESCRIBE,
@@ -22,6 +23,7 @@ COMMANDS: Final = (
     IMPORT,
     RUN,
     CLEAN,
+    RESCUE,
     PLAN,
     SIMULATE,
 )
@@ -37,7 +39,7 @@ def entry(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (CheckpointError, ValueError, OSError) as error:
+    except (CheckpointError, ResidentMemoryError, ValueError, OSError) as error:
         print(f"cpr: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

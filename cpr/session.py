@@ -38,7 +38,7 @@ from cpr.checkpoint.optimizer_state import OptimizerState
 from cpr.checkpoint.owners import Claimant
 from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.storage import Storage, is_local, open_storage
-from cpr.errors import RunFinished, is_failure
+from cpr.errors import RunFinished, SaveFailedError, is_failure
 from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector
@@ -369,6 +369,7 @@ class PartialRecovery:
         self._outliving.publish()
         self._saves.save_if_due()
         self._outliving.note_epoch()
+        self._outliving.note_saves(self._saves.are_failing)
         self._injector.step(self.steps_done, self._met().rank)
 
     def note_skipped(self) -> None:
@@ -402,6 +403,7 @@ class PartialRecovery:
         if self._saves is None or self._outliving is None:
             raise ValueError("there is nothing to save yet: call restore() first")
         is_saved = self._saves.now(timeout_s)
+        self._outliving.note_saves(self._saves.are_failing)
         self._outliving.publish()  # workers that come next know of the save
         return is_saved
 
@@ -454,12 +456,27 @@ class PartialRecovery:
             self._memory.segment.marks.leave(_told(reason), diverged)
         if self._outliving is not None and not diverged:
             self._outliving.copy_out()
+            self._outliving.note_saves(isinstance(reason, SaveFailedError))
+            self._tell_how_to_rescue()
         try:
             if self._checkpointer is not None:
                 self._checkpointer.close(abandon=True)
             self._end()
         except Exception as error:  # of a broken group; what broke it is what people must hear of
             logger.warning("not everything could be closed: %s", _told(error))
+
+    def _tell_how_to_rescue(self) -> None:
+        assert self._outliving is not None
+        if self._outliving.is_unsaved and self._met().rank == 0:
+            folder = self._memory.home.folder
+            logger.error(
+                "what was trained up to step %d is not saved. It stays in memory, in %s on each node, even "
+                "if nobody restarts this run. What to do then: `cpr rescue %s --out DIR` saves it into a "
+                "checkpoint directory, `cpr clean --yes --unsaved` frees it",
+                self._course.steps_done,
+                folder,
+                folder.name,
+            )
 
     def _end(self) -> None:
         self._is_over = True

@@ -7,14 +7,14 @@ What reads checkpoints is imported by those that are run: `cpr run` and `cpr cle
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cpr.checkpoint.quantities import count_text, size_text
+from cpr.commands.bar import Bar
 from cpr.commands.command import BAD, FINE, Command
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _verify(options: argparse.Namespace) -> int:
     from cpr.checkpoint.verify import verify
 
     storage = open_storage(options.directory)
-    with closing(_Bar("verifying")) as bar:
+    with closing(Bar("verifying")) as bar:
         result = verify(storage, bar.advance, bar.start)
     _print_rejected(result.rejected)
     if not result.states and all(save.unfinished for save in result.rejected):
@@ -82,7 +82,7 @@ def _export(options: argparse.Namespace) -> int:
     from cpr.checkpoint.export import export
     from cpr.checkpoint.storage import open_storage
 
-    with closing(_Bar("exporting")) as bar:
+    with closing(Bar("exporting")) as bar:
         done = export(
             open_storage(options.directory), options.to, options.out, options.sequence, bar.advance, bar.start
         )
@@ -121,7 +121,7 @@ def _import(options: argparse.Namespace) -> int:
 
     source = open_source(options.source, options.tables, options.step)
     storage = open_storage(options.out)
-    with closing(_Bar("importing")) as bar:
+    with closing(Bar("importing")) as bar:
         bar.start(source.num_bytes)
         manifest = import_dcp(source, storage, bar.advance)
     for name in source.left_out:
@@ -134,39 +134,6 @@ def _import(options: argparse.Namespace) -> int:
         f"at step {manifest.step:,}"
     )
     return FINE
-
-
-class _Bar:
-    """A progress bar in bytes; silent when nobody watches."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._bar: Any = None
-
-    def start(self, num_bytes: int) -> None:
-        """Begin, or begin again."""
-        from tqdm import tqdm
-
-        self.close()
-        self._bar = tqdm(
-            total=num_bytes,
-            desc=self._what,
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=None,
-            file=sys.stderr,
-        )
-
-    def advance(self, num_bytes: int) -> None:
-        """So many bytes more."""
-        if self._bar is not None:
-            self._bar.update(num_bytes)
-
-    def close(self) -> None:
-        """Take it off the screen."""
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _print_rejected(rejected: "Iterable[Rejected]") -> None:

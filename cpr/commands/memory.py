@@ -12,6 +12,9 @@ from cpr.resident.leftovers import free, occupied
 
 def _add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="remove what nobody needs (default: only list)")
+    parser.add_argument(
+        "--unsaved", action="store_true", help="with --yes: also what runs could not save (see `cpr rescue`)"
+    )
 
 
 def _clean(options: argparse.Namespace) -> int:
@@ -21,15 +24,18 @@ def _clean(options: argparse.Namespace) -> int:
         what = f"{run.folder}: {size_text(run.num_bytes)} in {count_text(run.num_segments, 'segment')}"
         if run.in_use_by:
             print(f"{what}, in use by {run.in_use_by}")
-        elif options.yes and free(run.folder, in_doubt=True):
+        elif options.yes and free(run.folder, in_doubt=True, unsaved=options.unsaved):
             print(f"{what}, removed")
             freed += run.num_bytes
+        elif run.is_unsaved:
+            print(f"{what}, not saved: `cpr rescue {run.folder.name} --out DIR` saves it")
         else:
             print(f"{what}, left over{f' {run.doubt}' if run.doubt else ''}")
     if options.yes:
         print(f"{size_text(freed)} of shared memory freed")
     elif any(not run.in_use_by for run in runs):
-        print("to remove what is left over: cpr clean --yes")
+        also = "; with --unsaved also what was not saved" if any(run.is_unsaved for run in runs) else ""
+        print(f"to remove what is left over: cpr clean --yes{also}")
     elif not runs:
         print(f"no run of this user has shared memory in {user_folder().parent}")
     return FINE

@@ -149,6 +149,10 @@ class WorkerMemory:
                         f"directory, and process {each.launcher.pid}, which restarts its workers, is alive. "
                         "What to do: stop one of the two runs, or give it another --rdzv-id and directory"
                     )
+                if each.segment.is_unsaved:
+                    self.refused.append(f"{each.segment.name}: of a run that is over and was not saved; kept")
+                    each.segment.release()
+                    continue
                 self.refused.append(f"{each.segment.name}: of a run that is over; removed")
                 each.segment.remove()
         self.claimed = [each for each in self.claimed if each.layout.session_id == meeting.session_id]

@@ -47,6 +47,9 @@ class Outliving:
         assert memory.segment is not None
         self._segment: Segment = memory.segment
         self._checkpointer, self._course, self._meeting = checkpointer, course, meeting
+        self.is_unsaved = self._segment.is_unsaved
+        """Whether the run could not save what is here, and has not since."""
+        self._saved_before = checkpointer.newest_step
         self._copy_out = CopyOut(self._segment, checkpointer.shards, self._seal)
         self._exits = ExitStack()
         self._exits.enter_context(before_updates(model, optimizers, self._note_update))
@@ -60,6 +63,15 @@ class Outliving:
         segment.replica.write(steps_done, live_tree(self._checkpointer))
         segment.marks.step_finished = steps_done
         segment.marks.beat()
+
+    def note_saves(self, are_failing: bool) -> None:
+        """Whether what is here can be saved: if not, the memory stays even when nobody restarts the run."""
+        newest = self._checkpointer.newest_step
+        if are_failing and not self.is_unsaved:
+            self.is_unsaved = self._segment.is_unsaved = True
+            self._saved_before = newest
+        elif self.is_unsaved and not are_failing and newest != self._saved_before:
+            self.is_unsaved = self._segment.is_unsaved = False
 
     def note_epoch(self) -> None:
         """Saves may have taken the directory only now: what they save descends from this memory."""

@@ -97,10 +97,14 @@ class Retries:
             return None
         self._save = None
         if True in outcomes:
-            self._num_failed = 0
+            self.note_success()
         elif self.is_failing:  # it was given up, or whoever wanted it was told: nobody waits for it any more
             self._retry_at = steps_done + 1
         return None
+
+    def note_success(self) -> None:
+        """A save is committed; called by all ranks."""
+        self._save, self._num_failed = None, 0
 
     def note_failure(self, error: SaveFailedError, steps_done: int) -> None:
         """A save has failed, or could not begin; called by all ranks.

@@ -77,6 +77,11 @@ class Saves:
         self._costs.clear()
         return taken
 
+    @property
+    def are_failing(self) -> bool:
+        """Whether the newest one that is known of has failed."""
+        return self._retries.is_failing
+
     def step(self) -> None:
         """A training step is complete.
 
@@ -129,7 +134,9 @@ class Saves:
             return False
         with self._doubted():
             is_saved = self._checkpointer.wait(seconds_left(deadline))
-        if not is_saved:
+        if is_saved:
+            self._retries.note_success()
+        else:
             self._saved_at = -1
         return is_saved
 

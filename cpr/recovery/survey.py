@@ -46,7 +46,7 @@ def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopte
     """
     found = Survey(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
     try:
-        segments = tuple(_examine(claimed, found) for claimed in memory.claimed)
+        segments = tuple(examine(claimed, found) for claimed in memory.claimed)
     except UnreadableMemoryError as error:
         found.report = replace(found.report, unreadable=str(error))
         return found
@@ -78,7 +78,12 @@ def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
             raise UnreadableMemoryError(f"rank {report.rank} on {report.host}: {report.unreadable}")
 
 
-def _examine(claimed: Claimed, found: Survey) -> SegmentReport:
+def examine(claimed: Claimed, found: Survey) -> SegmentReport:
+    """A report of one segment; what is in it is added to `found`.
+
+    Raises:
+        UnreadableMemoryError: it cannot be read now, or was written by another version.
+    """
     segment, layout = claimed.segment, claimed.layout
     problems: list[str] = []
     shards: list[ShardReport] = []

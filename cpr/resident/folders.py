@@ -25,6 +25,8 @@ ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
 DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
 """In a segment's folder; its owner holds a lock on it for as long as it lives."""
+UNSAVED_FILE: Final = "unsaved"
+"""In the folder of a segment whose run cannot save at the moment."""
 KEEPER_PREFIX: Final = "keeper-"
 JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700
@@ -186,6 +188,11 @@ def segment_folders(home: Path) -> list[Path]:
                 if stat.S_ISDIR(entry.lstat().st_mode):
                     found.append(entry)
     return sorted(found)
+
+
+def unsaved_segments(home: Path) -> list[Path]:
+    """Those that hold what its run could not save: they are freed only when a person asks for it."""
+    return [folder for folder in segment_folders(home) if (folder / UNSAVED_FILE).exists()]
 
 
 def live_segments(home: Path) -> list[Path]:

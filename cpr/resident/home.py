@@ -27,6 +27,7 @@ from cpr.resident.folders import (
     reading,
     remove_home,
     segment_folders,
+    unsaved_segments,
     user_folder,
     why_not_private,
 )
@@ -136,9 +137,12 @@ class Home:
             return [folder.name for folder in live_segments(self.folder)]
 
     def remove(self) -> bool:
-        """Free all memory of the run; False, and nothing is done, while somebody owns a segment of it."""
+        """Free all memory of the run; False, and nothing is done, while somebody owns a segment of it.
+
+        Nor is it done if a segment is left that another run of the same name could not save.
+        """
         with alone_in(self.folder) as there:
-            if there and live_segments(self.folder):
+            if there and (live_segments(self.folder) or unsaved_segments(self.folder)):
                 return False
             if there:
                 remove_home(self.folder)

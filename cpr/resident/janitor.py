@@ -29,6 +29,7 @@ from cpr.resident.folders import (
     remove_dead_keepers,
     remove_home,
     try_lock,
+    unsaved_segments,
 )
 from cpr.resident.leftovers import free_leftovers
 
@@ -96,7 +97,7 @@ def watch(home: Path) -> None:
 
 
 def _is_done(home: Path) -> bool:
-    """Whether nothing is left to do: the memory is freed, or agents of another PID namespace keep it."""
+    """Whether nothing is left to do: the memory is freed, or kept for others or because it was not saved."""
     if live_keepers(home):
         return False
     with alone_in(home) as there:
@@ -104,6 +105,6 @@ def _is_done(home: Path) -> bool:
             return False
         if there:
             remove_dead_keepers(home)
-            if not foreign_keepers(home):
+            if not foreign_keepers(home) and not unsaved_segments(home):
                 remove_home(home)
     return True

@@ -15,6 +15,7 @@ from cpr.resident.folders import (
     live_segments,
     remove_home,
     segment_folders,
+    unsaved_segments,
     user_folder,
     why_not_private,
 )
@@ -33,6 +34,8 @@ class Occupied:
     """For people; empty: nobody is known to need it."""
     doubt: str
     """For people: why it may be needed all the same. Such memory is freed only on request."""
+    is_unsaved: bool
+    """Whether the run could not save what is in it; nor is that freed, but on a request of its own."""
 
 
 def occupied(root: str | Path | None = None) -> list[Occupied]:
@@ -48,18 +51,21 @@ def occupied(root: str | Path | None = None) -> list[Occupied]:
     return [each for each in found if each is not None]
 
 
-def free(home: Path, in_doubt: bool = False) -> bool:
+def free(home: Path, in_doubt: bool = False, unsaved: bool = False) -> bool:
     """Remove a run's memory; False, and nothing is done, if somebody needs it by now.
 
     Args:
         home: the run's folder.
         in_doubt: also if nobody here can tell whether it is needed; only on a person's request.
+        unsaved: also if the run could not save what is in it; only on a person's request.
 
     Raises:
         OSError: it cannot be removed.
     """
     with alone_in(home) as there:
         if there and (_users(home) or (_doubt(home) and not in_doubt)):
+            return False
+        if there and unsaved_segments(home) and not unsaved:
             return False
         if there:
             remove_home(home)
@@ -108,6 +114,7 @@ def _occupied(home: Path) -> Occupied | None:
             num_segments=len(segment_folders(home)),
             in_use_by=_users(home),
             doubt=_doubt(home),
+            is_unsaved=bool(unsaved_segments(home)),
         )
 
 

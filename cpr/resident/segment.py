@@ -15,7 +15,16 @@ from torch import Tensor
 
 from cpr.checkpoint.state import dtype_name
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
-from cpr.resident.folders import OWNER_FILE, alone_in, is_at, open_private, reading, try_lock, why_not_private
+from cpr.resident.folders import (
+    OWNER_FILE,
+    UNSAVED_FILE,
+    alone_in,
+    is_at,
+    open_private,
+    reading,
+    try_lock,
+    why_not_private,
+)
 from cpr.resident.layout import (
     LAYOUT_FILE,
     REGION_SUFFIX,
@@ -102,6 +111,19 @@ class Segment:
     def name(self) -> str:
         """The folder's."""
         return self.folder.name
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the run could not save what is here, and has not since: then nobody frees it unasked."""
+        return (self.folder / UNSAVED_FILE).exists()
+
+    @is_unsaved.setter
+    def is_unsaved(self, is_unsaved: bool) -> None:
+        path = self.folder / UNSAVED_FILE
+        if is_unsaved:
+            os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
+        else:
+            path.unlink(missing_ok=True)
 
     @property
     def is_claimed(self) -> bool:

@@ -141,7 +141,7 @@ def _leave_slowly(pipe, home):
     object.__setattr__(shard, "flush", flush)
     outliving = Outliving(
         SimpleNamespace(segment=home.create("rank1"), home=home),
-        SimpleNamespace(shards=[shard]),
+        SimpleNamespace(shards=[shard], newest_step=None),
         None,
         SimpleNamespace(session_id="session", rank=1, world_size=2, generation=3),
         nn.Identity(),

@@ -1,0 +1,270 @@
+"""Saves what lies in the memory of a dead run: without its model, its process group, or its directory.
+
+The same reports and conclusions as in a recovery tell which state is the newest, and what belongs to it.
+"""
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.chain import committed, find_states
+from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.manifest import Manifest, save_folder
+from cpr.checkpoint.owners import Owner
+from cpr.checkpoint.part import Part, PartWriter, merge_tables, tables_of
+from cpr.checkpoint.row_schema import ShardPlace
+from cpr.checkpoint.rows import Rows
+from cpr.checkpoint.snapshot import Piece
+from cpr.checkpoint.storage import Storage
+from cpr.errors import MismatchError, ResidentMemoryError
+from cpr.recovery.lineage import Directory, SavedState
+from cpr.recovery.memory import Claimed
+from cpr.recovery.replicated import Counters
+from cpr.recovery.reports import Assessment, WorkerReport, assess
+from cpr.recovery.survey import COURSE, Survey, examine
+from cpr.resident.home import Home
+from cpr.shards.shard import TableShard
+
+CHUNK_BYTES: Final = 8 * 2**20
+"""Of rows that can be read alone later."""
+
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Rescued:
+    """Whole tables and the newest state of a dead run."""
+
+    session_id: str
+    epoch: int
+    """Of the directory's ownership from which it descends."""
+    common: Mapping[str, Any]
+    """What all ranks have alike."""
+    own: Mapping[int, Any]
+    """States of single ranks."""
+    shards: Sequence[TableShard]
+    """They cover every table once; views of the memory."""
+    step: int
+    interrupted: bool
+    """Whether rows had begun to change in the step after."""
+    world_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all rows."""
+        return sum(column.nbytes for shard in self.shards for column in shard.columns.values())
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Rescued]:
+    """What is in a run's memory; nobody else takes or frees it during the block.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        ResidentMemoryError: somebody uses the memory, something in it is damaged, or part of it is not here.
+    """
+    claimed: list[Claimed] = []
+    found, refused = Home(folder.name, folder.parent.parent).find()
+    try:
+        for segment in found:
+            layout = segment.layout
+            if layout is not None and segment.claim():
+                claimed.append(Claimed.from_segment(segment, layout))
+            else:
+                refused.append(f"{segment.name}: somebody has taken it")
+        if not claimed:
+            why = "; ".join(refused) or "it is empty"
+            raise ResidentMemoryError(f"{folder} holds nothing that could be saved: {why}")
+        newest = max(claimed, key=lambda each: each.heartbeat_ns).layout.session_id
+        yield _put_together([each for each in claimed if each.layout.session_id == newest], refused)
+    finally:
+        for each in claimed:
+            each.segment.release()
+
+
+def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None) -> Manifest:
+    """Write it as a base.
+
+    Args:
+        rescued: see `opened`.
+        storage: a checkpoint directory, without saves or with older ones of the same tables.
+        progress: called with the bytes of table rows written since the last call.
+
+    Raises:
+        MismatchError: the directory holds newer saves, or of other tables.
+        LockedError: a run that is alive writes there.
+        CheckpointError: something cannot be written; nothing counts then.
+    """
+    lock = DirectoryLock(storage, uuid.uuid4().hex)
+    lock.acquire(partial(committed, storage))
+    try:
+        sequence, run_id = _next_save(storage, rescued, lock.previous)
+        folder = save_folder(sequence, lock.epoch)
+        writer = PartWriter(storage, folder, "exact", with_ids=False)
+        try:
+            part = _write(rescued, writer, progress)
+        except BaseException:
+            writer.abandon()
+            storage.delete(folder)
+            raise
+        manifest = Manifest(
+            run_id=run_id,
+            sequence=sequence,
+            epoch=lock.epoch,
+            kind="base",
+            parent=None,
+            base=sequence,
+            moment="rolling" if rescued.interrupted else "consistent",
+            step=rescued.step,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            world_size=rescued.world_size,
+            tables=merge_tables([part]),
+            rows=tuple(part.rows),
+            states=tuple(part.states),
+        )
+        lock.check()
+        with storage.create(manifest.path) as sink:
+            sink.write(memoryview(manifest.to_json()))
+        lock.check()
+    finally:
+        lock.release()
+    return manifest
+
+
+def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued:
+    found = Survey(WorkerReport(rank=0, host=socket.gethostname(), pid=os.getpid()))
+    segments = tuple(examine(each, found) for each in claimed)
+    state = assess([replace(found.report, segments=segments)], Directory())
+    if state.slot is None or state.slot_of is None:
+        raise ResidentMemoryError("no worker of this run had finished a step: there is nothing to be saved")
+    if state.lost:
+        raise ResidentMemoryError(_missing(state, refused))
+    tree = found.trees[state.slot_of[1]]
+    tree["common"]["registered"][COURSE]["to_skip"] += state.interrupted
+    counters = {name: dict(values) for name, values in state.counters.items()}
+    return Rescued(
+        session_id=claimed[0].layout.session_id,
+        epoch=state.epoch,
+        common=tree["common"],
+        own={
+            each.old_rank: tree["own"]
+            for each, tree in zip(segments, found.trees, strict=True)
+            if each.slot is not None and each.slot.is_of_moment(state.slot) and tree["own"]
+        },
+        shards=[*_sharded(state, found, counters), *_replicated(tree["replicated"], counters)],
+        step=state.slot.step,
+        interrupted=state.interrupted,
+        world_size=state.old_world_size,
+    )
+
+
+def _missing(state: Assessment, refused: Sequence[str]) -> str:
+    lost = [f"rank {rank}" for rank in sorted(state.lost)]
+    also = f" (not used: {'; '.join(refused)})" if refused else ""
+    return (
+        f"the memory of {', '.join(lost)} of {state.old_world_size} is not whole on this machine, and a save "
+        f"needs all rows{also}. What to do: if the rest is on another node, nothing can save it as a whole; "
+        "go on from the newest save of the run, and free this memory: cpr clean --yes --unsaved"
+    )
+
+
+def _sharded(state: Assessment, found: Survey, counters: Counters) -> Iterator[TableShard]:
+    """The newest memory of each part of the sharded tables; together they are whole tables."""
+    taken: dict[str, list[ShardPlace]] = {}
+    for held in sorted(state.held, key=lambda each: (each.generation, each.step), reverse=True):
+        places = taken.setdefault(held.place.table_fqn, [])
+        if not any(_overlap(held.place, place) for place in places):
+            places.append(held.place)
+            yield _shard(held.place, found.columns[held.index], counters)
+    for table, places in taken.items():
+        rows, cols = places[0].table_shape
+        here = sum(place.num_rows * place.num_cols for place in places)
+        if here != rows * cols:
+            raise ResidentMemoryError(
+                f"memory holds {here} of the {rows * cols} weights of table {table}: it cannot be saved as a "
+                "whole. What to do: go on from the newest save of the run"
+            )
+
+
+def _overlap(one: ShardPlace, other: ShardPlace) -> bool:
+    def meet(a: int, a_size: int, b: int, b_size: int) -> bool:
+        return a < b + b_size and b < a + a_size
+
+    rows = meet(one.row_offset, one.num_rows, other.row_offset, other.num_rows)
+    return rows and meet(one.col_offset, one.num_cols, other.col_offset, other.num_cols)
+
+
+def _replicated(saved: Mapping[str, Mapping[str, Tensor]], counters: Counters) -> Iterator[TableShard]:
+    """Tables that every worker had a whole copy of, by the names of their shards."""
+    for name, columns in saved.items():
+        rows, cols = columns["weights"].shape
+        place = ShardPlace(
+            table_fqn=name.rpartition("/")[0],
+            table_shape=(rows, cols),
+            row_offset=0,
+            num_rows=rows,
+            col_offset=0,
+            num_cols=cols,
+        )
+        yield _shard(place, columns, counters)
+
+
+def _shard(place: ShardPlace, columns: Mapping[str, Tensor], counters: Counters) -> TableShard:
+    known = counters.get(place.table_fqn, {})
+    return TableShard(
+        table_fqn=place.table_fqn,
+        table_shape=place.table_shape,
+        row_offset=place.row_offset,
+        col_offset=place.col_offset,
+        replicated=False,
+        weights=columns["weights"],
+        optimizer_state={name: column for name, column in columns.items() if name != "weights"},
+        counters={name: torch.tensor(value) for name, value in known.items()},
+    )
+
+
+def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple[int, str]:
+    """Number and run of the next save of a directory, which is empty or has older ones of these tables."""
+    states, refused = find_states(storage)
+    numbers = [*(state.sequence for state in states), *(each.sequence for each in refused)]
+    if not states:
+        return max(numbers, default=-1) + 1, uuid.uuid4().hex
+    newest = states[0].newest
+    shapes = {shard.table_fqn: shard.table_shape for shard in rescued.shards}
+    why = Directory(newest=SavedState.of(states[0]), owner=owner, session_id=rescued.session_id).why_stale(
+        rescued.epoch, rescued.step
+    )
+    if why is None and shapes != {fqn: (table.rows, table.cols) for fqn, table in newest.tables.items()}:
+        why = "of other tables"
+    if why is not None:
+        raise MismatchError(
+            f"this memory is {why} in {storage.uri}. What to do: save it in an empty directory (--out)"
+        )
+    return max(numbers) + 1, newest.run_id
+
+
+def _write(rescued: Rescued, writer: PartWriter, progress: Progress) -> Part:
+    last_step = rescued.step + rescued.interrupted
+    for shard in rescued.shards:
+        rows_at_once = max(1, CHUNK_BYTES // shard.bytes_per_row)
+        for begin in range(0, shard.num_rows, rows_at_once):
+            rows = {name: values[begin : begin + rows_at_once] for name, values in shard.columns.items()}
+            chunk = Rows(shard.row_offset + begin, None, rows)
+            writer.write(Piece(shard, chunk, torch.empty(0), last_step))
+            progress(sum(values.nbytes for values in rows.values()))
+    writer.write_state(rescued.common, None)
+    for rank, state in sorted(rescued.own.items()):
+        writer.write_state(state, rank)
+    return writer.finish(tables_of(rescued.shards))
