@@ -1,5 +1,7 @@
 """Which save comes next, which moments count as a whole table, and what a failure makes of both."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from cpr.checkpoint.ranks import Alone
@@ -48,7 +50,7 @@ class FakeCheckpointer:
         if step in self.failing:
             error = SaveFailedError(f"step {step}")
         else:
-            save.commit("committed", 0.0)
+            save.commit(SimpleNamespace(num_bytes=0), 0.0)
             self.newest_step, self.has_base = step, True
         if step in self.breaking:  # committed, but then found to be damaged
             error, self.has_base = SaveFailedError("damaged"), False
