@@ -48,6 +48,10 @@ class State:
         """Training step of its newest row; later than `step` where training went on during the copying."""
         return max((entry.last_step for save in self.saves for entry in save.rows), default=self.step)
 
+    def without_chunks(self) -> "State":
+        """The same state, its manifests without the entries of chunks."""
+        return State(tuple(save.without_chunks() for save in self.saves))
+
     @property
     def num_bytes(self) -> int:
         """Of all files of all its saves, without the manifests."""

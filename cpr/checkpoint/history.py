@@ -11,12 +11,12 @@ from typing import Final
 from cpr.checkpoint.chain import State
 from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import Kind, Manifest, StateFileEntry, save_folder
-from cpr.checkpoint.merge import merge_row_files
+from cpr.checkpoint.merge import Layer, merge_row_files
 from cpr.checkpoint.opening import on_rank_0
 from cpr.checkpoint.part import Part
 from cpr.checkpoint.ranks import RankGroup, shareable
 from cpr.checkpoint.retention import Retention, delete_save
-from cpr.checkpoint.row_schema import place_of
+from cpr.checkpoint.row_schema import ShardPlace, place_of
 from cpr.checkpoint.sinks import HashingSink
 from cpr.checkpoint.storage import Storage
 from cpr.checkpoint.verify import FileEntry, verify_files
@@ -25,6 +25,32 @@ from cpr.errors import CheckpointError, CorruptFileError, LockedError, SaveFaile
 logger = logging.getLogger(__name__)
 
 COPY_BYTES: Final = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """How a rank's part of a save went; see `History.commit`."""
+
+    sequence: int
+    kind: Kind
+    part: Part
+    problem: str | None
+    blocked_s: float
+    is_out_of_time: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Verdict:
+    """What becomes of a save, as rank 0 tells the others."""
+
+    manifest: Manifest | None
+    """Without the entries of chunks."""
+    problems: Sequence[str]
+    """Why it does not count; none: it does."""
+    blocked_s: float
+    """The longest that training waited for it on any rank."""
+    is_out_of_time: bool
+    """Whether some rank was given too little time."""
 
 
 @dataclass(kw_only=True)
@@ -43,9 +69,14 @@ class History:
     """Of this run's ownership of the directory."""
     next_sequence: int
     committed: list[Manifest]
-    """All saves of this run that count, oldest first."""
+    """All saves of this run that count, oldest first; rank 0 alone knows the entries of their chunks."""
     chain: list[Manifest]
-    """The base and the row saves that the next row save builds on."""
+    """The base and the row saves that the next row save builds on; likewise."""
+
+    def __post_init__(self) -> None:
+        if self.group.rank:
+            self.committed = [manifest.without_chunks() for manifest in self.committed]
+            self.chain = [manifest.without_chunks() for manifest in self.chain]
 
     def check_lock(self) -> None:
         """Make sure that the directory is still this run's; before anything is written or deleted.
@@ -72,41 +103,45 @@ class History:
             kind: of the save; all ranks must be at the same one.
             part: what this rank has written.
             problem: why it could not.
-            manifest_of: the manifest from the parts of all ranks, in order.
+            manifest_of: the manifest from the parts of all ranks, in order; called on rank 0.
             blocked_s: that training on this rank waited for it; all is copied by now.
             is_out_of_time: whether the problem is that this rank was given too little time.
 
         Returns:
-            The manifest, and the longest that training waited on any rank.
+            The manifest, on ranks other than 0 without the entries of chunks, and the longest that training
+            waited on any rank.
 
         Raises:
             SaveGivenUpError: it does not count, because some rank was given too little time.
             SaveFailedError: it does not count; says what happened on which rank.
         """
         self.next_sequence = sequence + 1
-        answers = self.group.gather((sequence, kind, part, problem, blocked_s, is_out_of_time))
-        problems = [f"rank {rank}: {text}" for rank, (_, _, _, text, *_) in enumerate(answers) if text]
-        if len({answer[:2] for answer in answers}) > 1:
-            problems.append(
-                "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
+        answers = self.group.collect(_Answer(sequence, kind, part, problem, blocked_s, is_out_of_time))
+        made: Manifest | None = None
+
+        def judge() -> _Verdict:
+            nonlocal made
+            assert answers is not None
+            made, problems = self._write_if_fine(sequence, answers, manifest_of)
+            return _Verdict(
+                manifest=None if made is None else self._told(made),
+                problems=problems,
+                blocked_s=max(answer.blocked_s for answer in answers),
+                is_out_of_time=any(answer.is_out_of_time for answer in answers),
             )
-        manifest = None
-        if self.group.rank == 0:
-            if not problems:
-                manifest, problems = self._write_manifest([part for _, _, part, *_ in answers], manifest_of)
-            if manifest is None:  # else a newer owner may have found it, and build on it
-                self._sweep(save_folder(sequence, self.epoch))
-        manifest, problems = self.group.broadcast((manifest, problems))
-        if problems or manifest is None:
+
+        verdict = on_rank_0(self.group, judge)
+        manifest = made or verdict.manifest
+        if verdict.problems or manifest is None:
             last = f"save {self.committed[-1].sequence}" if self.committed else "nothing"
-            kind_of_error = SaveGivenUpError if any(answer[-1] for answer in answers) else SaveFailedError
+            kind_of_error = SaveGivenUpError if verdict.is_out_of_time else SaveFailedError
             raise kind_of_error(
-                f"save {sequence} to {self.storage.uri} failed on {'; '.join(problems)}. "
+                f"save {sequence} to {self.storage.uri} failed on {'; '.join(verdict.problems)}. "
                 f"It does not count; {last} is the newest that does"
             )
         self.committed.append(manifest)
         self.chain = [manifest] if manifest.kind == "base" else [*self.chain, manifest]
-        return manifest, max(waited_s for *_, waited_s, _ in answers)
+        return manifest, verdict.blocked_s
 
     def tidy(self) -> None:
         """Merge a chain that has grown long; delete what the retention policy does not keep.
@@ -132,15 +167,16 @@ class History:
             state: of this run.
             rejected: sequences of saves that could not be loaded; they count no more, and are not deleted.
         """
-        self.chain = list(state.saves)
+        self.chain = [manifest.without_chunks() if self.group.rank else manifest for manifest in state.saves]
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in rejected]
 
     def _merge(self) -> None:
         sequence, chain = self.next_sequence, self.chain
         part = Part()
         problem: Exception | None = None
+        work = self.group.deal(self._deal_merging())
         try:
-            self._write_merged(sequence, part)
+            self._write_merged(sequence, work, part)
         except Exception as error:
             problem = error
         if any(self.group.gather(isinstance(problem, CorruptFileError))):
@@ -164,16 +200,22 @@ class History:
             ),
         )
 
-    def _write_merged(self, sequence: int, part: Part) -> None:
+    def _deal_merging(self) -> list[list[list[Layer]]] | None:
+        """For each rank, the files of each shard that it merges, oldest first; None on ranks other than 0."""
+        if self.group.rank:
+            return None
+        layers: dict[ShardPlace, list[Layer]] = {place_of(entry): [] for entry in self.chain[0].rows}
+        for manifest in self.chain:
+            for entry in manifest.rows:
+                if (place := place_of(entry)) in layers:
+                    layers[place].append((manifest.folder, entry))
+        world_size = self.group.world_size
+        return [[layers[place] for place in sorted(layers)[rank::world_size]] for rank in range(world_size)]
+
+    def _write_merged(self, sequence: int, work: list[list[Layer]], part: Part) -> None:
         rank, world_size = self.group.rank, self.group.world_size
         folder, newest = save_folder(sequence, self.epoch), self.chain[-1]
-        for place in sorted({place_of(entry) for entry in self.chain[0].rows})[rank::world_size]:
-            layers = [
-                (manifest.folder, entry)
-                for manifest in self.chain
-                for entry in manifest.rows
-                if place_of(entry) == place
-            ]
+        for layers in work:
             path = layers[0][1].path
             with self.storage.create(f"{folder}/{path}") as sink:
                 part.rows.append(merge_row_files(self.storage, layers, sink, path))
@@ -194,12 +236,11 @@ class History:
 
     def _verify_newest(self) -> None:
         """Read the newest state again before anything older goes."""
-        rank, world_size = self.group.rank, self.group.world_size
         problem: Exception | None = None
+        work = self.group.deal(self._deal_files())
         try:
-            for manifest in self.chain:
-                entries: list[FileEntry] = [*manifest.rows, *manifest.states]
-                verify_files(self.storage, manifest, entries[rank::world_size])
+            for manifest, entries in zip(self.chain, work, strict=True):
+                verify_files(self.storage, manifest, entries)
         except Exception as error:  # the others wait to hear of it
             problem = shareable(error)
         problems = [found for found in self.group.gather(problem) if found is not None]
@@ -211,11 +252,39 @@ class History:
             advice = "save a new base, look at the storage"
         raise SaveFailedError(f"{'; '.join(map(str, problems))}. Older saves are kept; {advice}")
 
+    def _deal_files(self) -> list[list[list[FileEntry]]] | None:
+        """For each rank, files of each save of the chain that it reads; None on ranks other than 0."""
+        if self.group.rank:
+            return None
+        files: list[list[FileEntry]] = [[*manifest.rows, *manifest.states] for manifest in self.chain]
+        world_size = self.group.world_size
+        return [[entries[rank::world_size] for entries in files] for rank in range(world_size)]
+
     def _give_up_chain(self) -> None:
         """It is damaged: nothing may build on it, and older saves are not deleted on its account."""
         bad = {manifest.sequence for manifest in self.chain}
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in bad]
         self.chain = []
+
+    def _write_if_fine(
+        self, sequence: int, answers: Sequence[_Answer], manifest_of: Callable[[Sequence[Part]], Manifest]
+    ) -> tuple[Manifest | None, list[str]]:
+        """Commit what all ranks have written; what is durable now, and why it does not count all the same."""
+        problems = [f"rank {rank}: {each.problem}" for rank, each in enumerate(answers) if each.problem]
+        if len({(each.sequence, each.kind) for each in answers}) > 1:
+            problems.append(
+                "all ranks: they are not at the same save; call the checkpointer alike on all ranks"
+            )
+        manifest = None
+        if not problems:
+            manifest, problems = self._write_manifest([each.part for each in answers], manifest_of)
+        if manifest is None:  # else a newer owner may have found it, and build on it
+            self._sweep(save_folder(sequence, self.epoch))
+        return manifest, problems
+
+    def _told(self, manifest: Manifest) -> Manifest:
+        """What other ranks hear of a save: nothing of its chunks, of which there may be millions."""
+        return manifest if self.group.world_size == 1 else manifest.without_chunks()
 
     def _write_manifest(
         self, parts: Sequence[Part], manifest_of: Callable[[Sequence[Part]], Manifest]

@@ -7,7 +7,7 @@ is written last. `cpr/checkpoint/FORMAT.md` describes every field for readers wi
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -183,7 +183,15 @@ class Manifest:
     @property
     def file_digest(self) -> str:
         """XXH3-128 of its manifest.json: what a save on top of it calls its parent by."""
-        return self._stored_digest or digest(self.to_json())
+        if not self._stored_digest:
+            object.__setattr__(self, "_stored_digest", digest(self.to_json()))
+        return self._stored_digest
+
+    def without_chunks(self) -> "Manifest":
+        """The same save without the entries of chunks, of which there may be millions."""
+        short = replace(self, rows=tuple(replace(entry, chunks=()) for entry in self.rows))
+        object.__setattr__(short, "_stored_digest", self.file_digest)
+        return short
 
     @property
     def num_bytes(self) -> int:

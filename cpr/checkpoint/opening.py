@@ -5,7 +5,7 @@ Both are done by all ranks together; rank 0 looks and tells the others.
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cpr.checkpoint.chain import Rejected, State, find_states, own_states
@@ -50,10 +50,18 @@ def load_newest(
         CheckpointError: the storage cannot be read. No older state is tried then: nothing is wrong with the
             newest.
     """
-    states, rejected = on_rank_0(group, lambda: own_states(storage))
+    states: list[State] = []
+
+    def look() -> tuple[int, list[Rejected]]:
+        found, refused = own_states(storage)
+        states.extend(found)
+        return len(found), refused
+
+    num_states, rejected = on_rank_0(group, look)
     rejected = [entry for entry in rejected if not entry.unfinished]
     mismatch: MismatchError | None = None
-    for state in states:
+    for number in range(num_states):
+        state = group.broadcast(states[number] if states else None)
         newer = sorted(
             (entry for entry in rejected if entry.sequence > state.sequence), key=lambda each: each.sequence
         )
@@ -79,7 +87,7 @@ def load_newest(
 def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[Rejected]]:
     """The newest state of a directory as its manifests tell, and the finished saves that are newer than it.
 
-    No rows are read. Called by all ranks.
+    No rows are read. Called by all ranks; rank 0 alone gets the entries of chunks.
 
     Raises:
         CheckpointError: the storage cannot be read.
@@ -94,7 +102,11 @@ def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[
             if not entry.unfinished and (newest is None or entry.sequence > newest.sequence)
         ]
 
-    return on_rank_0(group, look)
+    def shorten(found: tuple[State | None, list[Rejected]]) -> tuple[State | None, list[Rejected]]:
+        newest, rejected = found
+        return None if newest is None else newest.without_chunks(), rejected
+
+    return _in_full_on_rank_0(group, look, shorten)
 
 
 def survey(
@@ -112,7 +124,23 @@ def survey(
     Raises:
         MismatchError: the directory holds saves that this run has not seen.
     """
-    return on_rank_0(group, lambda: _survey(storage, run_id, loaded, rejected))
+
+    def shorten(found: Survey) -> Survey:
+        return replace(found, committed=tuple(save.without_chunks() for save in found.committed))
+
+    return _in_full_on_rank_0(group, lambda: _survey(storage, run_id, loaded, rejected), shorten)
+
+
+def _in_full_on_rank_0(group: RankGroup, look: Callable[[], T], shorten: Callable[[T], T]) -> T:
+    """What rank 0 finds; the others hear of it in short."""
+    found: list[T] = []
+
+    def look_and_shorten() -> T:
+        found.append(look())
+        return found[0] if group.world_size == 1 else shorten(found[0])
+
+    heard = on_rank_0(group, look_and_shorten)
+    return found[0] if found else heard
 
 
 def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:

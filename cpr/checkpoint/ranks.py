@@ -3,7 +3,7 @@
 It is apart from the groups of training, so that a background thread may use it while training goes on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -44,6 +44,23 @@ class RankGroup:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def collect(self, value: T) -> list[T] | None:
+        """The values of all ranks, in order, on rank 0; None on the others."""
+        if self._group is None:
+            return [value]
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values
+
+    def deal(self, values: Sequence[T] | None) -> T:
+        """This rank's one of the values that rank 0 gives, one for each rank; others give None."""
+        if self._group is None:
+            assert values is not None
+            return values[0]
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, None if values is None else list(values), src=0, group=self._group)
+        return mine[0]  # type: ignore[no-any-return]
 
     def broadcast(self, value: T | None, source: int = 0) -> T:
         """The value of rank `source` on every rank."""

@@ -39,7 +39,7 @@ class Course:
         """Steps of the saves of some rows, as far back as the last but one of those."""
         self._fruitless: list[str] = []
         self._recoveries: list[Recovery] = []
-        self._recoveries_json = "[]"  # many nodes, seldom changed, and written after every step
+        self._recoveries_json = b"[]"  # many nodes, seldom changed: bytes, which are stored as they are
 
     @property
     def recoveries(self) -> list[Recovery]:
@@ -49,7 +49,7 @@ class Course:
     @recoveries.setter
     def recoveries(self, recoveries: list[Recovery]) -> None:
         self._recoveries = list(recoveries)
-        self._recoveries_json = json.dumps([each.to_dict() for each in recoveries])
+        self._recoveries_json = json.dumps([each.to_dict() for each in recoveries]).encode()
 
     @property
     def newest_stories(self) -> list[Recovery]:

@@ -45,6 +45,8 @@ class _Slot:
     """The same as JSON of `Kind`."""
     targets: list[Tensor | Array] = field(default_factory=list)
     """Where each leaf is copied to."""
+    written: dict[int, bytes] = field(default_factory=dict)
+    """What lies in those of the targets that are for `bytes`, which never change: by number."""
     end: int = HEADER_BYTES
     """Where the leaves end."""
 
@@ -59,6 +61,7 @@ class _Slot:
         places, end = _places(kinds)
         self.reserve(end)
         self.end = end  # not before there is room: the targets would still be those of other leaves
+        self.written = {}
         self.targets = [_target(self.memory, kind, at) for kind, at in zip(kinds, places, strict=True)]
         self.kinds, self.forms = json.dumps(kinds), [_form(leaf.value) for leaf in leaves]
 
@@ -104,7 +107,7 @@ class Replica:
             slot.reserve(slot.end + len(text))
             slot.lay_out(leaves)
         slot.header[0] = 0  # not whole
-        _copy(leaves, slot.targets)
+        _copy(leaves, slot.targets, slot.written)
         slot.memory.numpy()[slot.end : slot.end + len(text)] = np.frombuffer(text, np.uint8)
         slot.header[1:5] = step, len(text), zlib.crc32(text), slot.end
         slot.header[0] = MAGIC
@@ -210,17 +213,20 @@ def _target(memory: Tensor, kind: Kind, place: int) -> Tensor | Array:
     return data.numpy().view(dtype).reshape(shape)
 
 
-def _copy(leaves: Sequence[Leaf], targets: Sequence[Tensor | Array]) -> None:
+def _copy(leaves: Sequence[Leaf], targets: Sequence[Tensor | Array], written: dict[int, bytes]) -> None:
     to_tensors: list[Tensor] = []
     from_tensors: list[Tensor] = []
-    for leaf, target in zip(leaves, targets, strict=True):
+    for number, (leaf, target) in enumerate(zip(leaves, targets, strict=True)):
         if isinstance(target, Tensor):
             assert isinstance(leaf.value, Tensor)
             to_tensors.append(target)
             from_tensors.append(leaf.value)
+        elif isinstance(leaf.value, bytes):
+            if written.get(number) is not leaf.value:
+                target[...] = np.frombuffer(leaf.value, np.uint8)
+                written[number] = leaf.value
         else:
-            value = np.frombuffer(leaf.value, np.uint8) if isinstance(leaf.value, bytes) else leaf.value
-            target[...] = value
+            target[...] = leaf.value
     if to_tensors:
         with torch.no_grad():
             torch._foreach_copy_(to_tensors, from_tensors)  # one call for all: a call each costs more

@@ -39,6 +39,19 @@ class ThreadGroup(RankGroup):
         self.received.append([values[rank] for rank in range(self.world_size) if rank != self.rank])
         return [values[rank] for rank in range(self.world_size)]
 
+    def collect(self, value):
+        values = self._exchange(value)
+        if self.rank:
+            return None
+        self.received.append([values[rank] for rank in range(1, self.world_size)])
+        return [values[rank] for rank in range(self.world_size)]
+
+    def deal(self, values):
+        mine = self._exchange(values)[0][self.rank]
+        if self.rank:
+            self.received.append(mine)
+        return mine
+
     def broadcast(self, value, source=0):
         found = self._exchange(value)[source]
         if self.rank != source:

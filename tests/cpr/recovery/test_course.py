@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from cpr.errors import NoProgressError
@@ -9,6 +10,8 @@ from cpr.recovery.course import SAVES_KEPT, Course
 from cpr.recovery.losses import Charge
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.record import Ending, Recovery
+from cpr.resident.marks import Marks
+from cpr.resident.replica import Replica
 
 POLICY = RecoveryPolicy(max_generations_without_progress=2)
 
@@ -16,7 +19,8 @@ POLICY = RecoveryPolicy(max_generations_without_progress=2)
 def handed_on(course):
     """The same course in the next generation."""
     other = Course()
-    other.take_over(json.loads(json.dumps(course.state_dict()), object_pairs_hook=_with_numbers))
+    text = json.dumps(course.state_dict(), default=bytes.decode)
+    other.take_over(json.loads(text, object_pairs_hook=_with_numbers))
     return other
 
 
@@ -139,3 +143,48 @@ def test_an_unknown_pls_stays_unknown():
     course.add_pls(None)
     course.add_pls(0.25)
     assert course.pls_total is None
+
+
+def story_of(number):
+    return Recovery(kind="process", reason="rank 3 was killed", generation=number, step=7 * number)
+
+
+def bytes_written_a_step(folder, num_recoveries, monkeypatch):
+    """By the replica, of JSON and of leaves that are `bytes`, when nothing but a step has happened."""
+    folder.mkdir()
+    course, replica = Course(), Replica(folder, Marks(folder / "marks"))
+    course.recoveries = [story_of(number) for number in range(num_recoveries)]
+
+    def write():
+        course.step(samples=8)
+        replica.write(course.steps_done, {"registered": {"recovery": course.state_dict()}})
+
+    for _ in range(3):  # both slots
+        write()
+    sizes, frombuffer = [], np.frombuffer
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "frombuffer", lambda data, *how: sizes.append(len(data)) or frombuffer(data, *how))
+        write()
+    step, tree = replica.read()
+    again = Course()
+    again.take_over(tree["registered"]["recovery"])
+    assert (step, len(again.recoveries)) == (4, num_recoveries)
+    assert again.recoveries == course.recoveries
+    return sum(sizes)
+
+
+def test_what_is_written_after_a_step_does_not_grow_with_the_recoveries_before_it(tmp_path, monkeypatch):
+    few, many = (bytes_written_a_step(tmp_path / f"{count}", count, monkeypatch) for count in (1, 300))
+    assert few > 100
+    assert many < few + 20  # the length of the story is written, too
+
+
+def test_a_story_that_was_stored_as_text_is_still_read():
+    """As in checkpoints and memory of programs before."""
+    course = Course()
+    course.recoveries = [story_of(1), story_of(2)]
+    state = course.state_dict()
+    again = Course()
+    again.take_over({**state, "recoveries": state["recoveries"].decode()})
+    assert again.recoveries == course.recoveries
+    assert again.state_dict() == state

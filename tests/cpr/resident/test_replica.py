@@ -122,7 +122,7 @@ def test_a_kill_while_a_slot_is_written_leaves_the_state_before(
     for step in range(written):
         replica.write(step, tree(step))
 
-    def copy_some(sources, targets):
+    def copy_some(sources, targets, _):
         for leaf, target in list(zip(sources, targets, strict=True))[:torn]:
             target.copy_(leaf.value)
         raise Killed
@@ -210,3 +210,16 @@ def test_damage_is_refused(tmp_path, damage):
         path.write_bytes(data)
     with pytest.raises(DamagedMemoryError):
         replica.read()
+
+
+def test_bytes_that_stay_are_not_copied_again_and_others_of_their_length_are(tmp_path):
+    replica, stays, changes = open_replica(tmp_path), b"x" * 100, [b"1" * 50, b"2" * 50, b"2" * 50, b"3" * 50]
+    for step, changed in enumerate([changes[0], *changes, *changes]):
+        number = torch.tensor(step)
+        replica.write(step, {"stays": stays, "changes": changed, "number": number})
+        assert open_replica(tmp_path).read() == (
+            step,
+            {"stays": stays, "changes": changed, "number": number},
+        )
+    replica.write(9, {"stays": b"y" * 100, "changes": b"", "more": stays})
+    assert replica.read() == (9, {"stays": b"y" * 100, "changes": b"", "more": stays})
