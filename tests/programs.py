@@ -6,6 +6,7 @@ tests of what programs do, not of how they start or who is whose parent.
 """
 
 import atexit
+import ctypes
 import inspect
 import logging
 import os
@@ -22,6 +23,8 @@ from cpr.standby.names import STAND_IN
 LENDER = "CPR_TESTS_LENDER"
 OWN_LAUNCH_PID = "CPR_TESTS_LAUNCH_PID"
 """Keeps what the program itself is to find in CPR_LAUNCH_PID."""
+NETWORK = "CPR_TESTS_NETWORK"
+"""Keeps the network namespace of programs that are not in that of the process which is prepared."""
 
 IMPORTED = (
     "dlrm.running",
@@ -45,6 +48,8 @@ def work() -> int:
     """Be the program; without one, this was only to prepare."""
     if LENDER in os.environ:
         _put(LAUNCH_PID, os.environ.pop(OWN_LAUNCH_PID, None))
+    if NETWORK in os.environ:
+        _enter(os.environ[NETWORK])
     if not sys.argv[1:]:
         return 0
     del sys.argv[0]
@@ -68,6 +73,8 @@ def main() -> int:
         return work()
     _put(OWN_LAUNCH_PID, os.environ.get(LAUNCH_PID))
     _put(LAUNCH_PID, os.environ[LENDER])
+    if NETWORK in os.environ:  # its socket is known where it is itself
+        _enter(f"/proc/{os.environ[LENDER]}/ns/net")
     return standby.run(prepare, work)
 
 
@@ -75,6 +82,13 @@ def _put(name: str, value: str | None) -> None:
     os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
+
+
+def _enter(network: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(network) as namespace:  # noqa: PTH123 - is no file with content
+        if libc.setns(namespace.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"{network} cannot be entered")
 
 
 def at_work(pid: int) -> int:
