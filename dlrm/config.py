@@ -37,6 +37,9 @@ SHARDING_KINDS: Final = {
 }
 """Sharding kinds of each device; data_parallel is always there. Row-wise on the CPU is our own."""
 
+LONGEST_WAIT_S: Final = 30 * 86_400.0
+"""That can be asked for; clocks and timers cannot count to any number."""
+
 COLUMN_STEP: Final = 4
 """FBGEMM wants tables, and pieces of tables, as wide as a multiple of this."""
 
@@ -421,7 +424,10 @@ class CheckpointConfig:
         )
         limit_s = self.give_up_after_s
         _check(limit_s is None or limit_s > 0, "checkpoint.give_up_after must be positive (empty: never)")
-        _check(self.stop_within_s >= 0, "checkpoint.stop_within_s must not be negative (0: never)")
+        _check(
+            0 <= self.stop_within_s <= LONGEST_WAIT_S,
+            f"checkpoint.stop_within_s is {self.stop_within_s:g}; choose 0 (never) to {LONGEST_WAIT_S:g} s",
+        )
 
     def directory(self, folder: Path) -> str:
         """Where a run with this folder saves."""
@@ -470,7 +476,10 @@ class RecoveryConfig:
         check_fields(self, "recovery.")
         _check(0 <= self.max_lost_share <= 1, "recovery.max_lost_share is a share, from 0 to 1")
         _check(0 <= self.max_pls <= 1, "recovery.max_pls is a portion, from 0 to 1 (no limit)")
-        _check(self.timeout_s > 0, "recovery.timeout_s must be a positive number of seconds")
+        _check(
+            0 < self.timeout_s <= LONGEST_WAIT_S,
+            f"recovery.timeout_s is {self.timeout_s:g}; choose more than 0 and at most {LONGEST_WAIT_S:g} s",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
