@@ -15,14 +15,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.manifest import SAVES, numbers_of
-from cpr.checkpoint.owners import NOBODYS, Claimant, Owner, epochs, newest_owner, write_owner
+from cpr.checkpoint.owners import NOBODYS, Claimant, Owner, epochs, fence, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, LockedError, SupersededError
 from cpr.processes import Process
@@ -30,6 +30,8 @@ from cpr.processes import Process
 BEATS_PER_PATIENCE: Final = 10
 LONGEST_RETRY_S: Final = 0.2
 """Newcomers that come at the same moment try again after a random time up to this."""
+RIVALS_S: Final = 5.0
+"""How long one of them waits for the others to give way."""
 PATIENCE: Final = timedelta(seconds=60)
 
 logger = logging.getLogger(__name__)
@@ -110,18 +112,40 @@ class DirectoryLock:
             LockedError: the record of this run is gone, perhaps with the directory.
             CheckpointError: the directory cannot be read.
         """
+        if not self._is_recorded():
+            raise LockedError(
+                f"{self._own.path} is gone from {self._storage.uri}: somebody removed or replaced the "
+                "directory, or its disk is no longer mounted. What to do: put it back; the record of this "
+                "run is written again as soon as that is possible"
+            )
+
+    def _is_recorded(self) -> bool:
+        """Whether this owner's record is there.
+
+        Raises:
+            SupersededError: so is that of a newer one.
+        """
         found = epochs(self._storage)
-        newest = max((epoch for epoch, _ in found), default=0)
-        if newest <= self._own.epoch and (self._own.epoch, self._own.token) in found:
-            return
-        holder = newest_owner(self._storage)
-        kind = SupersededError if newest > self._own.epoch else LockedError
-        raise kind(
-            f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'nobody'} owns it "
-            f"now (epoch {newest}, ours was {self._own.epoch}), because this process was asleep for too long "
-            "or its record in owners/ was deleted. Nothing more is saved there. What to do: stop one of the "
-            "two, or name another directory"
-        )
+        own = (self._own.epoch, self._own.token)
+        if max(found, default=own)[0] > own[0] or self._is_replaced(found):
+            holder = newest_owner(self._storage)
+            raise SupersededError(
+                f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'another run'} "
+                f"owns it now (epoch {max(found)[0]}, ours was {own[0]}), because this process was asleep "
+                "for too long. Nothing more is saved there. What to do: stop one of the two, or name another "
+                "directory"
+            )
+        return own in found
+
+    def _is_replaced(self, found: Sequence[tuple[int, str]]) -> bool:
+        """Whether another owns the same epoch, which takes that somebody has deleted this owner's record.
+
+        A record without a list is that of a newcomer, who will find this one and give way.
+        """
+        if all(epoch != self._own.epoch or token == self._own.token for epoch, token in found):
+            return False
+        owner = fence(self._storage)
+        return owner is not None and owner.epoch == self._own.epoch and owner.token != self._own.token
 
     def finish(self, steps_done: int) -> None:
         """Record that the run has reached its end, at this step; durable when this returns.
@@ -176,11 +200,16 @@ class DirectoryLock:
             released=False,
             finished=None,
         )
-        rivals = [each for each in epochs(self._storage) if each[0] >= self._own.epoch]
-        if rivals == [(self._own.epoch, self._own.token)]:
-            return True
-        self._storage.delete(self._own.path)
-        return False
+        # Only who is alone may go on: whoever lists later finds this record. Of several that came at the same
+        # moment all give way to the lowest token, or else none of them might ever become the owner.
+        own = (self._own.epoch, self._own.token)
+        deadline = time.monotonic() + RIVALS_S
+        while rivals := [each for each in epochs(self._storage) if each[0] >= own[0] and each != own]:
+            if min(rivals) < own or max(rivals)[0] > own[0] or time.monotonic() > deadline:
+                self._storage.delete(self._own.path)
+                return False
+            time.sleep(random.uniform(0, LONGEST_RETRY_S))
+        return True
 
     def _forget_older(self) -> None:
         """Records of older epochs say nothing that this one does not."""
@@ -224,7 +253,7 @@ class DirectoryLock:
         is_told = False
         while not self._released.wait(self._own.beat_s):
             try:
-                self.check()
+                self._is_recorded()  # if it is not, nobody else owns the directory: it is written again
                 self._write(beat=self._own.beat + 1)
                 is_told = False
             except SupersededError:

@@ -40,7 +40,9 @@ class Retries:
         self._save: Save | None = None
         """Of which not all ranks know yet what became of it."""
         self._began: tuple[int, float] | None = None
-        """Training steps done, and the time, when the newest save began."""
+        """The same, when the newest save began."""
+        self._clock: tuple[int, float] | None = None
+        """Training steps done, and the time, when this was called first: tells how long a step takes."""
         self._look_at = 0
         self._retry_at: int | None = None
 
@@ -83,6 +85,7 @@ class Retries:
         Raises:
             SaveFailedError: saves have failed for too long, or another run owns the directory.
         """
+        self._clock = self._clock or (steps_done, time.monotonic())
         save, began = self._save, self._began
         if save is None or began is None or not (at_once or steps_done >= self._look_at):
             return None
@@ -138,13 +141,14 @@ class Retries:
     def _decide(self, steps_done: int) -> tuple[float, float, int]:
         """Seconds since saves fail, and the pause until the next one, in seconds and steps."""
         now = time.monotonic()
-        step, began = self._began or (steps_done, now)
+        anchors = [each for each in (self._began, self._clock) if each is not None and each[0] < steps_done]
         if self._num_failed == 1:
             self._failing_since = now
         failing_s = now - self._failing_since
         pause_s = min(FIRST_PAUSE_S * 2 ** min(self._num_failed - 1, 16), LONGEST_PAUSE_S)
         if self._give_up_after_s is not None:
             pause_s = min(pause_s, max(0.0, self._give_up_after_s - failing_s))  # a last try just before
-        if steps_done == step:  # nobody knows yet how long a step takes
+        if not anchors:  # nobody knows yet how long a step takes
             return failing_s, pause_s, FIRST_LOOK_STEPS
+        step, began = anchors[0]
         return failing_s, pause_s, max(1, round(pause_s * (steps_done - step) / (now - began)))

@@ -20,7 +20,7 @@ from cpr.checkpoint.lock import DirectoryLock
 from cpr.checkpoint.manifest import manifest_path
 from cpr.checkpoint.owners import OWNERS, Claimant, Owner, fence, newest_owner, write_owner
 from cpr.checkpoint.storage import Storage, open_storage
-from cpr.errors import CheckpointError, LockedError
+from cpr.errors import CheckpointError, LockedError, SupersededError
 from cpr.faults.storages import FaultyStorage
 from cpr.processes import Process
 
@@ -233,12 +233,25 @@ def test_a_newcomer_that_dies_while_it_takes_over_fences_nothing(storage, make_l
     assert fence(storage).counts(2, first.epoch)
 
 
-def test_a_deleted_record_is_a_lost_directory(storage, make_lock):
-    lock = make_lock(storage, "run")
+def test_a_record_that_was_deleted_is_written_again_if_nobody_took_the_directory(storage, make_lock):
+    lock = make_lock(storage, "run", timedelta(seconds=1))
     lock.acquire(list)
     storage.delete("owners")
-    with pytest.raises(LockedError, match="nobody owns it"):
+    with pytest.raises(LockedError, match=r"owners/00000001-\w+\.json is gone .* put it back"):
         lock.check()
+    wait_for(lambda: newest_owner(storage) is not None)
+    lock.check()
+
+
+def test_an_owner_whose_record_was_deleted_is_replaced_by_who_takes_the_same_epoch(storage, make_lock):
+    old, new = make_lock(storage, "old"), make_lock(storage, "new")
+    old.acquire(list)
+    storage.delete("owners")
+    new.acquire(list)
+    assert new.epoch == old.epoch
+    with pytest.raises(SupersededError, match="'new'"):
+        old.check()
+    new.check()
 
 
 def test_storage_that_fails_for_a_while_does_not_lose_the_lock(storage, make_lock, caplog):

@@ -127,7 +127,7 @@ class Run:
         """What the lock's thread does now and then."""
         lock = self.ownership.lock
         try:
-            lock.check()
+            lock._is_recorded()
         except LockedError:
             return
         lock._write(beat=lock._own.beat + 1)
