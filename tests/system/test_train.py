@@ -224,7 +224,7 @@ def with_id(table, name, row, value):
     ("overrides", "code", "message"),
     [
         (["train.epoch=2"], 2, "unknown configuration key train.epoch; did you mean train.epochs?"),
-        (["data.uri=nowhere"], 2, "nowhere holds no dataset.json"),
+        (["data.uri=nowhere"], 2, "data.uri: nowhere holds no dataset.json"),
         (
             ["dense.learning_rate=1e30", "train.precision=fp32"],
             1,
