@@ -148,24 +148,36 @@ def fence(storage: Storage) -> Owner | None:
     return next((owner for owner in _newest_first(storage) if owner.accepted is not None), None)
 
 
+def damaged_records(storage: Storage) -> list[str]:
+    """What is wrong with records that are not used; each names its file.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    read = (_read_owner(storage, epoch, token) for epoch, token in epochs(storage))
+    return [owner for owner in read if isinstance(owner, str)]
+
+
 def _newest_first(storage: Storage) -> Iterator[Owner]:
     for epoch, token in reversed(epochs(storage)):
-        owner = _read_owner(storage, f"{OWNERS}/{epoch:08d}-{token}.json")
-        if owner is not None:
+        owner = _read_owner(storage, epoch, token)
+        if isinstance(owner, str):
+            logger.warning("%s of %s", owner, storage.uri)
+        elif owner is not None:
             yield owner
 
 
-def _read_owner(storage: Storage, path: str) -> Owner | None:
-    """None if it went away, or was not written by this program."""
-    problem: Exception | None = None
+def _read_owner(storage: Storage, epoch: int, token: str) -> Owner | str | None:
+    """A record; what is wrong with it; or None if it went away."""
+    path, problem = f"{OWNERS}/{epoch:08d}-{token}.json", ""
     for _ in range(READS):
         try:
             owner = Owner.from_bytes(read_file(storage, path))
             if owner.path == path:
                 return owner
-            problem = ValueError(f"it says that it is {owner.path}")
-        except (CorruptFileError, ValueError) as error:
-            problem = error
-    if not isinstance(problem, CorruptFileError):
-        logger.warning("%s of %s is not used, because it is damaged: %s", path, storage.uri, problem)
-    return None
+            problem = f"it says that it is {owner.path}"
+        except CorruptFileError:
+            return None
+        except ValueError as error:
+            problem = str(error)
+    return f"{path} is not used, because it is damaged ({problem}): which saves count is told by others alone"

@@ -16,6 +16,7 @@ from cpr.checkpoint.chain import Rejected, State, is_committed, own_states
 from cpr.checkpoint.loader import decode_state
 from cpr.checkpoint.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, digest
 from cpr.checkpoint.matching import check_tables
+from cpr.checkpoint.owners import damaged_records
 from cpr.checkpoint.row_file import decode_chunk
 from cpr.checkpoint.storage import Storage
 from cpr.errors import CheckpointError, CorruptFileError
@@ -50,6 +51,8 @@ class Verification:
     states: list[State]
     """All that the manifests promise, newest first."""
     bad: list[BadFile]
+    damaged_owners: list[str]
+    """What is wrong with records of owners, which tell the saves that count."""
     rejected: list[Rejected]
     """Saves whose manifests already rule them out."""
     num_files: int
@@ -67,7 +70,11 @@ class Verification:
     @property
     def is_fine(self) -> bool:
         """Whether nothing is damaged; saves that were never finished are no damage."""
-        return not self.bad and all(rejected.unfinished for rejected in self.rejected)
+        return (
+            not self.bad
+            and not self.damaged_owners
+            and all(rejected.unfinished for rejected in self.rejected)
+        )
 
 
 def verify(
@@ -100,6 +107,7 @@ def verify(
     return Verification(
         [state for state in states if gone.isdisjoint(save.sequence for save in state.saves)],
         [file for file in bad if file.sequence not in gone],
+        damaged_records(storage),
         rejected,
         len(files),
         num_bytes,

@@ -55,8 +55,8 @@ def _verify(options: argparse.Namespace) -> int:
     _print_rejected(result.rejected)
     if not result.states and all(save.unfinished for save in result.rejected):
         raise ValueError(f"{storage.uri} holds no checkpoint")
-    for file in result.bad:
-        print(f"bad: {file.cause}")
+    for cause in (*(file.cause for file in result.bad), *result.damaged_owners):
+        print(f"bad: {cause}")
     verdict = f"{len(result.bad)} of them bad" if result.bad else "all as they were saved"
     print(f"{result.num_files} files, {size_text(result.num_bytes)}: {verdict}")
     newest = result.newest

@@ -107,6 +107,15 @@ def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directo
     assert result.newest == result.states[0]
 
 
+@pytest.mark.parametrize("record", [b"", b"null", b'{"epoch": 3', b'{"epoch": "3"}'])
+def test_a_record_of_an_owner_that_nobody_can_read_is_damage(directory, record):
+    directory.files["owners/00000003-0badf00d.json"] = record
+    result = verify(directory)
+    assert not result.is_fine
+    assert "owners/00000003-0badf00d.json is not used, because it is damaged" in result.damaged_owners[0]
+    assert result.newest.sequence == 2
+
+
 def test_an_unfinished_save_is_no_damage_and_a_broken_manifest_is(directory):
     directory.files[f"{save_folder(3)}/model.a/r0-c0.arrow"] = b"half"
     assert verify(directory).is_fine
