@@ -168,7 +168,7 @@ class PartialRecovery:
 
     @property
     def history(self) -> RunHistory | None:
-        """What saves and failures have cost so far, on rank 0 after `restore`; in `history.json`, too."""
+        """What saves and failures have cost so far, on rank 0 after `restore`; also in the directory."""
         return self._saves.history if self._saves is not None else None
 
     def take_save_costs(self) -> list[SaveCost]:

@@ -99,15 +99,20 @@ class Ownership:
         self._noting = partial(DirectoryLock.note_launches, launches=launches, continues=continues)
         on_rank_0(self._group, lambda: self._noting(self.lock) if self.lock is not None else None)
 
-    def check(self) -> None:
-        """Make sure that the directory is still this run's; on the rank that holds its lock, any thread.
+    def check(self) -> int:
+        """Make sure that the directory is this run's; on rank 0, in any thread.
+
+        Returns:
+            The epoch.
 
         Raises:
             LockedError: another run has taken it over.
-            CheckpointError: it cannot be read.
+            CheckpointError: it is not taken yet, or cannot be read.
         """
-        if self.lock is not None:
-            self.lock.check()
+        if self.lock is None:
+            raise CheckpointError(f"{self._storage.uri} is not taken yet; the next save tries that again")
+        self.lock.check()
+        return self.epoch
 
     def finish(self, steps_done: int) -> None:
         """Record that the run has reached its end, at this step; durable when it returns.

@@ -82,16 +82,16 @@ def inputs_of(options: argparse.Namespace) -> "Inputs":
 
 def _history(uri: str) -> "RunHistory":
     from cpr.checkpoint.storage import open_storage
-    from cpr.estimator.history import HISTORY_PATH, read_history
+    from cpr.estimator.history import read_history
 
     storage = open_storage(uri)
     history = read_history(storage)
     if history is None:
         raise ValueError(
-            f"{storage.uri} has no {HISTORY_PATH}, where cpr.PartialRecovery writes what saves and failures "
-            "cost a run. Name the directory of its checkpoints, train with it (dlrm.train: under torchrun "
-            "--max-restarts, with checkpoint.every_steps) until it has saved, or give the job's times: "
-            "--total, --fail, --save and --nodes"
+            f"{storage.uri} has no history (history-<epoch>.json), where cpr.PartialRecovery writes what "
+            "saves and failures cost a run. Name the directory of its checkpoints, train with it (dlrm.train "
+            "under torchrun --max-restarts, with checkpoint.every_steps) until it has saved, or give the job's "
+            "times: --total, --fail, --save and --nodes"
         )
     return history
 

@@ -1,4 +1,4 @@
-"""What a run has measured of its saves and failures: `history.json` in its checkpoint directory.
+"""What a run has measured of its saves and failures: `history-<epoch>.json` in its checkpoint directory.
 
 The run writes it as it goes, through all generations of its workers, and reads it back when it goes on.
 `cpr plan --run DIR` takes the estimator's inputs from it, so that nobody has to guess them.
@@ -6,6 +6,7 @@ The run writes it as it goes, through all generations of its workers, and reads 
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cpr.checkpoint.storage import Storage
 
 HISTORY_PATH: Final = "history.json"
+"""In a directory without epochs of owners; else each has a file of its own, see `history_path`."""
+_NAME: Final = re.compile(r"history(?:-([0-9]{1,18}))?\.json")
 FORMAT: Final = "cpr-history"
 VERSION: Final = 1
 SAVES_KEPT: Final = 256
@@ -249,24 +252,45 @@ def read_history(storage: "Storage") -> RunHistory | None:
     """
     from cpr.checkpoint.storage import read_file  # noqa: PLC0415 - brings pyarrow, which formulas do without
 
+    path = history_path(max(_epochs(storage), default=0))
     try:
-        text = read_file(storage, HISTORY_PATH)
+        text = read_file(storage, path)
     except CorruptFileError:
         return None
     try:
         return RunHistory.from_json(parse(text))
     except (ValueError, OverflowError) as error:  # of numbers beyond all floats
-        raise ValueError(f"{storage.uri}/{HISTORY_PATH} is {error}") from error
+        raise ValueError(f"{storage.uri}/{path} is {error}") from error
 
 
-def write_history(storage: "Storage", history: RunHistory) -> None:
-    """Put it in the place of what was there; whole, or not at all.
+def write_history(storage: "Storage", history: RunHistory, epoch: int = 0) -> None:
+    """Put it in the place of what was there, atomically.
+
+    What an owner of an older epoch still has on its way replaces nothing: its file is another.
+
+    Args:
+        storage: the checkpoint directory.
+        history: of the run.
+        epoch: of the owner of the directory.
 
     Raises:
         CheckpointError: the storage fails.
     """
-    with storage.create(HISTORY_PATH) as sink:
+    with storage.create(history_path(epoch)) as sink:
         sink.write(memoryview(json.dumps(history.to_json(), indent=1).encode()))
+    for older in _epochs(storage):
+        if older < epoch:
+            storage.delete(history_path(older))
+
+
+def history_path(epoch: int) -> str:
+    """Of the history that the owner of an epoch writes; the one of the highest epoch counts."""
+    return f"history-{epoch}.json" if epoch else HISTORY_PATH
+
+
+def _epochs(storage: "Storage") -> list[int]:
+    """Of the owners whose histories are there."""
+    return [int(match[1] or 0) for match in map(_NAME.fullmatch, storage.list()) if match]
 
 
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run measures of its saves and failures, written down as it goes: `history.json` beside its saves.
+"""What a run measures of its saves and failures, written down as it goes: a JSON file beside its saves.
 
 Rank 0 keeps it, through all generations of workers. It is written in the background, at each beginning, after
 the first step, and whenever a save has been committed; a diary that cannot be written stops no training. Nor
@@ -42,7 +42,8 @@ class Diary:
     Args:
         storage: of the checkpoint.
         course: of the run, which tells of this beginning.
-        check_lock: raises a `CheckpointError` unless the directory still is this run's.
+        check_lock: gives the epoch of this run's ownership of the directory; raises a `CheckpointError`
+            unless the directory still is this run's.
         nodes: failure domains.
         samples_total: of the whole run; None: not known.
         row_share: of a table's rows with which a row save counts.
@@ -52,7 +53,7 @@ class Diary:
         self,
         storage: Storage,
         course: Course,
-        check_lock: Callable[[], None],
+        check_lock: Callable[[], int],
         *,
         nodes: int,
         samples_total: int | None,
@@ -188,8 +189,7 @@ class Diary:
 
     def _put(self, history: RunHistory) -> None:
         try:
-            self._check_lock()
-            write_history(self._storage, history)
+            write_history(self._storage, history, self._check_lock())
         except (CheckpointError, OSError) as error:
             logger.warning("what the run has measured could not be written down: %s", error)
 

@@ -113,7 +113,7 @@ def test_a_picture_of_saves_that_cost_nothing(tmp_path):
     ("arguments", "told"),
     [
         ([], "this is missing: --total (T_total), --fail"),
-        (["--run", "{}"], "has no history.json"),
+        (["--run", "{}"], "has no history"),
         (["--run", "{}"], "or give the job's times: --total, --fail, --save and --nodes"),
         (
             ["--failures", "{}/nowhere.csv"],

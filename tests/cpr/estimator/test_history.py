@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -143,6 +144,17 @@ def test_what_is_written_is_read(history, tmp_path):
     history = history.with_save(make_save(5)).with_failure(make_failure(40.0, detect=1.0))
     write_history(storage, history)
     assert read_history(storage) == history
+
+
+def test_that_of_the_newest_owner_counts_whatever_lands_later(history, tmp_path):
+    storage = LocalStorage(tmp_path)
+    newer = replace(history, steps_done=history.steps_done + 1)
+    write_history(storage, history)
+    write_history(storage, newer, epoch=12)
+    assert read_history(storage) == newer
+    assert list(storage.list()) == ["history-12.json"]
+    write_history(storage, history, epoch=9)  # by an owner that was asleep
+    assert read_history(storage) == newer
 
 
 def test_a_history_of_a_later_program_with_more_in_it_is_read(history):

@@ -38,7 +38,7 @@ def clock(monkeypatch):
 def begin(tmp_path, clock):
     course = Course()
 
-    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: None):
+    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0):
         generation = len(course.recoveries)
         story = Recovery(
             kind=kind,
