@@ -89,9 +89,9 @@ def _history(uri: str) -> "RunHistory":
     if history is None:
         raise ValueError(
             f"{storage.uri} has no history (history-<epoch>.json), where cpr.PartialRecovery writes what "
-            "saves and failures cost a run. Name the directory of its checkpoints, train with it (dlrm.train "
-            "under torchrun --max-restarts, with checkpoint.every_steps) until it has saved, or give the job's "
-            "times: --total, --fail, --save and --nodes"
+            "saves and failures cost a run. Name the directory of its checkpoints, train with it "
+            "(dlrm.train: under torchrun --max-restarts, with checkpoint.every_steps) until it has saved, or "
+            "give the job's times: --total, --fail, --save and --nodes"
         )
     return history
 
