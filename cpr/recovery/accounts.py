@@ -86,7 +86,7 @@ class Accounts:
                 lost[old_world_size], course.samples_between_saves, self._total_samples, old_world_size
             ),
             charges=tuple(
-                Charge(world_size, rank, share, saved, done)
+                Charge(world_size, rank, share, saved, done, course.generation)
                 for world_size, shares in lost.items()
                 for rank, share in shares.items()
             ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,14 @@ class Charge:
     """Samples done at the save that the rows came from."""
     end: int
     """Samples done when they were lost."""
+    generation: int = -1
+    """In which the rows came from the save; memory of older ones must not come back. -1: not known."""
+
+
+def losses_in(course: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    """World size, rank and generation of workers whose rows came from a save, as a run's course tells."""
+    charges = (Charge(*each) for each in course["charges"])
+    return tuple((each.world_size, each.rank, each.generation) for each in charges)
 
 
 def lost_workers(

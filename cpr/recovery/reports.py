@@ -39,6 +39,16 @@ class Slot:
     """Training steps done."""
     num_recoveries: int = 0
     """Finished beginnings of generations that it tells of: its own is finished while this is written."""
+    progress_generation: int = field(default=-1, compare=False)
+    """The last generation that had finished a step."""
+    losses: tuple[tuple[int, int, int], ...] = field(default=(), compare=False)
+    """World size, rank and generation of the workers whose rows have come from a save, and since when."""
+
+    def has_replaced(self, world_size: int, rank: int, generation: int) -> bool:
+        """Whether the rows of a worker of this generation came from a save in a later one."""
+        return any(
+            (size, lost) == (world_size, rank) and generation < since for size, lost, since in self.losses
+        )
 
     def is_of_moment(self, other: "Slot") -> bool:
         """Whether both are of the same step, and it was not done again in between."""
@@ -200,6 +210,11 @@ class _Found:
         """Why this does not belong to the newest replicated state; None if it does."""
         if self.segment.generation < newest.went_back:
             return f"of before everybody went back in generation {newest.went_back}"
+        if self.segment.generation < newest.progress_generation and self.step < newest.step:
+            # It did not die in the step after, as one of that generation may have: others trained without it.
+            return f"left behind at step {self.step} while others went on"
+        if newest.has_replaced(self.segment.old_world_size, self.segment.old_rank, self.segment.generation):
+            return "replaced by rows of a save, in a generation that came after it"
         if self.step < newest.step - 1:
             return f"left behind at step {self.step} while others went on"
         return None

@@ -12,6 +12,7 @@ from torch import Tensor
 from cpr.checkpoint.row_schema import ShardPlace, place_of
 from cpr.checkpoint.state import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
+from cpr.recovery.losses import losses_in
 from cpr.recovery.memory import Claimed, WorkerMemory
 from cpr.recovery.replicated import counters_in
 from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport
@@ -137,6 +138,8 @@ def _slot(step: int, course: Mapping[str, Any]) -> Slot:
         generation=course["generation"],
         step=step,
         num_recoveries=sum(each.get("finished", True) for each in json.loads(course["recoveries"])),
+        progress_generation=course["progress_generation"],
+        losses=losses_in(course),
     )
 
 

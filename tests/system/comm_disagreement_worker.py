@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.agreement import check_agreed
 from dlrm.comm.config import CONTROLLERS, SPARSE, CommConfig
@@ -193,11 +194,12 @@ def priority_over_different_slices_is_refused_by_all():
         PriorityExchange(others, optimizer)
 
 
-class Unlike:
+class Unlike(DistributedDataParallel):
     """A DDP model that DDP itself would have refused."""
 
     parameters_to_ignore = frozenset()
     gradient_as_bucket_view = False
 
     def __init__(self, module):
+        nn.Module.__init__(self)
         self.module, self.process_group = module, dist.group.WORLD

@@ -14,4 +14,4 @@ def test_wish_2_load_at_another_world_size_and_under_another_plan(start_ranks, t
     jobs = [start_ranks(resharding_worker.main, tmp_path, SIZES, world_size=size) for size in SIZES]
     for job in jobs:
         job.wait(timeout_s=200)
-    assert len(list(tmp_path.glob("*-*/saves/00000001/manifest.json"))) == 9
+    assert len(list(tmp_path.glob("*-*/saves/00000001-*/manifest.json"))) == 9

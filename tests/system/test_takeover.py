@@ -187,6 +187,7 @@ def files_of(runs):
 def curve(runs):
     """What was measured, in order; a run that was paused may repeat a line before it knows of its end."""
     lines = [json.loads(line) for line in (only_folder(runs) / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] in {"train", "evaluation"}]
     known = [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
     return [line for at, line in enumerate(known) if line not in known[:at]]
 

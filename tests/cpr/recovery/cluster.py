@@ -28,6 +28,7 @@ from cpr.recovery.accounts import Accounts
 from cpr.recovery.course import Course
 from cpr.recovery.decision import Findings, decide
 from cpr.recovery.lineage import raise_if_finished, take_directory
+from cpr.recovery.losses import losses_in
 from cpr.recovery.policy import RecoveryPolicy
 from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.sources import lost_share, plan_sources
@@ -399,6 +400,8 @@ class Cluster:
                         went_back=course["went_back"],
                         generation=course["generation"],
                         step=course["steps_done"],
+                        progress_generation=course["progress_generation"],
+                        losses=losses_in(course),
                     ),
                 ),
             )

@@ -43,8 +43,8 @@ def segment(
             "reason": "",
             "shards": (shard(old_rank),),
             "whole_bytes": 360,
-            "slot": None
-            if slot is None
+            "slot": slot
+            if slot is None or isinstance(slot, Slot)
             else Slot(went_back=went_back, generation=slot_generation, step=slot, num_recoveries=told),
             **options,
         }
@@ -102,6 +102,25 @@ def test_a_later_generation_counts_more_than_a_later_step():
 def test_of_one_generation_and_step_the_state_that_knows_its_own_recovery_counts():
     found = assess_all([worker(0, segment(0, told=1)), worker(1, segment(1, told=2))])
     assert (found.slot_of, found.slot.num_recoveries) == ((1, 0), 2)
+
+
+def test_memory_that_others_have_trained_without_is_lost_though_it_is_one_step_behind():
+    trained = {"generation": 1, "slot": Slot(generation=1, step=7, progress_generation=1), "step": 7}
+    found = assess_all([worker(0, segment(0, **trained)), worker(1, segment(1, step=6, slot=6))])
+    assert list(found.lost) == [1]
+    assert "left behind at step 6" in found.refused[0]
+    killed = {**trained, "slot": Slot(generation=1, step=7, progress_generation=0)}  # before they trained
+    assert not assess_all([worker(0, segment(0, **killed)), worker(1, segment(1, step=6, slot=6))]).lost
+
+
+def test_memory_whose_rows_were_replaced_by_those_of_a_save_does_not_come_back():
+    """Or the portion of lost samples would count what is not lost."""
+    slot = Slot(generation=1, step=7, losses=((2, 1, 1),))
+    partial = {"generation": 1, "slot": slot}
+    found = assess_all([worker(0, segment(0, **partial)), worker(1, segment(1))])
+    assert list(found.lost) == [1]
+    assert "replaced by rows of a save" in found.refused[0]
+    assert not assess_all([worker(0, segment(0, **partial)), worker(1, segment(1, **partial))]).lost
 
 
 def test_memory_of_before_everybody_went_back_does_not_count():
