@@ -88,7 +88,10 @@ def _check_shard(history: History, claim: Claim, shard: TableShard, lives: bool,
     key, now = ShardKey.of(shard), row_digests(shard)
     before = history.digests(key.name, claim.step)
     saved = None if claim.save_step is None else history.digests(key.name, claim.save_step)
-    if before is None and saved is None:
+    # A worker that was killed between the end of a step and its record of it: none of its rows has been lost,
+    # and what they were after that step nobody knows.
+    is_untold = before is None and lives and not claim.lost.get(key.table_fqn)
+    if is_untold or (before is None and saved is None):
         counts.rows_unknown += key.num_rows
         return
     differs = np.ones(key.num_rows, bool) if before is None else now != before

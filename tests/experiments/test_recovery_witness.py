@@ -119,6 +119,17 @@ def test_lost_rows_are_those_of_the_save_that_is_named(run):
     assert run.check("process", 3)[0] == [0, 3]
 
 
+def test_a_worker_that_was_killed_before_it_had_written_its_last_step_down_is_not_judged(run):
+    run.train([1, 2])
+    run.train([3])
+    run.train([4], finished_by=1)
+    run.step += 1  # which both have finished
+    run.load(1, shards=[0])
+    wrong, found = run.check("partial", run.step, save_step=1, cat_0=NUM_ROWS)
+    assert wrong == [0, 0]
+    assert [each.rows_unknown for each in found] == [0, NUM_ROWS]
+
+
 def test_a_save_newer_than_the_run_is_wrong(run):
     assert run.check("partial", 2, 3, cat_1=NUM_ROWS)[0] == [NUM_ROWS, NUM_ROWS]
 
