@@ -76,6 +76,7 @@ def import_dcp(source: DcpSource, storage: Storage, progress: Progress = lambda 
         lock.check()
         with storage.create(manifest.path) as sink:
             sink.write(memoryview(manifest.to_json()))
+        lock.check()  # a newer owner may not have found it: then it does not count
     finally:
         lock.release()
     return manifest
