@@ -4,9 +4,13 @@ The workers of a node that comes back too late never meet: the others are gone, 
 them for minutes and then fail. So workers tell `cpr run` which directory is theirs, and while it has none, it
 has a process look who owned the directory last. Standard library only, but for that process.
 
-    python -m cpr.finished URI FILE     if the run has finished, writes the step to FILE
+    python -m cpr.finished RUN FILE     if the run has finished, writes the step to FILE
+
+RUN is what a worker has written: the checkpoint directory and the folder of the run's memory. What this
+node could not save is of no use once the run has finished: it is no longer kept, and the janitor frees it.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -19,20 +23,26 @@ from cpr.processes import Process
 
 FOLDER_VARIABLE: Final = "CPR_LAUNCH_FOLDER"
 """Set by `cpr run`: where its workers leave word."""
+_RUN_FILE: Final = "run.json"
 IDLE_S: Final = 10.0
 """So long `cpr run` is without workers before it looks, and so long it waits before it looks again."""
 ANSWER_S: Final = 60.0
 """The longest that it waits for an answer when torchrun has ended."""
 
 
-def note_directory(uri: str) -> None:
-    """Tell the `cpr run` above this worker, if there is one, the checkpoint directory of its run."""
+def note_run(uri: str, memory: Path) -> None:
+    """Tell the `cpr run` above this worker, if there is one, about its run.
+
+    Args:
+        uri: the checkpoint directory.
+        memory: the folder of the run's resident memory on this machine.
+    """
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
-        temporary = Path(folder) / f"directory-{os.getpid()}"
+        temporary = Path(folder) / f"run-{os.getpid()}.json"
         with suppress(OSError):  # without it `cpr run` waits for torchrun, as it does for any other program
-            temporary.write_text(uri)
-            temporary.replace(Path(folder) / "directory")
+            temporary.write_text(json.dumps({"uri": uri, "memory": str(memory)}))
+            temporary.replace(Path(folder) / _RUN_FILE)
 
 
 class FinishWatch:
@@ -43,7 +53,7 @@ class FinishWatch:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._directory, self._answer = folder / "directory", folder / "finished"
+        self._run, self._answer = folder / _RUN_FILE, folder / "finished"
         self._asked: Process | None = None
         self._had_workers_s = time.monotonic()
 
@@ -66,8 +76,8 @@ class FinishWatch:
 
     def ask(self) -> None:
         """Have a process look."""
-        if self._directory.is_file():
-            command = [sys.executable, "-m", "cpr.finished", self._directory.read_text(), str(self._answer)]
+        if self._run.is_file():
+            command = [sys.executable, "-m", "cpr.finished", str(self._run), str(self._answer)]
             quiet = subprocess.DEVNULL
             pid = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet).pid
             self._asked = Process.find(pid)
@@ -83,13 +93,16 @@ class FinishWatch:
         return self._asked is not None and self._asked.is_alive
 
 
-def main(uri: str, answer: str) -> None:
+def main(run: str, answer: str) -> None:
     """See the module."""
     from cpr.checkpoint.owners import newest_owner  # noqa: PLC0415  # what reads a directory imports pyarrow
     from cpr.checkpoint.storage import open_storage  # noqa: PLC0415
+    from cpr.resident.folders import forget_unsaved  # noqa: PLC0415
 
-    owner = newest_owner(open_storage(uri))
+    noted = json.loads(Path(run).read_text())
+    owner = newest_owner(open_storage(noted["uri"]))
     if owner is not None and owner.finished is not None:
+        forget_unsaved(Path(noted["memory"]))
         temporary = Path(f"{answer}-{os.getpid()}")
         temporary.write_text(str(owner.finished))
         temporary.replace(answer)

@@ -43,7 +43,7 @@ from cpr.estimator.history import RunHistory, SaveCost
 from cpr.estimator.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
-from cpr.finished import note_directory
+from cpr.finished import note_run
 from cpr.meeting import Meeting, init_process_group, meet
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.course import Course
@@ -310,7 +310,7 @@ class PartialRecovery:
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
         directory = take_directory(checkpointer, meeting, resumes=self._resume)
-        note_directory(self._config.uri)
+        note_run(self._config.uri, self._memory.home.folder)
         is_own = meeting.continues and directory.is_of_launches(meeting.launches)
         assert self._memory.segment is not None
         self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)

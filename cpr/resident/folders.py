@@ -195,6 +195,12 @@ def unsaved_segments(home: Path) -> list[Path]:
     return [folder for folder in segment_folders(home) if (folder / UNSAVED_FILE).exists()]
 
 
+def forget_unsaved(home: Path) -> None:
+    """Have what a run could not save freed as the rest: the run has finished without it."""
+    for folder in unsaved_segments(home):
+        (folder / UNSAVED_FILE).unlink(missing_ok=True)
+
+
 def live_segments(home: Path) -> list[Path]:
     """Those whose owner lives; for callers inside `alone_in(home)`."""
     return [folder for folder in segment_folders(home) if is_locked(folder / OWNER_FILE)]

@@ -17,6 +17,7 @@ from cpr.checkpoint.storage import open_storage
 from cpr.cli import entry
 from cpr.commands.command import FAILED
 from cpr.processes import pid_namespace
+from cpr.resident.folders import UNSAVED_FILE, unsaved_segments
 
 REPO = Path(__file__).parents[2]
 START = """\
@@ -146,9 +147,11 @@ def test_the_folder_of_a_killed_run_goes_at_the_start_of_the_next_one(cpr_run, t
     assert list(temporary.iterdir()) == [of_container]
 
 
-WAITING = """
-    pathlib.Path(os.environ["CPR_LAUNCH_FOLDER"], "directory").write_text(str(folder / "checkpoint"))
-    {then}
+WAITING = f"""
+    sys.path.append({str(REPO)!r})
+    from cpr.finished import note_run
+    note_run(str(folder / "checkpoint"), folder / "memory")
+    {{then}}
 """
 
 
@@ -168,21 +171,27 @@ def owned(tmp_path):
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_node_that_comes_back_to_a_run_that_has_finished_ends_too(cpr_run, tmp_path, owned, then):
-    """Its torchrun waits for nodes that will not come, or has given up, or was killed."""
+    """Its torchrun waits for nodes that will not come, or has given up, or was killed. No memory is kept."""
     owned(finished=True)
+    (tmp_path / "memory" / "rank0").mkdir(parents=True)
+    (tmp_path / "memory" / "rank0" / UNSAVED_FILE).touch()
     run = cpr_run(WAITING.format(then=then))
     _, said = run.communicate(timeout=60)
     assert run.returncode == 0, said
     assert "the run has finished at step 500" in said
     assert len(agents(tmp_path)) == 1
+    assert not unsaved_segments(tmp_path / "memory")
 
 
 def test_torchrun_without_workers_is_left_alone_while_its_run_goes_on(cpr_run, tmp_path, owned):
     owned(finished=False)
+    (tmp_path / "memory" / "rank0").mkdir(parents=True)
+    (tmp_path / "memory" / "rank0" / UNSAVED_FILE).touch()
     run = cpr_run(WAITING.format(then="time.sleep(3); sys.exit(17)"))
     _, said = run.communicate(timeout=60)
     assert run.returncode == 17
     assert "finished" not in said
+    assert unsaved_segments(tmp_path / "memory")
 
 
 def test_used_up_restarts_end_with_a_report(cpr_run, tmp_path):
