@@ -32,7 +32,7 @@ train: $(INSTALLED) $(DATASET)/dataset.json
 		--recipe tiny --set train.device=$(DEVICE)
 
 demo: $(INSTALLED) $(DATASET)/dataset.json
-	$(BIN)/python -m experiments.recovery_demo --dataset $(DATASET)
+	$(BIN)/python -m examples.recovery_demo --dataset $(DATASET)
 
 test: unit system
 

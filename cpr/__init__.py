@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from cpr.checkpoint.config import CheckpointConfig
-    from cpr.estimator.interval import IntervalRule
+    from cpr.estimator.planning.interval import IntervalRule
     from cpr.priority.config import PriorityConfig
-    from cpr.recovery.policy import RecoveryPolicy
+    from cpr.recovery.run.policy import RecoveryPolicy
     from cpr.session import PartialRecovery
 
 __all__ = ["CheckpointConfig", "IntervalRule", "PartialRecovery", "PriorityConfig", "RecoveryPolicy"]
 
 _HOMES: Final = {
     "CheckpointConfig": "cpr.checkpoint.config",
-    "IntervalRule": "cpr.estimator.interval",
+    "IntervalRule": "cpr.estimator.planning.interval",
     "PartialRecovery": "cpr.session",
     "PriorityConfig": "cpr.priority.config",
-    "RecoveryPolicy": "cpr.recovery.policy",
+    "RecoveryPolicy": "cpr.recovery.run.policy",
 }
 
 

@@ -28,38 +28,38 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from cpr.checkpoint.catalog.resolve import find_newest
 from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.collectives import LONGEST_LOAD, RankGroup
 from cpr.checkpoint.config import CheckpointConfig
-from cpr.checkpoint.local import LocalStorage
-from cpr.checkpoint.manifest import Moment
-from cpr.checkpoint.model_state import Heir, Stateful
-from cpr.checkpoint.opening import find_newest
-from cpr.checkpoint.optimizer_state import OptimizerState
-from cpr.checkpoint.owners import Claimant
-from cpr.checkpoint.ranks import LONGEST_LOAD, RankGroup
-from cpr.checkpoint.storage import Storage, is_local, open_storage
+from cpr.checkpoint.format.manifest import Moment
+from cpr.checkpoint.ownership.records import Claimant
+from cpr.checkpoint.state.model_state import Heir, Stateful
+from cpr.checkpoint.state.optimizer_state import OptimizerState
+from cpr.checkpoint.storage.base import Storage, is_local, open_storage
+from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import RunFinished, SaveFailedError, is_failure
 from cpr.estimator.history import RunHistory, SaveCost
-from cpr.estimator.interval import IntervalRule
+from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults import Injector
 from cpr.faults import Plan as FaultPlan
-from cpr.finished import note_run
-from cpr.meeting import Meeting, init_process_group, meet
+from cpr.launch.finished import note_run
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.course import Course
-from cpr.recovery.lineage import note_launches, raise_if_finished, take_directory
-from cpr.recovery.memory import WorkerMemory
-from cpr.recovery.outliving import Outliving
-from cpr.recovery.phases import Phases, note_death, process_began_ns
-from cpr.recovery.policy import RecoveryPolicy
-from cpr.recovery.record import Recovery
-from cpr.recovery.reports import WorkerReport
-from cpr.recovery.restoring import Beginning, Restorer
-from cpr.recovery.save_plan import Keeper, SavePlan
-from cpr.recovery.saving import Saves
-from cpr.recovery.survey import COURSE
-from cpr.resident.birth import Birth, tables_born_in
+from cpr.recovery.decide.assessment import WorkerReport
+from cpr.recovery.decide.inventory import COURSE
+from cpr.recovery.decide.lineage import note_launches, raise_if_finished, take_directory
+from cpr.recovery.restore.restorer import Beginning, Restorer
+from cpr.recovery.run.phases import Phases, note_death, process_began_ns
+from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.recovery.run.progress import Course
+from cpr.recovery.run.report import Recovery
+from cpr.recovery.worker.memory import WorkerMemory
+from cpr.recovery.worker.publisher import Outliving
+from cpr.rendezvous import Meeting, init_process_group, meet
+from cpr.resident.allocation import Birth, tables_born_in
 from cpr.resident.janitor import ensure_janitor
+from cpr.saving.periodic import Saves
+from cpr.saving.setup import Keeper, SavePlan
 from cpr.shards.optimizers import ordinary
 
 logger = logging.getLogger(__name__)
@@ -279,7 +279,8 @@ class PartialRecovery:
                 not where training is: leave it out, and go on at `batches_done`.
             per_rank_states: the same, but different on each rank; they come back to the same rank if its
                 memory is of the very step from which training goes on, and stay as they are otherwise. What
-                has `inherit` (see `cpr.checkpoint.model_state.Heir`) takes over those of ranks that are gone.
+                has `inherit` (see `cpr.checkpoint.state.model_state.Heir`) takes over those of ranks that are
+                gone.
             before_save: called before each save; see `Checkpointer`.
             initialize: called, on all ranks, whenever training begins at its beginning: at first, and after
                 failures before anything was saved. The model has the values that it was built with; this may

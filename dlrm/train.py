@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cpr import standby
-from dlrm.compatibility import IncompatiblePackagesError, check_versions
-from dlrm.config import STRATEGIES, Config
-from dlrm.memory import ask_for_huge_pages
-from dlrm.process import exit_code_of, leave, quiet_libraries
-from dlrm.recipe import load_config, load_resumed, load_warm_started, recipe_names
-from dlrm.stop import StopSignal
+from cpr import forkserver as standby
+from dlrm.config.recipe import load_config, load_resumed, load_warm_started, recipe_names
+from dlrm.config.schema import STRATEGIES, Config
+from dlrm.launch.malloc import ask_for_huge_pages
+from dlrm.launch.process import exit_code_of, leave, quiet_libraries
+from dlrm.launch.stop_signal import StopSignal
+from dlrm.launch.versions import IncompatiblePackagesError, check_versions
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,7 +89,7 @@ def prepare() -> None:
         read(parse())
     except (ValueError, IncompatiblePackagesError):
         return
-    import dlrm.running  # noqa: F401, PLC0415  # torch and torchrec, when they are known to fit
+    import dlrm.training.run  # noqa: F401, PLC0415  # torch and torchrec, when they are known to fit
 
 
 def work() -> int:
@@ -98,7 +98,7 @@ def work() -> int:
     def job(stop: StopSignal) -> None:
         arguments = parse()
         recipe, config = read(arguments)
-        from dlrm.running import run  # noqa: PLC0415
+        from dlrm.training.run import run  # noqa: PLC0415
 
         run(config, recipe, stop, arguments.resume)
 

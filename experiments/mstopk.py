@@ -28,9 +28,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dlrm.comm.compressors import MSTopK
-from dlrm.memory import keep_freed_memory
-from experiments.record import Record, Row
+from dlrm.comm.compression.compressors import MSTopK
+from dlrm.launch.malloc import keep_freed_memory
+from experiments.harness.record import Record, Row
 
 SEED: Final = 1
 SHARES: Final = (0.01, 0.001)

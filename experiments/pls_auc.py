@@ -29,8 +29,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.emulation import VANILLA, Run
-from experiments.emulation_figures import (
+from experiments.emulation.emulation import VANILLA, Run
+from experiments.emulation.figures import (
     NETWORKS,
     TEN_THOUSANDTHS,
     Correlation,
@@ -39,8 +39,8 @@ from experiments.emulation_figures import (
     run_of,
     slope,
 )
-from experiments.emulation_runs import finish_experiment, measure_experiment
-from experiments.record import Row
+from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.harness.record import Row
 
 SEEDS: Final = 6
 FAILURES: Final = 8

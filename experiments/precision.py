@@ -23,10 +23,10 @@ from scipy.stats import t as student_t
 
 from data.dataset import MANIFEST_NAME, read_manifest
 from data.synthetic import SyntheticConfig, generate
-from dlrm.learning_curve import CurvePoint, draw_learning_curve
-from experiments.launch import ROOT, torchrun
-from experiments.record import QUICK, Record, Row
-from experiments.samples import identity_of
+from dlrm.telemetry.learning_curve import CurvePoint, draw_learning_curve
+from experiments.harness.launch import ROOT, torchrun
+from experiments.harness.record import QUICK, Record, Row
+from experiments.harness.samples import identity_of
 
 PRECISIONS: Final = ("fp32", "bf16")
 SEEDS: Final = range(20)

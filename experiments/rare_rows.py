@@ -21,17 +21,17 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.emulation import VANILLA, Run
-from experiments.emulation_data import SLICES
-from experiments.emulation_figures import (
+from experiments.emulation.data import SLICES
+from experiments.emulation.emulation import VANILLA, Run
+from experiments.emulation.figures import (
     TEN_THOUSANDTHS,
     Estimate,
     by_setting,
     deltas,
     estimates,
 )
-from experiments.emulation_runs import finish_experiment, measure_experiment
-from experiments.record import Row
+from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.harness.record import Row
 
 SEEDS: Final = 6
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")

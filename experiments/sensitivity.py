@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from experiments.emulation import VANILLA, Run
-from experiments.emulation_figures import TEN_THOUSANDTHS, Estimate, estimates, run_of, setting_of
-from experiments.emulation_runs import finish_experiment, measure_experiment
-from experiments.record import Row
+from experiments.emulation.emulation import VANILLA, Run
+from experiments.emulation.figures import TEN_THOUSANDTHS, Estimate, estimates, run_of, setting_of
+from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.harness.record import Row
 
 SEEDS: Final = 6
 PAPER: Final = ("mfu", "ssu", VANILLA)

@@ -2,10 +2,11 @@
 
 For every model and several numbers of ranks: the share of bytes saved against a parameter server's pull and
 push of unique rows, and against TorchRec's all-to-all of pooled embeddings. The formulas are those of
-`dlrm.sharding.splitting.savings`; `tests/system/test_wire.py` holds what they are made of against counted
-bytes. A parameter server's keys are counted and the ids that we send are not, as in the paper; what comes out
-with them is among the figures of `experiments.splitting`. How many rows of a batch are different follows from
-the popularity of ids in the synthetic data, which is fitted to Criteo. Nothing is measured, nothing stored.
+`dlrm.sharding.splitting.planning.savings`; `tests/system/sharding/test_wire.py` holds what they are made of
+against counted bytes. A parameter server's keys are counted and the ids that we send are not, as in the
+paper; what comes out with them is among the figures of `experiments.splitting`. How many rows of a batch are
+different follows from the popularity of ids in the synthetic data, which is fitted to Criteo. Nothing is
+measured, nothing stored.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from data.criteo import NUM_DENSE, TERABYTE_CARDINALITIES, capped
 from data.dataset import Feature
 from data.synthetic.config import BAG_SIZES
 from data.synthetic.popularity import Popularity
-from dlrm.config import MODELS, Config
+from dlrm.config.recipe import load_config
+from dlrm.config.schema import MODELS, Config
 from dlrm.models.build import build_model
-from dlrm.recipe import load_config
-from dlrm.sharding.splitting.savings import Traffic, traffic_of
+from dlrm.sharding.splitting.planning.savings import Traffic, traffic_of
 
 RECIPES: Final = ("terabyte", "mlperf-dcnv2")
 RANKS: Final = (2, 4, 8)

@@ -16,9 +16,9 @@ import threading
 from importlib import import_module
 from pathlib import Path
 
-from cpr import standby
-from cpr.agent import LAUNCH_PID
-from cpr.standby.names import STAND_IN
+from cpr import forkserver as standby
+from cpr.forkserver.process_names import STAND_IN
+from cpr.launch.agent import LAUNCH_PID
 
 LENDER = "CPR_TESTS_LENDER"
 OWN_LAUNCH_PID = "CPR_TESTS_LAUNCH_PID"
@@ -27,7 +27,7 @@ NETWORK = "CPR_TESTS_NETWORK"
 """Keeps the network namespace of programs that are not in that of the process which is prepared."""
 
 IMPORTED = (
-    "dlrm.running",
+    "dlrm.training.run",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "torch.distributed.launcher",

@@ -14,27 +14,27 @@ from torch.optim import Optimizer
 from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
-from cpr.checkpoint.agreement import Wish, agree
-from cpr.checkpoint.chain import Rejected, State
+from cpr.checkpoint.catalog.chain import Rejected, State
+from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.resolve import find_newest, load_newest, on_rank_0, survey
+from cpr.checkpoint.collectives import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
-from cpr.checkpoint.copier import Copier, seconds_left
-from cpr.checkpoint.history import History
-from cpr.checkpoint.loader import bytes_to_read, load_shards, read_state_file
-from cpr.checkpoint.manifest import Kind, Moment
-from cpr.checkpoint.model_state import Heir, ModelState, Stateful
-from cpr.checkpoint.opening import find_newest, load_newest, on_rank_0, survey
-from cpr.checkpoint.optimizer_state import OptimizerState
-from cpr.checkpoint.owners import NOBODYS, Claimant
-from cpr.checkpoint.ownership import Ownership
-from cpr.checkpoint.part import table_entry
-from cpr.checkpoint.random_state import RandomGenerators
-from cpr.checkpoint.ranks import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
-from cpr.checkpoint.reading import LoadStats
-from cpr.checkpoint.row_schema import place_of
-from cpr.checkpoint.saver import Save, Saver, States
-from cpr.checkpoint.snapshot import Selection, Snapshot, select_rows, shards_named
-from cpr.checkpoint.staging import StagingPool, rows_per_piece
-from cpr.checkpoint.storage import Storage, open_storage
+from cpr.checkpoint.format.manifest import Kind, Moment
+from cpr.checkpoint.format.row_schema import place_of
+from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
+from cpr.checkpoint.load.reading import LoadStats
+from cpr.checkpoint.ownership.collective import Ownership
+from cpr.checkpoint.ownership.records import NOBODYS, Claimant
+from cpr.checkpoint.save.rank_writer import table_entry
+from cpr.checkpoint.save.request import Wish, agree
+from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows, shards_named
+from cpr.checkpoint.save.stager import Copier, seconds_left
+from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
+from cpr.checkpoint.save.writer_thread import Save, Saver, States
+from cpr.checkpoint.state.model_state import Heir, ModelState, Stateful
+from cpr.checkpoint.state.optimizer_state import OptimizerState
+from cpr.checkpoint.state.random_state import RandomGenerators
+from cpr.checkpoint.storage.base import Storage, open_storage
 from cpr.errors import (
     CheckpointError,
     CorruptFileError,

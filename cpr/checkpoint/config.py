@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from cpr.checkpoint.codecs import CODECS
-from cpr.checkpoint.retention import Retention
-from cpr.checkpoint.staging import PIECE_BYTES
+from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.format.codecs import CODECS
+from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.fields import check_fields
 
 WRITER_BYTES: Final = 64 * 2**20

@@ -18,7 +18,7 @@ from cpr.errors import CorruptFileError
 from cpr.strict_json import parse
 
 if TYPE_CHECKING:
-    from cpr.checkpoint.storage import Storage
+    from cpr.checkpoint.storage.base import Storage
 
 HISTORY_PATH: Final = "history.json"
 """In a directory without epochs of owners; else each has a file of its own, see `history_path`."""
@@ -33,7 +33,7 @@ SAVES_FOLLOWED: Final = 15
 """Newest saves that tell what saves cost now: when more than half of them are slow, so is the storage."""
 SHORTEST_GAP_S: Final = 1.0
 LOADING: Final = ("reattach", "restore")
-"""Phases of a recovery (`cpr.recovery.phases`) that are the paper's `O_load`; all others are its `O_res`."""
+"""Phases of a recovery (`cpr.recovery.run.phases`) that are the paper's `O_load`; others are `O_res`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +91,19 @@ class FailureCost:
     elapsed_s: float
     """Of the run, when its workers ended: on the clock of `RunHistory.elapsed_s`."""
     kind: Literal["process", "partial", "full"]
-    """How it was recovered from: see `cpr.recovery.decision`."""
+    """How it was recovered from: see `cpr.recovery.decide.decision`."""
     lost_share: float
     """Of the sharded tables, from 0 to 1: what had to come from the checkpoint, or would have had to."""
     nodes_lost: float
     """Nodes' worth of tables that were lost: lost_share x nodes if all hold as much. Full recovery does not
     change that: it loses no samples, but the nodes were lost."""
     seconds: Mapping[str, float]
-    """By phase, see `cpr.recovery.phases`."""
+    """By phase, see `cpr.recovery.run.phases`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What a run has measured so far; the derived values are the inputs of `cpr.estimator.formulas`."""
+    """What a run has measured so far; derived values are the inputs of `cpr.estimator.planning.formulas`."""
 
     world_size: int
     nodes: int
@@ -250,7 +250,7 @@ def read_history(storage: "Storage") -> RunHistory | None:
         ValueError: the file is not a history; names it.
         CheckpointError: the storage fails.
     """
-    from cpr.checkpoint.storage import read_file  # noqa: PLC0415 - brings pyarrow, which formulas do without
+    from cpr.checkpoint.storage.base import read_file  # noqa: PLC0415 - brings pyarrow, which formulas do without
 
     path = history_path(max(_epochs(storage), default=0))
     try:

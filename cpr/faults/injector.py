@@ -31,7 +31,7 @@ from cpr.faults.schedules import Event
 from cpr.faults.storages import FaultyStorage
 
 if TYPE_CHECKING:
-    from cpr.checkpoint.storage import Storage
+    from cpr.checkpoint.storage.base import Storage
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cpr.agent import LAUNCH_PID
+from cpr.forkserver.process_names import STAND_IN, WORKER
+from cpr.launch.agent import LAUNCH_PID
 from cpr.processes import Process, Status
-from cpr.standby.names import STAND_IN, WORKER
 
 PROC: Final = Path("/proc")
 POLL_S: Final = 0.02

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cpr.checkpoint.causes import explained
+from cpr.checkpoint.storage.errors import explained
 from cpr.faults.kinds import OPERATIONS, READING, StorageOutage
 
 if TYPE_CHECKING:  # pyarrow is not needed to do without failures
-    from cpr.checkpoint.storage import Sink, Storage
+    from cpr.checkpoint.storage.base import Sink, Storage
 
 GATE_S: Final = 60.0
 """How long an operation stands before a closed gate before it gives up."""

@@ -17,21 +17,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.chain import committed, find_states
-from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.manifest import Manifest, save_folder
-from cpr.checkpoint.owners import Owner
-from cpr.checkpoint.part import Part, PartWriter, merge_tables, tables_of
-from cpr.checkpoint.row_schema import ShardPlace
-from cpr.checkpoint.rows import Rows
-from cpr.checkpoint.snapshot import Piece
-from cpr.checkpoint.storage import Storage
+from cpr.checkpoint.catalog.chain import committed, find_states
+from cpr.checkpoint.format.manifest import Manifest, save_folder
+from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.ownership.lock import DirectoryLock
+from cpr.checkpoint.ownership.records import Owner
+from cpr.checkpoint.save.rank_writer import Part, PartWriter, merge_tables, tables_of
+from cpr.checkpoint.save.snapshot import Piece
+from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
-from cpr.recovery.lineage import Directory, SavedState
-from cpr.recovery.memory import Claimed
-from cpr.recovery.replicated import Counters
-from cpr.recovery.reports import Assessment, WorkerReport, assess
-from cpr.recovery.survey import COURSE, Survey, examine
+from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
+from cpr.recovery.decide.inventory import COURSE, Survey, examine
+from cpr.recovery.decide.lineage import Directory, SavedState
+from cpr.recovery.worker.memory import Claimed
+from cpr.recovery.worker.replicated_state import Counters
 from cpr.resident.home import Home
 from cpr.shards.shard import TableShard
 

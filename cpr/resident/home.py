@@ -12,9 +12,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from cpr.agent import agent_pid
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
+from cpr.launch.agent import agent_pid
 from cpr.processes import Process
 from cpr.resident.folders import (
     OWNER_FILE,

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cpr.agent import agent_pid, launcher_of_this_worker
+from cpr.launch.agent import agent_pid, launcher_of_this_worker
 from cpr.processes import Process
+from cpr.resident.cleanup import free_leftovers
 from cpr.resident.folders import (
     KEEPER_PREFIX,
     alone_in,
@@ -31,7 +32,6 @@ from cpr.resident.folders import (
     try_lock,
     unsaved_segments,
 )
-from cpr.resident.leftovers import free_leftovers
 
 LOOK_S: Final = 1.0
 """How often it looks who is alive."""

@@ -1,8 +1,8 @@
 """The newest state that every worker has a copy of, in two slots: one is whole while the other is written.
 
 A slot is a file: five numbers in a header, the leaves' bytes at multiples of 64, and the tree as JSON behind
-them (see `cpr.checkpoint.state`). The marks name the slot that counts, so that a kill while the other is
-written changes nothing.
+them (see `cpr.checkpoint.format.tree_file`). The marks name the slot that counts, so that a kill while the
+other is written changes nothing.
 """
 
 import json
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.state import DAMAGE, NUMBERS, Array, Leaf, decode, dtype_name, encode
+from cpr.checkpoint.format.tree_file import DAMAGE, NUMBERS, Array, Leaf, decode, dtype_name, encode
 from cpr.errors import DamagedMemoryError
 from cpr.resident.folders import other_version, unreadable
-from cpr.resident.marks import NOTHING, Marks
 from cpr.resident.regions import grow_region, map_region
+from cpr.resident.status_page import NOTHING, Marks
 
 MAGIC_BYTES: Final = b"CPRSLOT1"
 """The last byte is the version."""
@@ -90,8 +90,8 @@ class Replica:
 
         Args:
             step: training steps done.
-            tree: plain data, tensors and numpy arrays, nested, as in `cpr.checkpoint.state`. No reference
-                to it is kept.
+            tree: plain data, tensors and numpy arrays, nested, as in `cpr.checkpoint.format.tree_file`. No
+                reference to it is kept.
 
         Raises:
             ValueError: something in it cannot be saved; the message says where.

@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from cpr.checkpoint.state import dtype_name
+from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
 from cpr.resident.folders import (
     OWNER_FILE,
@@ -36,9 +36,9 @@ from cpr.resident.layout import (
     read_layout,
     region_path,
 )
-from cpr.resident.marks import Marks
 from cpr.resident.regions import create_region, map_region
 from cpr.resident.replica import Replica
+from cpr.resident.status_page import Marks
 from cpr.shards.shard import TableShard
 
 MARKS_FILE: Final = "marks"

@@ -34,7 +34,7 @@ class RowColumns:
         """Live, `[num_rows]` each."""
 
     def allocate(self, table: PlacedTable, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        """Their memory, of zeros; `cpr.resident.birth` gives another, which may be that of a dead worker."""
+        """Their memory, of zeros; `cpr.resident.allocation` gives another, maybe that of a dead worker."""
         num_rows, device = table.weights.shape[0], table.weights.device
         return {name: torch.zeros(num_rows, dtype=dtype, device=device) for name, dtype in dtypes.items()}
 

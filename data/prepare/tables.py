@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from data.criteo import KAGGLE_CARDINALITIES, NUM_CATEGORIES, TERABYTE_CARDINALITIES
-from data.prepare.inputs import day_of
+from data.prepare.parse.inputs import day_of
 
 PUBLISHED: Final[dict[str, tuple[int, ...]]] = {
     "terabyte": TERABYTE_CARDINALITIES,

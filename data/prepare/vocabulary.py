@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from data.criteo import CATEGORY_NAMES
-from data.prepare.ids import FIRST_VOCABULARY_ID
-from data.prepare.inputs import Span
-from data.prepare.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
-from data.prepare.progress import Report
-from data.prepare.walk import read_pieces
+from data.prepare.parse.ids import FIRST_VOCABULARY_ID
+from data.prepare.parse.inputs import Span
+from data.prepare.parse.walk import read_pieces
+from data.prepare.workers.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
+from data.prepare.workers.progress import Report
 
 FAN_IN: Final = 32
 """Runs merged at once."""

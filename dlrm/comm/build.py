@@ -7,8 +7,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from dlrm.comm.automatic import Automatic
-from dlrm.comm.codecs import Codec, Half, Int8, Plain
+from dlrm.comm.autotune.candidates import Candidate
+from dlrm.comm.autotune.tuner import Automatic
 from dlrm.comm.collectives import (
     ARTopK,
     Buffers,
@@ -20,14 +20,14 @@ from dlrm.comm.collectives import (
     TwoLevel,
     keeping,
 )
-from dlrm.comm.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
+from dlrm.comm.collectives.process_groups import Nodes, make_nodes
+from dlrm.comm.compression.codecs import Codec, Half, Int8, Plain
+from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
 from dlrm.comm.controllers.choice import num_kept_of
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.memory import ErrorFeedback, NoMemory
-from dlrm.comm.nodes import Nodes, make_nodes
-from dlrm.comm.planner import Candidate
+from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
 
 CODECS: Final[dict[str, Codec]] = {
     "fp32": Plain(),
@@ -46,7 +46,7 @@ def build_exchange(
     """The exchange that a configuration asks for; all ranks of the group call it together.
 
     Args:
-        config: `dense` is a `ring` in fp32. Of `priority` and `selsync`, see `dlrm.comm.scheduling` and
+        config: `dense` is a `ring` in fp32. Of `priority` and `selsync`, see `dlrm.comm.p3.scheduler` and
             `dlrm.comm.controllers.selsync`: they are no sums of a whole gradient.
         num_values: of the gradient.
         device: of the gradient.

@@ -6,7 +6,7 @@
     total  = collective.reduce(vector, ...)  the sum over ranks of what travelled; the rest stays in memory
 
 Where all of it travels as it is, and nothing is owed, it is one sum in place and nothing else: a rank that
-has no gradient sends zeros, and says so in the same sum (`dlrm.comm.objections`).
+has no gradient sends zeros, and says so in the same sum (`dlrm.comm.consistency.error_flags`).
 """
 
 import zlib
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm.collectives import Collective
-from dlrm.comm.compressors import Compressor
+from dlrm.comm.compression.compressors import Compressor
+from dlrm.comm.consistency.error_flags import NUM_PLACES, Objections
+from dlrm.comm.consistency.preflight import Intent, RollCall, check_standings
 from dlrm.comm.controllers import Controller
-from dlrm.comm.figures import ExchangeFigures, Tally
-from dlrm.comm.memory import Memory
-from dlrm.comm.objections import NUM_PLACES, Objections
-from dlrm.comm.residual import LostResiduals, Residual, losses_of
-from dlrm.comm.rollcall import Intent, RollCall, check_standings
-from dlrm.comm.sending import Sending, is_controlled, is_lossless
-from dlrm.comm.stopwatch import Stopwatch
+from dlrm.comm.feedback.error_feedback import Memory
+from dlrm.comm.feedback.residual import LostResiduals, Residual, losses_of
+from dlrm.comm.feedback.sending import Sending, is_controlled, is_lossless
+from dlrm.comm.stats.figures import ExchangeFigures, Tally
+from dlrm.comm.stats.timer import Stopwatch
 
 ENERGY_STEPS: Final = 100
 """How often all ranks learn how much each of them owes, so that it is known when that is lost."""

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from data.dataset import Feature
-from dlrm.config import ModelConfig
+from dlrm.config.schema import ModelConfig
 from dlrm.models.dcn import DCNv2
 from dlrm.models.deepfm import DeepFM
 from dlrm.models.dlrm import DLRM

@@ -22,7 +22,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm.config import ShardingConfig, TablesConfig
+from dlrm.config.schema import ShardingConfig, TablesConfig
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cpr.shards.groups import tables_prefix, walk
-from dlrm.comm.rows import send_touched_rows
+from dlrm.comm.row_sparse import send_touched_rows
 
 
 def average_touched_rows(model: nn.Module) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from cpr.estimator.history import SaveCost
-from cpr.recovery.record import Recovery
+from cpr.recovery.run.report import Recovery
 from dlrm.telemetry.sinks import Figures
 
 

@@ -15,15 +15,15 @@ from typing import Any, Protocol, TextIO
 import torch
 
 from cpr.estimator.history import SaveCost
-from cpr.recovery.record import Recovery
-from dlrm.comm.figures import ExchangeFigures
-from dlrm.comm.residual import LostResiduals
-from dlrm.learning_curve import CurvePoint
+from cpr.recovery.run.report import Recovery
+from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
-from dlrm.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report
 from dlrm.telemetry.costs import Costs
 from dlrm.telemetry.folder import circumstances, write_json
+from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.progress import open_progress
+from dlrm.telemetry.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report
 from dlrm.telemetry.silent import NoTelemetry
 from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
 

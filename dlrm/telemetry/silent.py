@@ -5,12 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from cpr.estimator.history import SaveCost
-from cpr.recovery.record import Recovery
-from dlrm.comm.figures import ExchangeFigures
-from dlrm.comm.residual import LostResiduals
-from dlrm.learning_curve import CurvePoint
+from cpr.recovery.run.report import Recovery
+from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import MetricValues
-from dlrm.report import FailureReport
+from dlrm.telemetry.learning_curve import CurvePoint
+from dlrm.telemetry.report import FailureReport
 
 
 class NoTelemetry:

@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.config import CheckpointConfig
-from cpr.checkpoint.retention import Retention
-from cpr.estimator.interval import IntervalRule
+from cpr.estimator.planning.interval import IntervalRule
 from cpr.fields import check_fields
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.policy import RecoveryPolicy
-from cpr.recovery.save_plan import SavePlan
+from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.saving.setup import SavePlan
 
 CONFIGS = {
     CheckpointConfig: {"uri": "runs/a"},

@@ -16,9 +16,9 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import cpr
-from cpr.checkpoint.lock import DirectoryLock
-from cpr.checkpoint.owners import write_owner
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.ownership.lock import DirectoryLock
+from cpr.checkpoint.ownership.records import write_owner
+from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
     CheckpointError,
     DivergedRunError,
@@ -32,8 +32,8 @@ from cpr.errors import (
 )
 from cpr.estimator.history import read_history
 from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
-from cpr.recovery.pace import FIRST_STEPS
-from cpr.recovery.record import NO_LAST_WORD
+from cpr.recovery.run.report import NO_LAST_WORD
+from cpr.saving.cadence import FIRST_STEPS
 from tests.cpr.recovery.workers import BATCH, assert_same
 
 
@@ -525,7 +525,9 @@ def test_leaving_with_an_error_keeps_the_memory(new_worker, tmp_path, leave, cod
 
 def test_a_clean_exit_whose_last_save_fails_is_none(new_worker, monkeypatch):
     worker = new_worker(restarted=False).restore().train(7)
-    monkeypatch.setattr("cpr.checkpoint.part.PartWriter.write", Mock(side_effect=OSError(28, "disk full")))
+    monkeypatch.setattr(
+        "cpr.checkpoint.save.rank_writer.PartWriter.write", Mock(side_effect=OSError(28, "disk full"))
+    )
     with pytest.raises(SaveFailedError, match="disk full"), worker.recovery:
         sys.exit(0)
     assert worker.recovery.memory_folder.is_dir()
@@ -646,7 +648,7 @@ def fail(*_):
 
 
 def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, caplog, monkeypatch):
-    monkeypatch.setattr("cpr.recovery.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
     worker = new_worker(restarted=False).restore()
     with monkeypatch.context() as broken:
         broken.setattr(worker.recovery.checkpointer._saver, "_write_all", fail)

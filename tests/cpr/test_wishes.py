@@ -1,7 +1,7 @@
 """The wishes 1 to 7 of `requirements-from-users.md`, one test each, as a user of the library would see them.
 
-More carry a wish in their names: resharding over real ranks (2, tests/system/test_resharding.py), kills at
-every moment (6, tests/system/test_crash.py).
+More carry a wish in their names: resharding over real ranks (2, tests/system/checkpoint/test_resharding.py),
+kills at every moment (6, tests/system/checkpoint/test_crash.py).
 """
 
 import json
@@ -10,10 +10,10 @@ import shutil
 import pytest
 import torch
 
-from cpr.checkpoint import snapshot
 from cpr.checkpoint.config import WRITER_BYTES
-from cpr.checkpoint.staging import PIECE_BYTES
-from cpr.cli import entry as cpr
+from cpr.checkpoint.save import snapshot
+from cpr.checkpoint.save.staging import PIECE_BYTES
+from cpr.cli.main import entry as cpr
 from tests.cpr.checkpoint.runs import assert_same
 
 

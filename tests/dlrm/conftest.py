@@ -11,11 +11,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
-from dlrm.build import shard
-from dlrm.config import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
-from dlrm.inputs import Ranks
+from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
 from dlrm.models.tables import PooledFeatures
 from dlrm.sharding import plan
+from dlrm.training.build import shard
+from dlrm.training.data import Ranks
 
 
 @pytest.fixture(scope="module")

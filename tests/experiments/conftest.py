@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from experiments import launch
-from experiments.network import NoNetworkError, check_possible
+from experiments.harness import launch
+from experiments.harness.network import NoNetworkError, check_possible
 
 
 @pytest.fixture

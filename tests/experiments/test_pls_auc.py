@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from experiments import emulation_runs
+from experiments.emulation import runs as emulation_runs
 from experiments.pls_auc import NEVER, SCHEMES, figures_of, main, plan
 
 SLOPES = {scheme: 0.002 * (1 + number) for number, scheme in enumerate(SCHEMES)}

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from experiments import emulation_runs, overhead, pls_auc
+from experiments import pls_auc
+from experiments.emulation import runs as emulation_runs
+from experiments.overhead import run as overhead
 from experiments.rare_rows import SCHEMES, main, plan
 
 

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from data.dataset import DatasetManifest
-from experiments import emulation_data, emulation_runs
+from experiments.emulation import data as emulation_data
+from experiments.emulation import runs as emulation_runs
 from experiments.sensitivity import CHANGES, OTHERS, PAPER, main, plan
 
 

@@ -6,7 +6,7 @@ All but the first of a torchrun do, or, below one `cpr run`, all but the first o
 import importlib
 import sys
 
-from cpr import standby
+from cpr import forkserver as standby
 
 
 def prepare() -> None:

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 import torch.distributed as dist
 
-from dlrm.comm.codecs import Codec
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective
-from dlrm.comm.collectives.packing import Packing
+from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.packing import Packing
 
 
 class EncodedSum(Collective):

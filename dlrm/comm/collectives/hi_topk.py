@@ -4,11 +4,11 @@ Shi et al. (MLSys 2021, arXiv 2010.10458), section A.2 of our notes. Here what a
 its shard of its vector, so that the memory is that of any other collective.
 """
 
-from dlrm.comm.codecs import Codec
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.levels import Levels
+from dlrm.comm.collectives.process_groups import Nodes
 from dlrm.comm.collectives.sparse import SparseAllGather
-from dlrm.comm.nodes import Nodes
+from dlrm.comm.compression.codecs import Codec
 
 
 class HiTopK(Levels):

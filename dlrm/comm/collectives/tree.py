@@ -4,13 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm import cost
-from dlrm.comm.codecs import Codec
+from dlrm.comm.autotune import cost
+from dlrm.comm.autotune.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Select
 from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import swap
-from dlrm.comm.links import Links
+from dlrm.comm.compression.codecs import Codec
 
 
 class Tree(EncodedSum):

@@ -4,11 +4,11 @@ Jia et al., "Highly scalable deep learning training system" (arXiv 1807.11205), 
 at one rank of each node; here all ranks of a node take a share.
 """
 
-from dlrm.comm.codecs import Codec
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.levels import Levels
+from dlrm.comm.collectives.process_groups import Nodes
 from dlrm.comm.collectives.ring import Ring
-from dlrm.comm.nodes import Nodes
+from dlrm.comm.compression.codecs import Codec
 
 
 class TwoLevel(Levels):

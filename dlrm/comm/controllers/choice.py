@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dlrm.comm.compressors import Compressor
+from dlrm.comm.compression.compressors import Compressor
 
 
 @dataclass(frozen=True)

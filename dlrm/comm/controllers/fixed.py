@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlrm.comm.compressors import Compressor
+from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.controllers.choice import Choice, num_kept_of
 
 

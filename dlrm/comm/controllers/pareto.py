@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from dlrm.comm.compressors import Compressor
+from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.controllers.agreement import Agree
 from dlrm.comm.controllers.choice import Choice, num_kept_of
 from dlrm.comm.controllers.measures import agreed_median, energy, has_moved

@@ -5,7 +5,7 @@ from typing import Final
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from dlrm.config import COLUMN_STEP
+from dlrm.config.schema import COLUMN_STEP
 from dlrm.sharding.splitting.head import Head, SplitBy
 
 SHARDING_TYPES: Final[dict[SplitBy, str]] = {

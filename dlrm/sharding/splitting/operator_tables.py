@@ -23,7 +23,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingT
 from torchrec.modules.embedding_configs import PoolingType
 
 from cpr.shards import table_groups
-from dlrm.config import COLUMN_STEP, DenseConfig
+from dlrm.config.schema import COLUMN_STEP, DenseConfig
 
 FUSED_OPTIMIZERS: Final[dict[str, dict[str, EmbOptimType]]] = {
     "cpu": {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD},

@@ -11,7 +11,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import EmbeddingModuleShardingPlan
 
-from dlrm.config import COLUMN_STEP
+from dlrm.config.schema import COLUMN_STEP
 from dlrm.sharding.splitting.head import Head, SplitBy
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.manifest import Manifest, Parent, save_folder
-from cpr.checkpoint.part import PartWriter, merge_tables, tables_of
-from cpr.checkpoint.row_file import Rows
-from cpr.checkpoint.snapshot import Piece
+from cpr.checkpoint.format.manifest import Manifest, Parent, save_folder
+from cpr.checkpoint.format.row_file import Rows
+from cpr.checkpoint.save.rank_writer import PartWriter, merge_tables, tables_of
+from cpr.checkpoint.save.snapshot import Piece
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
 

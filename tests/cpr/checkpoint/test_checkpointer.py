@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
-from cpr.checkpoint import copier, snapshot
-from cpr.checkpoint.agreement import Wish, agree
-from cpr.checkpoint.chain import find_states
+from cpr.checkpoint.catalog.chain import find_states
+from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
-from cpr.checkpoint.retention import Retention
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.save import snapshot
+from cpr.checkpoint.save import stager as copier
+from cpr.checkpoint.save.request import Wish, agree
+from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
     CheckpointError,
     CorruptFileError,

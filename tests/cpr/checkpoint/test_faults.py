@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cpr.checkpoint import checkpointer as module
-from cpr.checkpoint.manifest import digest
-from cpr.checkpoint.storage import open_storage
-from cpr.checkpoint.verify import verify
+from cpr.checkpoint.catalog.verify import verify
+from cpr.checkpoint.format.manifest import digest
+from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
 from cpr.faults.storages import FaultyStorage, SlowStorage
 from tests.cpr.checkpoint.runs import assert_same

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from cpr.checkpoint.chain import State
-from cpr.checkpoint.history import History
-from cpr.checkpoint.opening import load_newest, on_rank_0
-from cpr.checkpoint.part import Part
-from cpr.checkpoint.retention import Retention
+from cpr.checkpoint.catalog.chain import State
+from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.resolve import load_newest, on_rank_0
+from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.save.rank_writer import Part
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
-from cpr.recovery import replicated
-from cpr.recovery.pace import FIRST_STEPS, AutoPace
+from cpr.recovery.worker import replicated_state as replicated
+from cpr.saving.cadence import FIRST_STEPS, AutoPace
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
 from tests.cpr.checkpoint.world import run_ranks
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cpr.checkpoint.ranks import RankGroup
+from cpr.checkpoint.collectives import RankGroup
 
 PATIENCE_S = 20.0
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.storage.local import LocalStorage
 from cpr.estimator.history import (
     HISTORY_PATH,
     SAVES_FOLLOWED,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
 from cpr.faults import (
     AtRate,

@@ -50,7 +50,7 @@ def test_another_runs_processes_are_not_seen(run):
 
 
 def test_a_worker_that_a_prepared_process_runs_is_the_one_found(run):
-    """The names of `cpr.standby`: a stand-in below torchrun, whose worker is no child of it."""
+    """The names of `cpr.forkserver`: a stand-in below torchrun, whose worker is no child of it."""
     (behind,) = run.workers(run.agent(5, command=named("cpr-worker")))
     wait_for(lambda: _name(behind.process) == "cpr-worker")
     pid = run.agent(0, command=named(f"cpr-for-{behind.process.pid}"))

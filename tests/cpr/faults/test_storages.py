@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.checkpoint.local import LocalStorage
-from cpr.checkpoint.storage import read_file
+from cpr.checkpoint.storage.base import read_file
+from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
 from cpr.faults import FaultyStorage, SlowStorage, StorageOutage
 from cpr.faults.storages import Fault

@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import SimpleNamespace
 
-from cpr.checkpoint.chain import find_states
-from cpr.checkpoint.history import History
-from cpr.checkpoint.manifest import Manifest
-from cpr.checkpoint.opening import find_newest, survey
-from cpr.checkpoint.owners import Claimant
-from cpr.checkpoint.ownership import Ownership
-from cpr.checkpoint.part import Part
-from cpr.checkpoint.ranks import Alone
-from cpr.checkpoint.retention import Retention
-from cpr.checkpoint.row_schema import ShardPlace
+from cpr.checkpoint.catalog.chain import find_states
+from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.resolve import find_newest, survey
+from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.collectives import Alone
+from cpr.checkpoint.format.manifest import Manifest
+from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.checkpoint.ownership.collective import Ownership
+from cpr.checkpoint.ownership.records import Claimant
+from cpr.checkpoint.save.rank_writer import Part
 from cpr.errors import LockedError, RunFinished, SaveFailedError
-from cpr.meeting.offers import HeldSegment, Offer
-from cpr.meeting.offers import decide as decide_ranks
-from cpr.recovery.accounts import Accounts
-from cpr.recovery.course import Course
-from cpr.recovery.decision import Findings, decide
-from cpr.recovery.lineage import raise_if_finished, take_directory
-from cpr.recovery.losses import losses_in
-from cpr.recovery.policy import RecoveryPolicy
-from cpr.recovery.reports import SegmentReport, ShardReport, Slot, WorkerReport, assess
-from cpr.recovery.sources import lost_share, plan_sources
+from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
+from cpr.recovery.decide.decision import Findings, decide
+from cpr.recovery.decide.lineage import raise_if_finished, take_directory
+from cpr.recovery.decide.transfer_plan import lost_share, plan_sources
+from cpr.recovery.restore.pls_budget import Accounts
+from cpr.recovery.run.pls import losses_in
+from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.recovery.run.progress import Course
+from cpr.rendezvous.rank_assignment import HeldSegment, Offer
+from cpr.rendezvous.rank_assignment import decide as decide_ranks
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 RANKS = 2
@@ -324,7 +324,7 @@ class Cluster:
             )
 
     def _begin(self, run, meeting, resume, directory):
-        """As `cpr.recovery.restoring.Restorer`, with lists instead of tensors."""
+        """As `cpr.recovery.restore.restorer.Restorer`, with lists instead of tensors."""
         group, course = Alone(), run.course
         newest, _ = find_newest(self.storage, group)
         reports = [self._report(rank, node) for rank, node in enumerate(run.nodes)]

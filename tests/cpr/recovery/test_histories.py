@@ -18,10 +18,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cpr.checkpoint import chain, lock
-from cpr.checkpoint.owners import Owner, newest_owner
+from cpr.checkpoint.catalog import chain
+from cpr.checkpoint.ownership import lock
+from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.errors import LockedError, MismatchError, RunFinished
-from cpr.recovery.lineage import Directory
+from cpr.recovery.decide.lineage import Directory
 from tests.cpr.recovery import cluster as simulated
 from tests.cpr.recovery.cluster import RANKS, SAMPLES, TOTAL_SAMPLES, Cluster
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 import cpr
-from cpr.checkpoint.owners import write_owner
+from cpr.checkpoint.ownership.records import write_owner
 from tests.cpr.checkpoint.runs import assert_same
 from tests.cpr.shards import models
 

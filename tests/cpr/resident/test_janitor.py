@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpr.agent import AGENT_PID, LAUNCH_PID
+from cpr.launch.agent import AGENT_PID, LAUNCH_PID
 from cpr.processes import Process, pid_namespace
 from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.resident import replica as module
-from cpr.resident.marks import Marks
 from cpr.resident.replica import Replica
+from cpr.resident.status_page import Marks
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
 

@@ -14,9 +14,9 @@ import torch
 from cpr.errors import DamagedMemoryError, MemoryVersionError, UnreadableMemoryError
 from cpr.resident import regions
 from cpr.resident.layout import FORMAT, LAYOUT_FILE
-from cpr.resident.marks import VERSION, WORDS
 from cpr.resident.regions import map_region, patiently
 from cpr.resident.replica import MAGIC_BYTES
+from cpr.resident.status_page import VERSION, WORDS
 from tests.cpr.resident.shards import RUN, assert_same, make_shard
 
 CALLS = (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from cpr.checkpoint.snapshot import can_wait
+from cpr.checkpoint.save.snapshot import can_wait
 from cpr.shards import add_row_columns, before_updates, find_shards, table_groups
 from tests.cpr.shards.models import bags, batch, shard
 

@@ -6,11 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.prepare import convert
-from data.prepare.columns import read_block
 from data.prepare.convert import ConvertSpan
-from data.prepare.ids import ModuloIds
-from data.prepare.inputs import find_inputs, plan
-from data.prepare.pieces import read_records
+from data.prepare.parse.columns import read_block
+from data.prepare.parse.ids import ModuloIds
+from data.prepare.parse.inputs import find_inputs, plan
+from data.prepare.workers.pieces import read_records
 from tests.data.prepare.conftest import make_lines
 
 
@@ -55,7 +55,7 @@ def test_blocks_of_any_size_give_the_same_bytes(run):
 
 
 def test_no_good_line_no_file(run, monkeypatch):
-    monkeypatch.setattr("data.prepare.walk.read_block", lambda block: read_block(b""))
+    monkeypatch.setattr("data.prepare.parse.walk.read_block", lambda block: read_block(b""))
     record, path = run(5_000)
     assert (record.row_groups, record.num_bytes) == ((), 0)
     assert not path.exists()

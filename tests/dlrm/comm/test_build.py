@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dlrm.comm.build import Collectives, _candidates, _warn_of_one_node
-from dlrm.comm.compressors import MSTopK
+from dlrm.comm.collectives.process_groups import Nodes
+from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import CODECS, DENSE, PLAIN, SPARSE, CommConfig
-from dlrm.comm.nodes import Nodes
 
 CPU = torch.device("cpu")
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from dlrm.comm.build import build_exchange
-from dlrm.comm.codecs import Plain
 from dlrm.comm.collectives import Ring, SparseAllGather
-from dlrm.comm.compressors import TopK
+from dlrm.comm.compression.codecs import Plain
+from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.memory import NoMemory
+from dlrm.comm.feedback.error_feedback import NoMemory
 
 CPU = torch.device("cpu")
 SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]

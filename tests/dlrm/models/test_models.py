@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dlrm.config import ModelConfig
+from dlrm.config.schema import ModelConfig
 from dlrm.models.build import build_model
 from dlrm.models.dcn import DCNv2
 from dlrm.models.deepfm import DeepFM

@@ -5,9 +5,9 @@ import torch
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 
 from cpr.shards import find_shards
-from dlrm import sharded
-from dlrm.config import TablesConfig
+from dlrm.config.schema import TablesConfig
 from dlrm.sharding.bounds import IdBounds
+from dlrm.training import model as sharded
 
 ROWS = {"a": 10, "b": 3, "c": 2**40}
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.config import EXCHANGE_DTYPES, TablesConfig
+from dlrm.config.schema import EXCHANGE_DTYPES, TablesConfig
 from dlrm.sharding.exchange_codecs import ExchangeCodecs, Int8Codec, exchange_codecs, exchanged_width
 from dlrm.sharding.plan import make_sharder
 

@@ -5,7 +5,7 @@ import torch
 from torchrec.distributed.types import ShardingType
 
 from data.dataset import Feature
-from dlrm.config import SHARDING_KINDS, ModelConfig, ShardingConfig, TablesConfig
+from dlrm.config.schema import SHARDING_KINDS, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding import plan
 from dlrm.sharding.plan import (

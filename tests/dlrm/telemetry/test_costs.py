@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost
-from cpr.recovery.record import Recovery
+from cpr.recovery.run.report import Recovery
 from dlrm.telemetry import NoTelemetry, Telemetry
 
 SAVES = (

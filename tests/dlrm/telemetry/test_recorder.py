@@ -14,8 +14,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dlrm.comm.figures import ExchangeFigures
-from dlrm.comm.residual import LostResiduals
+from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
 from dlrm.telemetry import NoTelemetry, Telemetry, open_telemetry, recorder
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from dlrm.comm.compressors import TopK
+from dlrm.comm.compression.compressors import TopK
 
 NUM_VALUES = 4000
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 import torch
 
-from dlrm.comm.compressors import TopK
+from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import GraVAC
 from dlrm.comm.controllers.gravac import factors
 from tests.dlrm.comm.controllers.groups import Alone, together

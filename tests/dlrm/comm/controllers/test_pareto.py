@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compressors import TopK
+from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import Pareto
 from dlrm.comm.controllers.pareto import RATIOS, Point, knee, pareto_set
 from tests.dlrm.comm.controllers.groups import Alone, together

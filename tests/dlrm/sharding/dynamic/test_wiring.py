@@ -8,13 +8,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards
 from data.dataset import Feature
-from dlrm import build
-from dlrm.config import Config, ModelConfig, ShardingConfig, TablesConfig
-from dlrm.inputs import _check_tables
+from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
-from dlrm.sharding.splitting import planner
-from dlrm.sharding.splitting.shapes import Setting, heads_of, shapes_of
+from dlrm.sharding.splitting.planning import planner
+from dlrm.sharding.splitting.planning.shapes import Setting, heads_of, shapes_of
+from dlrm.training import build
+from dlrm.training.data import _check_tables
 
 FEATURES = (Feature(name="cat_0", rows=0), Feature(name="cat_1", rows=300), Feature(name="cat_2", rows=5000))
 CPU = torch.device("cpu")

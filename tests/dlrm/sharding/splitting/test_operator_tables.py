@@ -11,10 +11,10 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from cpr.shards import before_updates, find_shards, table_groups
 from cpr.shards.lookups import watch_lookups
 from data.dataset import Feature
-from dlrm.config import DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.linear import LinearHead
-from dlrm.optim import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers, dense_parameters
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_sharder
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement, make_operator_sharder

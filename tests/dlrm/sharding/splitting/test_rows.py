@@ -1,4 +1,4 @@
-"""Row-wise tables on the CPU: what only a look inside shows; tests.system.test_splitting has what they do."""
+"""Row-wise tables on the CPU, seen from inside; tests.system.sharding.test_splitting has what they do."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -1,0 +1,1 @@
+"""Which saves a checkpoint directory holds: found, checked, committed, merged and deleted."""

@@ -1,0 +1,156 @@
+"""What is in a checkpoint directory, from its manifests alone; `describe_text` puts it on a screen."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from cpr.checkpoint.catalog.chain import State, own_states
+from cpr.checkpoint.format.manifest import WEIGHTS, Manifest, TableEntry
+from cpr.checkpoint.ownership.records import Owner, newest_owner
+from cpr.checkpoint.storage.base import Storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveInfo:
+    """One save."""
+
+    sequence: int
+    kind: str
+    moment: str
+    step: int
+    num_bytes: int
+    created: str
+    age_s: float
+    codec: str | None
+    """Of its rows; None if it has none."""
+    max_error: float
+    """Largest difference that the codec made to a weight."""
+    merged: Sequence[int]
+    """Saves that it was merged from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInfo:
+    """One table, in the newest state."""
+
+    fqn: str
+    rows: int
+    cols: int
+    dtype: str
+    weight_bytes: int
+    optimizer_state: dict[str, int]
+    """Bytes by name."""
+    newest_behind_steps: int
+    """Training steps between its rows that were saved last and the state; 0 for rows that are newer than it,
+    as in a rolling save, which copies rows while training goes on."""
+    oldest_behind_steps: int
+    """Likewise for those saved first. No row is older; all of these may have been saved again since."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedInfo:
+    """A save that gives no state."""
+
+    sequence: int
+    reason: str
+    unfinished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What is in a directory."""
+
+    uri: str
+    run_id: str | None
+    """Of the newest state."""
+    world_size: int | None
+    num_states: int
+    num_bytes: int
+    """Of all saves that count."""
+    chain: Sequence[SaveInfo]
+    """Base and row saves of the newest state; its last is the state itself. Empty if nothing loads."""
+    older: Sequence[SaveInfo]
+    """All other saves that count, newest first."""
+    tables: Sequence[TableInfo]
+    refused: Sequence[RefusedInfo]
+    owner: Owner | None
+    """Who took the directory last; None: nobody ever did, or an older version of this program."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self)
+
+
+def describe(storage: Storage, now: datetime) -> Description | None:
+    """Read all manifests of a directory; None if it holds no save at all.
+
+    Args:
+        storage: the checkpoint directory.
+        now: with a time zone; ages count from it.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    states, refused = own_states(storage)
+    if not states and not refused:
+        return None
+    saves = {save.sequence: save for state in states for save in state.saves}
+    newest = states[0] if states else None
+    chain = newest.saves if newest else ()
+    others = sorted(saves.keys() - {save.sequence for save in chain}, reverse=True)
+    return Description(
+        uri=storage.uri,
+        run_id=newest.newest.run_id if newest else None,
+        world_size=newest.newest.world_size if newest else None,
+        num_states=len(states),
+        num_bytes=sum(save.num_bytes for save in saves.values()),
+        chain=tuple(_save(save, now) for save in chain),
+        older=tuple(_save(saves[sequence], now) for sequence in others),
+        tables=_tables(newest) if newest else (),
+        refused=tuple(
+            RefusedInfo(sequence=save.sequence, reason=save.reason, unfinished=save.unfinished)
+            for save in refused
+        ),
+        owner=newest_owner(storage),
+    )
+
+
+def _save(save: Manifest, now: datetime) -> SaveInfo:
+    codecs = sorted({entry.codec for entry in save.rows})
+    return SaveInfo(
+        sequence=save.sequence,
+        kind=save.kind,
+        moment=save.moment,
+        step=save.step,
+        num_bytes=save.num_bytes,
+        created=save.created,
+        age_s=(now - datetime.fromisoformat(save.created)).total_seconds(),
+        codec=", ".join(codecs) or None,
+        max_error=max((entry.max_error for entry in save.rows), default=0.0),
+        merged=tuple(save.merged),
+    )
+
+
+def _tables(state: State) -> tuple[TableInfo, ...]:
+    return tuple(_table(fqn, entry, state) for fqn, entry in sorted(state.newest.tables.items()))
+
+
+def _table(fqn: str, entry: TableEntry, state: State) -> TableInfo:
+    files = [file for save in state.saves for file in save.rows if file.table_fqn == fqn]
+    newest = max((file.last_step for file in files), default=state.step)
+    oldest = min((file.first_step for file in files), default=state.step)
+    sizes = {
+        name: entry.rows * (1 if column.per_row else entry.cols) * column.item_bytes
+        for name, column in entry.columns.items()
+    }
+    return TableInfo(
+        fqn=fqn,
+        rows=entry.rows,
+        cols=entry.cols,
+        dtype=entry.columns[WEIGHTS].dtype,
+        weight_bytes=sizes.pop(WEIGHTS),
+        optimizer_state=sizes,
+        newest_behind_steps=max(0, state.step - newest),
+        oldest_behind_steps=max(0, state.step - oldest),
+    )

@@ -1,0 +1,221 @@
+"""Reads every byte of saved files again, compares it with the digests in the manifests, and decodes it.
+
+Chunks are verified beside the file that they are in, in one pass, so that damage is named by its rows. What a
+load would refuse is found here, too: whatever is not what its manifest says, and rows that are in no file.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import xxhash
+
+from cpr.checkpoint.catalog.chain import Rejected, State, is_committed, own_states
+from cpr.checkpoint.format.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, digest
+from cpr.checkpoint.format.row_file import decode_chunk
+from cpr.checkpoint.load.fit import check_tables
+from cpr.checkpoint.load.loader import decode_state
+from cpr.checkpoint.ownership.records import damaged_records
+from cpr.checkpoint.storage.base import Storage
+from cpr.errors import CheckpointError, CorruptFileError
+
+READERS: Final = 4
+"""Files that are read at a time."""
+READ_BYTES: Final = 8 * 2**20
+"""Memory of each reader, unless a chunk or a state file takes more."""
+
+FileEntry = RowFileEntry | StateFileEntry
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file that is not as it was saved, or cannot be read."""
+
+    sequence: int
+    """Of its save."""
+    path: str
+    """Relative to the checkpoint directory."""
+    cause: str
+    """A sentence that names the file."""
+    is_damaged: bool = True
+    """False: the storage would not give it, which tells nothing of the file itself."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What reading everything has shown."""
+
+    states: list[State]
+    """All that the manifests promise, newest first."""
+    bad: list[BadFile]
+    damaged_owners: list[str]
+    """What is wrong with records of owners, which tell the saves that count."""
+    rejected: list[Rejected]
+    """Saves whose manifests already rule them out."""
+    num_files: int
+    num_bytes: int
+
+    @property
+    def newest(self) -> State | None:
+        """The newest state of which every file is as it was saved."""
+        damaged = {file.sequence for file in self.bad}
+        return next(
+            (state for state in self.states if damaged.isdisjoint(save.sequence for save in state.saves)),
+            None,
+        )
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether nothing is damaged; saves that were never finished are no damage."""
+        return (
+            not self.bad
+            and not self.damaged_owners
+            and all(rejected.unfinished for rejected in self.rejected)
+        )
+
+
+def verify(
+    storage: Storage, progress: Progress | None = None, start: Callable[[int], object] | None = None
+) -> Verification:
+    """Read all files of all committed saves; of a directory in use, those that are not deleted meanwhile.
+
+    Args:
+        storage: the checkpoint directory.
+        progress: called with the bytes read since the last call, from several threads.
+        start: called once with the bytes that there are to read.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    states, rejected = own_states(storage)
+    saves = {save.sequence: save for state in states for save in state.saves}
+    files = [(save, entry) for _, save in sorted(saves.items()) for entry in _entries(save)]
+    num_bytes = sum(entry.num_bytes for _, entry in files)
+    if start is not None:
+        start(num_bytes)
+    bad = [file for save in saves.values() for file in _bad_manifests(save)]
+    bad += _bad_files(storage, files, progress)
+    # A run that goes on deletes old saves: files that went with their manifest are not missed.
+    gone = {
+        sequence
+        for sequence in {file.sequence for file in bad}
+        if not is_committed(storage, saves[sequence].folder)
+    }
+    return Verification(
+        [state for state in states if gone.isdisjoint(save.sequence for save in state.saves)],
+        [file for file in bad if file.sequence not in gone],
+        damaged_records(storage),
+        rejected,
+        len(files),
+        num_bytes,
+    )
+
+
+def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
+    """Read some files of a save.
+
+    Raises:
+        CorruptFileError: names the first one that is not as it was saved, and how many more are not.
+        CheckpointError: the storage fails; no file is known to be damaged.
+    """
+    bad = list(_bad_files(storage, [(manifest, entry) for entry in entries], None))
+    if damaged := [file for file in bad if file.is_damaged]:
+        raise CorruptFileError(_first_of(damaged))
+    if bad:
+        raise CheckpointError(_first_of(bad))
+
+
+def _first_of(bad: Sequence[BadFile]) -> str:
+    more = f" (and {len(bad) - 1} more of this save)" if len(bad) > 1 else ""
+    return f"{bad[0].cause}{more}"
+
+
+def _entries(save: Manifest) -> Iterator[FileEntry]:
+    yield from save.rows
+    yield from save.states
+
+
+def _bad_manifests(save: Manifest) -> Iterator[BadFile]:
+    try:
+        check_tables(save)
+    except CorruptFileError as error:
+        yield BadFile(save.sequence, save.path, str(error))
+    if all(entry.rank is not None for entry in save.states):
+        yield BadFile(save.sequence, save.path, f"{save.path} names no state file that all ranks share")
+
+
+def _bad_files(
+    storage: Storage, files: Iterable[tuple[Manifest, FileEntry]], progress: Progress | None
+) -> Iterator[BadFile]:
+    def check(file: tuple[Manifest, FileEntry]) -> BadFile | None:
+        save, entry = file
+        path = f"{save.folder}/{entry.path}"
+        try:
+            _check_file(storage, save, entry, progress)
+        except CheckpointError as error:
+            return BadFile(save.sequence, path, str(error), isinstance(error, CorruptFileError))
+        return None
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-verify") as pool:
+        yield from (bad for bad in pool.map(check, files) if bad is not None)
+
+
+class _Span(NamedTuple):
+    begin: int
+    end: int
+    chunk: ChunkEntry | None
+
+
+def _check_file(storage: Storage, save: Manifest, entry: FileEntry, progress: Progress | None) -> None:
+    path = f"{save.folder}/{entry.path}"
+    found = storage.size(path)
+    if found != entry.num_bytes:
+        raise CorruptFileError(
+            f"{path} has {found} bytes, the manifest says {entry.num_bytes}: it was cut off or written again"
+        )
+    # each chunk is read in one piece, and so is a state file
+    at_once = found if isinstance(entry, StateFileEntry) else min(READ_BYTES, found)
+    at_once = max([1, at_once, *(span.end - span.begin for span in _spans(entry) if span.chunk is not None)])
+    buffer = np.empty(at_once, dtype=np.uint8).data
+    whole = xxhash.xxh3_128()
+    for span in _spans(entry):
+        for begin in range(span.begin, span.end, at_once):
+            piece = buffer[: min(at_once, span.end - begin)]
+            storage.read_into(path, begin, piece)
+            whole.update(piece)
+            if progress is not None:
+                progress(piece.nbytes)
+            if span.chunk is not None:
+                _check_chunk(path, entry, span.chunk, piece)
+    if whole.hexdigest() != entry.digest:
+        raise CorruptFileError(f"{path} differs from its digest: bits changed since it was saved")
+    if isinstance(entry, StateFileEntry):
+        decode_state(buffer[:found], path, save, entry.rank)
+
+
+def _check_chunk(path: str, entry: FileEntry, chunk: ChunkEntry, data: memoryview) -> None:
+    assert isinstance(entry, RowFileEntry)
+    where = (
+        f"{path}: rows {chunk.first_row} to {chunk.last_row} (bytes {chunk.offset} to "
+        f"{chunk.offset + chunk.length - 1})"
+    )
+    if digest(data) != chunk.digest:
+        raise CorruptFileError(f"{where} differ from their digest: bits changed since they were saved")
+    try:
+        decode_chunk(entry, chunk, data)
+    except ValueError as error:
+        raise CorruptFileError(f"{where} are not what the manifest says: {error}") from error
+
+
+def _spans(entry: FileEntry) -> Iterator[_Span]:
+    """The whole file in order: its chunks, and what is before, between and after them."""
+    end = 0
+    chunks = entry.chunks if isinstance(entry, RowFileEntry) else ()
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
+        yield _Span(end, chunk.offset, None)
+        end = chunk.offset + chunk.length
+        yield _Span(chunk.offset, end, chunk)
+    yield _Span(end, entry.num_bytes, None)

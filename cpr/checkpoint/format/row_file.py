@@ -1,0 +1,270 @@
+"""Row files: rows of one shard with their optimizer state, as an Arrow IPC file.
+
+Each call of `write` becomes one record batch, called a chunk here: it can be found, read and verified alone
+by what its entry in the manifest says. Bytes go from the tensors' memory to the sink and from the storage
+into the reader's buffer; nothing in between copies them. `FORMAT.md` describes the files.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from torch import Tensor
+
+from cpr.checkpoint.format.codecs import codec_named
+from cpr.checkpoint.format.manifest import ROW, WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
+from cpr.checkpoint.format.row_schema import DTYPES, ShardPlace, schema_of, stored_columns
+from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.format.tree_file import DAMAGE
+from cpr.checkpoint.storage.base import Sink, Storage
+from cpr.checkpoint.storage.sinks import HashingSink
+from cpr.errors import CorruptFileError
+
+__all__ = ["RowFileWriter", "Rows", "ShardPlace", "decode_chunk", "read_chunk"]
+
+_MAGIC_BYTES: Final = 8
+"""Before the schema in an Arrow file."""
+
+
+class RowFileWriter:
+    """Writes a row file, chunk by chunk.
+
+    Args:
+        sink: where it goes.
+        shard: whose rows they are.
+        columns: of the table, `weights` among them.
+        codec: of the weights, by name.
+        with_ids: whether chosen rows are written, each with its id, as in a row save; otherwise all rows of
+            the shard in order, as in a base.
+
+    Raises:
+        ValueError: a codec, a column name or a data type that row files do not know.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        shard: ShardPlace,
+        columns: Mapping[str, ColumnEntry],
+        codec: str,
+        with_ids: bool,
+    ) -> None:
+        if WEIGHTS not in columns or ROW in columns:
+            raise ValueError(f"columns {', '.join(columns)}: one must be {WEIGHTS!r} and none {ROW!r}")
+        self._shard = shard
+        self._columns = dict(columns)
+        self._with_ids = with_ids
+        self._codec = codec_named(codec)
+        entries = {ROW: ColumnEntry(dtype="int64", per_row=True)} if with_ids else {}
+        self._entries = {**entries, WEIGHTS: columns[WEIGHTS], **columns}
+        self._stored = stored_columns(self._entries, shard.num_cols, self._codec)
+        self._schema = schema_of(shard, self._stored, self._codec)
+        self._file = _ArrowSink(sink)
+        self._arrow = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), self._schema)
+        self._next_row = shard.row_offset
+        self._max_error = 0.0
+        self._chunks: list[ChunkEntry] = []
+
+    def write(self, rows: Rows) -> None:
+        """Append a chunk; no rows make none. The tensors may be reused as soon as this returns.
+
+        Raises:
+            ValueError: columns, shapes or data types differ from the table's; rows outside the shard, not
+                ascending, or with a gap where all rows are wanted; a value that the codec cannot hold.
+            CheckpointError: from the sink.
+        """
+        self._check_columns(rows)
+        if not len(rows):
+            return
+        self._check_rows(rows)
+        encoded = self._encode(rows)
+        tensors = {**rows.columns, WEIGHTS: encoded}
+        if rows.ids is not None:
+            tensors[ROW] = rows.ids
+        arrays = [column.to_arrow(tensors[name]) for name, column in self._stored.items()]
+        # Arrow writes magic and schema with the first batch.
+        begin = self._file.num_bytes or _MAGIC_BYTES + self._schema.serialize().size
+        self._file.begin_chunk(begin)
+        self._arrow.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._chunks.append(
+            ChunkEntry(
+                offset=begin,
+                length=self._file.num_bytes - begin,
+                num_rows=len(rows),
+                first_row=rows.first_row,
+                last_row=rows.last_row,
+                digest=self._file.chunk_digest(),
+            )
+        )
+        self._next_row = rows.last_row + 1
+
+    def finish(self, path: str, first_step: int, last_step: int) -> RowFileEntry:
+        """Write the end of the file.
+
+        Args:
+            path: of the file, relative to the save's folder.
+            first_step: training step of the oldest row in it.
+            last_step: training step of the newest row in it.
+
+        Raises:
+            ValueError: all rows of the shard were wanted, and some are missing.
+            CheckpointError: from the sink.
+        """
+        end = self._shard.row_offset + self._shard.num_rows
+        if not self._with_ids and self._next_row != end:
+            raise ValueError(f"{path} lacks rows {self._next_row} to {end - 1} of {self._shard.table_fqn}")
+        self._arrow.close()
+        return RowFileEntry(
+            path=path,
+            num_bytes=self._file.num_bytes,
+            digest=self._file.digest(),
+            table_fqn=self._shard.table_fqn,
+            table_shape=self._shard.table_shape,
+            columns=self._entries,
+            row_offset=self._shard.row_offset,
+            num_rows=self._shard.num_rows,
+            col_offset=self._shard.col_offset,
+            num_cols=self._shard.num_cols,
+            codec=self._codec.name,
+            max_error=self._max_error,
+            first_step=first_step,
+            last_step=last_step,
+            chunks=tuple(self._chunks),
+        )
+
+    def _encode(self, rows: Rows) -> Tensor:
+        try:
+            encoded = self._codec.encode(rows.columns[WEIGHTS])
+        except ValueError as error:
+            first, table = rows.first_row, self._shard.table_fqn
+            raise ValueError(f"table {table}, rows from {first} on: {error}") from error
+        self._max_error = max(self._max_error, encoded.max_error)
+        return encoded.stored
+
+    def _check_columns(self, rows: Rows) -> None:
+        table = self._shard.table_fqn
+        if set(rows.columns) != set(self._columns):
+            wanted, given = ", ".join(sorted(self._columns)), ", ".join(sorted(rows.columns))
+            raise ValueError(f"table {table} has columns {wanted}, not {given}")
+        for name, column in self._columns.items():
+            tensor, dtype = rows.columns[name], DTYPES[column.dtype]
+            shape = (len(rows),) if column.per_row else (len(rows), self._shard.num_cols)
+            if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+                raise ValueError(
+                    f"column {name} of table {table} is {dtype} {list(shape)} on the CPU, "
+                    f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+                )
+
+    def _check_rows(self, rows: Rows) -> None:
+        if (rows.ids is not None) != self._with_ids:
+            raise ValueError("a row save's rows have ids, a base's rows have none")
+        fault = rows.fault(self._next_row, self._shard.row_offset + self._shard.num_rows)
+        if not fault and rows.ids is None and rows.first_row != self._next_row:
+            fault = f"they leave out row {self._next_row}"
+        if fault:
+            first, table = rows.first_row, self._shard.table_fqn
+            raise ValueError(f"rows from {first} on cannot be written to a file of table {table}: {fault}")
+
+
+def read_chunk(
+    storage: Storage, folder: str, entry: RowFileEntry, chunk: ChunkEntry, buffer: memoryview | None = None
+) -> Rows:
+    """Read and verify one chunk.
+
+    Args:
+        storage: of the checkpoint.
+        folder: of the save.
+        entry: of the file.
+        chunk: one of `entry.chunks`.
+        buffer: writable memory of at least `chunk.length` bytes, aligned to 8, to read into; None makes one.
+
+    Returns:
+        Rows in the table's own dtype. They are views of `buffer`, except weights that had to be decoded.
+
+    Raises:
+        ValueError: `buffer` is too small.
+        CorruptFileError: the chunk is not there, differs from its digest, or holds other rows than the
+            manifest says.
+    """
+    buffer = np.empty(chunk.length, dtype=np.uint8).data if buffer is None else buffer
+    if buffer.nbytes < chunk.length:
+        raise ValueError(f"the chunk takes {chunk.length} bytes; the buffer has {buffer.nbytes}")
+    memory = buffer.cast("B")[: chunk.length]
+    path = f"{folder}/{entry.path}"
+    storage.read_into(path, chunk.offset, memory)
+    rows = f"rows {chunk.first_row} to {chunk.last_row}"
+    where = f"{storage.uri}/{path}: the chunk at byte {chunk.offset}, {rows},"
+    found = digest(memory)
+    if found != chunk.digest:
+        raise CorruptFileError(
+            f"{where} is damaged: its digest is {found}, the manifest says {chunk.digest}. "
+            "Load an older state, and look at the storage"
+        )
+    try:
+        return decode_chunk(entry, chunk, memory)
+    except ValueError as error:
+        raise CorruptFileError(f"{where} is not what its manifest says: {error}") from error
+
+
+def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
+    """The rows of a chunk whose bytes have been verified.
+
+    Args:
+        entry: of the file.
+        chunk: one of `entry.chunks`.
+        memory: its bytes, aligned to 8.
+
+    Raises:
+        ValueError: they hold other rows than the manifest says.
+    """
+    try:
+        return _decode(entry, chunk, memory)
+    except DAMAGE as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
+    codec = codec_named(entry.codec)
+    stored = stored_columns(entry.columns, entry.num_cols, codec)
+    schema = pa.schema([column.field for column in stored.values()])
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(memory)), schema)
+    batch.validate()
+    columns = {name: column.from_arrow(batch.column(name), memory) for name, column in stored.items()}
+    dtype = DTYPES[entry.columns[WEIGHTS].dtype]
+    columns[WEIGHTS] = codec.decode(columns[WEIGHTS], dtype, entry.num_cols)
+    ids = columns.pop(ROW, None)
+    rows = Rows(chunk.first_row, ids, columns)
+    if fault := rows.fault(entry.row_offset, entry.row_offset + entry.num_rows):
+        raise ValueError(fault)
+    if (len(rows), rows.last_row) != (chunk.num_rows, chunk.last_row):
+        raise ValueError(f"it holds {len(rows)} rows, the last of them {rows.last_row}")
+    return rows
+
+
+class _ArrowSink(HashingSink):
+    """What Arrow needs of a file that it writes, and the digest of each chunk."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.begin_chunk(0)
+
+    def begin_chunk(self, offset: int) -> None:
+        """What is written from this offset of the file on belongs to the next chunk."""
+        self._chunk_begin = offset
+        self._chunk = xxhash.xxh3_128()
+
+    def chunk_digest(self) -> str:
+        """XXH3-128 of the chunk so far."""
+        return self._chunk.hexdigest()
+
+    def write(self, data: Any) -> None:
+        """Append bytes, from Arrow."""
+        view = memoryview(data).cast("B")
+        super().write(view)
+        if self.num_bytes > self._chunk_begin:
+            self._chunk.update(view)

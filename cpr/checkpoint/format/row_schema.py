@@ -1,0 +1,145 @@
+"""What a row file's columns look like in Arrow, and how tensors become Arrow columns without being copied."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.format.codecs import Codec
+from cpr.checkpoint.format.manifest import (
+    COLUMN_DTYPES,
+    FORMAT,
+    VERSION,
+    WEIGHTS,
+    ColumnEntry,
+    RowFileEntry,
+)
+from cpr.shards.shard import TableShard
+
+_ARROW_TYPES: Final = {
+    torch.float64: pa.float64(),
+    torch.float32: pa.float32(),
+    torch.float16: pa.float16(),
+    torch.bfloat16: pa.uint16(),  # Arrow has no bfloat16; the field's metadata says what the bits are
+    torch.int64: pa.int64(),
+    torch.int32: pa.int32(),
+    torch.uint8: pa.uint8(),
+}
+DTYPES: Final = {name: getattr(torch, name) for name in COLUMN_DTYPES}
+"""Of live columns, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class ShardPlace:
+    """Where in which table a shard is: what tells shards apart, and puts them in order."""
+
+    table_fqn: str
+    table_shape: tuple[int, int]
+    """Rows and columns of the whole table."""
+    row_offset: int
+    """Row id of its first row."""
+    num_rows: int
+    col_offset: int
+    """Column of the table that is its first."""
+    num_cols: int
+
+
+def place_of(part: TableShard | RowFileEntry) -> ShardPlace:
+    """Of a shard, or of the one that a file's rows are from."""
+    return ShardPlace(
+        table_fqn=part.table_fqn,
+        table_shape=part.table_shape,
+        row_offset=part.row_offset,
+        num_rows=part.num_rows,
+        col_offset=part.col_offset,
+        num_cols=part.num_cols,
+    )
+
+
+@dataclass(frozen=True)
+class StoredColumn:
+    """A column as a file holds it."""
+
+    field: pa.Field
+    dtype: torch.dtype
+    """Of the stored values."""
+    width: int | None
+    """Values in a row; None: one, in a plain column."""
+
+    def shape(self, num_rows: int) -> tuple[int, ...]:
+        """Of the tensor that stands for so many rows."""
+        return (num_rows,) if self.width is None else (num_rows, self.width)
+
+    def to_arrow(self, stored: Tensor) -> pa.Array:
+        """The tensor as an Arrow array that shares its memory."""
+        values = pa.py_buffer(stored.detach().contiguous().flatten().view(torch.uint8).numpy())
+        kind, num_rows = self.field.type, stored.shape[0]
+        if not pa.types.is_fixed_size_list(kind):
+            return pa.Array.from_buffers(kind, num_rows, [None, values])
+        flat = pa.Array.from_buffers(kind.value_type, stored.numel(), [None, values])
+        return pa.Array.from_buffers(kind, num_rows, [None], children=[flat])
+
+    def from_arrow(self, array: pa.Array, memory: memoryview) -> Tensor:
+        """The array as a tensor that shares `memory`, which the array must lie in.
+
+        Raises:
+            ValueError: it holds more or fewer bytes than so many rows of this column take.
+        """
+        values = array.buffers()[-1]
+        begin = values.address - pa.py_buffer(memory).address
+        shape = self.shape(len(array))
+        count = torch.Size(shape).numel()
+        if values.size != count * self.dtype.itemsize:
+            raise ValueError(
+                f"{self.field.name} has {values.size} bytes; {list(shape)} of {self.dtype} are other"
+            )
+        return torch.frombuffer(memory, dtype=self.dtype, count=count, offset=begin).view(shape)
+
+
+def stored_columns(
+    columns: Mapping[str, ColumnEntry], num_cols: int, codec: Codec
+) -> dict[str, StoredColumn]:
+    """How each column of a file is stored.
+
+    Args:
+        columns: of the file, by name, in order.
+        num_cols: columns of the shard.
+        codec: of the weights.
+
+    Raises:
+        ValueError: no column can hold a data type.
+    """
+    stored = {}
+    for name, column in columns.items():
+        if column.dtype not in DTYPES:
+            raise ValueError(f"column {name} is {column.dtype}; row files hold {', '.join(DTYPES)}")
+        dtype, width = DTYPES[column.dtype], None if column.per_row else num_cols
+        if name == WEIGHTS:
+            dtype, width = codec.stored_as(dtype, num_cols)
+        kind = _ARROW_TYPES[dtype]
+        if width is not None:
+            is_bytes = dtype == torch.uint8
+            kind = pa.binary(width) if is_bytes else pa.list_(pa.field("item", kind, False), width)
+        field = pa.field(name, kind, nullable=False, metadata={"dtype": column.dtype})
+        stored[name] = StoredColumn(field, dtype, width)
+    return stored
+
+
+def schema_of(place: ShardPlace, columns: Mapping[str, StoredColumn], codec: Codec) -> pa.Schema:
+    """Schema of a shard's file; its metadata says whose rows they are, for readers without the manifest."""
+    metadata: dict[str, Any] = {
+        "format": f"{FORMAT} {VERSION} rows",
+        "table_fqn": place.table_fqn,
+        "table_rows": place.table_shape[0],
+        "table_cols": place.table_shape[1],
+        "row_offset": place.row_offset,
+        "num_rows": place.num_rows,
+        "col_offset": place.col_offset,
+        "num_cols": place.num_cols,
+        "codec": codec.name,
+    }
+    texts = {key: str(value) for key, value in metadata.items()}
+    return pa.schema([column.field for column in columns.values()], metadata=texts)

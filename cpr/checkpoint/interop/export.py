@@ -1,0 +1,142 @@
+"""Takes one state out of a checkpoint directory, as files that other programs read.
+
+The files are written into a folder of another name, which gets its own at the end: nothing half-made looks
+finished. What is read is verified on the way, so a damaged state leads to the next older one.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cpr.checkpoint.catalog.chain import Rejected, State, own_states
+from cpr.checkpoint.interop.full_model import NOTES_FILE, WholeModel
+from cpr.checkpoint.interop.to_dcp import write_dcp
+from cpr.checkpoint.interop.to_parquet import write_parquet
+from cpr.checkpoint.interop.to_safetensors import write_safetensors
+from cpr.checkpoint.storage.base import Storage
+from cpr.checkpoint.storage.errors import explained
+from cpr.errors import CorruptFileError, NoUsableStateError
+
+Progress = Callable[[int], object]
+Writer = Callable[[WholeModel, Path, Progress], None]
+
+WRITERS: Final[Mapping[str, Writer]] = {
+    "dcp": write_dcp,
+    "safetensors": write_safetensors,
+    "parquet": write_parquet,
+}
+TABLES_ALONE: Final = frozenset({"parquet"})
+"""Formats that have no place for tensors that are no tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was exported."""
+
+    state: State
+    rejected: list[Rejected]
+    """Newer saves that could not be, and why."""
+
+
+def export(
+    storage: Storage,
+    to: str,
+    out: Path,
+    sequence: int | None = None,
+    progress: Progress = lambda _: None,
+    start: Progress = lambda _: None,
+) -> Exported:
+    """Write one state as a whole model.
+
+    Args:
+        storage: the checkpoint directory.
+        to: one of `WRITERS`.
+        out: folder to make; may exist if it is empty.
+        sequence: of the state; None: the newest whose files verify.
+        progress: called with the bytes of table rows written since the last call.
+        start: called with the bytes of table rows that there are, at each attempt.
+
+    Raises:
+        ValueError: `out` is in use, or there is no such state.
+        CorruptFileError: the state asked for is damaged.
+        NoUsableStateError: all are; says why.
+        CheckpointError: `out` cannot be written.
+    """
+    states, rejected = own_states(storage)
+    if sequence is not None:
+        states = [_pick(states, rejected, sequence, storage.uri)]
+    for state in states:
+        with _appearing(out) as folder:
+            try:
+                model = WholeModel(storage, state)
+                start(model.num_bytes)
+                WRITERS[to](model, folder, progress)
+                _write_notes(model, folder / NOTES_FILE, with_state=to not in TABLES_ALONE)
+            except CorruptFileError as error:
+                if sequence is not None:
+                    raise
+                rejected.append(Rejected(state.sequence, str(error)))
+                shutil.rmtree(folder)
+                continue
+        newer = [save for save in rejected if save.sequence > state.sequence and not save.unfinished]
+        return Exported(state=state, rejected=newer)
+    reasons = "\n".join(f"  save {save.sequence}: {save.reason}" for save in rejected)
+    raise NoUsableStateError(f"{storage.uri} holds no state that could be exported\n{reasons}".rstrip())
+
+
+def _pick(states: list[State], rejected: list[Rejected], sequence: int, uri: str) -> State:
+    for state in states:
+        if state.sequence == sequence:
+            return state
+    for save in rejected:
+        if save.sequence == sequence:
+            raise ValueError(f"save {sequence} gives no state: {save.reason}")
+    known = ", ".join(str(state.sequence) for state in states) or "none"
+    raise ValueError(f"{uri} has no save {sequence}; it has {known}")
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A new folder that is renamed to `out` after the block if it still exists, and removed on an error."""
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is in use; name a folder that does not exist or is empty")
+    unfinished = out.with_name(f"{out.name}.unfinished")
+    if unfinished.exists():
+        raise ValueError(
+            f"{unfinished} is left from an export that was interrupted, or belongs to one that is running: "
+            "remove it if none is"
+        )
+    try:
+        with explained("writing", str(out)):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            if unfinished.exists():
+                unfinished.rename(out)
+                _sync(out.parent)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _write_notes(model: WholeModel, path: Path, with_state: bool) -> None:
+    notes = {key: value for key, value in model.notes.items() if with_state or key != "state"}
+    with path.open("w") as file:
+        json.dump(notes, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,136 @@
+"""Writes a whole model as a directory of `torch.distributed.checkpoint`, in bounded memory.
+
+`torch.distributed.checkpoint.load({"model": model.state_dict()})` reads it into plain or sharded tensors; the
+names are those that TorchRec's `model.state_dict()` and fused optimizers have. Like TorchRec it saves state
+with one number a row, of a table that is split by columns, once for each part, one after the other.
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from cpr.checkpoint.interop.full_model import Column, WholeModel, Window
+from cpr.checkpoint.interop.json_tree import Path as TreePath
+from cpr.checkpoint.interop.json_tree import flat_name
+
+
+def write_dcp(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
+    """Write tables (in pieces of `WINDOW_BYTES`), their optimizer states and all other tensors.
+
+    Args:
+        model: what to write.
+        folder: an empty one.
+        progress: called with the bytes of table rows written since the last call.
+    """
+    # One thread that copies nothing ahead takes the pieces in the order of the plan, one at a time.
+    writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            save({}, storage_writer=writer, planner=_Planner(model, progress), no_dist=True)
+        except CheckpointException as error:  # a bag with the errors of all ranks, of which there is one
+            raise _cause(next(iter(error.failures.values()))[0]) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The disk's error, where `torch.save` has met it and then fails to close its file."""
+    first = error
+    while first.__context__ is not None and not isinstance(first, OSError):
+        first = first.__context__
+    return first if isinstance(first, OSError) else error
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where the rows of a write item come from."""
+
+    column: Column
+    first_row: int
+    part: tuple[int, int]
+    """Of the columns."""
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans pieces of tables that are read only when their turn to be written has come."""
+
+    def __init__(self, model: WholeModel, progress: Callable[[int], object]) -> None:
+        super().__init__()
+        self._model = model
+        self._progress = progress
+        self._pieces: dict[MetadataIndex, _Piece] = {}
+        self._tensors = {flat_name(path): tensor for path, tensor in model.tensors.items()}
+        self._window: tuple[tuple[str, int, tuple[int, int]], Window] | None = None
+
+    def create_local_plan(self) -> SavePlan:
+        items = [*self._table_items(), *(_item(name, tensor) for name, tensor in self._tensors.items())]
+        paths: list[TreePath] = list(self._model.tensors)
+        paths += [column.path for columns in self._model.tables.values() for column in columns]
+        self.plan = SavePlan(items, planner_data={flat_name(path): path for path in paths})
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        piece = self._pieces.get(write_item.index)
+        if piece is None:
+            return self._tensors[write_item.index.fqn].contiguous()
+        place = (piece.column.table_fqn, piece.first_row, piece.part)
+        if self._window is None or self._window[0] != place:
+            self._window = None  # before the next is read: only one is ever in memory
+            self._window = (place, self._model.window(*place))
+        rows = self._window[1].columns[piece.column.name]
+        self._progress(rows.nbytes)
+        return rows
+
+    def _table_items(self) -> Iterator[WriteItem]:
+        """Window by window, all columns of a window one after the other."""
+        for table_fqn, columns in self._model.tables.items():
+            starts, parts = self._model.starts(table_fqn), self._model.splits(table_fqn)
+            for number, part in enumerate(parts):
+                for first_row in starts:
+                    for column in columns:
+                        item = _rows_item(column, first_row, starts.step, number, parts)
+                        self._pieces[item.index] = _Piece(column, first_row, part)
+                        yield item
+
+
+def _rows_item(
+    column: Column, first_row: int, max_rows: int, number: int, parts: Sequence[tuple[int, int]]
+) -> WriteItem:
+    """Some rows of part `number` of a column."""
+    rows, *cols = column.shape
+    num_rows = min(max_rows, rows - first_row)
+    name = flat_name(column.path)
+    if not cols:
+        shape, offset = (rows * len(parts),), number * rows + first_row
+        return _shard_item(name, column.dtype, shape, (offset,), (num_rows,))
+    col_offset, num_cols = parts[number]
+    return _shard_item(name, column.dtype, column.shape, (first_row, col_offset), (num_rows, num_cols))
+
+
+def _item(name: str, tensor: Tensor) -> WriteItem:
+    offsets = (0,) * tensor.dim()
+    return _shard_item(name, tensor.dtype, tensor.shape, offsets, tensor.shape)
+
+
+def _shard_item(
+    name: str, dtype: torch.dtype, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> WriteItem:
+    return WriteItem(
+        index=MetadataIndex(name, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes)),
+            properties=TensorProperties(dtype=dtype),
+            size=torch.Size(shape),
+        ),
+    )

@@ -1,0 +1,89 @@
+"""Writes the tables of a model as Parquet, for people who look at embeddings with SQL or data frames.
+
+A folder a table, with columns `row`, `weights` (a list of numbers) and the optimizer states. Half-precision
+values are widened to float32, which holds them exactly; integers, such as the id that has a row of a dynamic
+table, stay what they are. Nothing but tables is written.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.interop.full_model import Column, WholeModel, Window
+
+FILE_WINDOWS: Final = 16
+"""Windows in a file: each is a row group; about 1 GiB a file."""
+_WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""Data types that many readers of Parquet lack, and what is written for them."""
+
+
+def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
+    """Write all tables.
+
+    Args:
+        model: what to write.
+        folder: an empty one.
+        progress: called with the bytes of table rows written since the last call.
+    """
+    for table_fqn, columns in model.tables.items():
+        (folder / table_fqn).mkdir()
+        schema = _schema(columns)
+        starts = model.starts(table_fqn)
+        for at in range(0, max(1, len(starts)), FILE_WINDOWS):
+            path = folder / table_fqn / f"part-{at // FILE_WINDOWS:05d}.parquet"
+            with _writer(path, schema) as writer:
+                for first_row in starts[at : at + FILE_WINDOWS]:
+                    window = model.window(table_fqn, first_row)
+                    writer.write_table(_rows(window, columns, schema))
+                    progress(sum(rows.nbytes for rows in window.columns.values()))
+
+
+def _schema(columns: Sequence[Column]) -> pa.Schema:
+    fields = [pa.field("row", pa.int64(), nullable=False)]
+    for column in columns:
+        value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
+        kind = (
+            pa.list_(pa.field("element", value, nullable=False), column.shape[1])
+            if column.shape[1:]
+            else value
+        )
+        fields.append(pa.field(column.name, kind, nullable=False))
+    return pa.schema(fields)
+
+
+def _rows(window: Window, columns: Sequence[Column], schema: pa.Schema) -> pa.Table:
+    num_rows = window.columns["weights"].shape[0]
+    arrays = [pa.array(np.arange(window.first_row, window.first_row + num_rows))]
+    for column in columns:
+        kind = schema.field(column.name).type
+        arrays.append(_array(window.columns[column.name], kind))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Tensor, kind: pa.DataType) -> pa.Array:
+    flat = pa.array(_widen(values).reshape(-1).numpy())
+    if not pa.types.is_fixed_size_list(kind):
+        return flat
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.to(_WIDENED.get(values.dtype, values.dtype))
+
+
+@contextmanager
+def _writer(path: Path, schema: pa.Schema) -> Iterator[Any]:
+    with path.open("wb") as file:
+        # Trained weights hardly shrink: neither dictionaries nor compression are worth their time.
+        with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
+            yield writer
+        file.flush()
+        os.fsync(file.fileno())

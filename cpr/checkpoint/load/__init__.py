@@ -1,0 +1,1 @@
+"""Loading: from saved rows to live shards, whatever the sharding was when they were saved."""

@@ -1,0 +1,284 @@
+"""One run writes to a directory: the owner of its highest epoch, which renews its record while it lives.
+
+The record says which process that is. A newcomer on the same machine looks whether the process lives. From
+anywhere else it watches whether the record still changes: only its own clock counts, never a comparison of
+two machines' clocks. Whoever takes over takes the next epoch (`cpr.checkpoint.ownership.records`); an owner
+that was merely asleep finds it before it commits or deletes anything (`check`). Generations of workers of one
+session need not watch: when they met, they agreed that the generation before is over, and the next takes the
+directory at once, whatever machine had it.
+"""
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from cpr.checkpoint.format.manifest import SAVES, numbers_of
+from cpr.checkpoint.ownership.records import (
+    NOBODYS,
+    Claimant,
+    Owner,
+    epochs,
+    fence,
+    newest_owner,
+    write_owner,
+)
+from cpr.checkpoint.storage.base import Storage
+from cpr.errors import CheckpointError, LockedError, SupersededError
+from cpr.processes import Process
+
+BEATS_PER_PATIENCE: Final = 10
+LONGEST_RETRY_S: Final = 0.2
+"""Newcomers that come at the same moment try again after a random time up to this."""
+RIVALS_S: Final = 5.0
+"""How long one of them waits for the others to give way."""
+PATIENCE: Final = timedelta(seconds=60)
+
+logger = logging.getLogger(__name__)
+
+
+class DirectoryLock:
+    """The right to write to a storage, for one run.
+
+    Args:
+        storage: a checkpoint directory.
+        run: run id, for people.
+        patience: how long the record of an owner on another machine may stay unchanged before that owner
+            counts as dead. It is renewed ten times as often.
+        claimant: whose workers these are; they succeed an older generation of their session at once.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        run: str,
+        patience: timedelta = PATIENCE,
+        *,
+        claimant: Claimant = NOBODYS,
+    ) -> None:
+        self._storage, self._claimant = storage, claimant
+        self._patience_s = patience.total_seconds()
+        self._own = Owner(
+            epoch=0,
+            token=secrets.token_hex(4),
+            run=run,
+            host=socket.gethostname(),
+            place=_place(),
+            pid=os.getpid(),
+            started=Process.this().start_ticks,
+            session=claimant.session,
+            generation=claimant.generation,
+            beat_s=self._patience_s / BEATS_PER_PATIENCE,
+        )
+        self.previous: Owner | None = None
+        """Whoever owned the directory before."""
+        self._writing = threading.Lock()
+        self._released = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of this ownership; 0 before `acquire`."""
+        return self._own.epoch
+
+    def acquire(self, committed: Callable[[], list[tuple[int, int]]]) -> None:
+        """Take the directory, from a dead owner if need be, and keep the record renewed.
+
+        Waits about `patience` at most, and only if the last owner was on another machine.
+
+        Args:
+            committed: gives sequence and epoch of all saves that count; called when no older owner can commit
+                any more.
+
+        Raises:
+            LockedError: another run owns it and is alive, or was faster.
+            CheckpointError: the directory cannot be read or written.
+        """
+        while not self._take_epoch():
+            time.sleep(random.uniform(0, LONGEST_RETRY_S))
+        # From here on an older owner that looks finds this epoch, and what it has committed before is found.
+        self._write(accepted=tuple(committed()))
+        self.check()
+        self._forget_older()
+        self._released.clear()
+        self._thread = threading.Thread(target=self._renew, name="cpr-lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Call before anything is committed or deleted, and after a commit.
+
+        Raises:
+            SupersededError: another run has taken the directory; nothing may be written any more.
+            LockedError: the record of this run is gone, perhaps with the directory.
+            CheckpointError: the directory cannot be read.
+        """
+        if not self._is_recorded():
+            raise LockedError(
+                f"{self._own.path} is gone from {self._storage.uri}: somebody removed or replaced the "
+                "directory, or its disk is no longer mounted. What to do: put it back; the record of this "
+                "run is written again as soon as that is possible"
+            )
+
+    def _is_recorded(self) -> bool:
+        """Whether this owner's record is there.
+
+        Raises:
+            SupersededError: so is that of a newer one.
+        """
+        found = epochs(self._storage)
+        own = (self._own.epoch, self._own.token)
+        if max(found, default=own)[0] > own[0] or self._is_replaced(found):
+            holder = newest_owner(self._storage)
+            raise SupersededError(
+                f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'another run'} "
+                f"owns it now (epoch {max(found)[0]}, ours was {own[0]}), because this process was asleep "
+                "for too long. Nothing more is saved there. What to do: stop one of the two, or name another "
+                "directory"
+            )
+        return own in found
+
+    def _is_replaced(self, found: Sequence[tuple[int, str]]) -> bool:
+        """Whether another owns the same epoch, which takes that somebody has deleted this owner's record.
+
+        A record without a list is that of a newcomer, who will find this one and give way.
+        """
+        if all(epoch != self._own.epoch or token == self._own.token for epoch, token in found):
+            return False
+        owner = fence(self._storage)
+        return owner is not None and owner.epoch == self._own.epoch and owner.token != self._own.token
+
+    def finish(self, steps_done: int) -> None:
+        """Record that the run has reached its end, at this step; durable when this returns.
+
+        Raises:
+            LockedError: another run has taken the directory.
+            CheckpointError: the directory cannot be written to.
+        """
+        self.check()
+        self._write(finished=steps_done)
+
+    def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
+        """Record that the saves to come are of workers of these launches.
+
+        Args:
+            launches: of the workers.
+            continues: whether they continue the run whose saves are here; its launches stay known then.
+
+        Raises:
+            CheckpointError: the directory cannot be written to.
+        """
+        noted = tuple(sorted({*launches, *(self._own.launches if continues else ())}))
+        if noted != self._own.launches:
+            self._write(launches=noted)
+
+    def release(self) -> None:
+        """Let go of the directory, if it is still owned."""
+        if self._thread is None:
+            return
+        self._released.set()
+        self._thread.join()
+        self._thread = None
+        try:
+            self.check()
+            self._write(released=True)
+        except CheckpointError as error:
+            logger.warning("the directory could not be released: %s", error)
+
+    def _take_epoch(self) -> bool:
+        """Write a record of the next epoch; False if somebody else took the same one."""
+        found = epochs(self._storage)
+        self.previous = newest_owner(self._storage)
+        if self.previous is not None:
+            self._refuse_if_alive(self.previous)
+        # Saves tell the epochs of owners whose records somebody has deleted.
+        saves = filter(None, map(numbers_of, self._storage.list(SAVES)))
+        known = [*(epoch for epoch, _ in found), *(epoch for _, epoch in saves), 0]
+        self._write(
+            epoch=max(known) + 1,
+            launches=() if self.previous is None else self.previous.launches,
+            accepted=None,
+            released=False,
+            finished=None,
+        )
+        # Only who is alone may go on: whoever lists later finds this record. Of several that came at the same
+        # moment all give way to the lowest token, or else none of them might ever become the owner.
+        own = (self._own.epoch, self._own.token)
+        deadline = time.monotonic() + RIVALS_S
+        while rivals := [each for each in epochs(self._storage) if each[0] >= own[0] and each != own]:
+            if min(rivals) < own or max(rivals)[0] > own[0] or time.monotonic() > deadline:
+                self._storage.delete(self._own.path)
+                return False
+            time.sleep(random.uniform(0, LONGEST_RETRY_S))
+        return True
+
+    def _forget_older(self) -> None:
+        """Records of older epochs say nothing that this one does not."""
+        try:
+            for epoch, token in epochs(self._storage):
+                if epoch < self._own.epoch:
+                    self._storage.delete(replace(self._own, epoch=epoch, token=token).path)
+        except CheckpointError as error:
+            logger.warning("older records of owners are left in %s: %s", self._storage.uri, error)
+
+    def _refuse_if_alive(self, holder: Owner) -> None:
+        if holder.released or holder.finished is not None:
+            return
+        ours = self._own
+        if ours.session and holder.session == ours.session and holder.generation < ours.generation:
+            logger.info("%s is handed on by %s", self._storage.uri, holder)
+            return
+        if holder.place == ours.place:
+            alive = Process(holder.pid, holder.started).is_alive
+        else:
+            alive = self._changes(holder)
+        if alive:
+            raise LockedError(
+                f"{self._storage.uri} is in use by {holder}. What to do: wait for its end or stop it, or "
+                f"name another directory. If it is surely gone, delete {holder.path} there"
+            )
+        logger.warning("taking %s over from %s, which is gone", self._storage.uri, holder)
+
+    def _changes(self, holder: Owner) -> bool:
+        patience_s = max(self._patience_s, 3 * holder.beat_s)
+        logger.info("watching for %.0f s whether the owner of %s is alive", patience_s, self._storage.uri)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            time.sleep(self._own.beat_s / 2)
+            now = newest_owner(self._storage)
+            if now != holder:
+                return now is not None
+        return False
+
+    def _renew(self) -> None:
+        is_told = False
+        while not self._released.wait(self._own.beat_s):
+            try:
+                self._is_recorded()  # if it is not, nobody else owns the directory: it is written again
+                self._write(beat=self._own.beat + 1)
+                is_told = False
+            except SupersededError:
+                return  # whoever wants to commit learns of it
+            except CheckpointError as error:
+                if not is_told:
+                    logger.warning("the ownership record could not be renewed, will try again: %s", error)
+                is_told = True
+
+    def _write(self, **changes: object) -> None:
+        """Change the record, first where it is stored."""
+        with self._writing:
+            changed = replace(self._own, **changes)  # type: ignore[arg-type]  # fields of the record
+            write_owner(self._storage, changed)
+            self._own = changed
+
+
+def _place() -> str:
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,0 +1,1 @@
+"""Saving: rows are staged while training waits, and a thread writes them in the background."""

@@ -1,0 +1,158 @@
+"""One rank's part of a save: its row files and its state file, on their way to the storage."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from cpr.checkpoint.format.manifest import (
+    ROW,
+    ColumnEntry,
+    RowFileEntry,
+    StateFileEntry,
+    TableEntry,
+)
+from cpr.checkpoint.format.row_file import RowFileWriter
+from cpr.checkpoint.format.row_schema import place_of
+from cpr.checkpoint.format.tree_file import write_state
+from cpr.checkpoint.save.niceness import give_way
+from cpr.checkpoint.save.snapshot import Piece
+from cpr.checkpoint.storage.base import Storage
+from cpr.checkpoint.storage.sinks import HashingSink
+from cpr.errors import SaveFailedError
+from cpr.shards.shard import TableShard
+
+
+@dataclass(kw_only=True)
+class Part:
+    """What one rank has written; travels to rank 0."""
+
+    rows: list[RowFileEntry] = field(default_factory=list)
+    states: list[StateFileEntry] = field(default_factory=list)
+    tables: dict[str, TableEntry] = field(default_factory=dict)
+
+
+class PartWriter:
+    """Writes pieces as they come, one file after the other.
+
+    While a file is written, the one before is made durable by a thread: to wait for that takes as long as to
+    write some more megabytes, for each table.
+
+    Args:
+        storage: of the checkpoint.
+        folder: of the save, relative to the storage.
+        codec: of the weights.
+        with_ids: whether pieces hold chosen rows (a row save) or all rows in order (a base).
+    """
+
+    def __init__(self, storage: Storage, folder: str, codec: str, with_ids: bool) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._codec = codec
+        self._with_ids = with_ids
+        self._part = Part()
+        self._shard: TableShard | None = None
+        self._file = ExitStack()
+        self._steps: list[int] = []
+        self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=give_way)
+        self._closing: Future[None] | None = None
+
+    def write(self, piece: Piece) -> None:
+        """Append a piece; pieces of one shard come one after the other."""
+        if piece.shard is not self._shard:
+            self._finish_file()
+            self._open(piece)
+        self._writer.write(piece.rows)
+        self._steps.append(piece.step)
+
+    def write_state(self, tree: Any, rank: int | None) -> None:
+        """Write everything that is no table row.
+
+        Args:
+            tree: see `cpr.checkpoint.format.tree_file`.
+            rank: whose it is; None: of all ranks.
+        """
+        path = "state.arrow" if rank is None else f"state-rank{rank}.arrow"
+        with self._storage.create(f"{self._folder}/{path}") as file:
+            sink = HashingSink(file)
+            write_state(sink, tree)
+        self._part.states.append(
+            StateFileEntry(path=path, num_bytes=sink.num_bytes, digest=sink.digest(), rank=rank)
+        )
+
+    def finish(self, tables: dict[str, TableEntry]) -> Part:
+        """Close the last file; what was written, all of it durable, and the tables of this rank's shards."""
+        with self._closer:
+            self._finish_file()
+            self._wait_for_closed()
+        self._part.tables = tables
+        return self._part
+
+    def abandon(self) -> None:
+        """Leave the open file without finishing it, so that it does not appear."""
+        error = SaveFailedError(f"{self._folder} was abandoned")
+        with self._closer, suppress(Exception):  # what went wrong first is what people hear of
+            self._file.__exit__(type(error), error, None)
+
+    def _open(self, piece: Piece) -> None:
+        shard = piece.shard
+        self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"
+        sink = self._file.enter_context(self._storage.create(f"{self._folder}/{self._path}"))
+        self._writer = RowFileWriter(
+            sink,
+            shard=place_of(shard),
+            columns=_column_entries(piece.rows.columns),  # those of the live shard may be others by now
+            codec=self._codec,
+            with_ids=self._with_ids,
+        )
+
+    def _finish_file(self) -> None:
+        if self._shard is None:
+            return
+        entry = self._writer.finish(self._path, min(self._steps), max(self._steps))
+        self._wait_for_closed()
+        self._closing = self._closer.submit(self._file.pop_all().close)
+        self._part.rows.append(entry)
+        self._shard = None
+
+    def _wait_for_closed(self) -> None:
+        if self._closing is not None:
+            self._closing.result()
+
+
+def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:
+    """What a manifest says of the tables that shards are from, by name; their counters as of now."""
+    return {shard.table_fqn: table_entry(shard) for shard in shards}
+
+
+def table_entry(shard: TableShard) -> TableEntry:
+    """What a manifest says of the table that a shard is from."""
+    return TableEntry(
+        rows=shard.table_shape[0],
+        cols=shard.table_shape[1],
+        columns=_column_entries(shard.columns),
+        counters={name: counter.item() for name, counter in shard.counters.items()},
+    )
+
+
+def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
+    """The tables of all ranks, by name.
+
+    Their columns are those that were written. An optimizer may have made its state since a rolling save
+    began, and a row belongs together with the state that was copied with it.
+    """
+    tables = {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
+    for entry in (entry for part in parts for entry in part.rows):
+        columns = {name: column for name, column in entry.columns.items() if name != ROW}
+        tables[entry.table_fqn] = replace(tables[entry.table_fqn], columns=columns)
+    return tables
+
+
+def _column_entries(columns: Mapping[str, Tensor]) -> dict[str, ColumnEntry]:
+    return {
+        name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
+        for name, column in columns.items()
+    }

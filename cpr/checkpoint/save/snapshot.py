@@ -1,0 +1,145 @@
+"""Copies rows of live shards into staging buffers, piece by piece.
+
+Within a piece a row and its optimizer state are from one moment, because the piece is copied between two
+updates. A rolling snapshot copies some pieces after each step; a consistent one copies all of them between
+the same two updates.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.format.row_file import Rows
+from cpr.checkpoint.save.staging import place_columns, rows_per_piece
+from cpr.shards.shard import TableShard
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows that were copied between two updates."""
+
+    shard: TableShard
+    rows: Rows
+    """Views into `buffer`."""
+    buffer: Tensor
+    """To be given back to the pool."""
+    step: int
+    """Training steps done at that moment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What of a shard is saved."""
+
+    shard: TableShard
+    ids: Tensor | None
+    """Row ids of the table, int64 `[n]` on the CPU, ascending, without duplicates; None: all rows."""
+
+    def __len__(self) -> int:
+        return self.shard.num_rows if self.ids is None else self.ids.numel()
+
+
+def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[TableShard]:
+    """Those of the shards that have these names, in the names' order.
+
+    Raises:
+        ValueError: there is none of a name.
+    """
+    by_name = {shard.name: shard for shard in shards}
+    if unknown := sorted(set(names) - set(by_name)):
+        raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
+    return [by_name[name] for name in names]
+
+
+def can_wait(shard: TableShard) -> bool:
+    """Whether rows may be read beside training, until it says that they are about to change."""
+    return shard.updated_in_backward and all(column.device.type == "cpu" for column in shard.columns.values())
+
+
+def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
+    """Selections of the rows asked for.
+
+    Args:
+        shards: of this rank.
+        rows: row ids of the table by `TableShard.name`, any integer dtype and order; duplicates count once.
+
+    Raises:
+        ValueError: no such shard here, or a row that it does not hold.
+    """
+    selections = []
+    for shard, asked in zip(shards_named(shards, rows), rows.values(), strict=True):
+        ids = _ascending(asked.detach().to("cpu", torch.int64, copy=True))
+        if ids.numel() and not (
+            shard.row_offset <= int(ids[0]) and int(ids[-1]) < shard.row_offset + shard.num_rows
+        ):
+            raise ValueError(
+                f"rows {int(ids[0])} to {int(ids[-1])} were asked of {shard.name}, which holds rows "
+                f"{shard.row_offset} to {shard.row_offset + shard.num_rows - 1}"
+            )
+        selections.append(Selection(shard, ids))
+    return selections
+
+
+class Snapshot:
+    """The pieces of a set of selections, in order.
+
+    Args:
+        selections: what to copy; each shard once. What cannot wait comes first.
+    """
+
+    def __init__(self, selections: Sequence[Selection]) -> None:
+        self._places = self._plan(sorted(selections, key=lambda selection: can_wait(selection.shard)))
+        self._next = next(self._places, None)
+        self._flushed: tuple[TableShard, int] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has been copied."""
+        return self._next is None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next piece has to be copied before training goes on, for want of a word in time."""
+        return self._next is not None and not can_wait(self._next[0].shard)
+
+    def copy_next(self, buffer: Tensor, step: int) -> Piece:
+        """Copy the next piece into `buffer`, uint8 `[PIECE_BYTES]`."""
+        assert self._next is not None
+        selection, begin, end = self._next
+        self._next = next(self._places, None)
+        shard, num_rows = selection.shard, end - begin
+        if self._flushed != (shard, step):
+            shard.flush()
+            self._flushed = (shard, step)
+        columns = place_columns(buffer, shard.columns, num_rows)
+        if selection.ids is None:
+            for name, source in shard.columns.items():
+                columns[name].copy_(source.detach()[begin:end])
+            return Piece(shard, Rows(shard.row_offset + begin, None, columns), buffer, step)
+        ids = selection.ids[begin:end]
+        local = ids - shard.row_offset if shard.row_offset else ids
+        for name, source in shard.columns.items():
+            _gather(source.detach(), local, columns[name])
+        first_row = int(ids[0]) if num_rows else shard.row_offset
+        return Piece(shard, Rows(first_row, ids, columns), buffer, step)
+
+    @staticmethod
+    def _plan(selections: Sequence[Selection]) -> Iterator[tuple[Selection, int, int]]:
+        for selection in selections:
+            per_piece = rows_per_piece(selection.shard.columns)
+            for begin in range(0, len(selection), per_piece):
+                yield selection, begin, min(begin + per_piece, len(selection))
+
+
+def _ascending(ids: Tensor) -> Tensor:
+    """Sorted and without duplicates; looking whether they are so already is much cheaper than sorting."""
+    return ids if bool((ids[1:] > ids[:-1]).all()) else torch.unique(ids)
+
+
+def _gather(source: Tensor, rows: Tensor, out: Tensor) -> None:
+    if source.device.type == "cpu":
+        torch.index_select(source, 0, rows, out=out)
+    else:
+        out.copy_(source.index_select(0, rows.to(source.device)))

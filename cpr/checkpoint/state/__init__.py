@@ -1,0 +1,1 @@
+"""State that is not in tables: models, optimizers, random generators and registered objects."""

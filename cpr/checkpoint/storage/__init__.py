@@ -1,0 +1,1 @@
+"""Where files of a checkpoint become durable: local disks and object stores behind one interface."""

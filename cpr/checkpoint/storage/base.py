@@ -1,0 +1,87 @@
+"""Where bytes become durable: few methods behind which local disks and object stores look alike.
+
+Paths are relative, with `/`. `open_storage` gives the right one for a URI.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from cpr.checkpoint.storage.arrow import ArrowStorage
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.errors import CorruptFileError
+
+SMALL_FILE_BYTES: Final = 2**30
+"""The largest manifest: of some millions of chunks, so of tens of terabytes."""
+
+
+class Sink(Protocol):
+    """A file that is being written; it appears under its name, durable, once its block ends without error."""
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes; the memory may be reused as soon as this returns."""
+
+
+class Storage(Protocol):
+    """A directory on a local disk, a shared file system or an object store.
+
+    Every method raises `CheckpointError` with the file's name, the cause and what to do
+    (`CorruptFileError` where a file is missing or shorter than asked). Any thread may call any of them.
+    """
+
+    uri: str
+    """For messages."""
+
+    def create(self, path: str) -> AbstractContextManager[Sink]:
+        """Write a file so that it appears whole or not at all: temporary name, sync, rename; or one upload.
+
+        Missing folders are made. An existing file is replaced. On an error nothing is left behind.
+        """
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` (writable bytes) from `offset` of the file on; the file must have that many bytes."""
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+
+    def list(self, folder: str = "") -> Iterator[str]:
+        """Names of files and folders directly inside `folder`, sorted; none when there is no such folder."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it; no error when it is gone already."""
+
+
+def read_file(storage: Storage, path: str) -> bytes:
+    """A whole file; for small ones, as it is in memory twice for a moment.
+
+    Raises:
+        CorruptFileError: it is missing, became shorter meanwhile, or is no small one.
+        CheckpointError: the storage fails.
+    """
+    size = storage.size(path)
+    if size > SMALL_FILE_BYTES:
+        raise CorruptFileError(f"{storage.uri}/{path} has {size} bytes: no file of that name is so large")
+    data = bytearray(size)
+    storage.read_into(path, 0, memoryview(data))
+    return bytes(data)
+
+
+def open_storage(uri: str) -> Storage:
+    """Storage for a path, or for any URI that pyarrow knows.
+
+    Args:
+        uri: `runs/a`, `file:///runs/a`, `s3://bucket/prefix?region=..`, `gs://..`, `hdfs://..`, `abfs://..`.
+
+    Raises:
+        ValueError: nothing can be opened for this URI.
+        CheckpointError: the store cannot be reached.
+    """
+    if uri.startswith("file://"):
+        uri = unquote(urlsplit(uri).path)
+    return LocalStorage(uri) if is_local(uri) else ArrowStorage(uri)
+
+
+def is_local(uri: str) -> bool:
+    """Whether `open_storage` gives a directory of this machine's file systems, as far as the URI says."""
+    return "://" not in uri or uri.startswith("file://")

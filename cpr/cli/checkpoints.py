@@ -1,0 +1,178 @@
+"""Commands that look into checkpoint directories, verify them, and take models out of and into them.
+
+What reads checkpoints is imported by those that are run: `cpr run` and `cpr clean` start without it.
+"""
+
+# ruff: noqa: PLC0415
+
+import argparse
+import json
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cpr.cli.command import BAD, FINE, Command
+from cpr.cli.progress_bar import Bar
+from cpr.quantities import count_text, size_text
+
+if TYPE_CHECKING:
+    from cpr.checkpoint.catalog.chain import Rejected, State
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", metavar="DIR", help="checkpoint directory: a path or a URI such as s3://b/run"
+    )
+
+
+def _add_describe(parser: argparse.ArgumentParser) -> None:
+    _add_directory(parser)
+    parser.add_argument("--json", action="store_true", help="everything, for machines")
+
+
+def _describe(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.catalog.describe import describe
+    from cpr.checkpoint.catalog.describe_text import as_text
+    from cpr.checkpoint.storage.base import open_storage
+
+    storage = open_storage(options.directory)
+    about = describe(storage, datetime.now(UTC))
+    if about is None:
+        raise ValueError(f"{storage.uri} holds no checkpoint")
+    print(json.dumps(about.to_json(), indent=1) if options.json else as_text(about))
+    return FINE
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.catalog.verify import verify
+    from cpr.checkpoint.storage.base import open_storage
+
+    storage = open_storage(options.directory)
+    with closing(Bar("verifying")) as bar:
+        result = verify(storage, bar.advance, bar.start)
+    _print_rejected(result.rejected)
+    if not result.states and all(save.unfinished for save in result.rejected):
+        raise ValueError(f"{storage.uri} holds no checkpoint")
+    for cause in (*(file.cause for file in result.bad), *result.damaged_owners):
+        print(f"bad: {cause}")
+    verdict = f"{len(result.bad)} of them bad" if result.bad else "all as they were saved"
+    print(f"{result.num_files} files, {size_text(result.num_bytes)}: {verdict}")
+    newest = result.newest
+    print(f"newest state that verifies: {_state_text(newest)}" if newest else "no state verifies")
+    return FINE if result.is_fine else BAD
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    _add_directory(parser)
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=("dcp", "safetensors", "parquet"),
+        help="torch.distributed.checkpoint; safetensors files with an index; or a folder of Parquet a table",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="OUT", help="folder to make; may be empty")
+    parser.add_argument(
+        "--sequence", type=int, metavar="N", help="the state of save N (default: the newest that verifies)"
+    )
+
+
+def _export(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.interop.export import export
+    from cpr.checkpoint.storage.base import open_storage
+
+    with closing(Bar("exporting")) as bar:
+        done = export(
+            open_storage(options.directory), options.to, options.out, options.sequence, bar.advance, bar.start
+        )
+    _print_rejected(done.rejected)
+    print(f"exported {_state_text(done.state)} to {options.out}")
+    if options.to == "parquet":
+        print("dense parameters and other state are not in it: Parquet takes tables alone")
+    return FINE
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="DCP_DIR",
+        help="torch.distributed.checkpoint directory; it is unpickled: trust it",
+    )
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="checkpoint directory to make: a path or a URI"
+    )
+    parser.add_argument(
+        "--tables",
+        action="append",
+        metavar="PATTERN",
+        help="weights of tables, such as '*.embedding_bags.*.weight'; repeatable (default: TorchRec's names)",
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="training steps done (default: what an export says, or 0)"
+    )
+
+
+def _import(options: argparse.Namespace) -> int:
+    from cpr.checkpoint.interop.dcp_source import open_source
+    from cpr.checkpoint.interop.from_dcp import import_dcp
+    from cpr.checkpoint.storage.base import open_storage
+
+    source = open_source(options.source, options.tables, options.step)
+    storage = open_storage(options.out)
+    with closing(Bar("importing")) as bar:
+        bar.start(source.num_bytes)
+        manifest = import_dcp(source, storage, bar.advance)
+    for name in source.left_out:
+        print(f"left out: {name}")
+    for fqn, table in manifest.tables.items():
+        states = ", ".join(name for name in table.columns if name != "weights") or "no optimizer state"
+        print(f"table {fqn}: {table.rows:,} x {table.cols}, {states}")
+    print(
+        f"imported {size_text(manifest.num_bytes)} to {storage.uri} as save {manifest.sequence} "
+        f"at step {manifest.step:,}"
+    )
+    return FINE
+
+
+def _print_rejected(rejected: "Iterable[Rejected]") -> None:
+    for save in rejected:
+        print(f"{'unfinished' if save.unfinished else 'bad'}: {save.reason}")
+
+
+def _state_text(state: "State") -> str:
+    upon = (
+        f" (base {state.saves[0].sequence} and {count_text(len(state.saves) - 1, 'row save')})"
+        if len(state.saves) > 1
+        else ""
+    )
+    return f"save {state.sequence} at step {state.step:,}{upon}"
+
+
+DESCRIBE: Final = Command(
+    name="describe", help="Show what is in a directory.", add_arguments=_add_describe, run=_describe
+)
+
+VERIFY: Final = Command(
+    name="verify",
+    help="Compare every file with its digest; exit code 1 if one is bad.",
+    add_arguments=_add_directory,
+    run=_verify,
+)
+
+EXPORT: Final = Command(
+    name="export",
+    help="Write one state as a whole model that other programs read. "
+    "Takes some hundred MB of memory, however large the tables are.",
+    add_arguments=_add_export,
+    run=_export,
+)
+
+IMPORT: Final = Command(
+    name="import",
+    help="Make a checkpoint directory from one of torch.distributed.checkpoint. "
+    "Takes memory for the largest piece of a table that was saved there.",
+    add_arguments=_add_import,
+    run=_import,
+)

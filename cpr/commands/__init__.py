@@ -1,1 +1,0 @@
-"""The commands of `cpr`, by what they deal with; `cpr.cli` lists them."""

@@ -1,0 +1,1 @@
+"""When failures come: logs of failures, and the distributions that fit them."""

@@ -1,0 +1,1 @@
+"""Full or partial recovery, and how often to save: the formulas and the recommendation."""

@@ -1,0 +1,154 @@
+"""What the estimator is told, from whom: flags, measured runs, a log of failures; and what is still missing.
+
+What the user says wins over what was measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cpr.durations import duration_text
+from cpr.estimator.failures.log import FailureLog, log_of_runs
+from cpr.estimator.history import RunHistory
+from cpr.estimator.planning.formulas import Job
+from cpr.quantities import count_text
+
+FLAGS: Final = {
+    "T_total": "--total",
+    "T_fail": "--fail",
+    "O_save": "--save",
+    "blocked_save": "--blocked",
+    "O_load": "--load",
+    "O_res": "--reschedule",
+    "N_emb": "--nodes",
+}
+"""Where the user says each of a job's values."""
+NUMBERS: Final = ("N_emb", "nodes_lost", "row_share")
+"""Values that are no times."""
+NEEDED: Final = ("T_total", "T_fail", "O_save", "N_emb")
+"""All else may be left out: the same for both recoveries, or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """A job, and where each of its values comes from."""
+
+    job: Job
+    sources: Mapping[str, str]
+    """By the name of the value: "given", "measured in 2 runs", ..."""
+    log: FailureLog | None = None
+    """Of failures, if there is any."""
+
+    def __str__(self) -> str:
+        lines = []
+        for name, source in self.sources.items():
+            value = getattr(self.job, name)
+            told = f"{value:g}" if name in NUMBERS else duration_text(value)
+            lines.append(f"  {name:<12}  {told:>9}  {source}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines: seconds, numbers of nodes, and shares."""
+        return {
+            name: {"value": getattr(self.job, name), "source": source}
+            for name, source in self.sources.items()
+        }
+
+
+@dataclass(kw_only=True)
+class _Gathered:
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def offer(self, name: str, value: float | None, source: str) -> None:
+        """A value, unless there is one that counts more."""
+        if value is not None and name not in self.values:
+            self.values[name], self.sources[name] = value, source
+
+
+def gather(
+    given: Mapping[str, float | None], runs: Sequence[RunHistory] = (), log: FailureLog | None = None
+) -> Inputs:
+    """Put a job together.
+
+    Args:
+        given: by the user, by the names of `FLAGS`; None: not given.
+        runs: that were measured, of the same number of nodes.
+        log: of failures; counts more than those in the runs.
+
+    Raises:
+        ValueError: something is missing or impossible; says which flag to give.
+    """
+    found = _Gathered()
+    for name, value in given.items():
+        found.offer(name, value, "given")
+    log_source = "from the log of failures"
+    if log is None and runs:
+        log, log_source = log_of_runs(runs), f"seen in {count_text(len(runs), 'run')}"
+    if log is not None and log.num_failures:
+        told = f"{count_text(log.num_failures, 'failure')} in {duration_text(log.exposure_s)}, {log_source}"
+        found.offer("T_fail", log.exposure_s / log.num_failures, told)
+    if runs:
+        _measured(found, runs)
+    if missing := [name for name in NEEDED if name not in found.values]:
+        raise ValueError(_what_is_missing(missing, log))
+    for name in ("O_load", "O_res"):
+        found.offer(
+            name, 0.0, f"taken as 0: {FLAGS[name]} was not given (it is the same for both recoveries)"
+        )
+    order = [*FLAGS, "O_rows", "blocked_rows", "row_share", "nodes_lost"]
+    return Inputs(
+        job=Job(**found.values),
+        sources={name: found.sources[name] for name in order if name in found.sources},
+        log=log,
+    )
+
+
+def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
+    sizes = sorted({run.nodes for run in runs})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: "
+            "give runs of one size"
+        )
+    is_save_given = "O_save" in found.values  # nobody knows what it would cost training
+    pooled = replace(
+        runs[-1],
+        saves=[] if is_save_given else [save for run in runs for save in run.saves],
+        failures=[failure for run in runs for failure in run.failures],
+    )
+    source = f"measured in {count_text(len(runs), 'run')}"
+    after = f"{source}, {count_text(len(pooled.failures), 'failure')}"
+    found.offer("N_emb", pooled.nodes, source)
+    newest = source if len(runs) == 1 else "measured in the newest run"
+    found.offer("T_total", runs[-1].T_total, f"{newest}: the steps for all samples")
+    _measured_saves(found, pooled, source)
+    found.offer("O_load", pooled.O_load, after)
+    found.offer("O_res", pooled.O_res, after)
+    found.offer("nodes_lost", pooled.nodes_lost, f"{after}: nodes' worth of rows lost in each")
+
+
+def _measured_saves(found: _Gathered, pooled: RunHistory, source: str) -> None:
+    """What saves take and cost; one that costs more than the time until it counts is said to take that."""
+    if pooled.O_save is None or pooled.O_blocked is None:
+        return
+    is_cost_given = "blocked_save" in found.values
+    counted = f"{source}, {count_text(len(pooled.saves), 'save')}"
+    found.offer("O_save", max(pooled.O_save, pooled.O_blocked), counted)
+    found.offer("blocked_save", pooled.O_blocked, f"{source}: what training loses")
+    rows = pooled.row_save
+    if rows is None or is_cost_given:
+        return
+    found.offer("O_rows", max(rows.seconds, rows.blocked_s), f"{source}: a save of some rows")
+    found.offer("blocked_rows", rows.blocked_s, f"{source}: what training loses")
+    found.offer("row_share", rows.share, f"{source}: of the rows, in a save of some")
+
+
+def _what_is_missing(missing: Sequence[str], log: FailureLog | None) -> str:
+    flags = ", ".join(f"{FLAGS[name]} ({name})" for name in missing)
+    if list(missing) == ["T_fail"] and log is not None:
+        return (
+            f"no failure in {duration_text(log.exposure_s)}: how often the job fails is not known. Give "
+            "--fail, or a log with failures by --failures"
+        )
+    return f"this is missing: {flags}. Give it, or measure it: --run DIR reads what a run has measured"

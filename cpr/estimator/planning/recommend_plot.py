@@ -1,0 +1,100 @@
+"""A picture of a recommendation: overhead against interval for both recoveries, and how failures come."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from cpr.durations import duration_text
+from cpr.estimator.failures.fits import kaplan_meier
+from cpr.estimator.failures.report import FailureReport
+from cpr.estimator.planning.formulas import overhead_full, overhead_partial
+from cpr.estimator.planning.recommend import Recommendation
+from cpr.quantities import count_text
+
+POINTS: Final = 400
+TICKS_S: Final = (1, 10, 60, 600, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600, 30 * 24 * 3600)
+
+
+def plot(what: Recommendation, path: Path, failures: FailureReport | None = None) -> None:
+    """Draw it into a file.
+
+    Args:
+        what: is recommended.
+        path: of the picture; its ending says the format: .png, .svg or .pdf.
+        failures: if there were any, a second panel shows how well distributions describe them.
+
+    Raises:
+        ValueError: the format is not known.
+        OSError: the file cannot be written.
+    """
+    shown = failures if failures is not None and failures.fits else None
+    num_panels = 1 if shown is None else 2
+    figure, panels = plt.subplots(
+        1, num_panels, figsize=(7 * num_panels, 4.5), squeeze=False, layout="constrained"
+    )
+    try:
+        _draw_overheads(panels[0][0], what)
+        if shown is not None:
+            _draw_failures(panels[0][1], shown)
+        figure.savefig(path, dpi=150)
+    finally:
+        plt.close(figure)
+
+
+def _draw_overheads(axes: Any, what: Recommendation) -> None:
+    job, plans = what.job, [plan for plan in (what.full, what.partial) if plan is not None]
+    shortest = min(plan.interval_s for plan in plans) / 10
+    intervals = np.geomspace(min(max(shortest, job.delay), job.T_total / 2), job.T_total, POINTS)
+    for name, formula, color in (("full", overhead_full, "C3"), ("partial", overhead_partial, "C0")):
+        overheads = [100 * formula(job, float(interval)).total for interval in intervals]
+        axes.plot(intervals, overheads, color=color, label=f"{name} recovery")
+    for plan in plans:
+        color, cost = ("C3" if plan.recovery == "full" else "C0"), 100 * plan.overhead.total
+        axes.plot(plan.interval_s, cost, "o", color=color, markersize=10 if plan is what.chosen else 6)
+        axes.annotate(
+            f"{duration_text(plan.interval_s)}: {cost:.3g}%"
+            + (" (recommended)" if plan is what.chosen else ""),
+            (plan.interval_s, cost),
+            xytext=(0, 10) if plan.recovery == "full" else (-8, -16),
+            textcoords="offset points",
+            ha="center" if plan.recovery == "full" else "right",
+        )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="time from one save to the next",
+        ylabel="overhead, of training time",
+    )
+    if least := min(plan.overhead.total for plan in plans):
+        axes.set_ylim(bottom=50 * least)  # room for words below the curve
+    axes.yaxis.set_major_formatter("{x:g}%")
+    ticks = [tick for tick in TICKS_S if intervals[0] <= tick <= intervals[-1]]
+    axes.set_xticks(ticks, [duration_text(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_title(
+        f"{job.N_emb} nodes, a failure each {duration_text(job.T_fail)}, target PLS {what.target_pls:g}"
+    )
+    axes.legend()
+    axes.grid(alpha=0.3)
+
+
+def _draw_failures(axes: Any, failures: FailureReport) -> None:
+    times, over = kaplan_meier(failures.log)
+    hours = times / 3600
+    axes.step(
+        np.concatenate([[0], hours]), np.concatenate([[0], over]), where="post", color="k", label="seen"
+    )
+    reach = np.linspace(0, 1.2 * hours[-1], POINTS)
+    for fit in failures.fits:
+        axes.plot(
+            reach,
+            fit.cdf(3600 * reach),
+            label=f"{fit.distribution} (shape {fit.shape:.2g})",
+            alpha=0.8,
+        )
+    axes.set(xlabel="hours from one failure to the next", ylabel="share that is over", ylim=(0, 1.02))
+    axes.set_title(f"{count_text(failures.log.num_failures, 'failure')}")
+    axes.legend()
+    axes.grid(alpha=0.3)

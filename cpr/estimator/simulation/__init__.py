@@ -1,0 +1,1 @@
+"""Monte Carlo simulation of whole jobs with failures, compared with the formulas."""

@@ -1,0 +1,64 @@
+"""What `cpr simulate --plot` draws: overhead by part, and how unequal the runs are."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from cpr.durations import duration_text
+from cpr.estimator.simulation.comparison import Comparison
+from cpr.estimator.simulation.comparison_text import PART_NAMES
+from cpr.estimator.simulation.simulation import PARTS
+
+COLORS = {"full": "tab:orange", "partial": "tab:blue"}
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draw both recoveries.
+
+    Args:
+        comparison: what was simulated.
+        path: of the picture; its ending says which format.
+
+    Raises:
+        ValueError: there is no such format.
+    """
+    sides = {"full": comparison.full, "partial": comparison.partial}
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    bars, runs = figure.subplots(1, 2)
+    names, bottom = [], np.zeros(4)
+    for name, side in sides.items():
+        interval = duration_text(side.simulation.config.interval_s)
+        names += [f"{name},\nby formula", f"{name},\nsimulated\n(save every {interval})"]
+    for number, part in enumerate(PARTS):
+        heights = [
+            100 * value
+            for side in sides.values()
+            for value in (getattr(side.expected, part), side.simulation.parts[part].value)
+        ]
+        bars.bar(range(4), heights, bottom=bottom, color=f"C{number}", label=PART_NAMES[part])
+        bottom += heights
+    means = [side.simulation.overhead for side in sides.values()]
+    bars.errorbar(
+        [1, 3],
+        [100 * mean.value for mean in means],
+        yerr=[100 * mean.half_width for mean in means],
+        fmt="none",
+        ecolor="black",
+        capsize=4,
+        label="95 % interval",
+    )
+    bars.set_xticks(range(4), names, fontsize=8)
+    bars.set_ylabel("overhead, % of the useful time")
+    bars.legend(fontsize=8)
+    for name, side in sides.items():
+        overheads = np.sort(100 * side.simulation.overheads)
+        reached = 100 * np.arange(1, len(overheads) + 1) / len(overheads)
+        runs.step(overheads, reached, where="post", color=COLORS[name], label=f"{name} recovery")
+        runs.axvline(
+            100 * side.expected.total, color=COLORS[name], linestyle=":", label=f"{name}, by formula"
+        )
+    runs.set_xlabel("overhead, % of the useful time")
+    runs.set_ylabel("% of the runs that cost this or less")
+    runs.legend(fontsize=8)
+    figure.savefig(path, dpi=150)

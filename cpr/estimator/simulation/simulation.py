@@ -1,0 +1,182 @@
+"""Monte Carlo over failure times: what recoveries cost where the formulas are only roughly true.
+
+Formulas 3 to 5 are of first order: an interval far shorter than the time between failures, failures spread
+evenly over it, none while a save or a recovery is under way, as many as the useful time alone would see.
+Here runs are lived through instead (`cpr.estimator.simulation.trials` has the rules), with failures from any
+`FailureModel`. Saves are those of whole tables: priority saves write the same bytes in smaller pieces, and
+the PLS counts them as if whole tables were saved. What row saves cost together is paid at once here, too.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+from tqdm import tqdm
+
+from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock, Times
+from cpr.estimator.planning.formulas import Job, check_interval
+from cpr.estimator.simulation.means import Mean
+from cpr.estimator.simulation.trials import PartialRuns, Runs, Trials
+
+Recovery = Literal["full", "partial"]
+PARTS: Final = ("save", "lost", "load", "reschedule")
+NODES_AT_ONCE: Final = 4_000_000
+"""Nodes of all runs that are simulated side by side: some 150 MB."""
+MOST_NODES: Final = 1_000_000
+"""Of a job that is simulated."""
+MOST_TRIALS: Final = 1_000_000
+MOST_FAILURES: Final = 10_000
+"""In the useful time of a job that is simulated: half a minute, until the last run is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationConfig:
+    """What is simulated."""
+
+    job: Job
+    recovery: Recovery
+    interval_s: float
+    """Of training between two saves."""
+    failures: FailureModel = field(default_factory=FailureModel)
+    num_trials: int = 1000
+    seed: int = 0
+    """The same seed makes the same failures for both recoveries and for all intervals."""
+    give_up: float = 10.0
+    """A run is given up after so many times the job's useful time; it may never end."""
+
+    def __post_init__(self) -> None:
+        job, failures = self.job, self.failures
+        if self.recovery not in {"full", "partial"}:
+            raise ValueError(f"recovery is {self.recovery!r}; choose 'full' or 'partial'")
+        check_interval(job, self.interval_s)
+        shortest_s = job.delay if self.recovery == "full" else job.shortest_partial
+        if self.interval_s < shortest_s:
+            raise ValueError(
+                f"saving all rows goes on for {shortest_s:g} s in the background, but the next is due after "
+                f"{self.interval_s:g} s: storage cannot take them; choose a longer interval"
+            )
+        if job.N_emb > MOST_NODES:
+            raise ValueError(
+                f"N_emb is {job.N_emb:,}; {MOST_NODES:,} nodes can be simulated at most: each has a place in "
+                "memory, and formulas do without"
+            )
+        if failures.group_nodes > job.N_emb:
+            raise ValueError(
+                f"failures of {failures.group_nodes} nodes cannot happen to {job.N_emb}; lower group_nodes"
+            )
+        if job.nodes_lost > 1 and not math.isclose(job.nodes_lost, failures.mean_nodes):
+            raise ValueError(
+                f"nodes_lost is {job.nodes_lost:g}, but failures take {failures.mean_nodes:g} nodes: "
+                "say with group_share and group_nodes how nodes fail together"
+            )
+        if self.num_trials < 2:
+            raise ValueError(f"num_trials is {self.num_trials}; a confidence interval needs 2 at least")
+        if self.num_trials > MOST_TRIALS:
+            raise ValueError(
+                f"num_trials is {self.num_trials:,}; {MOST_TRIALS:,} can be simulated at most, whose mean is "
+                "known to 0.2% of how much runs differ"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        if not 1 < self.give_up < math.inf:
+            raise ValueError(
+                f"give_up is {self.give_up:g}; a run takes longer than its job: give more than 1"
+            )
+        if job.T_total > MOST_FAILURES * job.T_fail:
+            raise ValueError(
+                f"T_fail is {job.T_fail:g} s, with {job.T_total / job.T_fail:,.0f} failures in the useful "
+                f"time; {MOST_FAILURES:,} can be simulated, and such a job hardly comes to its end"
+            )
+
+    @property
+    def expected_job(self) -> Job:
+        """The job as the formulas need it to expect what is simulated."""
+        return replace(self.job, nodes_lost=min(1.0, self.job.nodes_lost) * self.failures.mean_nodes)
+
+    @property
+    def lived_job(self) -> Job:
+        """The job whose saves of everything cost, and count after, what those of this recovery do."""
+        job = self.job
+        if self.recovery == "full" or job.O_rows is None:
+            return job
+        cost_s = job.O_blocked_partial
+        return replace(job, O_save=cost_s + job.delay_partial, blocked_save=cost_s, O_rows=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What the runs of one configuration cost, on average. Overheads are shares of the job's useful time."""
+
+    config: SimulationConfig
+    parts: dict[str, Mean]
+    """Overhead by part: `save`, `lost`, `load`, `reschedule`."""
+    overhead: Mean
+    """Of all parts together. Too low if not all runs came to their end."""
+    overheads: Times
+    """Of each run, float64 [num_trials]."""
+    pls: Mean
+    failures: Mean
+    """Number of them in a run."""
+    finished_share: float
+    """Of the runs: came to their end before they were given up."""
+
+    def worst(self, share: float) -> float:
+        """The overhead that so large a share of the runs reaches or exceeds."""
+        return float(np.quantile(self.overheads, 1 - share))
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines; without the single runs."""
+        return {
+            "recovery": self.config.recovery,
+            "interval_s": self.config.interval_s,
+            "overhead": self.overhead.to_json(),
+            "parts": {name: mean.to_json() for name, mean in self.parts.items()},
+            "overhead_worst_5_percent": self.worst(0.05),
+            "pls": self.pls.to_json(),
+            "failures": self.failures.to_json(),
+            "finished_share": self.finished_share,
+        }
+
+
+def simulate(config: SimulationConfig) -> Simulation:
+    """Live through the runs of a configuration."""
+    at_once = max(1, min(config.num_trials, NODES_AT_ONCE // config.job.N_emb))
+    sizes = [min(at_once, config.num_trials - begin) for begin in range(0, config.num_trials, at_once)]
+    seeds = np.random.SeedSequence(config.seed).spawn(len(sizes))
+    with tqdm(
+        total=config.num_trials, unit="run", desc=config.recovery, disable=None, leave=False, delay=1
+    ) as bar:
+        lived = []
+        for size, seed in zip(sizes, seeds, strict=True):
+            lived.append(_live(config, size, seed))
+            bar.update(size)
+    return _summary(config, lived)
+
+
+def _live(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Trials:
+    """Some of the runs, side by side."""
+    job = config.lived_job
+    clock = JobClock if config.failures.scope == "job" else NodeClock
+    runs = PartialRuns if config.recovery == "partial" else Runs
+    give_up_s = config.give_up * job.T_total
+    return runs(job, config.interval_s, give_up_s, num_runs).run(
+        clock(config.failures, job.T_fail, job.N_emb, num_runs, seed)
+    )
+
+
+def _summary(config: SimulationConfig, trials: list[Trials]) -> Simulation:
+    def column(name: str) -> Times:
+        return np.concatenate([getattr(each, name) for each in trials])
+
+    costs = {part: column(f"{part}_s") / config.job.T_total for part in PARTS}
+    overheads = np.sum(list(costs.values()), axis=0)
+    return Simulation(
+        config=config,
+        parts={part: Mean.of(values) for part, values in costs.items()},
+        overhead=Mean.of(overheads),
+        overheads=overheads,
+        pls=Mean.of(column("pls")),
+        failures=Mean.of(column("failures")),
+        finished_share=float(column("finished").mean()),
+    )

@@ -1,0 +1,153 @@
+"""The course of many simulated runs, from failure to failure.
+
+Between two failures a run does what it must: recover, train, save at its times. So where it is when the next
+failure comes follows by arithmetic, for all runs at once, however many saves lie between. The rules:
+
+- A save is due each `interval_s` of training, at the end too. All that it costs training (`blocked_save`)
+  is waited for when it begins; it counts when `O_save` has passed, and a failure before that breaks it: it
+  never counts. A run is over when training is, and has waited for the last save.
+- A failure costs rescheduling, then loading. One that comes meanwhile makes both begin again.
+- Full recovery goes back to the last save that counts, and the work since is done again, its saves too.
+- Partial recovery goes on where it was; a save that was broken begins again at once. What the struck nodes
+  learned since the last save that counts is lost, once: `cpr.recovery` counts the PLS in the same way. Of a
+  node whose memory outlives it (`Job.nodes_lost` below 1) that share is lost.
+- A run that needs more than `give_up_s` is left as it is: it may never end.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpr.estimator.failures.arrivals import Clock, Failure, Numbers, Times
+from cpr.estimator.planning.formulas import Job
+
+ROUNDING: Final = 1e-9
+"""In intervals: a save that is due so shortly after the end is due at the end."""
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """What many runs cost; a number for each. Times in seconds.
+
+    The parts and the job's own time together are the time a run took: nothing is left out.
+    """
+
+    save_s: Times
+    """Training waited for saves."""
+    lost_s: Times
+    """Work of the past, training alone, that full recovery undid."""
+    load_s: Times
+    reschedule_s: Times
+    pls: Times
+    """Portion of lost samples."""
+    failures: Numbers
+    finished: Flags
+    """Whether it came to its end in time; the costs of others are what they had cost by then."""
+
+
+class Runs:
+    """Runs of one job with full recovery, simulated side by side.
+
+    Args:
+        job: all runs are of it.
+        interval_s: of training between saves.
+        give_up_s: seconds after which a run that is not at its end is given up.
+        num_runs: how many.
+    """
+
+    def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
+        self._job, self._interval_s, self._give_up_s = job, interval_s, give_up_s
+        self._share = min(1.0, job.nodes_lost)
+        self._wall_s, self._done_s, self._saved_s = (np.zeros(num_runs) for _ in range(3))
+        self._due_s = np.full(num_runs, interval_s)  # in training done, as `_done_s` and `_saved_s`
+        self._save_s, self._lost_s, self._load_s, self._res_s = (np.zeros(num_runs) for _ in range(4))
+        self._lost_node_s = np.zeros(num_runs)  # training whose effect on a node was thrown away
+        self._failures = np.zeros(num_runs, np.int64)
+        self._under_way, self._finished = np.ones(num_runs, np.bool_), np.zeros(num_runs, np.bool_)
+
+    def run(self, clock: Clock) -> Trials:
+        """Let all of them come to their ends, or be given up; once."""
+        while self._under_way.any():
+            failure = clock.next()
+            self._live_until(failure.at_s)
+            struck = np.nonzero(self._under_way)[0]
+            self._recover(struck, failure)
+            self._failures[struck] += 1
+            self._under_way &= self._wall_s < self._give_up_s
+        return Trials(
+            save_s=self._save_s,
+            lost_s=self._lost_s,
+            load_s=self._load_s,
+            reschedule_s=self._res_s,
+            pls=self._lost_node_s * self._share / (self._job.T_total * self._job.N_emb),
+            failures=self._failures,
+            finished=self._finished,
+        )
+
+    def _live_until(self, at_s: Times) -> None:
+        """Recover, train and save until the moments `at_s`, or to the end if it comes first."""
+        job, live = self._job, self._under_way
+        left_s = np.where(live, at_s - self._wall_s, 0.0)
+        recovers = self._failures > 0
+        res_s = np.where(recovers, np.minimum(left_s, job.O_res), 0.0)
+        load_s = np.where(recovers, np.minimum(left_s - res_s, job.O_load), 0.0)
+        trains = live & (~recovers | (left_s >= job.O_res + job.O_load))
+        left_s = np.where(trains, left_s - res_s - load_s, 0.0)
+
+        num_saves = np.floor((job.T_total - self._due_s) / self._interval_s + ROUNDING) + 1
+        num_saves = np.maximum(num_saves, 0)
+        ends_s = job.T_total - self._done_s + num_saves * job.O_blocked
+        ends = trains & (left_s >= ends_s)
+
+        cycle_s = self._interval_s + job.O_blocked
+        since_due_s = left_s - (self._due_s - self._done_s)  # negative: no save has begun
+        begun = np.where(trains, np.clip(np.floor(since_due_s / cycle_s) + 1, 0, num_saves), 0)
+        in_last_s = since_due_s - (begun - 1) * cycle_s
+        waited_s = np.where(begun > 0, (begun - 1) * job.O_blocked + np.minimum(in_last_s, job.O_blocked), 0)
+
+        self._res_s += res_s
+        self._load_s += load_s
+        self._save_s += np.where(ends, num_saves * job.O_blocked, waited_s)
+        self._done_s += np.where(trains & ~ends, left_s - waited_s, 0)
+        self._wall_s = np.where(live, at_s, self._wall_s)
+        self._note_saves(begun, in_last_s)
+        self._finished |= ends
+        self._under_way = live & ~ends
+
+    def _note_saves(self, begun: Times, in_last_s: Times) -> None:
+        """Of the saves begun all count but perhaps the last, which the failure may have broken."""
+        last_s = self._due_s + (begun - 1) * self._interval_s
+        is_whole = in_last_s >= self._job.O_save
+        counts = (begun > 1) | ((begun > 0) & is_whole)
+        self._saved_s = np.where(counts, np.where(is_whole, last_s, last_s - self._interval_s), self._saved_s)
+        self._due_s = np.where(
+            begun > 0, np.where(is_whole, last_s + self._interval_s, self._done_s), self._due_s
+        )
+
+    def _recover(self, struck: Numbers, failure: Failure) -> None:
+        """Go back to the last save that counts."""
+        self._lost_s[struck] += self._done_s[struck] - self._saved_s[struck]
+        self._done_s[struck] = self._saved_s[struck]
+        self._due_s[struck] = self._saved_s[struck] + self._interval_s
+
+
+class PartialRuns(Runs):
+    """The same with partial recovery. It holds 8 bytes a node and run."""
+
+    def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
+        super().__init__(job, interval_s, give_up_s, num_runs)
+        # In training done; what a node learned before that is lost already.
+        self._lost_until_s = np.zeros((num_runs, job.N_emb))
+
+    def _recover(self, struck: Numbers, failure: Failure) -> None:
+        """Count what the struck nodes and their neighbours learned since it was saved."""
+        for num_nodes in np.unique(failure.num_nodes[struck]):
+            runs = struck[failure.num_nodes[struck] == num_nodes, None]
+            nodes = (failure.node[runs] + np.arange(num_nodes)) % self._job.N_emb
+            kept_s = np.maximum(self._saved_s[runs], self._lost_until_s[runs, nodes])
+            self._lost_node_s[runs[:, 0]] += (self._done_s[runs] - kept_s).sum(axis=1)
+            self._lost_until_s[runs, nodes] = self._done_s[runs]

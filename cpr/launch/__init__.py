@@ -1,0 +1,1 @@
+"""`cpr run`: starts torchrun, and starts it again when it is killed."""

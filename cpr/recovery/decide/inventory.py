@@ -1,0 +1,155 @@
+"""What this worker reports: the memory that it holds, read and checked, and the shards that it needs."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from cpr.checkpoint.format.row_schema import ShardPlace, place_of
+from cpr.checkpoint.format.tree_file import dtype_name
+from cpr.errors import DamagedMemoryError, UnreadableMemoryError
+from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
+from cpr.recovery.run.pls import losses_in
+from cpr.recovery.worker.memory import Claimed, WorkerMemory
+from cpr.recovery.worker.replicated_state import counters_in
+from cpr.resident.layout import PlacedShard
+from cpr.shards.shard import TableShard, bytes_per_row
+
+COURSE = "recovery"
+"""Name of the run's course among the registered states."""
+
+
+@dataclass
+class Survey:
+    """A report, and what stays on this worker."""
+
+    report: WorkerReport
+    columns: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """Of everything that is held, in the order of the report's segments and shards."""
+    places: list[ShardPlace] = field(default_factory=list)
+    """Of the same."""
+    trees: list[Any] = field(default_factory=list)
+    """Replicated state of each segment; None where there is none."""
+
+
+def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopted: bool) -> Survey:
+    """Look at what this worker holds and needs.
+
+    Args:
+        memory: of this worker.
+        shards: of the new model on this rank.
+        rank: new.
+        adopted: whether the model lives in the memory of the first claimed segment, as that was.
+    """
+    found = Survey(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
+    try:
+        segments = tuple(examine(claimed, found) for claimed in memory.claimed)
+    except UnreadableMemoryError as error:
+        found.report = replace(found.report, unreadable=str(error))
+        return found
+    found.report = replace(
+        found.report,
+        segments=segments,
+        shards=tuple(
+            replace(
+                _report(place_of(shard), shard.columns),
+                in_segment=memory.segment is not None and memory.segment.holds(shard),
+            )
+            for shard in shards
+            if not shard.replicated
+        ),
+        adopted=adopted,
+        refused=tuple(memory.refused),
+    )
+    return found
+
+
+def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
+    """End this generation on all ranks, as going on without that memory would give up what it holds.
+
+    Raises:
+        UnreadableMemoryError: some worker cannot read memory that may be whole.
+    """
+    for report in reports:
+        if report.unreadable is not None:
+            raise UnreadableMemoryError(f"rank {report.rank} on {report.host}: {report.unreadable}")
+
+
+def examine(claimed: Claimed, found: Survey) -> SegmentReport:
+    """A report of one segment; what is in it is added to `found`.
+
+    Raises:
+        UnreadableMemoryError: it cannot be read now, or was written by another version.
+    """
+    segment, layout = claimed.segment, claimed.layout
+    problems: list[str] = []
+    shards: list[ShardReport] = []
+    try:
+        for held in segment.held_shards():
+            place = ShardPlace(
+                table_fqn=held.table_fqn,
+                table_shape=held.table_shape,
+                row_offset=held.row_offset,
+                num_rows=held.num_rows,
+                col_offset=held.col_offset,
+                num_cols=held.num_cols,
+            )
+            shards.append(_report(place, held.columns))
+            found.places.append(place)
+            found.columns.append(held.columns)
+    except DamagedMemoryError as error:
+        problems.append(str(error))
+    slot, tree = None, None
+    try:
+        read = segment.replica.read()
+        if read is not None:
+            step, tree = read
+            slot = _slot(step, tree["common"]["registered"][COURSE])
+    except DamagedMemoryError as error:
+        problems.append(str(error))
+    found.trees.append(tree)
+    return SegmentReport(
+        old_rank=layout.rank,
+        old_world_size=layout.world_size,
+        generation=layout.generation,
+        epoch=segment.marks.epoch,
+        step_finished=segment.marks.step_finished,
+        update_begun=segment.marks.update_begun,
+        pid=claimed.pid,
+        left_ns=claimed.left_ns,
+        heartbeat_ns=claimed.heartbeat_ns,
+        reason=claimed.reason,
+        diverged=claimed.diverged,
+        shards=tuple(shards),
+        whole_bytes=sum(_bytes(shard) for shard in layout.shards),
+        slot=slot,
+        counters=counters_in(tree) if tree is not None else {},
+        problem="; ".join(problems) or None,
+    )
+
+
+def _slot(step: int, course: Mapping[str, Any]) -> Slot:
+    return Slot(
+        went_back=course["went_back"],
+        generation=course["generation"],
+        step=step,
+        num_recoveries=sum(each.get("finished", True) for each in json.loads(course["recoveries"])),
+        progress_generation=course["progress_generation"],
+        losses=losses_in(course),
+    )
+
+
+def _report(place: ShardPlace, columns: Mapping[str, Tensor]) -> ShardReport:
+    return ShardReport(
+        place=place,
+        columns=tuple((name, dtype_name(columns[name]), columns[name].dim()) for name in sorted(columns)),
+        bytes_per_row=sum(bytes_per_row(column) for column in columns.values()),
+    )
+
+
+def _bytes(shard: PlacedShard) -> int:
+    return sum(place.num_bytes for place in shard.columns.values())

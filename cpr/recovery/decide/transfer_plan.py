@@ -1,0 +1,192 @@
+"""Where every row of every new shard comes from: a plan, from what is held and what is needed.
+
+The plan is made by every rank from the same lists, so that all know who sends what to whom, in which order.
+A row that is held in pieces (a table that was split by columns) is put together from them, if all are there;
+a row of which some columns are gone counts as lost, so that a row and its optimizer state stay of one moment.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from cpr.checkpoint.format.row_schema import ShardPlace
+
+Interval = tuple[int, int]
+"""From the first to before the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A shard in memory that outlived its worker."""
+
+    rank: int
+    """Which worker of the new generation holds it."""
+    index: int
+    """Its number among what that worker holds."""
+    place: ShardPlace
+    step: int
+    """Training steps that its worker had finished."""
+    generation: int
+    """In which the memory was completed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """A shard of the new generation."""
+
+    rank: int
+    place: ShardPlace
+    bytes_per_row: int
+    adopted: bool = False
+    """It lives in memory that was taken over as it is."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns of a band, in one shard that somebody holds."""
+
+    rank: int
+    index: int
+    cols: Interval
+    """Of the table."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Rows of a new shard that come from the same place."""
+
+    rows: Interval
+    """Of the table."""
+    pieces: tuple[Piece, ...]
+    """Every column of the shard once, in order; none: the rows are lost."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in it."""
+        return self.rows[1] - self.rows[0]
+
+
+@dataclass(frozen=True)
+class ShardSources:
+    """Where the rows of one new shard come from."""
+
+    needed: Needed
+    bands: tuple[Band, ...]
+    """Every row of the shard once, in order; none where the shard is adopted."""
+
+    @property
+    def moved_rows(self) -> int:
+        """Rows that are copied from memory that somebody holds."""
+        return sum(band.num_rows for band in self.bands if band.pieces)
+
+    @property
+    def lost_rows(self) -> int:
+        """Rows that nobody holds."""
+        return sum(band.num_rows for band in self.bands if not band.pieces)
+
+    @property
+    def lost_ranges(self) -> list[Interval]:
+        """Those rows."""
+        return [band.rows for band in self.bands if not band.pieces]
+
+    @property
+    def lost_bytes(self) -> int:
+        """Of them, with their optimizer state."""
+        return self.lost_rows * self.needed.bytes_per_row
+
+
+def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSources]:
+    """Find a source for every row, in the order of `needed`.
+
+    Where several hold the same rows, the newest generation is preferred, then the most steps, then whoever
+    needs them itself, then the lowest rank.
+
+    Args:
+        needed: the shards of all ranks.
+        held: what all ranks hold, of this run and this model; its order does not matter.
+    """
+    by_table: dict[str, list[Held]] = {}
+    for each in held:
+        by_table.setdefault(each.place.table_fqn, []).append(each)
+    return [_sources(each, by_table.get(each.place.table_fqn, [])) for each in needed]
+
+
+def lost_share(sources: Sequence[ShardSources]) -> float:
+    """The share of the bytes of all shards that nobody holds; 0 without shards."""
+    total = sum(each.needed.place.num_rows * each.needed.bytes_per_row for each in sources)
+    return sum(each.lost_bytes for each in sources) / total if total else 0.0
+
+
+def lost_share_by_rank(sources: Sequence[ShardSources]) -> dict[int, float]:
+    """The same for the shards of each rank that needs some that nobody holds."""
+    by_rank: dict[int, list[ShardSources]] = {}
+    for each in sources:
+        by_rank.setdefault(each.needed.rank, []).append(each)
+    shares = {rank: lost_share(group) for rank, group in by_rank.items()}
+    return {rank: share for rank, share in shares.items() if share}
+
+
+def _sources(needed: Needed, held: Sequence[Held]) -> ShardSources:
+    if needed.adopted:
+        return ShardSources(needed, ())
+    place = needed.place
+    candidates = sorted(
+        (each for each in held if each.place.table_shape == place.table_shape),
+        key=lambda each: (-each.generation, -each.step, each.rank != needed.rank, each.rank, each.index),
+    )
+    rows, cols = _rows(place), _cols(place)
+    edges = {
+        edge
+        for each in candidates
+        for edge in _rows(each.place)
+        if rows[0] < edge < rows[1] and _common(_cols(each.place), cols)
+    }
+    bands = (
+        Band(interval, _pieces(interval, cols, candidates)) for interval in pairwise(sorted({*rows, *edges}))
+    )
+    return ShardSources(needed, tuple(_joined(bands)))
+
+
+def _pieces(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> tuple[Piece, ...]:
+    """Who gives which columns of rows that nobody holds in part; nothing if some column is gone."""
+    missing = [cols]
+    pieces: list[Piece] = []
+    for each in candidates:
+        if not _contains(_rows(each.place), rows):
+            continue
+        still: list[Interval] = []
+        for gap in missing:
+            common = _common(gap, _cols(each.place))
+            if common is None:
+                still.append(gap)
+                continue
+            pieces.append(Piece(each.rank, each.index, common))
+            still += [part for part in ((gap[0], common[0]), (common[1], gap[1])) if part[0] < part[1]]
+        missing = still
+        if not missing:
+            return tuple(sorted(pieces, key=lambda piece: piece.cols))
+    return ()
+
+
+def _joined(bands: Iterator[Band]) -> Iterator[Band]:
+    """Neighbours with the same sources become one."""
+    for pieces, alike in groupby(bands, key=lambda band: band.pieces):
+        group = list(alike)
+        yield Band((group[0].rows[0], group[-1].rows[1]), pieces)
+
+
+def _rows(place: ShardPlace) -> Interval:
+    return place.row_offset, place.row_offset + place.num_rows
+
+
+def _cols(place: ShardPlace) -> Interval:
+    return place.col_offset, place.col_offset + place.num_cols
+
+
+def _contains(outer: Interval, inner: Interval) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _common(one: Interval, other: Interval) -> Interval | None:
+    begin, end = max(one[0], other[0]), min(one[1], other[1])
+    return (begin, end) if begin < end else None

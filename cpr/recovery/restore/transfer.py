@@ -1,0 +1,136 @@
+"""Moves rows from memory that one worker holds into the live shards of another, in bounded pieces.
+
+All ranks walk through the same plan in the same order; each takes part where it is the source or the target,
+so that no two wait for each other. Optimizer state with one number a row, of tables split by columns, is laid
+by the same rules as when it comes from a checkpoint (`cpr.checkpoint.load.scatter`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from cpr.checkpoint.collectives import RankGroup
+from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.load.scatter import Target
+from cpr.recovery.decide.transfer_plan import Band, Interval, Piece, ShardSources
+from cpr.shards.shard import TableShard, bytes_per_row
+
+PIECE_BYTES: Final = 32 * 2**20
+"""Of a message, at most, as long as a row is smaller."""
+Columns = Mapping[str, Tensor]
+
+
+class Mover:
+    """Takes part in a plan for this rank.
+
+    Args:
+        group: all ranks.
+        shards: of this rank.
+        held: columns of what this rank holds, `[num_rows, ...]` on the CPU, in the order of `Held.index`.
+        places: where in which tables that is, in the same order.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        shards: Sequence[TableShard],
+        held: Sequence[Columns],
+        places: Sequence[ShardPlace],
+    ) -> None:
+        self._group = group
+        self._shards = {(s.table_fqn, s.row_offset, s.col_offset): s for s in shards}
+        self._held = list(zip(held, places, strict=True))
+        self._bytes = 0
+
+    @torch.no_grad()
+    def move(self, plan: Sequence[ShardSources]) -> int:
+        """Carry a plan out; all ranks call it with the same one.
+
+        Returns:
+            Bytes that were copied into shards of this rank.
+        """
+        for sources in plan:
+            place = sources.needed.place
+            mine = None
+            if sources.needed.rank == self._group.rank:
+                mine = self._shards[place.table_fqn, place.row_offset, place.col_offset]
+                mine.flush()
+            for band in sources.bands:
+                if band.pieces:
+                    self._move_band(sources.needed.rank, mine, place, band)
+            if mine is not None:
+                mine.invalidate()
+        return self._bytes
+
+    def _move_band(self, rank: int, mine: TableShard | None, place: ShardPlace, band: Band) -> None:
+        parts = [_part(place, band.rows, piece.cols) for piece in band.pieces]
+        target = Target(mine.narrow(*band.rows), parts) if mine is not None else None
+        for piece, part in zip(band.pieces, parts, strict=True):
+            if piece.rank == rank:
+                if target is not None:
+                    self._lay(target, part, band.rows[0], self._columns(piece, band.rows))
+            elif target is not None:
+                self._receive(target, piece, part)
+            elif piece.rank == self._group.rank:
+                self._send(rank, piece, band.rows)
+        if target is not None:
+            target.finish()
+
+    def _send(self, rank: int, piece: Piece, rows: Interval) -> None:
+        for block in _blocks(rows, _row_bytes(self._columns(piece, rows))):
+            columns = self._columns(piece, block)
+            data = [columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)]
+            self._group.send(torch.cat(data), rank)
+
+    def _receive(self, target: Target, piece: Piece, part: ShardPlace) -> None:
+        like = {
+            name: column[:, : part.num_cols] if column.dim() == 2 else column
+            for name, column in target.shard.columns.items()
+        }
+        for begin, end in _blocks((part.row_offset, part.row_offset + part.num_rows), _row_bytes(like)):
+            data = torch.empty((end - begin) * _row_bytes(like), dtype=torch.uint8)
+            self._group.receive(data, piece.rank)
+            columns, first = {}, 0
+            for name in sorted(like):
+                last = first + (end - begin) * bytes_per_row(like[name])
+                flat = data[first:last].clone().view(like[name].dtype)  # clone: aligned for any dtype
+                columns[name] = flat.view(end - begin, *like[name].shape[1:])
+                first = last
+            self._lay(target, part, begin, columns)
+
+    def _lay(self, target: Target, part: ShardPlace, first_row: int, columns: Columns) -> None:
+        target.lay(Rows(first_row, None, dict(columns)), part)
+        self._bytes += sum(column.numel() * column.element_size() for column in columns.values())
+
+    def _columns(self, piece: Piece, rows: Interval) -> Columns:
+        """Views of what this rank holds."""
+        held, place = self._held[piece.index]
+        here = slice(rows[0] - place.row_offset, rows[1] - place.row_offset)
+        cols = slice(piece.cols[0] - place.col_offset, piece.cols[1] - place.col_offset)
+        return {
+            name: column[here, cols] if column.dim() == 2 else column[here] for name, column in held.items()
+        }
+
+
+def _part(place: ShardPlace, rows: Interval, cols: Interval) -> ShardPlace:
+    return ShardPlace(
+        table_fqn=place.table_fqn,
+        table_shape=place.table_shape,
+        row_offset=rows[0],
+        num_rows=rows[1] - rows[0],
+        col_offset=cols[0],
+        num_cols=cols[1] - cols[0],
+    )
+
+
+def _row_bytes(columns: Columns) -> int:
+    return sum(bytes_per_row(column) for column in columns.values())
+
+
+def _blocks(rows: Interval, row_bytes: int) -> Iterator[Interval]:
+    step = max(1, PIECE_BYTES // row_bytes)
+    for begin in range(rows[0], rows[1], step):
+        yield begin, min(begin + step, rows[1])

@@ -1,0 +1,289 @@
+"""The saves of a run: periodic ones, which may fail and are tried again, and the last one, which may not."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.format.manifest import Moment
+from cpr.checkpoint.save.stager import seconds_left
+from cpr.checkpoint.save.writer_thread import Save
+from cpr.errors import SaveFailedError
+from cpr.estimator.history import RunHistory, SaveCost
+from cpr.recovery.run.progress import Course
+from cpr.saving.cadence import Pace
+from cpr.saving.history_writer import Diary
+from cpr.saving.retries import Retries
+from cpr.saving.row_saves import RowSaves
+
+POSTPONED_STEPS: Final = 8
+"""How often a row save that is due while another save is under way is tried again."""
+COSTS_KEPT: Final = 256
+"""Newest saves of which somebody may ask what they took."""
+POLL_S: Final = 0.1
+"""How often the last save is asked for again where a busy checkpointer skips saves."""
+
+logger = logging.getLogger(__name__)
+
+
+class Saves:
+    """Saves now and then, and at the end.
+
+    Periodic saves hold everything, or the rows that deserve it most; the last save, and one that is wanted
+    now, always hold everything.
+
+    Args:
+        checkpointer: that saves.
+        course: of the run; is told of each save, before it is copied beside the tables.
+        pace: says when the periodic ones are due.
+        moment: of the periodic ones that hold everything.
+        rows: chooses rows; None: everything is saved each time.
+        diary: is told of each save.
+        give_up_after_s: for how long periodic saves may fail before that ends training; None: for ever.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        course: Course,
+        pace: Pace,
+        moment: Moment,
+        rows: RowSaves | None = None,
+        diary: Diary | None = None,
+        give_up_after_s: float | None = None,
+    ) -> None:
+        self._checkpointer, self._course = checkpointer, course
+        self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
+        self._is_due = False
+        self._postponed_to: int | None = None
+        self._saved_at = -1
+        """Training steps done when everything was saved last; -1: never, or nobody knows that it worked."""
+        self._retries = Retries(checkpointer.agreement, give_up_after_s)
+        self._begun: deque[tuple[int, Save]] = deque()
+        self._costs: deque[SaveCost] = deque(maxlen=COSTS_KEPT)
+
+    @property
+    def history(self) -> RunHistory | None:
+        """What the run has measured so far, where it is kept: on rank 0."""
+        return self._diary.history if self._diary is not None else None
+
+    def take_costs(self) -> list[SaveCost]:
+        """What the saves took that were committed since this was last asked, oldest first."""
+        self._note_costs()
+        taken = list(self._costs)
+        self._costs.clear()
+        return taken
+
+    @property
+    def are_failing(self) -> bool:
+        """Whether the newest one that is known of has failed."""
+        return self._retries.is_failing
+
+    def step(self) -> None:
+        """A training step is complete.
+
+        Raises:
+            SaveFailedError: saves have failed for too long; names the file.
+        """
+        with self._heard():
+            self._checkpointer.step()
+        self._note_costs()
+        if self._diary is not None:
+            self._diary.step()
+        if self._rows is not None:
+            self._rows.step()
+        self._is_due = self._ask_whether_due(self._course.steps_done)
+        if self._is_due and self._rows is not None:
+            self._postpone_if_busy(self._rows)
+        if self._is_due:
+            self._note()
+
+    def save_if_due(self) -> None:
+        """Begin a save if it is time; after the step's state is safe in memory.
+
+        Raises:
+            SaveFailedError: as `step`.
+        """
+        if self._is_due:
+            try:
+                self._save_some()
+            except SaveFailedError as error:
+                self._retries.note_failure(error, self._course.steps_done)
+
+    def now(self, timeout_s: float | None) -> bool:
+        """Save this moment, unless that was done, and wait until it is safe; the same answer on all ranks.
+
+        Args:
+            timeout_s: give it up if it takes longer, which is no failure; None: never. The shortest of all
+                ranks counts.
+
+        Returns:
+            Whether it is safe.
+
+        Raises:
+            SaveFailedError: it failed.
+        """
+        timeout_s = self._shortest(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._saved_at != self._course.steps_done and timeout_s != 0 and self._let_last_end(deadline):
+            self._save_moment(seconds_left(deadline))
+        if self._saved_at != self._course.steps_done:
+            return False
+        with self._doubted():
+            is_saved = self._checkpointer.wait(seconds_left(deadline))
+        if is_saved:
+            self._retries.note_success()
+        else:
+            self._saved_at = -1
+        return is_saved
+
+    def finish(self) -> None:
+        """Save the end of the run, unless that was done, and wait until it is safe; lets go of the directory.
+
+        Raises:
+            SaveFailedError: it failed.
+        """
+        if self._course.steps_done not in {0, self._saved_at}:
+            self._let_last_end()  # or the last save may be skipped
+            self._save_moment()
+            while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
+                time.sleep(POLL_S)
+                self._save_moment()
+        try:
+            with self._doubted():
+                self._checkpointer.wait()
+            with self._heard():
+                self._checkpointer.wait_until_idle()
+            if self._course.steps_done:  # before any memory is freed: workers that return must learn of it
+                self._checkpointer.finish()
+        finally:
+            if self._diary is not None:
+                self._diary.finish()
+            self._checkpointer.close()
+
+    def _ask_whether_due(self, steps_done: int) -> bool:
+        """Whether a periodic save is due after this step; the same on all ranks."""
+        is_postponed = steps_done == self._postponed_to
+        is_due = self._pace.is_due(steps_done) or is_postponed
+        failed = self._retries.look(steps_done, at_once=is_due)
+        if failed is not None:
+            self._course.forget_save(failed)
+        if self._retries.is_failing:
+            return is_postponed or self._retries.is_due(steps_done)
+        return is_due
+
+    def _postpone_if_busy(self, rows: RowSaves) -> None:
+        """Row saves are many, and training waits for none; what they leave out is in the next."""
+        is_free = True  # where that is told by an error
+        with self._heard():
+            is_free = rows.get_ready()
+        if not is_free:
+            self._is_due = False
+            self._postpone()
+        elif (error := self._retries.take_untold()) is not None:
+            self._is_due = False
+            self._retries.note_failure(error, self._course.steps_done)
+
+    def _postpone(self) -> None:
+        self._postponed_to = self._course.steps_done + POSTPONED_STEPS
+
+    def _note(self) -> None:
+        if self._rows is None:
+            self._course.note_save()
+        else:
+            self._rows.note()
+
+    def _shortest(self, timeout_s: float | None) -> float | None:
+        """Of the timeouts of all ranks, whose clocks began at different times; None: none has one."""
+        given = [each for each in self._checkpointer.agreement.gather(timeout_s) if each is not None]
+        return max(0.0, min(given)) if given else None
+
+    def _let_last_end(self, deadline: float | None = None) -> bool:
+        """Wait for the save before one that may be the last; if it has failed, that is only told.
+
+        Returns:
+            Whether it is over; the same on all ranks.
+        """
+        is_free = True  # where that is told by an error
+        with self._heard():
+            self._checkpointer.wait_until_idle(deadline)
+        with self._heard():
+            is_free = self._checkpointer.is_free()
+        if is_free and (error := self._retries.take_untold()) is not None:
+            self._tell_error(f"{error}. Everything is saved again now")
+        if is_free and self._rows is not None:
+            self._rows.note_outcome()
+        return is_free
+
+    def _save_moment(self, timeout_s: float | None = None) -> None:
+        """Begin to save everything as it is now, at a moment that counts."""
+        self._course.note_save()
+        self._save_all("consistent", timeout_s)
+
+    def _save_some(self) -> None:
+        if self._rows is None or self._rows.needs_base:
+            self._save_all(self._moment)
+        else:
+            self._tell(self._rows.save())
+
+    def _save_all(self, moment: Moment, timeout_s: float | None = None) -> None:
+        begin = self._checkpointer.save if self._rows is None else self._rows.save_all
+        save = None
+        try:
+            save = begin(moment, timeout_s=timeout_s)
+        finally:
+            if save is None:  # skipped or failed, on all ranks alike
+                self._course.forget_save(self._course.steps_done)
+        if save is not None:
+            self._saved_at = self._course.steps_done
+        self._tell(save)
+
+    def _tell(self, save: Save | None) -> None:
+        if save is None:
+            if self._retries.is_failing:
+                self._postpone()
+            return
+        self._retries.begin(save, self._course.steps_done)
+        self._begun.append((self._course.steps_done, save))
+        if self._diary is not None:
+            self._diary.note_save(save)
+
+    def _note_costs(self) -> None:
+        while self._begun and self._begun[0][1].done:
+            step, save = self._begun.popleft()
+            if save.manifest is not None and save.seconds is not None:
+                self._costs.append(
+                    SaveCost(
+                        step=step,
+                        kind=save.kind,
+                        num_bytes=save.manifest.num_bytes,
+                        blocked_s=max(save.blocked_s, save.longest_blocked_s),
+                        seconds=save.seconds,
+                    )
+                )
+
+    def _tell_error(self, text: str) -> None:
+        """Once, not on every rank; where it happened tells nothing more."""
+        if self._checkpointer.agreement.rank == 0:
+            logger.error("%s", text)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """What this rank hears of a save that has failed waits until all know, or, if it counts, is told."""
+        try:
+            yield
+        except SaveFailedError as error:
+            if not self._retries.will_tell(error):
+                self._tell_error(f"{error}. Training goes on")
+
+    @contextmanager
+    def _doubted(self) -> Iterator[None]:
+        """If the block fails, this moment is not saved: whoever wants it saved again gets another save."""
+        try:
+            yield
+        except SaveFailedError:
+            self._saved_at = -1
+            raise

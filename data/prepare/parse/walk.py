@@ -1,0 +1,181 @@
+"""The pieces of a span, one after the other, as typed columns.
+
+Both passes walk this way. A piece counts its lines, keeps its bad ones, tells how far it is, and in
+the end knows everything of its record but what was written.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from data.prepare.parse.columns import read_block
+from data.prepare.parse.content import Content, open_content
+from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span
+from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED, BadLine
+from data.prepare.parse.streams import LineReader
+from data.prepare.workers.pieces import (
+    DigestFile,
+    PieceRecord,
+    Written,
+    durable_file,
+    piece_name,
+    record_path,
+)
+from data.prepare.workers.progress import Progress, Report
+
+REJECTS_SUFFIX: Final = ".rejects.jsonl"
+REJECT_TEXT_BYTES: Final = 4096
+"""What is kept of a bad line."""
+
+
+class Piece:
+    """The lines of one piece; made by `read_pieces`.
+
+    Args:
+        raw: the file.
+        reader: stands at the first line.
+        day: day of the piece.
+        index: position in the day.
+        limit: byte of the text before which the piece's lines start; None as long as it is not known.
+        report: told of every block.
+    """
+
+    def __init__(
+        self,
+        raw: RawFile,
+        reader: LineReader,
+        *,
+        day: int,
+        index: int,
+        limit: Callable[[], int | None],
+        report: Report,
+    ) -> None:
+        self.name = piece_name(day, index)
+        self._raw, self._reader, self._day, self._index = raw, reader, day, index
+        self._limit, self._report = limit, report
+        self._start = reader.offset
+        self._num_lines = 0
+        self._num_rejects: Counter[str] = Counter()
+        self._reject: Callable[[int, BadLine], None] = lambda first, bad: None
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """The good lines, in parts, as `read_block` gives them."""
+        for block in self._reader.blocks(self._limit):
+            for frame, bad in read_block(block):
+                self._count(frame.height, bad)
+                if frame.height:
+                    yield frame
+        if not self._reader.exhausted:
+            return
+        content = self._reader.content
+        if content.damage:
+            self._count(0, [BadLine(0, TRUNCATED, self._reader.partial)])
+        if content.trailing:
+            self._count(0, [BadLine(0, TRAILING_BYTES, content.trailing)])
+
+    def record(self, written: Written | None = None) -> PieceRecord:
+        """The record of the piece, once its lines have been read and its file, if any, is written."""
+        written = written or Written()
+        return PieceRecord(
+            name=self.name,
+            raw_name=self._raw.path.name,
+            day=self._day,
+            index=self._index,
+            start=self._start,
+            end=self._reader.offset,
+            last=self._reader.exhausted,
+            num_lines=self._num_lines,
+            num_rejects=dict(self._num_rejects),
+            row_groups=written.row_groups,
+            num_bytes=written.num_bytes,
+            sha256=written.sha256,
+        )
+
+    @contextmanager
+    def rejects_into(self, folder: Path) -> Iterator[None]:
+        """Keep the bad lines that are met inside the block in a file of `folder`, if there are any."""
+        with ExitStack() as stack:
+            sinks: list[DigestFile] = []
+
+            def keep(first: int, bad: BadLine) -> None:
+                if not sinks:
+                    path = record_path(folder, self.name, REJECTS_SUFFIX)
+                    sinks.append(stack.enter_context(durable_file(path)))
+                sinks[0].write(_reject_line(self._raw.path.name, first + bad.index, bad))
+
+            self._reject = keep
+            yield
+
+    def _count(self, num_good: int, bad: Sequence[BadLine]) -> None:
+        for line in bad:
+            self._num_rejects[line.reason] += 1
+            self._reject(self._num_lines, line)
+        num_lines = num_good + len(bad)
+        self._num_lines += num_lines
+        self._report(
+            Progress(
+                stored_position=self._reader.content.stored_position, num_lines=num_lines, num_bad=len(bad)
+            )
+        )
+
+
+def read_pieces(
+    span: Span, finished: Sequence[PieceRecord], block_bytes: int, report: Report
+) -> Iterator[Piece]:
+    """The pieces of a span that are not finished; each must be read before the next is asked for.
+
+    Args:
+        span: what to read.
+        finished: records of finished pieces of the span.
+        block_bytes: raw text parsed at once.
+        report: told of every block.
+    """
+    if any(record.last for record in finished) or (finished and span.end is not None):
+        return
+    content = open_content(span.raw.path, span.raw.day_starts)
+    try:
+        make = _piece_of_range if span.end is not None else _pieces_of_stream
+        yield from make(span, finished, content, block_bytes, report)
+    finally:
+        content.close()
+
+
+def _piece_of_range(
+    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: Report
+) -> Iterator[Piece]:
+    # One byte early: if that is a line's end, the line at `start` is ours.
+    early = max(span.start - 1, 0)
+    content.skip_to(early)
+    reader = LineReader(content, early, block_bytes)
+    if span.start:
+        reader.skip_partial_line()
+    yield Piece(span.raw, reader, day=span.day, index=span.index, limit=lambda: span.end, report=report)
+
+
+def _pieces_of_stream(
+    span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: Report
+) -> Iterator[Piece]:
+    offset = max((record.end for record in finished), default=0)
+    content.skip_to(offset)
+    reader = LineReader(content, offset, block_bytes)
+    num_pieces = Counter(record.day for record in finished)
+    while not reader.exhausted:
+        start, day = reader.offset, span.raw.first_day + reader.day
+
+        def limit(start: int = start) -> int:
+            day_end = reader.day_end(start)
+            return min(start + PIECE_BYTES, day_end if day_end is not None else start + PIECE_BYTES)
+
+        yield Piece(span.raw, reader, day=day, index=num_pieces[day], limit=limit, report=report)
+        num_pieces[day] += 1
+
+
+def _reject_line(raw_name: str, index: int, bad: BadLine) -> bytes:
+    text = bad.text[:REJECT_TEXT_BYTES].decode(errors="backslashreplace")
+    fields = {"file": raw_name, "line": index + 1, "reason": bad.reason, "text": text}
+    return json.dumps(fields, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

@@ -1,0 +1,1 @@
+"""Worker processes of a preparation, and the pieces of work that they finish."""

@@ -1,0 +1,38 @@
+"""A worker process: `python -m data.prepare.workers.worker FD`, started by `pool` alone."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+
+def main() -> None:
+    """Run the tasks that come through the connection until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    pipe: Connection[object, object] = Connection(int(sys.argv[1]))
+    import data.prepare.convert  # noqa: F401, PLC0415  # while the parent is still planning
+
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            task.run(pipe.send)  # type: ignore[attr-defined]  # a pool.Task
+            pipe.send(None)
+        except (ValueError, OSError) as error:
+            pipe.send(error)
+        except Exception:
+            pipe.send(RuntimeError(f"a worker process failed:\n{traceback.format_exc()}"))
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

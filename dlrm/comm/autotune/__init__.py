@@ -1,0 +1,1 @@
+"""Choosing the fastest exchange: link measurements, cost formulas, and trials during training."""

@@ -1,0 +1,288 @@
+"""Which exchange is fastest here: predicted for all candidates, timed for some, tried in training by a few.
+
+Predictions need the speeds of the links (`dlrm.comm.autotune.links`), the formulas that each collective
+composes of `dlrm.comm.autotune.cost`, and the time that a compressor takes; encoding all values takes time
+that they leave out. They only choose what is timed: in place, on the gradient's own size and values. Times of
+the exchange alone only choose what is tried: in a step caches are cold, and ranks are not there at the same
+moment. Steps decide. Whatever leaves something behind costs accuracy, so that it must be worth it: where the
+dense exchange is a small share of the step, the answer is dense.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.comm.autotune.links import Links, best_time_s, finish
+from dlrm.comm.collectives import Collective, Select
+
+MAX_TIMED: Final = 3
+"""Candidates of each kind, lossless, encoded and sparse, that are timed."""
+TIMED_WITHIN: Final = 2.0
+"""Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed. The
+best is none of those that encode all values, for which their links alone are predicted."""
+MAX_ROUNDS: Final = 5
+BUDGET_S: Final = 5.0
+"""For timing: as many rounds of all as fit, at least one, after one that does not count."""
+MAX_TRIED: Final = 5
+TRIED_WITHIN: Final = 1.25
+"""Times the shortest step, as exchanges by themselves tell it: what makes a longer one is not tried."""
+WORTH: Final = 0.02
+"""Share of the step that a lossy exchange must save."""
+
+
+Kind = Literal["lossless", "encoded", "sparse"]
+"""All values as they are, all in fewer bits, or some of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to exchange gradients. At least one of those to choose from must be lossless."""
+
+    name: str
+    collective: Collective
+    select: Select
+    """Which values travel (`keeping`); lossless collectives never ask."""
+    num_kept: int
+    """Of the vector's values that each rank sends; of no meaning where all are sent."""
+
+    @property
+    def kind(self) -> Kind:
+        """What becomes of values."""
+        if self.collective.is_lossless:
+            return "lossless"
+        return "sparse" if self.collective.is_sparse else "encoded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What is known of a candidate: the same on all ranks."""
+
+    name: str
+    kind: Kind
+    sent_bytes: float
+    """A rank and step, on average over ranks."""
+    predicted_s: float
+    """Links and compressor."""
+    timed_s: float | None = None
+    """Of the round in which the slowest rank was fastest; None: it was not timed."""
+    step_s: float | None = None
+    """A step of training with it; None: it was not tried."""
+    reason: str = ""
+    """Why it was chosen, or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The choice of all ranks."""
+
+    estimates: tuple[Estimate, ...]
+    """Of all candidates, in their order."""
+    chosen: int
+    """Index of the one to use."""
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether nothing is left behind."""
+        return self.estimates[self.chosen].kind == "lossless"
+
+    def describe(self) -> str:
+        """A table for people, with the reasons."""
+        width = max(len(each.name) for each in self.estimates)
+        lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>12}  {'timed':>12}  {'step':>12}"]
+        for each in self.estimates:
+            times = "  ".join(map(_in_ms, (each.predicted_s, each.timed_s, each.step_s)))
+            sent = f"{each.sent_bytes / 1e6:9,.2f}"
+            lines.append(f"{each.name:{width}}  {sent}  {times}  {each.reason}".rstrip())
+        return "\n".join(lines)
+
+
+def _in_ms(seconds: float | None) -> str:
+    return f"{'' if seconds is None else f'{seconds * 1e3:,.2f} ms':>12}"
+
+
+def estimate(
+    candidates: Sequence[Candidate],
+    gradient: Tensor,
+    links: Links,
+    group: dist.ProcessGroup | None = None,
+) -> list[Estimate]:
+    """What exchanges take by themselves; all ranks call it together, and get the same.
+
+    Args:
+        candidates: the same on all ranks.
+        gradient: fp32 `[d]`, such as this rank exchanges each step; left as it is.
+        links: of the group's ranks.
+        group: None is all ranks.
+
+    Raises:
+        ValueError: no candidate is lossless.
+    """
+    if not any(each.collective.is_lossless for each in candidates):
+        raise ValueError("a plan compares with a dense exchange: add a lossless candidate, such as a Ring")
+    estimates = _predict(candidates, gradient, links, group)
+    times = _time(candidates, _shortlist(estimates), gradient, group)
+    return [replace(each, timed_s=times.get(index)) for index, each in enumerate(estimates)]
+
+
+def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]:
+    """Indices of those to try in training, at most `MAX_TRIED`; a dense one, if among them, is first.
+
+    Not tried is what cannot be worth it, what takes longer by itself than the best dense one though it leaves
+    something behind, and what makes steps much longer than another.
+
+    Args:
+        estimates: of which one that is lossless has been timed.
+        rest_of_step_s: what a step takes besides the exchange, the same on all ranks.
+    """
+    times = {index: each.timed_s for index, each in enumerate(estimates) if each.timed_s is not None}
+    dense_s, dense = min(
+        (seconds, index) for index, seconds in times.items() if estimates[index].kind == "lossless"
+    )
+    is_worth_trying = dense_s > WORTH * (rest_of_step_s + dense_s)
+    may_be_fastest = [
+        index
+        for index, seconds in times.items()
+        if estimates[index].kind == "lossless" or (is_worth_trying and seconds < dense_s)
+    ]
+    longest_s = TRIED_WITHIN * (rest_of_step_s + min(times[index] for index in may_be_fastest))
+    close = [index for index in may_be_fastest if rest_of_step_s + times[index] <= longest_s]
+    return sorted(close, key=lambda index: (index != dense, times[index]))[:MAX_TRIED]
+
+
+def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Plan:
+    """The one with the shortest step, but a lossy one only if it is worth it.
+
+    Args:
+        estimates: of all candidates.
+        tried_s: by index, seconds of a step, the same on all ranks. Where no lossless one is among them,
+            they all take too long.
+    """
+    chosen = min(tried_s, key=tried_s.__getitem__)
+    reason = "chosen: the shortest steps" if len(tried_s) > 1 else "chosen: nothing else may be worth it"
+    lossless = [index for index in tried_s if estimates[index].kind == "lossless"]
+    if lossless and len(tried_s) > 1:
+        dense = min(lossless, key=tried_s.__getitem__)
+        saved = 1 - tried_s[chosen] / tried_s[dense]
+        reason = f"chosen: steps are {saved:.1%} shorter than with the best dense one"
+        if saved <= WORTH:
+            chosen, reason = dense, f"chosen: nothing else makes steps more than {WORTH:.0%} shorter"
+    reasons = {index: f"{seconds / tried_s[chosen] - 1:+.1%}" for index, seconds in tried_s.items()}
+    reasons[chosen] = reason
+    return Plan(
+        estimates=tuple(
+            replace(each, step_s=tried_s.get(index), reason=reasons.get(index, _not_tried(each)))
+            for index, each in enumerate(estimates)
+        ),
+        chosen=chosen,
+    )
+
+
+def _not_tried(estimate: Estimate) -> str:
+    return "predicted to be slower" if estimate.timed_s is None else "slower by itself, or too little to gain"
+
+
+def _predict(
+    candidates: Sequence[Candidate], gradient: Tensor, links: Links, group: dist.ProcessGroup | None
+) -> list[Estimate]:
+    select_s: dict[Select, float] = {}
+    estimates = []
+    for each in candidates:
+        collective, seconds = each.collective, 0.0
+        if each.kind == "sparse":
+            if each.select not in select_s:
+                select_s[each.select] = _select_s(each.select, gradient, group)
+            seconds = select_s[each.select]
+        wire_s = collective.predict_s(links, gradient.numel(), each.num_kept)
+        estimates.append(
+            Estimate(
+                name=each.name,
+                kind=each.kind,
+                sent_bytes=collective.sent_bytes(gradient.numel(), each.num_kept),
+                predicted_s=wire_s + seconds,
+            )
+        )
+    return estimates
+
+
+def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None) -> float:
+    def work() -> None:
+        select(gradient)
+        finish(gradient.device)
+
+    return best_time_s(work, gradient.device, group)
+
+
+def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
+    """Indices of those to time: never empty of lossless ones."""
+
+    def longest_s(*kinds: Kind) -> float:
+        return TIMED_WITHIN * min(each.predicted_s for each in estimates if each.kind in kinds)
+
+    best_first = sorted(range(len(estimates)), key=lambda index: estimates[index].predicted_s)
+    limits_s: dict[Kind, float] = {
+        "lossless": longest_s("lossless"),
+        "encoded": longest_s("lossless", "sparse"),
+        "sparse": longest_s("lossless", "sparse"),
+    }
+    found = []
+    for kind, limit_s in limits_s.items():
+        indices = [index for index in best_first if estimates[index].kind == kind][:MAX_TIMED]
+        found += [index for index in indices if estimates[index].predicted_s <= limit_s]
+    return found
+
+
+def _time(
+    candidates: Sequence[Candidate], timed: Sequence[int], gradient: Tensor, group: dist.ProcessGroup | None
+) -> dict[int, float]:
+    """Seconds of those timed, in turns, so that what else the machine does hits all alike."""
+    residual = torch.zeros_like(gradient)
+
+    def turn() -> list[float]:
+        here = [_exchange_s(candidates[index], gradient, residual, group) for index in timed]
+        return slowest(here, gradient.device, group)
+
+    turn()  # connections and buffers are made
+    rounds = [turn()]
+    while len(rounds) < min(MAX_ROUNDS, BUDGET_S / sum(rounds[0])):
+        rounds.append(turn())
+    return dict(zip(timed, map(min, zip(*rounds, strict=True)), strict=True))
+
+
+def _exchange_s(
+    candidate: Candidate, gradient: Tensor, residual: Tensor, group: dist.ProcessGroup | None
+) -> float:
+    """Of an exchange as training does it; lossy ones add what they left behind first."""
+    is_lossless = candidate.collective.is_lossless
+    if is_lossless:
+        residual.copy_(gradient)
+    finish(gradient.device)
+    dist.barrier(group)
+    begin = time.perf_counter()
+    if is_lossless:
+        candidate.collective.sum_in_place(residual)
+    else:
+        residual.add_(gradient)
+        candidate.collective.reduce(residual, candidate.select)
+    finish(gradient.device)
+    seconds = time.perf_counter() - begin
+    if is_lossless:
+        residual.zero_()  # it holds a sum, not what was left behind
+    return seconds
+
+
+def slowest(values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
+    """The maximum over ranks, so that all decide by the same numbers.
+
+    Args:
+        values: as many on all ranks.
+        device: on which the group's backend exchanges tensors.
+        group: None is all ranks.
+    """
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    return [float(value) for value in tensor.tolist()]

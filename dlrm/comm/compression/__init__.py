@@ -1,0 +1,1 @@
+"""Which values of a gradient are sent, and in how many bits."""

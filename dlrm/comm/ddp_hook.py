@@ -1,0 +1,240 @@
+"""Any `DistributedDataParallel` model's gradients through an exchange: a communication hook.
+
+    model = DistributedDataParallel(model)
+    hook = register(model, CommConfig(exchange="all_gather", ratio=0.01))
+    ...
+    checkpoint["hook"] = hook.state_dict()  # differs by rank
+
+DDP hands over gradients in buckets and rebuilds those after the first step. Here they are put together
+again, each parameter at its own place of one vector, and exchanged when the last one is there: what was not
+sent of a parameter stays with it, whatever its bucket, and the largest values are those of the whole
+gradient. Ranks need not have the same buckets. What it costs is that backward and exchange do not overlap.
+"""
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not in its __all__
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dlrm.comm.autotune.links import finish
+from dlrm.comm.build import build_exchange
+from dlrm.comm.config import CommConfig
+from dlrm.comm.consistency.parameters import check_alike
+from dlrm.comm.exchange import Exchange
+from dlrm.comm.feedback.residual import LostResiduals
+from dlrm.comm.feedback.step_check import StepCheck
+from dlrm.comm.stats.figures import ExchangeFigures
+
+
+def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool = True) -> "GradientHook":
+    """Let an exchange sum the gradients of a DDP model; all ranks call it before the first backward pass.
+
+    Where gradients are accumulated over several backward passes, all but the last belong under `no_sync`:
+    each exchange hands over everything that `.grad` holds. Seconds that are told to planners and controllers
+    last from exchange to exchange, with whatever else training does in between.
+
+    What is owed has the scale of the loss, which must stay the same. The first `torch.optim.Optimizer` that
+    steps the model's parameters while something is owed raises a `RuntimeError` if a `GradScaler` lets it
+    step (in bf16 none is needed), and rank 0 logs a warning if its momentum may diverge under
+    `compressor="random"`. Not seen are losses that are scaled by hand, or by a scaler whose `step` is not
+    called, scalers that begin later, and optimizers that are no `torch.optim.Optimizer`.
+
+    Args:
+        model: with fp32 parameters; no other hook may be registered with it.
+        config: of the exchange: any but `priority` and `selsync`, which do not sum whole gradients.
+            `two_level` and `hi_topk` save bytes between nodes; on one node they send all values.
+        mean: as DDP does, divide by the number of ranks; without, who has scaled each rank's loss by its
+            share of all samples gets the gradient of the joined batch, however uneven batches are.
+
+    Returns:
+        The hook, whose state belongs into checkpoints.
+
+    Raises:
+        ValueError: the model is not wrapped in DDP; or a parameter is not fp32, the exchange is one of those
+            two, or ranks have different parameters, or other options, which all ranks raise.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"register takes a model wrapped in DistributedDataParallel, not a {type(model).__name__}: wrap "
+            "it first, and call the wrapper in the training loop"
+        )
+    if not isinstance(config, CommConfig):
+        raise ValueError(f"register takes a dlrm.comm.config.CommConfig, not {config!r}")
+    hook = GradientHook(model, config, mean)
+    model.register_comm_hook(hook, _exchange_bucket)
+    watch = register_optimizer_step_pre_hook(hook.check_step)
+    weakref.finalize(model, watch.remove)
+    return hook
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """What DDP has handed over, and what it was promised."""
+
+    buffer: Tensor
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    """Parameters and their gradients: views of the buffer."""
+    future: torch.futures.Future[Tensor]
+
+
+class GradientHook:
+    """What `register` returns.
+
+    Args:
+        model: as there.
+        config: as there.
+        mean: as there.
+    """
+
+    def __init__(self, model: DistributedDataParallel, config: CommConfig, mean: bool) -> None:
+        named = {
+            name: parameter
+            for name, parameter in model.module.named_parameters()
+            if parameter.requires_grad and name not in model.parameters_to_ignore
+        }
+        check_alike(named, model.process_group, options=(config, "mean" if mean else "sum"))
+        _check_dtypes(named)
+        device = next(iter(named.values())).device
+        sizes = [parameter.numel() for parameter in named.values()]
+        self._mean, self._keeps_views = mean, model.gradient_as_bucket_view
+        self._may_be_unused = model.find_unused_parameters
+        self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
+        """What sums the gradients."""
+        self._flat = self.exchange.make_room()
+        self._places = dict(zip(map(id, named.values()), _slices(sizes), strict=True))
+        warns = dist.get_rank(model.process_group) == 0
+        self.check_step = StepCheck(config, self._places.keys(), self.exchange.residual, warns=warns)
+        """What looks at the optimizer."""
+        self._buckets: list[_Bucket] = []
+        self._num_taken = 0
+        self._began_s: float | None = None
+
+    def take_figures(self) -> ExchangeFigures | None:
+        """What exchanges took since this was last asked; None if there was none."""
+        return self.exchange.take_figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state; its tensors are the live ones."""
+        return {"exchange": self.exchange.state_dict(), "residual": self.exchange.residual.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> LostResiduals | None:
+        """Go on from a state; all ranks call it together, each with its own.
+
+        A rank whose own is gone takes any other one, `{**state, "residual": None}`, and owes nothing, unless
+        it was given residuals just before: with fewer ranks than there were, `exchange.residual.inherit`
+        takes several.
+
+        Returns:
+            What is lost, because nobody has brought it back; None: nothing.
+
+        Raises:
+            DisagreementError: on all ranks, whose states are of different moments.
+        """
+        self._began_s = None
+        self.exchange.load_state_dict(state["exchange"])
+        if state["residual"] is not None:
+            self.exchange.residual.inherit([state["residual"]])
+        elif not self.exchange.residual.taken_over:
+            self.exchange.residual.inherit([])
+        return self.exchange.settle()
+
+    def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """A bucket is full; with the last one, all of them are exchanged.
+
+        Args:
+            bucket: gradients of some parameters.
+
+        Returns:
+            What will hold the bucket's gradients, summed.
+
+        Raises:
+            RuntimeError: buckets come in a wrong order. The other ranks raise, too: those that send all
+                values as they are, on a GPU, with their next exchange.
+        """
+        problem = None
+        if bucket.index() == 0:  # what an earlier backward pass has left in the middle is forgotten
+            self._buckets.clear()
+            self._num_taken = 0
+        elif bucket.index() != len(self._buckets):
+            problem = RuntimeError(
+                f"bucket {bucket.index()} of the gradients came where bucket {len(self._buckets)} was due: "
+                "let DDP alone call this hook, with each bucket once in a backward pass"
+            )
+        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        for parameter, gradient in pairs:
+            self._num_taken += gradient.numel()
+            if id(parameter) in self._places:
+                self._flat[self._places[id(parameter)]].view_as(gradient).copy_(gradient)
+        devices: list[int | str | torch.device] = (
+            [self._flat.device] if self._flat.device.type == "cuda" else []
+        )
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        self._buckets.append(_Bucket(bucket.buffer(), pairs, future))
+        if problem is None and bucket.is_last() and self._num_taken != self.exchange.num_values:
+            problem = RuntimeError(
+                f"the buckets have {self._num_taken:,} values in all, of {self.exchange.num_values:,}: "
+                "parameters were added to the model or frozen since DDP has wrapped it; wrap it again, and "
+                "register the hook with that"
+            )
+        if problem is not None or bucket.is_last():
+            self._exchange(problem)
+        return future
+
+    def _exchange(self, problem: Exception | None) -> None:
+        if self.exchange.is_planned:
+            finish(self._flat.device)  # or what a GPU still has to do would count as the next step's
+        begin_s = time.perf_counter()
+        if self._began_s is not None:
+            self.exchange.observe(begin_s - self._began_s)
+        self._began_s = begin_s
+        total, _ = self.exchange.combine(self._flat, mean=self._mean, problem=problem)
+        for bucket in self._buckets:
+            for parameter, gradient in bucket.pairs:
+                gradient.copy_(total[self._places[id(parameter)]].view_as(gradient))
+                if self._may_be_unused or parameter.grad is None:
+                    self._give(parameter, gradient)
+            bucket.future.set_result(bucket.buffer)
+        self._buckets.clear()
+
+    def _give(self, parameter: Tensor, gradient: Tensor) -> None:
+        """What was owed of a parameter and arrives in a step in which this rank has not used it.
+
+        Where no rank has used it, DDP does not look at its bucket; which those are, DDP does not tell.
+        """
+        if parameter.grad is None:
+            if bool(gradient.any()):
+                parameter.grad = gradient if self._keeps_views else gradient.clone()
+        elif not self._keeps_views:
+            parameter.grad.copy_(gradient)
+
+
+def _exchange_bucket(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.take(bucket)
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    """Where tensors of these sizes lie, one after the other."""
+    found, end = [], 0
+    for size in sizes:
+        found.append(slice(end, end + size))
+        end += size
+    return found
+
+
+def _check_dtypes(named: Mapping[str, nn.Parameter]) -> None:
+    if not named:
+        raise ValueError("no parameter of the model is trained: there is nothing to exchange")
+    for name, parameter in named.items():
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"{name} is {parameter.dtype}, and an exchange sums fp32 gradients: keep parameters in fp32, "
+                "and compute under autocast"
+            )

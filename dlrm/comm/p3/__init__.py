@@ -1,0 +1,1 @@
+"""P3: gradients are sent in slices by priority while the next forward pass begins."""

@@ -1,0 +1,137 @@
+"""From a recipe to a configuration: TOML and `--set section.key=value`, with names and types checked.
+
+A recipe is a file with one section for each dataclass of `dlrm.config`: `dlrm/recipes/NAME.toml`, or any
+path.
+"""
+
+import difflib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dlrm.config.schema import Config
+
+RECIPES: Final = Path(__file__).parents[1] / "recipes"
+_BEYOND_FLOAT: Final = 2**1023
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe and apply `section.key=value` overrides.
+
+    Args:
+        recipe: a name of `recipe_names()` or the path of a TOML file.
+        overrides: values are TOML (`64`, `true`, `[512, 256, 1]`); what is not TOML is taken as a string.
+
+    Raises:
+        ValueError: unknown recipe, section or key, a value of the wrong type or an impossible combination.
+    """
+    return _configure(_read(recipe), overrides)
+
+
+def _configure(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not separator or not dot or not section or not key:
+            raise ValueError(f"--set wants section.key=value, not {override!r}")
+        values = raw.setdefault(section, {})
+        if isinstance(values, dict):  # else the recipe is wrong, which _build says
+            values[key] = _parse_value(value.strip())
+    config: Config = _build(Config, raw, where="")
+    return config
+
+
+def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
+    """Read back the recipe's name and the configuration of a run from its folder.
+
+    Args:
+        folder: of the run; every rank must be able to read it.
+        overrides: as in `load_config`.
+
+    Raises:
+        ValueError: it is no run folder, or as in `load_config`.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+        recipe = raw.pop("recipe")
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} is not the folder of a run: there is no {path}") from error
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}); start again with --recipe") from error
+    return recipe, _configure(raw, overrides)
+
+
+def load_warm_started(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
+    """The recipe's name and the configuration of a new run that begins with the model of another.
+
+    It is the other run's, but for where it saves.
+
+    Args:
+        folder: of the other run; every rank must be able to read it.
+        overrides: as in `load_config`.
+
+    Raises:
+        ValueError: as in `load_resumed`.
+    """
+    _, other = load_resumed(folder)
+    source = json.dumps(other.checkpoint.directory(folder.absolute()))
+    return load_resumed(folder, ["checkpoint.uri=", f"train.warm_start={source}", *overrides])
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
+    if not path.is_file():
+        raise ValueError(
+            f"there is no recipe {recipe!r}; choose {', '.join(recipe_names())}, or give a .toml file"
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _build(cls: type[Any], raw: Any, where: str) -> Any:
+    """An instance of the dataclass `cls` from a TOML table; `where` is its name and a dot."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where.rstrip('.')} must be a section of key = value lines, not {raw!r}")
+    hints = typing.get_type_hints(cls)
+    known = {field.name for field in fields(cls)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        name = f"{where}{key}"
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {where}{close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"unknown configuration key {name}; {hint}")
+        wanted = hints[key]
+        nested = is_dataclass(wanted)
+        values[key] = _build(wanted, value, f"{name}.") if nested else _convert(value, wanted)
+    return cls(**values)
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """What TOML writes in another way than a dataclass: lists are tuples, and a number may lack its point."""
+    if isinstance(wanted, types.GenericAlias) and isinstance(value, list):  # tuple[X, ...]
+        return tuple(_convert(entry, typing.get_args(wanted)[0]) for entry in value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < _BEYOND_FLOAT else math.inf
+    return value

@@ -1,0 +1,192 @@
+"""Partial recovery for the trainer: when it is on, where it saves, how a restarted run finds its folder."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, cast
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.format.manifest import Moment
+from cpr.checkpoint.state.model_state import Heir, Stateful
+from cpr.estimator.planning.interval import IntervalRule
+from cpr.faults.plan import ENVIRONMENT as FAULTS_VARIABLE
+from cpr.priority.config import PriorityConfig, Scheme
+from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.resident.home import LAUNCH_VARIABLE
+from cpr.session import PartialRecovery
+from dlrm.config.schema import CheckpointConfig, Config
+from dlrm.fault_tolerance.recovery_session import Recovering
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.tables import initialize_tables
+from dlrm.telemetry.folder import replace_text
+from dlrm.training.data import open_manifest, steps_in_epoch, total_samples
+
+LAUNCHES: Final = "launches"
+"""File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""
+
+
+def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
+    """What survives failures, if somebody starts workers again after one, and the run saves.
+
+    Args:
+        config: of the run.
+        resume: folder of the run to go on with.
+
+    Raises:
+        ValueError: something is missing or impossible; says what to change.
+    """
+    if config.recovery.enabled and config.checkpoint.saves and _is_started_again():
+        return Recovery(config, resume)
+    if config.checkpoint.needs_recovery:
+        raise ValueError(
+            "checkpoint.priority and checkpoint.target_pls are for runs with partial recovery: give torchrun "
+            "--max-restarts and leave recovery.enabled as it is, or set checkpoint.every_steps alone"
+        )
+    if faults := os.environ.get(FAULTS_VARIABLE):
+        raise ValueError(
+            f"{FAULTS_VARIABLE}={faults} asks for failures, which only runs with partial recovery inject: "
+            "give torchrun --max-restarts, set checkpoint.every_steps and leave recovery.enabled as it is, "
+            f"or unset {FAULTS_VARIABLE}"
+        )
+    return None
+
+
+def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
+    """Where and how a run with this folder saves."""
+    return SaveConfig(
+        uri=config.directory(folder),
+        host_memory_bytes=config.host_memory_mb * 10**6,
+        retention=Retention(keep_last=config.keep_last),
+    )
+
+
+class Recovery:
+    """`cpr.PartialRecovery` under the trainer's configuration; after an error, memory outlives the worker.
+
+    Args:
+        config: of the run.
+        resume: folder of the run to go on with; None: a new one.
+    """
+
+    def __init__(self, config: Config, resume: Path | None) -> None:
+        self._config = config
+        root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
+        self._partial = PartialRecovery(
+            save_config(config.checkpoint, resume or root),
+            save_every_steps=_interval(config.checkpoint),
+            priority=_priority(config.checkpoint),
+            moment=cast("Moment", config.checkpoint.moment),
+            total_samples=total_samples(config, steps_in_epoch(config.data, open_manifest(config.data))),
+            policy=RecoveryPolicy(
+                max_lost_share=config.recovery.max_lost_share,
+                max_pls=config.recovery.max_pls if config.recovery.max_pls < 1 else None,
+            ),
+            give_up_after_s=config.checkpoint.give_up_after_s,
+            resume=resume is not None,
+        )
+
+    def __enter__(self) -> Self:
+        """This object, left at the end of the block."""
+        self._partial.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """At the end of a run, free the memory; after an error, keep it."""
+        self._partial.__exit__(kind, error, trace)
+
+    def meet(self, device: torch.device) -> None:
+        """Meet the other ranks; afterwards RANK in the environment is this worker's.
+
+        Raises:
+            RendezvousError: not all came.
+        """
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
+
+    def find_folder(self, root: Path) -> Path | None:
+        """The folder of this run if it began before its workers were started again; on rank 0."""
+        if not self._partial.meeting.continues:
+            return None
+        found = [
+            path.parent
+            for path in root.glob(f"*/{LAUNCHES}")
+            if self._names & set(path.read_text().splitlines())
+        ]
+        return max(found, key=lambda folder: folder.stat().st_ctime_ns, default=None)
+
+    def save_in(self, folder: Path) -> None:
+        """The run's folder is known, on all ranks."""
+        self._partial.save_to(save_config(self._config.checkpoint, folder).uri)
+        path = folder / LAUNCHES
+        if self._partial.meeting.rank == 0:
+            known = path.read_text().splitlines() if path.exists() else []
+            replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._names})))
+
+    def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
+        """The model, its tables in memory that outlives this worker, with initial values if they are new.
+
+        Args:
+            shard: makes it; with True it gives the tables their initial values.
+        """
+        with self._partial.building():
+            model = shard(False)
+        if not self._partial.tables_adopted:
+            initialize_tables(model, self._config.train.seed)
+        return model
+
+    def session(
+        self,
+        model: DistributedModelParallel,
+        optimizers: Optimizers,
+        states: Mapping[str, Stateful],
+        own_states: Mapping[str, Stateful | Heir],
+        before_save: Callable[[], object],
+        initialize: Callable[[Checkpointer], object],
+    ) -> Recovering:
+        """What the training loop holds."""
+        return Recovering(
+            self._partial,
+            self._config,
+            restore=lambda: self._partial.restore(
+                model, optimizers.table_optimizers, states, own_states, before_save, initialize
+            ),
+        )
+
+    @property
+    def _names(self) -> set[str]:
+        """Of this session, and of its launches: they may lose all memory, and with it the session.
+
+        Not of what people choose, such as `--rdzv-id`: they choose it again.
+        """
+        return {self._partial.meeting.session_id, *self._partial.meeting.launches}
+
+
+def _interval(config: CheckpointConfig) -> int | IntervalRule:
+    """Steps from save to save, or how they are chosen."""
+    if config.target_pls == 0:
+        return config.every_steps
+    time_to_failure_s = config.mean_hours_to_failure * 3600
+    return IntervalRule(target_pls=config.target_pls, mean_time_to_failure_s=time_to_failure_s)
+
+
+def _priority(config: CheckpointConfig) -> PriorityConfig | None:
+    """Which rows a save holds; None: all."""
+    if config.priority == "none":
+        return None
+    return PriorityConfig(scheme=cast("Scheme", config.priority), ratio=config.ratio)
+
+
+def _is_started_again() -> bool:
+    """Whether torchrun (--max-restarts) or `cpr run` would start workers again."""
+    return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_VARIABLE in os.environ

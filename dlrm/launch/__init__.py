@@ -1,0 +1,1 @@
+"""The training process: versions, device, memory settings, exit codes and signals."""

@@ -1,9 +1,0 @@
-"""Optimizers for large batches of the dense parameters, with a learning rate for each layer: LARS and LAMB.
-
-Embedding tables are left alone: their rows keep optimizers of their own, and a shard's norm is no table's.
-"""
-
-from dlrm.optimizers.lamb import LAMB
-from dlrm.optimizers.lars import LARS
-
-__all__ = ["LAMB", "LARS"]

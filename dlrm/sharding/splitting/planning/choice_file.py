@@ -1,0 +1,99 @@
+"""The strategies of a run's heads, written down in its folder, so that it goes on as it began.
+
+A run whose workers were started again, maybe elsewhere, must not find its tables in other places because a
+link was busy. And heads with weights have other parameters when they are split, so that what such a run has
+saved fits no other strategy.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+import torch.distributed as dist
+
+from dlrm.sharding.splitting.planning.choose import Strategy
+from dlrm.telemetry.folder import write_json
+
+CHOICE_NAME: Final = "sharding.json"
+"""File in a run folder."""
+IN_TABLES: Final[frozenset[Strategy]] = frozenset({"split", "two_level"})
+"""Strategies under which the weights of a head lie in tables."""
+
+
+def remembered(folder: Path | None) -> dict[str, Strategy] | None:
+    """Strategies by path of the head; None before there are any. All ranks call it together.
+
+    Args:
+        folder: of the run; None: nothing is remembered.
+
+    Raises:
+        ValueError: on all ranks, if the file is not as `remember` left it.
+    """
+    held: list[Any] = [None]
+    if dist.get_rank() == 0 and folder is not None:
+        try:
+            held = [_read(folder / CHOICE_NAME)]
+        except ValueError as error:
+            held = [error]
+    dist.broadcast_object_list(held)
+    if isinstance(held[0], ValueError):
+        raise held[0]
+    return cast("dict[str, Strategy] | None", held[0])
+
+
+def _read(file: Path) -> dict[str, Strategy] | None:
+    if not file.exists():
+        return None
+    try:
+        found = {path: head["strategy"] for path, head in json.loads(file.read_text())["heads"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} does not say which strategy each head has ({error!r}); put it back as it was"
+        ) from error
+    known = get_args(Strategy)
+    for path, strategy in found.items():
+        if strategy not in known:
+            raise ValueError(
+                f"{file} gives {path} the strategy {strategy!r}; known strategies are {', '.join(known)}"
+            )
+    return found
+
+
+def remember(folder: Path, strategies: Mapping[str, Strategy], reasons: Mapping[str, str], by: str) -> None:
+    """Write down the strategies; rank 0 does.
+
+    Args:
+        folder: of the run.
+        strategies: by path of the head.
+        reasons: for people, of those heads that were compared.
+        by: what they were chosen by, for people.
+    """
+    heads = {
+        path: {"strategy": strategy} | ({"reason": reasons[path]} if path in reasons else {})
+        for path, strategy in strategies.items()
+    }
+    write_json(folder / CHOICE_NAME, {"by": by, "heads": heads})
+
+
+def check_kept(
+    known: Mapping[str, Strategy], strategies: Mapping[str, Strategy], with_weights: Collection[str]
+) -> None:
+    """Refuse strategies that do not fit what a run has saved.
+
+    Args:
+        known: strategies that the run began with, by path.
+        strategies: of now.
+        with_weights: paths of the heads that have other parameters when they are split.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    for path in with_weights:
+        before, now = known.get(path, "exchange"), strategies[path]
+        if (before in IN_TABLES) != (now in IN_TABLES):
+            raise ValueError(
+                f"this run began with the strategy {before!r} for {path}, whose weights are saved "
+                f"{'in tables' if before in IN_TABLES else 'whole'} then, and would go on with {now!r}: "
+                "resume it with the sharding.strategy that it began with, where that is possible"
+            )

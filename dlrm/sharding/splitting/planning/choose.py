@@ -1,0 +1,286 @@
+"""Which strategy each head gets, and why: bytes and time of every legal one, for one cluster.
+
+Pure functions of shapes and measured speeds. `planner` says what to do with the answer. Two levels are sums
+inside nodes before those between them; why not an exchange between nodes, `two_level` derives.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from dlrm.sharding.splitting.planning import costs
+from dlrm.sharding.splitting.planning.cluster import Cluster
+from dlrm.sharding.splitting.planning.costs import Collective, Crossing, SplitTraffic
+
+Strategy = Literal["exchange", "split", "rows", "two_level"]
+"""Of a head: TorchRec's exchange of pooled embeddings; the split that the head is made for; its tables split
+by rows; as `split`, with sums inside each node first."""
+TIE: Final = 0.02
+"""Times that differ by less than this share are as good as equal, being estimates from measured speeds."""
+CLEARLY: Final = 0.01
+"""By which share of a step's time a trial must be faster than the ordinary plan."""
+NO_SPLIT: Final = "its operator has no split"
+PASSES: Final = 8
+"""How often a split goes through its partial results: made, packed, summed, and used, and their gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """A head, as far as bytes and time go. Numbers by rank are for one sample."""
+
+    path: str
+    """In the model."""
+    num_tables: int
+    dim: int
+    """Columns of each table."""
+    value_bytes: int
+    """Of a number of a pooled embedding as it is computed."""
+    ids: float
+    """That a sample has for all features together."""
+    widths: tuple[int, ...]
+    """Under the ordinary plan: columns of pooled embeddings that each rank looks up for all."""
+    bags: tuple[float, ...]
+    """Under the ordinary plan: bags that each rank looks up."""
+    looked_up: tuple[float, ...]
+    """Under the ordinary plan: ids in those bags."""
+    replicated: int
+    """Under the ordinary plan: numbers of small tables, whose gradients are averaged."""
+    exchanged_bytes: float | None = None
+    """Of a number of a pooled embedding when TorchRec exchanges it; None: as it is computed."""
+    weights: int = 0
+    """Of the operator, whose gradients are averaged unless it is split."""
+    traffic: SplitTraffic | None = None
+    """When split; None: it cannot be."""
+    split_bags: tuple[float, ...] = ()
+    """As `bags`, when split."""
+    split_ids: tuple[float, ...] = ()
+    """As `looked_up`, when split."""
+    columns: tuple[int, ...] = ()
+    """Of a dense vector that takes part, those that each rank gets when split."""
+    partial_rows: bool = False
+    """Whether its operator can be split with its tables by rows; if not, pooled embeddings are summed."""
+    refusal: str = ""
+    """Why it cannot be split here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A strategy of a head on a cluster."""
+
+    strategy: Strategy
+    values: tuple[Collective, ...] = ()
+    inputs: tuple[Collective, ...] = ()
+    time_s: float = float("inf")
+    illegal: str = ""
+    """Why not, if it is not legal."""
+
+    @property
+    def value_bytes(self) -> float:
+        """Embeddings, partial results and gradients that leave the busiest rank in a step."""
+        return costs.most_sent(self.values)
+
+    @property
+    def id_bytes(self) -> float:
+        """Ids and lengths of bags that leave the busiest rank in a step."""
+        return costs.most_sent(self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a head gets."""
+
+    path: str
+    strategy: Strategy
+    reason: str
+    options: tuple[Option, ...] = ()
+    """That were compared."""
+
+
+def options(
+    shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None = None
+) -> tuple[Option, ...]:
+    """All strategies, the ordinary one first.
+
+    Args:
+        shape: of the head.
+        cluster: that it trains on.
+        batch_sizes: samples of each rank.
+        wire_bytes: of a number of a split's partial results; None: as the head has it.
+    """
+    numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
+    value_bytes = shape.exchanged_bytes or shape.value_bytes
+    exchanged = [*costs.pooled_exchange(shape.widths, batch_sizes, value_bytes), *numbers]
+    ordinary = _option("exchange", exchanged, (shape.bags, shape.looked_up), 0, cluster, batch_sizes)
+    if shape.traffic is None or shape.refusal:
+        refusal = shape.refusal or NO_SPLIT
+        names: tuple[Strategy, ...] = ("split", "rows", "two_level")
+        return (ordinary, *(Option(strategy=name, illegal=refusal) for name in names))
+    return (
+        ordinary,
+        _split(shape, cluster, batch_sizes, wire_bytes),
+        _rows(shape, cluster, batch_sizes, wire_bytes),
+        _two_level(shape, cluster, batch_sizes, wire_bytes),
+    )
+
+
+def all_reduced(numbers: int, num_ranks: int) -> list[Collective]:
+    """Gradients that travel with those of all dense parameters: bytes, but no latency of their own."""
+    return [
+        Collective(name="dense gradients", sent=each.sent, hops=0)
+        for each in costs.all_reduce(numbers, num_ranks)
+    ]
+
+
+def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
+    """The fastest; the ordinary strategy where none is faster by more than a tie."""
+    ordinary, *others = compared
+    legal = [each for each in others if not each.illegal]
+    if not legal:
+        return Choice(path=shape.path, strategy="exchange", reason=others[0].illegal, options=tuple(compared))
+    best = min(legal, key=lambda each: each.time_s)
+    gain = 1 - best.time_s / ordinary.time_s
+    if gain < TIE:
+        more = "as good as no less" if gain >= -TIE else f"{-gain:.0%} more"
+        reason = f"{best.strategy} would take {more} time"
+        return Choice(path=shape.path, strategy="exchange", reason=reason, options=tuple(compared))
+    fewer = 1 - (best.value_bytes + best.id_bytes) / (ordinary.value_bytes + ordinary.id_bytes)
+    sends = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} bytes"
+    reason = f"{gain:.0%} less time and {sends} than the exchange"
+    return Choice(path=shape.path, strategy=best.strategy, reason=reason, options=tuple(compared))
+
+
+def candidates(choices: Sequence[Choice]) -> list[dict[str, Strategy]]:
+    """Strategies of all heads that are worth a trial: nothing split, all that can be, and what was chosen.
+
+    Args:
+        choices: of all heads, by estimated times.
+    """
+    nothing: dict[str, Strategy] = {each.path: "exchange" for each in choices}
+    everything: dict[str, Strategy] = {each.path: _best_split(each) for each in choices}
+    chosen = {each.path: each.strategy for each in choices}
+    found: list[dict[str, Strategy]] = []
+    for strategies in (nothing, everything, chosen):
+        if strategies not in found:
+            found.append(strategies)
+    return found
+
+
+def _best_split(choice: Choice) -> Strategy:
+    legal = [each for each in choice.options if not each.illegal and each.strategy != "exchange"]
+    return min(legal, key=lambda each: each.time_s).strategy if legal else "exchange"
+
+
+def fastest(
+    choices: Sequence[Choice], tried: Sequence[Mapping[str, Strategy]], times_s: Sequence[float]
+) -> list[Choice]:
+    """The choices of the trial that took the least time; the ordinary plan where none is clearly faster.
+
+    Args:
+        choices: of all heads, by estimated times.
+        tried: strategies by path of the head, the ordinary ones first.
+        times_s: that a step took with each.
+    """
+    best = min(range(len(tried)), key=lambda each: times_s[each])
+    if times_s[best] > (1 - CLEARLY) * times_s[0]:
+        best = 0
+    others = ", ".join(
+        f"{time_s * 1e3:.1f} ms with {_in_words(strategies)}"
+        for place, (strategies, time_s) in enumerate(zip(tried, times_s, strict=True))
+        if place != best
+    )
+    reason = f"tried: a step took {times_s[best] * 1e3:.1f} ms, and {others}"
+    return [replace(each, strategy=tried[best][each.path], reason=reason) for each in choices]
+
+
+def _in_words(strategies: Mapping[str, Strategy]) -> str:
+    return " and ".join(f"{path} {strategy}" for path, strategy in strategies.items())
+
+
+def _split(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
+    assert shape.traffic is not None
+    crossings = shape.traffic.crossings
+    values = [
+        each for one in crossings for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes)
+    ]
+    values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
+    inputs = (shape.split_bags, shape.split_ids)
+    return _option("split", values, inputs, _handled(crossings), cluster, batch_sizes)
+
+
+def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
+    """Every rank has some rows of every table: all bags, and those of their ids whose rows are there."""
+    assert shape.traffic is not None
+    num_ranks = cluster.num_ranks
+    pooled = Crossing(way="sum_to_owners", width=shape.num_tables * shape.dim, value_bytes=shape.value_bytes)
+    if shape.partial_rows:
+        crossings, averaged = shape.traffic.crossings, shape.traffic.replicated
+    else:
+        crossings, averaged = (pooled,), shape.weights
+    values = [each for one in crossings for each in costs.crossing(one, batch_sizes, (), wire_bytes)]
+    values += all_reduced(averaged, num_ranks)
+    inputs = ([float(shape.num_tables)] * num_ranks, [shape.ids / num_ranks] * num_ranks)
+    return _option("rows", values, inputs, _handled(crossings), cluster, batch_sizes)
+
+
+def _two_level(
+    shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None
+) -> Option:
+    assert shape.traffic is not None
+    if cluster.num_nodes == 1 or cluster.ranks_per_node == 1:
+        why = "one node" if cluster.num_nodes == 1 else "one rank a node"
+        return Option(strategy="two_level", illegal=f"there is {why}")
+    values = [
+        each
+        for one in shape.traffic.crossings
+        for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes, cluster.ranks_per_node)
+    ]
+    values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
+    inputs = (shape.split_bags, shape.split_ids)
+    handled = _handled(shape.traffic.crossings)
+    return _option("two_level", values, inputs, handled, cluster, batch_sizes)
+
+
+def _handled(crossings: Sequence[Crossing]) -> int:
+    """Bytes of a sample's partial results in the memory of each rank."""
+    return sum(each.width * each.value_bytes for each in crossings)
+
+
+def _option(
+    strategy: Strategy,
+    values: Sequence[Collective],
+    inputs: tuple[Sequence[float], Sequence[float]],
+    handled: int,
+    cluster: Cluster,
+    batch_sizes: Sequence[int],
+) -> Option:
+    bags, ids = inputs
+    exchanged = costs.input_exchange(bags, ids, batch_sizes)
+    samples = sum(batch_sizes)
+    compute_s = samples * (max(ids) * cluster.s_per_id + PASSES * handled / cluster.memory_bytes_per_s)
+    transfer_s = sum(map(cluster.time_s, [*values, *exchanged]))
+    return Option(
+        strategy=strategy, values=tuple(values), inputs=tuple(exchanged), time_s=transfer_s + compute_s
+    )
+
+
+def format_choices(choices: Sequence[Choice], cluster: Cluster) -> str:
+    """The table for people: what was compared, what was chosen, and why."""
+    lines = [
+        f"strategies on {cluster.describe()}; bytes that the busiest rank sends in a step, estimated time:",
+        f"{'head':<10} {'strategy':<10} {'values':>10} {'ids':>10} {'time':>10}",
+    ]
+    for choice in choices:
+        for each in choice.options:
+            lines.append(f"{choice.path:<10} {each.strategy:<10} {_told(each)}{_mark(choice, each)}")
+    return "\n".join(lines)
+
+
+def _told(option: Option) -> str:
+    if option.illegal:
+        return f"not possible: {option.illegal}"
+    sent = [f"{each / 1e3:,.1f} kB" for each in (option.value_bytes, option.id_bytes)]
+    return f"{sent[0]:>10} {sent[1]:>10} {option.time_s * 1e3:>7.2f} ms"
+
+
+def _mark(choice: Choice, option: Option) -> str:
+    return f"  <- {choice.reason}" if option.strategy == choice.strategy else ""

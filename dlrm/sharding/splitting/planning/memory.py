@@ -1,0 +1,89 @@
+"""Bytes of tables on each rank, so that a split that would fill one is refused before it is made.
+
+TorchRec's planner checks its own plan, and knows nothing of another one.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torchrec.distributed.types import ParameterSharding, ShardingType
+
+from dlrm.models.tables import PooledFeatures
+from dlrm.sharding.plan import FP32_BYTES, format_bytes
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.planning.shapes import numbers_outside_tables
+
+
+def piece_bytes(rows: int, columns: int, optimizer: str) -> int:
+    """Of a table, or of what a rank has of it, fp32, with the state of its optimizer."""
+    numbers = rows * columns
+    state = {"sgd": 0, "rowwise_adagrad": rows, "adagrad": numbers, "adam": 2 * numbers}[optimizer]
+    return FP32_BYTES * (numbers + state)
+
+
+def table_bytes(
+    head: PooledFeatures, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
+) -> list[int]:
+    """On each rank, of a head's tables.
+
+    Args:
+        head: unsharded.
+        plan: where each of its tables lies.
+        num_ranks: that share them.
+        optimizer: of the tables.
+    """
+    held = [0] * num_ranks
+    for table in head.tables.embedding_bag_configs():
+        rows, columns = table.num_embeddings, table.embedding_dim
+        if plan[table.name].sharding_type == ShardingType.DATA_PARALLEL.value:
+            gradients = FP32_BYTES * rows * columns  # of all rows, unlike those of sharded tables
+            held = [each + piece_bytes(rows, columns, optimizer) + gradients for each in held]
+            continue
+        for piece in plan[table.name].sharding_spec.shards:
+            held[piece.placement.rank()] += piece_bytes(piece.shard_sizes[0], piece.shard_sizes[1], optimizer)
+    return held
+
+
+def operator_bytes(
+    head: Head, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
+) -> list[int]:
+    """On each rank, of the weights that lie beside a split head's tables: as many beside each.
+
+    Args:
+        head: unsharded.
+        plan: of its tables, whole ones if it has weights.
+        num_ranks: that share them.
+        optimizer: of the dense parameters.
+    """
+    held = [0] * num_ranks
+    if head.has_weights:
+        numbers = numbers_outside_tables(head) - head.traffic().replicated
+        for sharding in plan.values():
+            for piece in sharding.sharding_spec.shards:
+                held[piece.placement.rank()] += piece_bytes(1, -(-numbers // len(plan)), optimizer)
+    return held
+
+
+def too_large(
+    split: Mapping[str, Sequence[int]], ordinary: Mapping[str, Sequence[int]], memory_bytes: int
+) -> dict[str, str]:
+    """Heads that cannot be laid out otherwise than TorchRec's plan says, and why.
+
+    While a rank has too much, that head goes back to the ordinary plan that has most there.
+
+    Args:
+        split: bytes on each rank, by path of those heads that are to be laid out otherwise.
+        ordinary: bytes on each rank, of all heads, under the ordinary plan.
+        memory_bytes: for tables, of each rank.
+    """
+    refused: dict[str, str] = {}
+    while left := split.keys() - refused.keys():
+        held = {path: split[path] if path in left else ordinary[path] for path in ordinary}
+        totals = [sum(of_rank) for of_rank in zip(*held.values(), strict=True)]
+        rank = max(range(len(totals)), key=totals.__getitem__)
+        if totals[rank] <= memory_bytes:
+            break
+        largest = max(sorted(left), key=lambda path: split[path][rank])
+        refused[largest] = (
+            f"rank {rank} would need {format_bytes(totals[rank])} of {format_bytes(memory_bytes)} for tables"
+        )
+    return refused

@@ -1,0 +1,117 @@
+"""What splitting a whole model saves, in bytes a step and rank, by the formulas of `costs`.
+
+Two baselines: the all-to-all of pooled embeddings, which is TorchRec's, and pulling and pushing unique rows,
+which is a parameter server's and the one that the DES paper compares with (72.26 % to 99.77 % less by its
+theory [paper, first version]). Tables lie evenly over the ranks, and numbers are fp32. Gradients of an
+operator's own weights, which a split keeps in place, are averaged once a step in both baselines; dense
+weights that are replicated either way are left out. So are ids in `traffic_of`, except for a parameter
+server's keys, which come with its rows: that is the DES paper's convention, which reads features where their
+keys live. Here they do not live there: with either plan TorchRec sends ids, not only the different ones, and
+bags' lengths to where they are looked up, 8 bytes each. `id_traffic_of` says how many those are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from dlrm.models.linear import LinearHead
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.planning import costs
+from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes that leave a rank in a step; where ranks differ, the rank that sends most."""
+
+    split: float
+    all_to_all: float
+    pull_and_push: float
+
+    @property
+    def saved(self) -> float:
+        """Share of the bytes of pulling and pushing unique rows that splitting saves; below 0: it costs."""
+        return 1 - self.split / self.pull_and_push
+
+    @property
+    def saved_a2a(self) -> float:
+        """Share of the bytes of the all-to-all that splitting saves; below 0: it costs."""
+        return 1 - self.split / self.all_to_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdTraffic:
+    """Bytes of ids and of bags' lengths that leave a rank in a step."""
+
+    split: float
+    all_to_all: float
+
+
+def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
+    """Of all heads of a model together.
+
+    Args:
+        model: unsharded, each of whose heads can be split.
+        num_ranks: that train it.
+        batch_size: samples of each rank.
+        unique_rows: different ids of each feature among a rank's samples, in canonical order.
+    """
+    heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
+    each = [_of_head(head, num_ranks, batch_size, unique_rows) for head in heads]
+    return Traffic(
+        split=sum(one.split for one in each),
+        all_to_all=sum(one.all_to_all for one in each),
+        pull_and_push=sum(one.pull_and_push for one in each),
+    )
+
+
+def id_traffic_of(model: nn.Module, num_ranks: int, batch_size: int, ids: float) -> IdTraffic:
+    """Of all heads of a model together, each of which gets the ids of its tables by itself.
+
+    A head that is split by columns needs all ids on every rank; every other one is sent each id once.
+
+    Args:
+        model: unsharded, each of whose heads can be split.
+        num_ranks: that train it.
+        batch_size: samples of each rank.
+        ids: that a sample has, for all features together.
+    """
+    heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
+    return IdTraffic(
+        split=sum(
+            _of_inputs(head, num_ranks, batch_size, ids, everywhere=head.split_by == "columns")
+            for head in heads
+        ),
+        all_to_all=sum(_of_inputs(head, num_ranks, batch_size, ids, everywhere=False) for head in heads),
+    )
+
+
+def _of_inputs(head: Head, num_ranks: int, batch_size: int, ids: float, everywhere: bool) -> float:
+    share = 1 if everywhere else 1 / num_ranks
+    bags, looked_up = ([share * each] * num_ranks for each in (len(head.names), ids))
+    return costs.most_sent(costs.input_exchange(bags, looked_up, [batch_size] * num_ranks))
+
+
+def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
+    sizes, traffic = [batch_size] * num_ranks, head.traffic()
+    tables = head.tables.embedding_bag_configs()
+    dim = tables[0].embedding_dim
+    in_place = numbers_outside_tables(head) - traffic.replicated
+    averaged = costs.most_sent(costs.all_reduce(in_place, num_ranks))
+    exchanged = costs.pooled_exchange([len(tables) * dim / num_ranks] * num_ranks, sizes)
+    # a dense vector that takes part goes to some rank whole, or in even columns: most leaves a rank without
+    columns = [dim / num_ranks] * num_ranks if head.split_by == "columns" else [0.0] * (num_ranks - 1) + [dim]
+    moved = [
+        collective
+        for crossing in traffic.crossings
+        for collective in costs.crossing(crossing, sizes, columns, costs.FP32_BYTES)
+    ]
+    # TorchRec's tables have more columns than a linear part has weights, a parameter server's do not
+    weight_dim = 1 if isinstance(head, LinearHead) else dim
+    rows = costs.pull_and_push(unique_rows, [weight_dim] * len(tables), num_ranks)
+    return Traffic(
+        split=costs.most_sent(moved),
+        all_to_all=costs.most_sent(exchanged) + averaged,
+        pull_and_push=rows + averaged,
+    )

@@ -1,0 +1,145 @@
+"""A model's heads as the planner sees them, under the ordinary plan and when they are split."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
+
+from dlrm.config.schema import COLUMN_STEP, DenseConfig
+from dlrm.models.cross import neighbour_of_dense
+from dlrm.models.tables import PooledFeatures
+from dlrm.optim.build import dense_parameters
+from dlrm.sharding.exchange_codecs import exchanged_width
+from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.operator_tables import make_operator_sharder
+from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
+from dlrm.sharding.splitting.planning.choose import HeadShape
+from dlrm.sharding.splitting.rows import RowSplitSharder
+
+ONE_RANK: Final = "there is one rank"
+"""Why nothing is split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What shapes depend on besides the model."""
+
+    num_ranks: int
+    ids: Mapping[str, float]
+    """Ids that a sample has, on average, by feature; one where a feature is not named."""
+    dense: DenseConfig
+    device: torch.device
+
+
+def heads_of(model: nn.Module) -> dict[str, PooledFeatures]:
+    """Tables with an operator over them, by path in the unsharded model."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, PooledFeatures)}
+
+
+def ids_of(head: PooledFeatures, ids: Mapping[str, float]) -> list[float]:
+    """Of each feature of a head."""
+    return [ids.get(name, 1.0) for name in head.names]
+
+
+def numbers_outside_tables(module: nn.Module) -> int:
+    """Of a head, the weights of its operator."""
+    return sum(each.numel() for each in dense_parameters(module))
+
+
+def shapes_of(
+    model: nn.Module, ordinary: ShardingPlan, sharder: EmbeddingBagCollectionSharder, setting: Setting
+) -> list[HeadShape]:
+    """All heads of a model.
+
+    Args:
+        model: unsharded.
+        ordinary: TorchRec's plan.
+        sharder: of the tables.
+        setting: see there.
+    """
+    output_dtype = (sharder.fused_params or {}).get("output_dtype")
+    shapes = []
+    for path, head in heads_of(model).items():
+        plan = ordinary.plan[f"{path}.tables"]
+        shape = _ordinary(path, head, plan, setting)
+        if output_dtype is not None:  # FBGEMM itself rounds, whatever the head wants
+            shape = replace(shape, value_bytes=output_dtype.as_dtype().itemsize)
+        if isinstance(sharder, RowSplitSharder) and sharder.codecs is not None:
+            shape = replace(shape, exchanged_bytes=sharder.codecs.value_bytes(exchanged_width(plan)))
+        shapes.append(_with_split(shape, head, setting))
+    return shapes
+
+
+def _ordinary(
+    path: str, head: PooledFeatures, plan: Mapping[str, ParameterSharding], setting: Setting
+) -> HeadShape:
+    widths, bags, looked_up = ([0.0] * setting.num_ranks for _ in range(3))
+    replicated = 0
+    ids = ids_of(head, setting.ids)
+    configs = head.tables.embedding_bag_configs()
+    for table, of_sample in zip(configs, ids, strict=True):
+        if plan[table.name].sharding_type == ShardingType.DATA_PARALLEL.value:
+            replicated += table.num_embeddings * table.embedding_dim
+            continue
+        for piece in plan[table.name].sharding_spec.shards:
+            rank = piece.placement.rank()
+            widths[rank] += piece.shard_sizes[1]
+            bags[rank] += 1
+            looked_up[rank] += of_sample * piece.shard_sizes[0] / table.num_embeddings
+    return HeadShape(
+        path=path,
+        num_tables=len(configs),
+        dim=configs[0].embedding_dim,
+        value_bytes=head.dtype.itemsize,
+        ids=sum(ids),
+        widths=tuple(map(int, widths)),
+        bags=tuple(bags),
+        looked_up=tuple(looked_up),
+        replicated=replicated,
+        weights=numbers_outside_tables(head),
+    )
+
+
+def _with_split(shape: HeadShape, head: PooledFeatures, setting: Setting) -> HeadShape:
+    if not isinstance(head, Head):
+        return shape
+    num_ranks, ids = setting.num_ranks, ids_of(head, setting.ids)
+    if head.split_by == "columns":
+        columns = even_columns(shape.dim, num_ranks)
+        bags = [float(shape.num_tables)] * num_ranks
+        looked_up = [sum(ids)] * num_ranks
+    else:
+        owners = ranks_of_tables(head, ids, num_ranks)
+        columns, bags, looked_up = [0] * num_ranks, [0.0] * num_ranks, [0.0] * num_ranks
+        columns[owners[neighbour_of_dense(owners)]] = shape.dim
+        for rank, of_sample in zip(owners, ids, strict=True):
+            bags[rank] += 1
+            looked_up[rank] += of_sample
+    return replace(
+        shape,
+        traffic=head.traffic(),
+        split_bags=tuple(bags),
+        split_ids=tuple(looked_up),
+        columns=tuple(columns),
+        partial_rows="rows" in (head.split_by, *head.also_by),
+        refusal=_refusal(head, shape.dim, setting),
+    )
+
+
+def _refusal(head: Head, dim: int, setting: Setting) -> str:
+    """Why a head cannot be split here; empty if it can."""
+    if head.split_by == "columns" and dim // COLUMN_STEP < setting.num_ranks:
+        return (
+            f"{dim} columns make {dim // COLUMN_STEP} pieces of {COLUMN_STEP} (an FBGEMM limit), too few for "
+            f"{setting.num_ranks} ranks"
+        )
+    if head.has_weights:
+        try:
+            make_operator_sharder(setting.dense, setting.device)
+        except ValueError as error:
+            return str(error)
+    return ONE_RANK if setting.num_ranks == 1 else ""

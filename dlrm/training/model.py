@@ -1,0 +1,122 @@
+"""A model and its tables, before and after they are laid over the ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan
+
+from cpr.shards import table_groups
+from data.dataset import Feature
+from dlrm.models.build import build_model
+from dlrm.models.tables import PooledFeatures
+from dlrm.optim.build import arithmetic_dtype
+from dlrm.sharding.bounds import IdBounds
+from dlrm.sharding.dynamic import make_dynamic
+from dlrm.sharding.exchange_codecs import exchange_codecs
+from dlrm.sharding.host_lookup import use_host_lookups
+from dlrm.sharding.plan import make_plan, make_sharder, tables_of
+from dlrm.sharding.replicated import average_touched_rows
+from dlrm.sharding.splitting.laying import WIRE_DTYPES, Planned
+from dlrm.sharding.splitting.rows import RowSplitSharder
+from dlrm.sharding.splitting.sharded import ShardedHead
+from dlrm.sharding.tables import initialize_tables
+from dlrm.training.data import Inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsharded:
+    """A model whose tables are nowhere yet, and where TorchRec would lay them."""
+
+    model: nn.Module
+    """Its tables are on the meta device."""
+    sharder: RowSplitSharder
+    """Of the tables."""
+    plan: ShardingPlan
+    """TorchRec's."""
+    dynamic: Sequence[str]
+    """Names of the tables that are."""
+
+
+def features_of(inputs: Inputs) -> list[Feature]:
+    """The features with the rows of their tables, where those are dynamic too."""
+    tables = inputs.config.tables
+    return [
+        replace(feature, rows=tables.dynamic_rows) if tables.is_dynamic(feature.name) else feature
+        for feature in inputs.manifest.features
+    ]
+
+
+def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
+    """The model of a run; all ranks call it together and make the same one.
+
+    Args:
+        inputs: say which.
+        features: in place of those that the data has, tables being as large as they say.
+    """
+    config, device = inputs.config, inputs.device
+    dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
+    torch.manual_seed(config.train.seed)
+    model = build_model(config.model, features or features_of(inputs), len(inputs.manifest.dense), dtype)
+    is_dynamic = config.tables.is_dynamic
+    dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
+    codecs = exchange_codecs(config.sharding.exchange_dtype, batch_size)
+    sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
+    plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
+    return Unsharded(model=model, sharder=sharder, plan=plan, dynamic=dynamic)
+
+
+def lay_out(
+    before: Unsharded, planned: Planned, inputs: Inputs, initialize: bool
+) -> DistributedModelParallel:
+    """The model with its tables where they are to be; all ranks call it together.
+
+    Args:
+        before: the model, used up.
+        planned: where its tables go.
+        inputs: of the run.
+        initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
+    """
+    config = inputs.config
+    bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
+    move_dense(before.model, inputs.device)
+    sharded = DistributedModelParallel(
+        before.model,
+        device=inputs.device,
+        plan=planned.plan,
+        sharders=planned.sharders,
+        init_data_parallel=False,
+    )
+    bounds.watch(sharded)
+    if config.sharding.data_parallel_gradients == "rows":
+        average_touched_rows(sharded)
+    make_dynamic(sharded, dict.fromkeys(before.dynamic, config.tables.admit_after), config.train.seed)
+    if initialize:
+        initialize_tables(sharded, config.train.seed)
+    dtype, on_gpu = arithmetic_dtype(config.train.precision), inputs.device.type == "cuda"
+    for module in sharded.modules():
+        if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
+            use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
+            _match_dtype_without_tables(module.tables, dtype if on_gpu else module.dtype)
+    return sharded
+
+
+def _match_dtype_without_tables(collection: Any, dtype: torch.dtype) -> None:
+    """Let a rank that has no table of a sharding kind put out nothing in the dtype of what others put out.
+
+    TorchRec's is fp32, whatever theirs is, and by it this rank would judge how many bytes they send it.
+    """
+    for lookup in collection._lookups:
+        if not getattr(lookup, "module", lookup)._emb_modules:
+            device = lookup._dummy_embs_tensor.device
+            lookup._dummy_embs_tensor = torch.empty(0, dtype=dtype, device=device, requires_grad=True)
+
+
+def move_dense(model: nn.Module, device: torch.device) -> None:
+    """Move what is no table to a device, in place; tables are on the meta device until they are sharded."""
+    for each in (*model.parameters(), *model.buffers()):
+        if not each.is_meta:
+            each.data = each.data.to(device)

@@ -1,0 +1,89 @@
+"""A stand-in for a run's model, on which `sharding.strategy` auto tries what it can choose from.
+
+It has the run's layers, batch size, optimizers and arithmetic, so that its steps take as long as the run's;
+but smaller tables, made-up ids, and nothing of it outlives the choice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import cycle
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.batch import Batch
+from data.dataset import Feature
+from dlrm.dense_sync import Replicas
+from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.sharding.splitting.laying import Layout
+from dlrm.sharding.splitting.planning.choose import Strategy
+from dlrm.training.data import Inputs
+from dlrm.training.model import features_of, lay_out, unsharded
+
+MOST_ROWS: Final = 50_000
+"""Of a table: more than caches hold, and quickly made."""
+NUM_BATCHES: Final = 4
+"""Different ones, used in turn."""
+SKEW: Final = 6.0
+"""Exponent of a uniform number that gives ids: the first 1 % of rows then get about half of all lookups."""
+
+
+class StandIn:
+    """Makes steps of the run's model under other strategies.
+
+    Args:
+        inputs: of the run.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def __call__(self, strategies: Mapping[str, Strategy]) -> Callable[[], None]:
+        """A training step under these strategies; all ranks call it, and what it returns, together.
+
+        Args:
+            strategies: by path of the head.
+        """
+        inputs, config = self._inputs, self._inputs.config
+        features = [replace(each, rows=min(each.rows, MOST_ROWS)) for each in features_of(inputs)]
+        before = unsharded(inputs, features)
+        layout = Layout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
+        model = lay_out(before, layout.planned(before.model, strategies), inputs, initialize=False)
+        optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
+        replicas = Replicas(dense_parameters(model), 1)
+        batches = cycle([self._batch(features) for _ in range(NUM_BATCHES)])
+
+        def step() -> None:
+            batch = next(batches)
+            optimizers.begin_step(0)
+            logits = model(batch.dense, batch.sparse)
+            loss = binary_cross_entropy_with_logits(logits, batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            replicas.average(loss.detach().view(1))
+            optimizers.step()
+            if inputs.device.type == "cuda":
+                torch.cuda.synchronize(inputs.device)
+
+        return step
+
+    def _batch(self, features: list[Feature]) -> Batch:
+        size = self._inputs.loader.config.batch_size
+        drawn = [self._ids(feature, size) for feature in features]
+        sparse = KeyedJaggedTensor(
+            keys=[feature.name for feature in features],
+            values=torch.cat([ids for ids, _ in drawn]),
+            lengths=torch.cat([lengths for _, lengths in drawn]),
+        )
+        dense = torch.rand(size, len(self._inputs.manifest.dense))
+        labels = torch.randint(2, (size,)).float()
+        return Batch(dense, sparse, labels, num_valid=size).to(self._inputs.device)
+
+    def _ids(self, feature: Feature, size: int) -> tuple[Tensor, Tensor]:
+        """Ids of a feature, and how many each of `size` samples has."""
+        mean = self._inputs.ids.get(feature.name, 1.0)
+        lengths = (torch.rand(size) + mean).long()  # as many on average
+        uniform = torch.rand(int(lengths.sum()), dtype=torch.float64)
+        return (uniform**SKEW * feature.rows).long(), lengths

@@ -1,0 +1,62 @@
+"""A run from its configuration to its report; importing this is what takes long."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch.distributed as dist
+
+from dlrm.config.ranks_agree import check_agreed
+from dlrm.config.schema import Config
+from dlrm.fault_tolerance.setup import Recovery, open_recovery
+from dlrm.launch.malloc import keep_freed_memory
+from dlrm.launch.process import quiet_libraries
+from dlrm.launch.stop_signal import StopSignal
+from dlrm.launch.versions import check_versions
+from dlrm.telemetry.report import Report, format_report
+from dlrm.training.build import build, start_process_group
+from dlrm.training.data import Inputs, Ranks, prepare, resolve_device
+
+
+def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = None) -> None:
+    """Build, train, and close in any case; rank 0 prints the report.
+
+    Args:
+        config: of the run.
+        recipe: its name, for folder and report.
+        stop: how somebody stops it.
+        resume: folder of the run to go on with.
+
+    Raises:
+        ValueError: a mistake of the user; says what to change.
+        StopRequested: somebody did.
+    """
+    keep_freed_memory()
+    recovery = open_recovery(config, resume)
+    with recovery or nullcontext():
+        if recovery is not None:  # ranks are given back to those who held them, so loaders open afterwards
+            device = resolve_device(config.train.device, Ranks.from_environment())
+            recovery.meet(device)
+            quiet_libraries()
+        inputs = prepare(config, recipe, Ranks.from_environment(), resume)
+        try:
+            check_versions(inputs.device.type)  # "auto" is decided
+            if recovery is None:
+                start_process_group(inputs.ranks, inputs.device)
+            check_agreed(config)
+            report = _train(inputs, stop, recovery)
+        finally:
+            inputs.close()
+    dist.destroy_process_group()
+    if report is not None:
+        print(f"\n{format_report(report)}", flush=True)
+
+
+def _train(inputs: Inputs, stop: StopSignal, recovery: Recovery | None) -> Report | None:
+    trainer = build(inputs, stop, recovery)
+    try:
+        trainer.train()
+        return trainer.telemetry.finish(trainer.session.failures, trainer.replicas.losses)
+    finally:
+        trainer.replicas.close()
+        trainer.session.close()
+        trainer.telemetry.close()

@@ -1,0 +1,1 @@
+"""What the cache is worth on slow storage. `python -m experiments.caching`."""

@@ -1,0 +1,1 @@
+"""What saving costs while a model trains. `python -m experiments.checkpointing`."""

@@ -1,0 +1,5 @@
+"""`python -m experiments.checkpointing`; see `run`."""
+
+from experiments.checkpointing.run import main
+
+raise SystemExit(main())

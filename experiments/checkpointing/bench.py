@@ -1,0 +1,230 @@
+"""All savers of `experiments.checkpointing` on one rank, and what is measured while training goes on."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.config import WRITER_BYTES
+from cpr.checkpoint.format.manifest import Moment
+from cpr.checkpoint.save.staging import PIECE_BYTES
+from cpr.shards import find_shards
+from experiments.checkpointing.baselines import DcpAsyncSave, DcpSave, RawWrite, Saver, TorchSave
+from experiments.checkpointing.files import forget_cached
+from experiments.checkpointing.job import Job
+from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
+from experiments.checkpointing.watch import Watch, give_memory_back, resident_bytes
+from experiments.harness.training import Training
+
+PROBED_ROWS: Final = 256
+MOST_WARM_UPS: Final = 3
+MEASURED_ALONE: Final = ("dcp save", "dcp async", "torch.save", "ours rolling", "ours consistent")
+"""Savers of the memory pass."""
+
+Measured = dict[str, Any]
+
+
+class Bench:
+    """Savers and what is measured of them, on this rank.
+
+    Args:
+        job: what is trained.
+        training: goes on during all measurements.
+        scratch: folder for all that is saved.
+        rank: of this process.
+    """
+
+    def __init__(self, job: Job, training: Training, scratch: Path, rank: int) -> None:
+        self._job, self._training, self._scratch, self._rank = job, training, scratch, rank
+        self._shards = find_shards(training.model)
+        self._room_bytes = WRITER_BYTES + shard_bytes(self._shards) * 17 // 16 + 4 * PIECE_BYTES
+        self._probes: dict[str, list[Tensor]] = {}
+        self._rolling: Checkpointer | None = None
+        self._consistent: Checkpointer | None = None
+        model = training.model
+        self._dcp = DcpSave(scratch / "dcp save", model)
+        self._savers: dict[str, Saver] = {
+            "dcp save": self._dcp,
+            "dcp async": DcpAsyncSave(scratch / "dcp async", model),
+            "torch.save": TorchSave(scratch / "torch.save", model),
+            "raw": RawWrite(scratch / "raw", model),
+        }
+
+    def open(self) -> None:
+        """Make our savers, which keep their memory from now on; the row save is among them."""
+        rolling, consistent = self._scratch / "ours rolling", self._scratch / "ours consistent"
+        self._rolling = self._checkpointer(rolling)
+        self._consistent = self._checkpointer(consistent)
+        rows = random_rows(self._shards, self._job.row_share, self._job.seed)
+        self._savers |= {
+            "ours rolling": OurSave(rolling, self._rolling, "rolling"),
+            "ours consistent": OurSave(consistent, self._consistent, "consistent"),
+            "ours rows": OurRowSave(rolling, self._rolling, rows),
+            # backwards, it makes the first base
+            "ours waiting": OurSave(rolling, self._rolling, "consistent", waits=True),
+        }
+
+    def close(self) -> None:
+        """End our savers."""
+        for checkpointer in (self._rolling, self._consistent):
+            if checkpointer is not None:
+                checkpointer.close()
+
+    def memory_pass(self) -> Measured:
+        """Each saver alone, its making and its first touch of memory included."""
+        return {"savers": {name: self._alone(name) for name in MEASURED_ALONE}}
+
+    def warm_up(self) -> None:
+        """Everything once, so that its memory is there the next time; DCP until it takes no new memory.
+
+        DCP wants blocks of more than a gigabyte, for which the freed memory of others may lie in pieces.
+        """
+        self.round(backwards=True)  # ours first: what they keep is not taken from what DCP has freed
+        little_bytes = _across([shard_bytes(self._shards)])[0] / 16
+        for name in ("dcp save", "dcp async"):
+            for _ in range(MOST_WARM_UPS):
+                measured = self._measure(name, partial(self._savers.__getitem__, name))
+                self._remove(name)
+                if measured["extra_bytes"] < little_bytes:  # both are the same on all ranks
+                    break
+
+    def round(self, backwards: bool) -> Measured:
+        """Every saver once, then both loads from cold and from warm files."""
+        names = list(self._savers)
+        saves = {}
+        for name in reversed(names) if backwards else names:
+            saves[name] = self._measure(name, partial(self._savers.__getitem__, name))
+            if name != "dcp save":
+                self._remove(name)
+        loads: dict[str, float] = {}
+        sides = [("dcp", self._dcp.load, "dcp save"), ("ours", self._load_ours, "ours consistent")]
+        for side, load, name in reversed(sides) if backwards else sides:
+            loads |= self._loads(side, load, name)
+        self._remove("dcp save")
+        return {"savers": saves, "loads": loads}
+
+    def _checkpointer(self, folder: Path) -> Checkpointer:
+        room = self._job.ceiling_bytes if folder.name == "ours rolling" else self._room_bytes
+        return checkpointer_at(folder, self._training.model, room)
+
+    def _alone(self, name: str) -> Measured:
+        give_memory_back()
+        made: list[Checkpointer] = []
+
+        def make() -> Saver:
+            if name in self._savers:
+                return self._savers[name]
+            made.append(self._checkpointer(self._scratch / name))
+            moment: Moment = "rolling" if name == "ours rolling" else "consistent"
+            return OurSave(self._scratch / name, made[0], moment)
+
+        measured = self._measure(name, make)
+        for checkpointer in made:
+            checkpointer.close()
+        self._remove(name, also_ours=True)
+        return measured
+
+    def _measure(self, name: str, make: Callable[[], Saver]) -> Measured:
+        """One save while training goes on; all times are the slowest rank's."""
+        step_s = median(self._training.timed_steps(self._job.steps_before))
+        before_bytes = resident_bytes()
+        saver = make()
+        self._probes[name] = self._probe()
+        dist.barrier()
+        with Watch(saver) as watch:
+            began = perf_counter()
+            saver.begin()
+            begun = perf_counter()
+            waits_s = [begun - began, *self._train_until(lambda: saver.committed, saver)]
+            wall_s = perf_counter() - began
+            waits_after_s = self._train_until(lambda: saver.idle, saver)
+            after_s = perf_counter() - began - wall_s
+        num_bytes = saver.finish()
+        steps, steps_after = len(waits_s) - 1, len(waits_after_s)
+        committed_s = (watch.committed_at or begun) - began if steps else waits_s[0]
+        slowest = _across([wall_s, after_s, committed_s, watch.peak_bytes - before_bytes])
+        wall_s, after_s, committed_s, extra_bytes = slowest
+        measured = {
+            "blocked_s": sum(_across(waits_s)),
+            "committed_s": committed_s,
+            "wall_s": wall_s,
+            "steps": steps,
+            "undisturbed_step_s": step_s,
+            "lost_s": wall_s - steps * step_s,
+            "after_s": after_s,
+            "lost_after_s": after_s - steps_after * step_s,
+            "bytes": num_bytes,
+            "extra_bytes": int(extra_bytes),
+        }
+        if self._rank == 0:
+            print(name, {key: round(value, 3) for key, value in measured.items()}, flush=True)
+        return measured
+
+    def _train_until(self, over: Callable[[], bool], saver: Saver) -> list[float]:
+        """Train until `over` on all ranks; seconds waited for the saver in and after each step."""
+        waits_s: list[float] = []
+        everywhere = bool(_across([float(over())], "min")[0])
+        while not everywhere:
+            before_s = saver.held_up_s
+            everywhere = self._training.step(over())
+            held_up_s, began = saver.held_up_s - before_s, perf_counter()
+            saver.step()
+            waits_s.append(held_up_s + perf_counter() - began)
+        return waits_s
+
+    def _loads(self, side: str, load: Callable[[], None], folder: str) -> dict[str, float]:
+        """Seconds of a load from cold and from warm files, by name.
+
+        Raises:
+            RuntimeError: what was loaded is not what was saved.
+        """
+        found = {}
+        for state in ("cold", "warm"):
+            if state == "cold" and self._rank == 0:
+                forget_cached(self._scratch / folder)
+            dist.barrier()
+            began = perf_counter()
+            load()
+            found[f"{side} {state}"] = _across([perf_counter() - began])[0]
+            if not all(map(torch.equal, self._probe(), self._probes[folder])):
+                raise RuntimeError(f"{side} did not load what it had saved")
+            self._training.step()
+        return found
+
+    def _probe(self) -> list[Tensor]:
+        """Some rows of every column of every shard, to be recognized."""
+        return [
+            column.detach()[:: max(1, shard.num_rows // PROBED_ROWS)].clone()
+            for shard in self._shards
+            for column in shard.columns.values()
+        ]
+
+    def _load_ours(self) -> None:
+        assert self._consistent is not None
+        self._consistent.load()
+
+    def _remove(self, name: str, *, also_ours: bool = False) -> None:
+        """Delete what a rival saved, and let the disk come to rest; ours tidies its directory itself."""
+        if self._rank == 0:
+            if also_ours or not name.startswith("ours"):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(self._scratch / name)
+            os.sync()
+        dist.barrier()
+
+
+def _across(values: Sequence[float], how: str = "max") -> list[float]:
+    """The largest, or smallest, of each value over all ranks."""
+    tensor: Tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.MIN)
+    return [float(value) for value in tensor.tolist()]

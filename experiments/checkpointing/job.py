@@ -1,0 +1,60 @@
+"""What `experiments.checkpointing` trains and saves: shared by the launcher and its workers."""
+
+import tempfile
+from dataclasses import dataclass
+from itertools import cycle
+from typing import cast
+
+import torch
+
+from data.loader import DataLoader
+from dlrm.config.recipe import load_config
+from dlrm.training.data import Inputs, Ranks
+from experiments.harness.training import Training
+from experiments.harness.workload import TimedBatches, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The model that is trained and saved, and how often."""
+
+    rows: int = 390_000
+    """Rows of each of the 26 tables, 64 columns, row-wise Adagrad: 2.6 GB in all."""
+    global_batch_size: int = 2048
+    """Samples in a step, over all processes."""
+    steps_before: int = 25
+    """Steps without a save before each one, whose median is the undisturbed step."""
+    row_share: float = 1 / 8
+    """Of the rows of each table, drawn at random, that a row save writes."""
+    ceiling_bytes: int = 512 * 2**20
+    """Of the extra host memory of a worker in a rolling save."""
+    seed: int = 1
+    """Decides batches and rows."""
+
+
+def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
+    """The `terabyte` recipe with the tables of `job`, laid over the ranks table by table."""
+    workload = Workload(rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed)
+    batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)
+    overrides = [
+        "train.device=cpu",
+        f"train.run_folder={tempfile.gettempdir()}",
+        f"data.global_batch_size={job.global_batch_size}",
+        "tables.optimizer=rowwise_adagrad",
+        "sharding.strategy=torchrec",
+        'sharding.kinds=["table_wise"]',
+        "sharding.data_parallel_rows=0",
+    ]
+    loader = cast("DataLoader", batches)
+    inputs = Inputs(
+        config=load_config(workload.recipe, overrides),
+        recipe=workload.recipe,
+        ranks=ranks,
+        device=torch.device("cpu"),
+        manifest=batches.manifest,
+        loader=loader,
+        test_loader=loader,
+        source=None,
+        ids={},
+    )
+    return Training(inputs, cycle(list(batches)), initialize)

@@ -1,0 +1,216 @@
+"""What saving costs while a model trains: `python -m experiments.checkpointing [--quick]`.
+
+Two workers train 26 tables of 64 columns, 2.6 GB with the state of row-wise Adagrad, and save them again
+and again while training goes on: by `torch.distributed.checkpoint` (DCP), both `save` of TorchRec's sharded
+state and `async_save` of the plain local tensors, by `torch.save` per rank and fsync, by plain writing
+(through the page cache) and fsync, and by `cpr.checkpoint`. All take turns in one run over several rounds, in
+memory that is warm. Before that comes one pass in which each starts from memory given back to the system, for
+the memory figures. Interrupted, the command goes on where it stopped. Figures, ours over theirs, each a
+median over rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
+
+- `blocked_ratio_rolling`, `blocked_ratio_consistent`: time that training waits, all pieces together, over
+  DCP's `save`. What a step waits before its update, for rows to be copied as they were, counts.
+- `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
+  is the time from the start of a save to its commit, less the steps done in it at the undisturbed pace, which
+  is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` counts what ours does after
+  the commit too: reading the new save again and deleting an old one, which DCP leaves to its user.
+- `save_ratio_to_dcp`, `save_ratio_to_raw`: bytes/s from start to commit of a full save that training waits
+  for to its end, over DCP's `save` and over plain writing.
+- `load_ratio_to_dcp`, `load_ratio_to_dcp_warm`: speed of loading all (ours verifies every digest), from files
+  that are not in the page cache, and from files that may be.
+- `row_save_blocked_share`, `row_save_bytes_share`: a save of 1/8 of the rows, drawn at random, over a full
+  rolling save.
+- `throughput_while_saving`: steps/s from start to commit of a rolling save over those before it.
+- `peak_extra_bytes`, `peak_extra_bytes_consistent`, `peak_extra_bytes_dcp_async`: most memory (RSS) that a
+  worker takes more than just before, from making the checkpointer to the commit; of the worker with most.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import IO, Final
+
+from experiments.checkpointing.job import Job
+from experiments.checkpointing.picture import draw
+from experiments.harness.launch import check_ended_well, running, torchrun_command
+from experiments.harness.record import QUICK, Record, Row
+
+ROUNDS: Final = 4
+PROCESSES: Final = 2
+POLL_S: Final = 0.2
+KEEP_MEMORY: Final = "GLIBC_TUNABLES=" + ":".join(
+    f"glibc.malloc.{setting}" for setting in ("mmap_max=0", f"trim_threshold={2**40}", "arena_max=1")
+)
+"""What was freed stays with the process, whatever its size and thread: more than `dlrm.launch.malloc` does,
+because DCP copies into blocks beyond its limits. So the second save of each finds its memory warm."""
+SCRATCH: Final = Path("runs") / "checkpointing"
+"""Where checkpoints are written, and deleted again: up to 20 GB, under the current folder."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
+    options = parser.parse_args(arguments)
+    job, rounds = Job(), options.rounds
+    if options.quick:
+        job, rounds = Job(rows=4000, global_batch_size=64, steps_before=2), 1
+    record = Record("checkpointing", asdict(job) | {"rounds": rounds}, seeds=[job.seed], quick=options.quick)
+    with measuring(job, missing(record.rows, rounds), quick=options.quick) as next_row:
+        for key in keys(rounds):
+            record.measure(key, next_row)
+            print(f"{key}: stored", flush=True)
+    figures = figures_of(record.rows)
+    path = record.finish(figures, NOTES)
+    draw(record.rows, path.with_suffix(".png"))
+    print(f"{json.dumps(figures, indent=1)}\nstored in {path}")
+    return 0
+
+
+def keys(rounds: int) -> list[str]:
+    """Of all rows, in the order of their measurement."""
+    return ["memory", *(f"round {number}" for number in range(rounds))]
+
+
+def missing(rows: Sequence[Row], rounds: int) -> list[str]:
+    """The keys that are still to be measured."""
+    measured = {row["key"] for row in rows}
+    return [key for key in keys(rounds) if key not in measured]
+
+
+@contextmanager
+def measuring(job: Job, wanted: Sequence[str], *, quick: bool) -> Iterator[Callable[[], Row]]:
+    """Workers that measure `wanted` one after the other; gives a function that waits for the next of them."""
+    if not wanted:
+        yield _nothing_left
+        return
+    scratch = QUICK / "checkpointing" if quick else SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    scratch.mkdir(parents=True)
+    out = scratch / "measured.jsonl"
+    out.touch()
+    request = {
+        "job": asdict(job),
+        "memory": "memory" in wanted,
+        "rounds": [int(key.removeprefix("round ")) for key in wanted if key != "memory"],
+        "scratch": str(scratch.absolute()),
+        "out": str(out.absolute()),
+    }
+    worker = torchrun_command("experiments.checkpointing.worker", [json.dumps(request)], PROCESSES)
+    command = ["env", KEEP_MEMORY, *worker]
+    try:
+        with (
+            tempfile.TemporaryFile("w+") as output,
+            running(command, threads=1, output=output) as launcher,
+        ):
+            rows = _rows(out, launcher, output)
+            yield lambda: next(rows)
+            for _ in rows:  # none is left; the workers end
+                raise AssertionError("the workers measured more than was wanted")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _nothing_left() -> Row:
+    raise AssertionError("everything was measured")
+
+
+def _rows(out: Path, launcher: "subprocess.Popen[bytes]", output: IO[str]) -> Iterator[Row]:
+    """What the workers have measured, as it comes."""
+    seen = 0
+    while True:
+        ended = launcher.poll() is not None
+        text = out.read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        for line in lines[seen:]:
+            row: Row = json.loads(line)
+            del row["key"]
+            yield row
+        seen = len(lines)
+        if ended:
+            check_ended_well(launcher, output)
+            return
+        time.sleep(POLL_S)
+
+
+def ratios(rows: Sequence[Row], ours: Callable[[Row], float], theirs: Callable[[Row], float]) -> list[float]:
+    """Ours over theirs within each round."""
+    return [ours(row) / theirs(row) for row in rows if "round" in row]
+
+
+def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
+    """All figures."""
+
+    def saver(name: str, value: str) -> Callable[[Row], float]:
+        return lambda row: float(row["savers"][name][value])
+
+    def rate(name: str) -> Callable[[Row], float]:
+        return lambda row: row["savers"][name]["bytes"] / row["savers"][name]["committed_s"]
+
+    def load_rate(name: str) -> Callable[[Row], float]:
+        return lambda row: 1 / float(row["loads"][name])
+
+    def pace(row: Row) -> float:
+        saved = row["savers"]["ours rolling"]
+        return float(saved["steps"] / saved["wall_s"])
+
+    def lost_for_good(name: str) -> Callable[[Row], float]:
+        return lambda row: float(row["savers"][name]["lost_s"] + row["savers"][name]["lost_after_s"])
+
+    pairs = {
+        "blocked_ratio_rolling": (saver("ours rolling", "blocked_s"), saver("dcp save", "blocked_s")),
+        "blocked_ratio_consistent": (saver("ours consistent", "blocked_s"), saver("dcp save", "blocked_s")),
+        "lost_ratio_to_dcp_async": (saver("ours rolling", "lost_s"), saver("dcp async", "lost_s")),
+        "lost_ratio_to_dcp_async_consistent": (
+            saver("ours consistent", "lost_s"),
+            saver("dcp async", "lost_s"),
+        ),
+        "lost_ratio_to_dcp_async_with_clearing": (lost_for_good("ours rolling"), lost_for_good("dcp async")),
+        "save_ratio_to_dcp": (rate("ours waiting"), rate("dcp save")),
+        "save_ratio_to_raw": (rate("ours waiting"), rate("raw")),
+        "load_ratio_to_dcp": (load_rate("ours cold"), load_rate("dcp cold")),
+        "load_ratio_to_dcp_warm": (load_rate("ours warm"), load_rate("dcp warm")),
+        "row_save_blocked_share": (saver("ours rows", "blocked_s"), saver("ours rolling", "blocked_s")),
+        "row_save_bytes_share": (saver("ours rows", "bytes"), saver("ours rolling", "bytes")),
+        "throughput_while_saving": (
+            pace,
+            lambda row: 1 / float(row["savers"]["ours rolling"]["undisturbed_step_s"]),
+        ),
+    }
+    figures: dict[str, float | None] = {}
+    for name, (ours, theirs) in pairs.items():
+        values = ratios(rows, ours, theirs)
+        figures |= {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+    (alone,) = (row for row in rows if row["key"] == "memory")
+    for name, which in (
+        ("", "ours rolling"),
+        ("_consistent", "ours consistent"),
+        ("_dcp_async", "dcp async"),
+    ):
+        figures[f"peak_extra_bytes{name}"] = alone["savers"][which]["extra_bytes"]
+    return figures
+
+
+NOTES: Final = {
+    "blocked_ratio_consistent": (
+        "The consistent save has room for all rows of a worker, so that training waits for the copy alone; "
+        "peak_extra_bytes_consistent is what that takes. The rolling one has a ceiling of 512 MiB."
+    ),
+    "lost_ratio_to_dcp_async": (
+        "async_save gets plain local tensors: TorchRec's ShardedTensor fails in it on the CPU with "
+        "torch 2.13."
+    ),
+    "load_ratio_to_dcp_warm": (
+        "cpr.checkpoint writes past the page cache where the file system lets it; its files are only in the "
+        "cache if reading brought them there. DCP's may be there from writing."
+    ),
+}

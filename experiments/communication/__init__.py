@@ -1,0 +1,1 @@
+"""What the ways to exchange dense gradients are worth. `python -m experiments.communication`."""

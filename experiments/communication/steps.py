@@ -1,0 +1,160 @@
+"""Contenders of `experiments.communication` take turns on a dense part, in its workers: seconds and bytes."""
+
+import gc
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch.distributed as dist
+
+from dlrm.comm.autotune import tuner as automatic
+from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.training.data import Ranks
+from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS
+from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
+from experiments.communication.rounds import Effort, is_over, still_in
+from experiments.communication.ways import Way, make_way
+from experiments.harness.network import sent_bytes
+from experiments.harness.training import of_rank_0
+
+
+class Contest:
+    """Contenders that take turns in one process group; all ranks make the same calls.
+
+    Args:
+        model: one of `communication_models.MODELS`.
+        names: of contenders.
+        ranks: this process and the others.
+    """
+
+    def __init__(self, model: str, names: Sequence[str], ranks: Ranks) -> None:
+        self.model = model
+        """Its name."""
+        shape = MODELS[model]
+        self._part = DensePart(shape)
+        self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
+        self._steps = shape.steps
+        # that do not count, as they find in the caches what others left there; they hold no large gradient
+        self._steps_before = 0 if shape.is_large else 1
+        self._ways: dict[str, Way] = {}
+        self._chosen = BASELINE  # until `choose` has been called
+        for name in names:
+            self._add(name)
+
+    def choose(self) -> dict[str, Any]:
+        """Let `auto` train until it has decided and tries nothing any more, on the links as they are now.
+
+        Returns:
+            `chosen`: the contender that is what it chose; `plan`: its reasons; `settled_at_step`: the last
+            step in which it tried something.
+        """
+        way = make_way(AUTO, self._part, self._steps)
+        assert way.replicas is not None, "it is one of ours"
+        steps = 0
+        with _told() as lines:
+            while not way.replicas.is_settled:  # which all ranks learn in the same step
+                way.step(next(self._samples))
+                steps += 1
+        assert way.replicas.chosen is not None, "it is settled"
+        self._chosen = CHOSEN[way.replicas.chosen]
+        del way
+        gc.collect()  # what it has tried refers to each other, and may be as large as the model
+        return {"chosen": self._chosen, "plan": "\n".join(lines), "settled_at_step": steps}
+
+    def time(self, effort: Effort) -> dict[str, Any]:
+        """What was chosen, and everybody else, on the same links.
+
+        Args:
+            effort: allowed.
+
+        Returns:
+            `rounds`: seconds of a step by contender; `link_bytes`, counted, that left the busiest node in a
+            step; `formula_bytes` of our contenders: what a rank sends, on average, without what TCP adds;
+            `num_values` of a gradient.
+        """
+        if self._chosen not in self._ways:
+            self._add(self._chosen)
+        self._take_figures()  # of what went before
+        measured, counted = self._rounds(effort)
+        return {
+            "rounds": measured,
+            "link_bytes": _of_busiest(counted),
+            "formula_bytes": {name: figures.sent_bytes for name, figures in self._take_figures().items()},
+            "num_values": num_dense(self._part),
+        }
+
+    def _add(self, name: str) -> None:
+        way = make_way(CONTENDERS[name], self._part, self._steps)
+        for _ in range(way.warm_up_steps):
+            way.step(next(self._samples))
+        way.drain()
+        self._ways[name] = way
+
+    def _take_figures(self) -> dict[str, ExchangeFigures]:
+        """Of our contenders, since this was last asked; of those that have made a step."""
+        taken = {
+            name: way.replicas.take_figures() for name, way in self._ways.items() if way.replicas is not None
+        }
+        return {name: figures for name, figures in taken.items() if figures is not None}
+
+    def _rounds(self, effort: Effort) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+        """Seconds of each round, and bytes; in a new order each time, on all ranks alike."""
+        shuffled, began = random.Random(0), perf_counter()
+        measured: list[dict[str, float]] = []
+        counted: dict[str, list[float]] = {name: [] for name in self._ways}
+        names = sorted(self._ways)
+        while names:
+            shuffled.shuffle(names)
+            measured.append({})
+            for name in names:
+                measured[-1][name], sent = self._turn(name)
+                counted[name].append(sent)
+            if len(measured) == effort.full_rounds:
+                began = perf_counter()
+            if len(measured) >= effort.full_rounds:
+                over = is_over(measured, self._chosen, effort, perf_counter() - began)
+                names = of_rank_0([] if over else still_in(measured, self._chosen))
+        return measured, counted
+
+    def _turn(self, name: str) -> tuple[float, float]:
+        """Seconds and bytes of a step."""
+        way = self._ways[name]
+        for _ in range(self._steps_before):
+            way.step(next(self._samples))
+        way.drain()
+        dist.barrier()
+        began, sent = perf_counter(), sent_bytes()
+        for _ in range(way.steps):
+            way.step(next(self._samples))
+        way.drain()
+        dist.barrier()
+        return (perf_counter() - began) / way.steps, (sent_bytes() - sent) / way.steps
+
+
+def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:
+    """Median over turns of the bytes of the node that sends most."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, counted)
+    return {name: max(median(each[name]) for each in every) for name in counted}
+
+
+@contextmanager
+def _told() -> Iterator[list[str]]:
+    """What `auto` says meanwhile."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(automatic.__name__)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,126 @@
+"""From rows of emulated runs to figures: differences to the run without failures, means, intervals, slopes.
+
+Runs of one seed share everything but the scheme, so that differences are taken within a seed, and a seed
+counts once: intervals are Student's t over seeds. They hold what differs between seeds, above all when and
+where the failures come.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import mean
+from typing import Final
+
+import numpy as np
+
+from experiments.emulation.emulation import NO_FAILURE, Run
+from experiments.harness.record import Row
+from experiments.precision import half_width
+
+TEN_THOUSANDTHS: Final = 1e4
+"""The unit in which pictures show differences of AUC."""
+NETWORKS: Final = {
+    "": ("dlrm", "rowwise_adagrad"),
+    "_sgd": ("dlrm", "sgd"),
+    "_dcnv2": ("dcnv2", "rowwise_adagrad"),
+}
+"""Network and optimizer by the ending of the figures."""
+NEARLY_ONE: Final = 1 - 1e-12
+"""The largest correlation on Fisher's scale, which ends before 1."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, and half the width of its 95 % confidence interval."""
+
+    value: float
+    ci: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """From one value a seed, two at least."""
+        return cls(mean(values), half_width(values))
+
+    def figures(self, name: str) -> dict[str, float]:
+        """As figures of a result: the value, and its interval under `..._ci`."""
+        return {name: self.value, f"{name}_ci": self.ci}
+
+
+def run_of(row: Row) -> Run:
+    """The run that a row was measured in."""
+    return Run(**{field.name: row[field.name] for field in fields(Run)})
+
+
+def setting_of(run: Run) -> Run:
+    """What the runs of all seeds have in common."""
+    return replace(run, seed=0)
+
+
+def deltas(rows: Sequence[Row], value: str = "auc") -> dict[Run, float]:
+    """`value` minus that of the run without failures, for each run with failures."""
+    found = {run_of(row): row[value] for row in rows}
+    return {
+        run: measured - found[run.without_failures]
+        for run, measured in found.items()
+        if run.scheme != NO_FAILURE
+    }
+
+
+def by_setting(values: Mapping[Run, float]) -> dict[Run, list[float]]:
+    """The values of each setting, one a seed."""
+    grouped: dict[Run, list[float]] = {}
+    for run, value in values.items():
+        grouped.setdefault(setting_of(run), []).append(value)
+    return grouped
+
+
+def estimates(rows: Sequence[Row], value: str = "auc") -> dict[Run, Estimate]:
+    """The mean difference to the run without failures, for each setting."""
+    return {run: Estimate.of(values) for run, values in by_setting(deltas(rows, value)).items()}
+
+
+def slope(points: Mapping[Run, tuple[float, float]]) -> Estimate:
+    """How much y grows with x, on a line through the origin: a least-squares fit within each seed.
+
+    Args:
+        points: x and y of each run.
+    """
+    seeds: dict[int, list[tuple[float, float]]] = {}
+    for run, point in points.items():
+        seeds.setdefault(run.seed, []).append(point)
+    fitted = []
+    for seed in sorted(seeds):
+        x, y = np.array(seeds[seed]).T
+        fitted.append(float(x @ y / (x @ x)))
+    return Estimate.of(fitted)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's over all runs, and its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, points: Mapping[Run, tuple[float, float]]) -> "Correlation":
+        """From x and y of each run, of two seeds at least.
+
+        Runs of a seed share their failures, so that a seed counts once: the interval is that of a jackknife
+        which leaves out one seed after the other, on Fisher's scale (`arctanh`), with Student's t.
+        """
+        seeds = sorted({run.seed for run in points})
+        whole = _pearson(list(points.values()))
+        without = [_pearson([xy for run, xy in points.items() if run.seed != seed]) for seed in seeds]
+        scaled, *fewer = np.arctanh(np.clip([whole, *without], -NEARLY_ONE, NEARLY_ONE))
+        reach = half_width([float(len(seeds) * scaled - (len(seeds) - 1) * each) for each in fewer])
+        return cls(whole, float(np.tanh(scaled - reach)), float(np.tanh(scaled + reach)))
+
+    def figures(self, name: str) -> dict[str, float]:
+        """As figures of a result: the value, and its interval under `..._low` and `..._high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def _pearson(points: Sequence[tuple[float, float]]) -> float:
+    x, y = np.array(points).T
+    return float(np.corrcoef(x, y)[0, 1])

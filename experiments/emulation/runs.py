@@ -1,0 +1,247 @@
+"""Measuring many emulated runs: in two processes, each run kept on disk at once, with the time that is left.
+
+The runs are kept apart from the results (`runs/emulation`), so that experiments share them: a run is valid as
+long as the code that made it, its data and the versions of the packages are the same. An experiment that is
+interrupted, or started again with more seeds, measures only what is missing.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from cpr.priority import PriorityConfig
+from data.dataset import read_manifest
+from experiments.emulation.data import DEFAULT_COVERING, default_dataset, skewed_dataset
+from experiments.emulation.emulation import Run
+from experiments.emulation.worker import Workload, emulate, start
+from experiments.harness.launch import ROOT
+from experiments.harness.record import QUICK, RESULTS, Record, Row, versions
+from experiments.harness.samples import identity_of
+
+PROCESSES: Final = 2
+CODE: Final = (
+    *(f"{package}/**/*.py" for package in ("cpr", "data", "dlrm")),
+    "dlrm/recipes/tiny.toml",
+    *(f"experiments/emulation/{module}.py" for module in ("data", "emulation", "worker")),
+    "experiments/harness/training.py",
+)
+"""What decides how a run ends."""
+KEPT: Final = ROOT / "runs" / "emulation"
+OTHERS: Final = ROOT / "runs" / "other_data"
+"""Where results of data other than ours are stored: all that the report says is of ours."""
+LEAVE_S: Final = 5.0
+"""How long a process whose parent has died takes to clear up."""
+QUICK_STEPS: Final = 8
+QUICK_SEEDS: Final = 2
+
+Plan = Callable[[int], Sequence[Run]]
+"""All runs of a seed, those first that matter most."""
+
+
+def measure_experiment(
+    name: str,
+    arguments: Sequence[str] | None,
+    *,
+    description: str,
+    plan: Plan,
+    seeds: int,
+) -> Record:
+    """Parse an experiment's command line and measure its runs, seed by seed.
+
+    Args:
+        name: of the experiment.
+        arguments: the command line; None: that of this process.
+        description: of the command.
+        plan: its runs.
+        seeds: how many by default.
+
+    Returns:
+        The record with one row for each run, not finished yet.
+    """
+    parser = _parser(description, seeds)
+    options = _parse(parser, arguments)
+    folder = QUICK if options.quick else OTHERS if options.dataset else RESULTS
+    if options.figures:
+        try:
+            return _stored(name, folder)
+        except ValueError as error:
+            parser.error(str(error))
+    workload = Workload(
+        dataset=str(options.dataset or default_dataset(quick=options.quick)),
+        max_steps=QUICK_STEPS if options.quick else 0,
+        covering=PriorityConfig.covering if options.dataset else DEFAULT_COVERING,
+    )
+    chosen = range(QUICK_SEEDS if options.quick else options.seeds)
+    runs = [
+        run
+        for seed in chosen
+        for run in plan(seed)
+        if run.top_coverage is None or options.dataset is None  # data of others has the skew that it has
+    ]
+    config = {**asdict(workload), "dataset": identity_of(workload.dataset), "samples_tested": "the last day"}
+    record = Record(name, config, seeds=list(chosen), folder=folder)
+    rows = measure(runs, workload, QUICK / "emulation" if options.quick else KEPT)
+    for run in runs:
+        record.measure(run.name, lambda run=run: rows[run])  # type: ignore[misc]
+    return record
+
+
+def _stored(name: str, folder: Path) -> Record:
+    """The runs of a stored result, whatever code and data made them: each says at which commit.
+
+    Raises:
+        ValueError: there is none that is finished.
+    """
+    path = folder / f"{name}.json"
+    stored: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
+    if stored["finished"] is None:
+        raise ValueError(f"{path} is not there or not finished: measure it first, without --figures")
+    record = Record(name, stored["config"], seeds=stored["seeds"], folder=folder)
+    record.keep(lambda _: True)
+    return record
+
+
+def finish_experiment(
+    record: Record,
+    figures_of: Callable[[Sequence[Row]], Mapping[str, float]],
+    draw: Callable[[Sequence[Row], Path], object],
+) -> int:
+    """Store the figures of all measured runs, draw and print them; the exit code.
+
+    Args:
+        record: of `measure_experiment`.
+        figures_of: the rows.
+        draw: the rows, to this path.
+    """
+    figures = figures_of(record.rows)
+    path = record.finish(figures)
+    draw(record.rows, path.with_suffix(".png"))
+    for name, value in figures.items():
+        print(f"{name}: {value:.6f}")
+    print(f"stored in {path}")
+    return 0
+
+
+def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Row]:
+    """The rows of these runs: those that are kept already, and the others measured now, in their order.
+
+    Args:
+        runs: what to measure; repeated ones are measured once.
+        workload: what they share.
+        kept: folder of the runs that were measured before.
+    """
+    folder = kept / _digest(workload)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {run: folder / f"{hashlib.sha256(run.name.encode()).hexdigest()[:24]}.json" for run in runs}
+    missing = [run for run, path in paths.items() if not path.exists()]
+    for top_coverage in sorted({run.top_coverage for run in missing if run.top_coverage is not None}):
+        skewed_dataset(Path(workload.dataset), top_coverage)  # by one process, before several read it
+    with tqdm(total=len(paths), initial=len(paths) - len(missing), unit="run", smoothing=0.1) as bar:
+        for run, outcome in _emulated(missing, workload):
+            _write(paths[run], {**run.to_dict(), **outcome})
+            bar.write(f"{run.name}: AUC {outcome['auc']:.5f}, PLS {outcome['pls']:.3f}")
+            bar.update()
+    return {run: json.loads(path.read_text()) for run, path in paths.items()}
+
+
+def _parser(description: str, seeds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add(
+        "dataset",
+        nargs="?",
+        type=Path,
+        help="prepared data, whose result is stored in runs/other_data; default datasets/emulation, made if "
+        "absent",
+    )
+    add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
+    add("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    add("--figures", action="store_true", help="measure nothing: work figures out anew from the stored runs")
+    return parser
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("--seeds must be at least 2: one run says nothing about the next")
+    if options.dataset is not None:
+        try:
+            read_manifest(str(options.dataset))
+        except ValueError as error:
+            parser.error(str(error))
+        except NotADirectoryError:
+            parser.error(
+                f"{options.dataset} is a file, and prepared data is a folder. Make one with "
+                "`python -m data.prepare`"
+            )
+    return options
+
+
+def _emulated(runs: Sequence[Run], workload: Workload) -> Iterator[tuple[Run, Row]]:
+    """Runs with what came of them, as they end."""
+    if not runs:
+        return
+    with _processes(min(PROCESSES, os.cpu_count() or 1, len(runs))) as pool:
+        waiting: dict[Future[dict[str, Any]], Run] = {
+            pool.submit(emulate, run, workload): run for run in runs
+        }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def _start() -> None:
+    """Get a process ready, and have it end with the one that hands out the runs, however that ends."""
+    start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves blocks, so that no files are left
+    Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this process was started by another one"
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LEAVE_S)
+    os._exit(1)
+
+
+@contextmanager
+def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes of one thread each; what waits for them is dropped when the block ends early."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(number, mp_context=context, initializer=_start)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _digest(workload: Workload) -> str:
+    """Names everything that decides how a run ends, besides the run."""
+    digest = hashlib.sha256()
+    for pattern in CODE:
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    shared: Mapping[str, Any] = {**asdict(workload), "dataset": identity_of(workload.dataset)}
+    digest.update(json.dumps([shared, versions()], sort_keys=True).encode())
+    return digest.hexdigest()[:24]
+
+
+def _write(path: Path, row: Row) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(row))
+    temporary.replace(path)

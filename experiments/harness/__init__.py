@@ -1,0 +1,1 @@
+"""What experiments share: records of results, launches, networks, workers and data."""

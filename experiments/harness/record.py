@@ -1,0 +1,180 @@
+"""How an experiment stores what it found: one JSON file a name, complete with its circumstances.
+
+An experiment adds rows as it measures them; each is on disk at once, so an interrupted experiment
+goes on where it stopped. Rows carry a `key` that says which measurement they are. A file belongs to
+one configuration, commit, machine and set of versions: rows measured under others are not mixed in,
+but for rows of another commit that are kept on purpose (`Record.keep`), each of which says so.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+RESULTS: Final = Path(__file__).parents[1] / "results"
+QUICK: Final = Path("runs") / "quick"
+"""Where quick runs leave their results, under the current folder."""
+CIRCUMSTANCES: Final = ("config", "commit", "versions", "machine", "seeds")
+"""What must be equal for rows to belong to one result."""
+PACKAGES: Final = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "pyarrow", "polars")
+
+Row = dict[str, Any]
+
+
+class Record:
+    """The result of one experiment, kept on disk while it is being made.
+
+    Args:
+        name: the experiment; the result is `RESULTS/NAME.json`.
+        config: everything that the figures depend on besides the code; another config starts over.
+        seeds: the seeds used.
+        quick: a small run for tests, which never overwrites a stored result.
+        folder: where to write; default `experiments/results`, for quick runs `runs/quick`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        seeds: Sequence[int],
+        quick: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        if folder is None:
+            folder = QUICK if quick else RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{name}.json"
+        self._body: dict[str, Any] = {
+            "experiment": name,
+            "command": " ".join(["python", "-m", f"experiments.{name}", *sys.argv[1:]]),
+            "commit": _commit(),
+            "versions": versions(),
+            "machine": machine(),
+            "seeds": list(seeds),
+            "config": json.loads(json.dumps(dict(config))),
+            "finished": None,
+            "figures": {},
+            "notes": {},
+            "rows": [],
+        }
+        self._stored: dict[str, Any] = {}
+        if self.path.exists():
+            self._stored = stored = json.loads(self.path.read_text())
+            same = all(stored[name] == self._body[name] for name in CIRCUMSTANCES)
+            if same and stored["finished"] is None:
+                self._body["rows"] = list(stored["rows"])
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows measured so far."""
+        return list(self._body["rows"])
+
+    def keep(self, is_kept: Callable[[Row], bool]) -> None:
+        """Take over rows that were stored before, at whatever commit, which each says from now on (`commit`).
+
+        Args:
+            is_kept: which of them.
+
+        Raises:
+            ValueError: none are stored, or others than the commit are different circumstances.
+        """
+        others = [name for name in CIRCUMSTANCES if name != "commit"]
+        differing = [name for name in others if self._stored.get(name) != self._body[name]]
+        if differing:
+            raise ValueError(
+                f"no rows of {self.path} can be kept: it is not there, or of other {', '.join(differing)}; "
+                "measure all of them"
+            )
+        have = {row["key"] for row in self._body["rows"]}
+        self._body["rows"] += [
+            {"commit": self._stored["commit"], **row}
+            for row in self._stored["rows"]
+            if is_kept(row) and row["key"] not in have
+        ]
+        self._body["command"] = self._stored["command"]  # the one that measures them too
+
+    def measure(self, key: str, function: Callable[[], Row]) -> Row:
+        """The stored row named `key`, or the one that `function` measures now."""
+        for row in self._body["rows"]:
+            if row["key"] == key:
+                return dict(row)
+        row = {"key": key, **function()}
+        self._body["rows"].append(row)
+        self._write()
+        return row
+
+    def finish(self, figures: Mapping[str, float | None], notes: Mapping[str, str] | None = None) -> Path:
+        """Store the figures and mark the result as finished.
+
+        A figure that came out as no number, or as an infinite one, was not measured; a note says so.
+
+        Raises:
+            ValueError: a figure is missing (None) and no note of that name says why.
+        """
+        notes, figures = dict(notes or {}), dict(figures)
+        for name, value in figures.items():
+            if value is not None and not math.isfinite(value):
+                notes[name] = " ".join(filter(None, [f"it came out as {value}.", notes.get(name)]))
+                figures[name] = None
+        silent = sorted(name for name, value in figures.items() if value is None and name not in notes)
+        if silent:
+            raise ValueError(f"figures without a value need a note that says why: {silent}")
+        self._body["figures"] = figures
+        self._body["notes"] = notes
+        self._body["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._write()
+        return self.path
+
+    def _write(self) -> None:
+        temporary = self.path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(self._body, indent=1) + "\n")
+        temporary.replace(self.path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide speed and results."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and memory of this machine."""
+    model, memory_bytes = platform.processor(), 0
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":")[1].strip() if lines else model
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": model,
+        "cores": os.cpu_count(),
+        "memory_bytes": memory_bytes,
+        "system": platform.system(),
+    }
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return f"{head or 'unknown'}{'+changes' if dirty else ''}"

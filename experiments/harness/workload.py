@@ -1,0 +1,159 @@
+"""What `experiments.throughput` trains on, and how: shared by the launcher and its workers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from data.batch import Batch
+from data.criteo import CATEGORY_NAMES, DENSE_NAMES
+from data.dataset import DatasetManifest, Feature
+from data.loader import LoaderConfig
+from data.synthetic.popularity import Popularity
+
+CORES: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to train: whose trainer, and how it is run."""
+
+    trainer: str
+    """`ours` or `torchrec`."""
+    precision: str
+    """`fp32`, or `bf16`: mixed precision."""
+    processes: int
+    """Workers on this machine; the cores are shared evenly among them, as threads."""
+    pipelined: bool = False
+    """torchrec: under `TrainPipelineSparseDist`."""
+    keeps_memory: bool = False
+    """torchrec: with our settings of memory (`dlrm.launch.malloc`), which ours always has."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker."""
+        return CORES // self.processes
+
+    @property
+    def name(self) -> str:
+        """Short and unique."""
+        extras = [" pipelined"] * self.pipelined + [" keeps memory"] * self.keeps_memory
+        return f"{self.trainer} {self.precision} {self.processes}x{self.threads}{''.join(extras)}"
+
+
+OURS: Final = tuple(
+    Setting(trainer="ours", precision=precision, processes=processes)
+    for precision in ("bf16", "fp32")
+    for processes in (1, 2)
+)
+TORCHREC: Final = tuple(
+    Setting(trainer="torchrec", precision=precision, processes=processes, pipelined=pipelined)
+    for precision in ("bf16", "fp32")
+    for processes in (1, 2)
+    for pipelined in (False, True)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Tables, batches and number of steps; the network and the optimizers are those of `recipe`."""
+
+    recipe: str = "terabyte"
+    """Of `dlrm/recipes`."""
+    rows: int = 100_000
+    """Rows of each of the 26 tables."""
+    global_batch_size: int = 2048
+    """Samples in a step, over all processes."""
+    warm_up_steps: int = 15
+    """Steps before the clock starts."""
+    steps: int = 40
+    """Steps that are timed."""
+    num_batches: int = 8
+    """Different batches, used in turn."""
+    seed: int = 1
+    """Decides the batches."""
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """One table each."""
+        return tuple(Feature(name=name, rows=self.rows) for name in CATEGORY_NAMES)
+
+    def batches(self, rank: int, world_size: int) -> list[Batch]:
+        """This rank's part of each global batch, as our loader makes it: ids int64, skewed like Criteo's."""
+        size = self.global_batch_size // world_size
+        mine = slice(rank * size, (rank + 1) * size)
+        popularity = Popularity(self.rows)
+        made = []
+        for number in range(self.num_batches):
+            rng = np.random.default_rng([self.seed, number])
+            ids = popularity.ids(rng.random((len(CATEGORY_NAMES), self.global_batch_size)))[:, mine]
+            dense = rng.random((self.global_batch_size, len(DENSE_NAMES)), dtype=np.float32)[mine]
+            labels = rng.integers(2, size=self.global_batch_size)[mine].astype(np.float32)
+            made.append(
+                Batch(torch.from_numpy(dense), one_hot(ids), torch.from_numpy(labels), num_valid=size)
+            )
+        return made
+
+
+def one_hot(ids: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KeyedJaggedTensor:
+    """One id `[F, B]` for each feature and sample, with all that TorchRec would else compute itself."""
+    num_features, size = ids.shape
+    return KeyedJaggedTensor(
+        keys=list(CATEGORY_NAMES),
+        values=torch.from_numpy(np.ascontiguousarray(ids).reshape(-1)),
+        lengths=torch.ones(num_features * size, dtype=torch.int64),
+        offsets=torch.arange(num_features * size + 1),
+        stride=size,
+        length_per_key=[size] * num_features,
+        offset_per_key=[size * place for place in range(num_features + 1)],
+        index_per_key={name: place for place, name in enumerate(CATEGORY_NAMES)},
+    )
+
+
+class TimedBatches:
+    """Hands out batches in turn and notes how long the consumer takes before it asks for the next.
+
+    In a steady state that is the time of a step, also for a consumer that reads ahead. It stands in for
+    `data.loader.DataLoader` in our training loop and counts as an epoch there.
+
+    Args:
+        workload: which batches.
+        steps: how many.
+        rank: of this process.
+        world_size: number of processes.
+        after_step: called whenever the consumer has asked for more.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        steps: int,
+        rank: int,
+        world_size: int,
+        after_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = LoaderConfig(batch_size=workload.global_batch_size // world_size)
+        self.manifest = DatasetManifest(features=workload.features, parts=())
+        self.epoch = 0
+        self.took_s: list[float] = []
+        self._batches = workload.batches(rank, world_size)
+        self._steps = steps
+        self._after_step = after_step
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, once."""
+        for step in range(self._steps):
+            start_s = perf_counter()
+            yield self._batches[step % len(self._batches)]
+            self.took_s.append(perf_counter() - start_s)
+            self._after_step()
+        self.epoch += 1

@@ -1,0 +1,1 @@
+"""Whether training's host memory grows. `python -m experiments.memory_growth`."""

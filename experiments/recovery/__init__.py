@@ -1,0 +1,1 @@
+"""What a failure costs under `cpr.PartialRecovery`. `python -m experiments.recovery`."""

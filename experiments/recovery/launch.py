@@ -1,0 +1,271 @@
+"""Whole runs of the trainer on two nodes of this machine, as `experiments.recovery_soak` disturbs them.
+
+A node is a `cpr run` with the torchrun and the workers below it, a folder of its own for resident memory, and
+if there is a `Network`, a network namespace of its own with a link that can be cut. One more node may be
+started in the place of one that is away, and retired later.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from cpr.faults import Node
+from experiments.harness.launch import worker_environment
+from experiments.harness.network import LINK, Network
+
+NODES: Final = 2
+"""That train. The next one is the spare."""
+MEMORY: Final = Path("/dev/shm")
+SETTLE_S: Final = 3.0
+"""How long what watches for a launcher's end may take to see it and clear up."""
+POLL_S: Final = 0.5
+END_S: Final = 120.0
+"""How long after the report nodes may take to end before they count as left behind."""
+STOP_S: Final = 60.0
+"""How long a node that is told to stop may take before it is killed."""
+PORT: Final = 29400
+"""Of the rendezvous, in the namespace of the first node."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What a run left behind that it should not have."""
+
+    processes: int
+    memory_files: int
+    """And folders, in shared memory."""
+    temporary_files: int
+    """And folders of `cpr run`."""
+
+
+class NodesRun:
+    """One run over all nodes; `with` starts it, and leaves nothing running.
+
+    Args:
+        folder: for the run's folders, its log and its temporary files; new.
+        arguments: of `dlrm.train`.
+        workers_per_node: on each.
+        module: what the workers run, `dlrm.train` or the like.
+        environment: more of it, for the workers.
+        network: where the nodes are; None: all on this machine's own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        workers_per_node: int,
+        *,
+        module: str = "dlrm.train",
+        environment: Mapping[str, str] | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self.folder = folder.absolute()
+        self._arguments = list(arguments)
+        self._workers_per_node = workers_per_node
+        self._module, self._environment, self._network = module, dict(environment or {}), network
+        self._launches: dict[int, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+        self._memory = [MEMORY / f"{self.folder.name}-{os.getpid()}-{number}" for number in range(NODES + 1)]
+        self._endpoint = ""
+
+    def __enter__(self) -> "NodesRun":
+        (self.folder / "temporary").mkdir(parents=True)
+        self._log = self._stack.enter_context((self.folder / "log.txt").open("w"))
+        self._endpoint = (
+            f"{self._network.address(0)}:{PORT}" if self._network else f"localhost:{_free_port()}"
+        )
+        for node in range(NODES):
+            self._start(node)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in list(self._launches):
+            self._stop(node)
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for memory in self._memory:
+            shutil.rmtree(memory, ignore_errors=True)
+        self._stack.close()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """For a `Killer`, without the spare."""
+        return [self._node(node) for node in range(NODES)]
+
+    def start_spare(self) -> Node:
+        """Start a node more than are needed: it takes the place of the next one that is not there."""
+        self._start(NODES)
+        return self._node(NODES)
+
+    def retire_spare(self) -> None:
+        """Tell that node to stop, whose place is free afterwards."""
+        self._stop(NODES)
+
+    @property
+    def run_folder(self) -> Path:
+        """Of the trainer; there is one, however often workers were started.
+
+        Raises:
+            RuntimeError: there are several, so the run has begun anew; or none.
+        """
+        found = [path for path in (self.folder / "runs").iterdir() if path.is_dir()]
+        if len(found) != 1:
+            raise RuntimeError(f"a run has one folder, and there are {len(found)}:\n{self._end_of_log()}")
+        return found[0]
+
+    @property
+    def steps_done(self) -> int:
+        """As the trainer logged them last."""
+        lines = [line for path in self._found("metrics.jsonl") for line in path.read_text().splitlines()]
+        return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether training has come to its end."""
+        return bool(self._found("report.json"))
+
+    def wait_for_folder(self) -> Path:
+        """The trainer's folder, as soon as it is there.
+
+        Raises:
+            RuntimeError: the run ended before; the message has the end of the log.
+        """
+        while not self._found("config.json"):
+            if any(launch.poll() is not None for launch in self._launches.values()):
+                raise RuntimeError(f"the run did not begin:\n{self._end_of_log()}")
+            time.sleep(POLL_S)
+        return self.run_folder
+
+    def wait(self, timeout_s: float) -> dict[str, Any]:
+        """The run's report, when all nodes have ended, or should have.
+
+        Raises:
+            RuntimeError: there is no report in time; the message has the end of the log.
+        """
+        deadline, reported = time.monotonic() + timeout_s, False
+        while any(launch.poll() is None for launch in list(self._launches.values())):
+            if not reported and self.is_reported:
+                deadline, reported = time.monotonic() + END_S, True
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+        if not self.is_reported:
+            raise RuntimeError(f"the run did not end, or not well:\n{self._end_of_log()}")
+        report: dict[str, Any] = json.loads((self.run_folder / "report.json").read_text())
+        return report
+
+    def failed_nodes(self) -> int:
+        """Nodes that have not ended by themselves, or not well."""
+        failed = {node: code for node, launch in self._launches.items() if (code := launch.poll()) != 0}
+        for node, code in failed.items():
+            logger.warning("node %d %s", node, "has not ended" if code is None else f"ended with code {code}")
+        return len(failed)
+
+    def leftovers(self) -> Leftovers:
+        """What is still there of the run, after its end: processes, memory, unfinished files."""
+        time.sleep(SETTLE_S)
+        processes = self._processes()
+        memory_files = [
+            path
+            for memory in self._memory
+            for path in memory.rglob("*")
+            if path.is_file() or path.parent != memory  # the user's folder stays
+        ]
+        temporary = [
+            path
+            for path in (*(self.folder / "temporary").rglob("*"), *self.run_folder.rglob("*.tmp*"))
+            if path.is_file() or path.name.startswith("cpr-")
+        ]
+        for path in (*memory_files, *temporary):
+            logger.warning("left behind: %s", path)
+        for pid in processes:
+            logger.warning("left behind: process %d (%s)", pid, _command_of(pid))
+        return Leftovers(len(processes), len(memory_files), len(temporary))
+
+    def _found(self, name: str) -> list[Path]:
+        return list((self.folder / "runs").glob(f"*/{name}"))
+
+    def _processes(self) -> list[int]:
+        """All there are of the run, whoever is their parent."""
+        marks = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
+        return [pid for pid in psutil.pids() if marks & _environment_of(pid)]
+
+    def _node(self, node: int) -> Node:
+        link = self._network.link(node) if self._network else None
+        return Node(pid=self._launches[node].pid, memory=self._memory[node], link=link)
+
+    def _stop(self, node: int) -> None:
+        launch = self._launches.pop(node)
+        if launch.poll() is None:
+            launch.terminate()
+            try:
+                launch.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("node %d did not stop within %g s and is killed", node, STOP_S)
+                launch.kill()
+                launch.wait()
+
+    def _start(self, node: int) -> None:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(NODES)]
+        torchrun += ["--nproc-per-node", str(self._workers_per_node), "--max-restarts", "1000"]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint]
+        torchrun += ["--rdzv-id", self.folder.name]
+        prefix: list[str] = []
+        if self._network:
+            prefix = self._network.command(node)
+            # torchrun does not find out by itself which address is its own: the namespaces share a hostname
+            torchrun += ["--local-addr", self._network.address(node), "--rdzv-conf"]
+            torchrun += [f"is_host={node == 0},keep_alive_interval=1,keep_alive_max_attempt=5"]
+        command = [*prefix, sys.executable, "-m", "cpr.cli", "run", "--restarts", "1000", "--", *torchrun]
+        command += ["-m", self._module, *self._arguments, f"train.run_folder={self.folder / 'runs'}"]
+        environment = {
+            **worker_environment(threads=1),
+            "CPR_RESIDENT_ROOT": str(self._memory[node]),
+            "TMPDIR": str(self.folder / "temporary"),
+            **({"GLOO_SOCKET_IFNAME": LINK} if self._network else {}),
+            **self._environment,
+        }
+        self._memory[node].mkdir(mode=0o700, exist_ok=True)
+        self._launches[node] = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def _end_of_log(self) -> str:
+        return (self.folder / "log.txt").read_text()[-6000:]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return "it has ended meanwhile"
+
+
+def _environment_of(pid: int) -> set[bytes]:
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:  # it has ended, or is another user's
+        return set()

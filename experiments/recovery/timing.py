@@ -1,0 +1,119 @@
+"""From `kill -9` of a worker to the first new training step: rows of `experiments.recovery`."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Final
+
+from experiments.checkpointing.job import Job
+from experiments.harness.launch import check_ended_well, running, torchrun_command
+from experiments.harness.record import Row
+from experiments.recovery.timeline import have_all, phases, read_events
+
+CONTENDERS: Final = {"ours": "experiments.recovery.ours", "rival": "experiments.recovery.baseline"}
+FRESH_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""What plain torchrun needs for the ranks to find each other after a restart; ours does without."""
+TRAINING_S: Final = (3.0, 5.0)
+"""The kill comes at a seeded random time in this range after the first step of all ranks."""
+PATIENCE_S: Final = 240.0
+"""Longest that a start or a restart may take before the measurement is given up."""
+POLL_S: Final = 0.05
+
+
+class Timing:
+    """Starts runs, kills a worker of each, and reads off what followed.
+
+    Args:
+        job: the model.
+        scratch: folder for checkpoints and timelines; removed by its owner.
+        seed: decides whom the kill hits, and when.
+    """
+
+    def __init__(self, job: Job, scratch: Path, seed: int) -> None:
+        self._job = job
+        self._scratch = scratch
+        self._seed = seed
+
+    def round(self, number: int, world_size: int) -> Row:
+        """Seconds of each phase of one restart of each contender; they take turns in coming first."""
+        self._prepare_rival(world_size)
+        names = list(CONTENDERS)[:: -1 if number % 2 else 1]
+        took = {name: self._restart(name, number, world_size) for name in names}
+        return {"round": number, "world_size": world_size, "phases": took}
+
+    def _prepare_rival(self, world_size: int) -> None:
+        """Make the checkpoint that the rival loads after a failure."""
+        if not self._saved("rival", world_size).exists():
+            with self._run("rival", world_size, save=True) as (launcher, output):
+                check_ended_well(launcher, output)
+
+    def _restart(self, name: str, number: int, world_size: int) -> dict[str, float]:
+        rng = random.Random(f"{self._seed} {number} {world_size}")  # the same for both contenders
+        victim, trains_s = rng.randrange(world_size), rng.uniform(*TRAINING_S)
+        with self._run(name, world_size) as (launcher, output):
+            self._wait_for_steps(launcher, output, 0, world_size)
+            time.sleep(trains_s)
+            pids = {event["rank"]: event["pid"] for event in read_events(self._timeline)}
+            killed_at = time.time()
+            os.kill(pids[victim], signal.SIGKILL)
+            self._wait_for_steps(launcher, output, 1, world_size)
+        return phases(read_events(self._timeline), 1, killed_at)
+
+    def _wait_for_steps(
+        self, launcher: "subprocess.Popen[bytes]", output: IO[str], generation: int, world_size: int
+    ) -> None:
+        wait_until(
+            lambda: have_all(read_events(self._timeline), "stepped", generation, world_size), launcher, output
+        )
+
+    @contextmanager
+    def _run(
+        self, name: str, world_size: int, save: bool = False
+    ) -> Iterator[tuple["subprocess.Popen[bytes]", IO[str]]]:
+        """A run of a contender with a timeline of its own, ended at the end of the block."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._timeline.unlink(missing_ok=True)
+        request = {
+            "job": asdict(self._job),
+            "timeline": str(self._timeline),
+            "saved": str(self._saved(name, world_size)),
+            "save": save,
+        }
+        command = torchrun_command(CONTENDERS[name], [json.dumps(request)], world_size, restarts=3)
+        if name == "rival":
+            command = ["env", FRESH_STORE, *command]
+        with (
+            tempfile.TemporaryFile("w+") as output,
+            running(command, threads=1, output=output) as launcher,
+        ):
+            yield launcher, output
+
+    @property
+    def _timeline(self) -> Path:
+        return (self._scratch / "timeline.jsonl").absolute()
+
+    def _saved(self, name: str, world_size: int) -> Path:
+        return (self._scratch / f"{name}-{world_size}").absolute()
+
+
+def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:
+    """Wait until `condition` holds while the launcher runs.
+
+    Raises:
+        RuntimeError: it ended or took too long; the message holds the end of its output.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if launcher.poll() is not None or time.monotonic() > deadline:
+            output.seek(0)
+            what = "took too long" if launcher.poll() is None else f"ended with {launcher.returncode}"
+            raise RuntimeError(f"a run {what}:\n{output.read()[-4000:]}")
+        time.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""Long training under many failures, every row checked. `python -m experiments.recovery_soak`."""

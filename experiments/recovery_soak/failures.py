@@ -1,0 +1,164 @@
+"""What goes wrong in `experiments.recovery_soak`: kinds of failures, when, and nodes that are replaced."""
+
+from threading import Event, Thread
+from typing import Final
+
+from cpr.faults import (
+    AtRate,
+    AtTime,
+    DamageFile,
+    Hang,
+    KillAgent,
+    Killer,
+    KillWorker,
+    Kind,
+    LoseNode,
+    Partition,
+    PauseNode,
+    Plan,
+    Raise,
+    Slow,
+    StorageError,
+    StorageOutage,
+)
+from experiments.recovery.launch import NodesRun
+
+OUTSIDE: Final[tuple[Kind, ...]] = (
+    KillWorker(),
+    KillWorker(),
+    KillWorker(wipe=True),
+    KillAgent(),
+    KillAgent(workers=False),
+    LoseNode(),
+    Partition(duration_s=5.0),
+    Partition(duration_s=40.0),
+    PauseNode(duration_s=5.0),
+    PauseNode(duration_s=45.0),
+    Hang(duration_s=5.0),
+    Hang(duration_s=300.0),
+    DamageFile(),
+)
+INSIDE: Final[tuple[Kind, ...]] = (
+    Raise(),
+    KillWorker(),
+    Slow(num_steps=50, factor=3.0),
+    StorageError(),
+    StorageOutage(duration_s=30.0),
+    StorageOutage(duration_s=60.0, reads=False, error="ENOSPC"),
+    StorageOutage(duration_s=20.0, how="hang"),
+)
+QUICK_INSIDE: Final[tuple[tuple[float, Kind], ...]] = (
+    (8.0, StorageOutage(duration_s=3.0)),
+    (35.0, StorageOutage(duration_s=3.0, how="hang")),
+)
+QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
+    (2.0, KillWorker()),
+    (47.0, PauseNode(duration_s=12.0)),
+    (68.0, LoseNode()),
+)
+"""Seconds after the start, so that all of them happen in a short run."""
+INSIDE_SHARE: Final = 0.25
+"""Of the failures that workers do to themselves; the others come from outside."""
+REPLACED: Final = 1
+"""The node that is; the first one has the rendezvous, without which nobody can take a place."""
+LONG_S: Final = 1e6
+POLL_S: Final = 0.5
+
+
+def plans(mean_s: float, seed: int, quick: bool, partitions: bool) -> tuple[Plan, Plan]:
+    """What workers do to themselves, and what comes from outside.
+
+    Args:
+        mean_s: time between failures.
+        seed: of kinds, times and victims.
+        quick: a few that are sure to happen in a short run.
+        partitions: whether links can be cut.
+    """
+    if quick:
+        inside, outside = (
+            tuple(
+                AtTime(time_s=time_s, kind=kind, seed=seed)
+                for time_s, kind in timed
+                if partitions or not isinstance(kind, Partition)
+            )
+            for timed in (QUICK_INSIDE, QUICK_OUTSIDE)
+        )
+        return Plan(schedules=inside), Plan(schedules=outside)
+    kinds = tuple(kind for kind in OUTSIDE if partitions or not isinstance(kind, Partition))
+    often = AtRate(mean_s=mean_s / (1 - INSIDE_SHARE), seed=seed + 1, kinds=kinds)
+    seldom = AtRate(mean_s=mean_s / INSIDE_SHARE, seed=seed, kinds=INSIDE)
+    return Plan(schedules=(seldom,)), Plan(schedules=(often,))
+
+
+class Replacements:
+    """Cuts a node off, has another one take its place, and retires that one when the first is back.
+
+    The last time, at the end of training, the first is back when the others have finished.
+
+    Args:
+        run: has a spare.
+        killer: of its failures; meanwhile they strike the spare in the place of the other.
+        at_s: when, the first time.
+        away_s: how long the node is cut off.
+        replaced_for_s: how long the other one has its place, or waits for it.
+        last_step: after which the node is cut off for the last time.
+    """
+
+    def __init__(
+        self,
+        run: NodesRun,
+        killer: Killer,
+        *,
+        at_s: float,
+        away_s: float,
+        replaced_for_s: float,
+        last_step: int,
+    ) -> None:
+        self.done = 0
+        """Times that the first was back."""
+        self._run, self._killer = run, killer
+        self._at_s, self._away_s, self._replaced_for_s = at_s, away_s, replaced_for_s
+        self._last_step = last_step
+        self._over = Event()
+        self._thread = Thread(target=self._work, name="replacements")
+
+    def __enter__(self) -> "Replacements":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        if self._over.wait(self._at_s):
+            return
+        self._replace()
+        while self._run.steps_done < self._last_step:
+            if self._over.wait(POLL_S):
+                return
+        self._be_away_at_the_end()
+
+    def _replace(self) -> None:
+        original = self._run.nodes[REPLACED]
+        if not self._cut_off(self._away_s) or self._over.wait(self._replaced_for_s):
+            return
+        self._killer.replace(REPLACED, original)
+        self._run.retire_spare()
+        self.done += 1
+
+    def _be_away_at_the_end(self) -> None:
+        link = self._run.nodes[REPLACED].link
+        assert link is not None
+        if self._cut_off(LONG_S):
+            while not self._run.is_reported:
+                if self._over.wait(POLL_S):
+                    return
+            link.heal()
+            self.done += 1
+
+    def _cut_off(self, away_s: float) -> bool:
+        if not self._killer.fire(Partition(duration_s=away_s), target=REPLACED).happened:
+            return False
+        self._killer.replace(REPLACED, self._run.start_spare())
+        return True

@@ -1,0 +1,269 @@
+"""What every row of a run was after each step, written down without asking the code that saves and recovers.
+
+Each worker appends to a log of its own, on disk, outside of resident memory and checkpoints: before a step
+the ids of its batch, after the step a digest of every row that has changed, with its optimizer state. Logs
+follow each other as workers do: at a step, a shard was as the newest log tells that begins there or before.
+`experiments.recovery_soak.verdict` says what is checked with them.
+
+A log is a line of JSON, then records of three int64 (what, step, count) and two arrays of that many entries.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from cpr.shards.shard import TableShard
+
+ROWS: Final = 0
+"""A record of rows: places (uint32) among all rows of the log, digests (uint64)."""
+BATCH: Final = 1
+"""A record of a batch: tables (uint32) by number, ids (uint64)."""
+
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+Places = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardKey:
+    """Which rows and columns of a table, and what is kept for each row."""
+
+    table_fqn: str
+    table_shape: tuple[int, int]
+    row_offset: int
+    col_offset: int
+    num_rows: int
+    columns: dict[str, tuple[str, int]] = field(hash=False)
+    """By name: dtype, and values a row, 0 for a single one."""
+
+    @property
+    def name(self) -> str:
+        """Unique among all shards of a model."""
+        return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
+
+    @classmethod
+    def of(cls, shard: TableShard) -> "ShardKey":
+        """Of a live shard."""
+        return cls(
+            table_fqn=shard.table_fqn,
+            table_shape=shard.table_shape,
+            row_offset=shard.row_offset,
+            col_offset=shard.col_offset,
+            num_rows=shard.num_rows,
+            columns={
+                name: (str(tensor.dtype).removeprefix("torch."), tensor.shape[1] if tensor.dim() == 2 else 0)
+                for name, tensor in shard.columns.items()
+            },
+        )
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "ShardKey":
+        """From a log."""
+        columns = {name: (dtype, width) for name, (dtype, width) in stored["columns"].items()}
+        return cls(**stored | {"table_shape": tuple(stored["table_shape"]), "columns": columns})
+
+    def empty(self, counters: Sequence[str]) -> TableShard:
+        """A shard of this kind to load into."""
+        columns = {
+            name: torch.empty((self.num_rows, width)[: 2 if width else 1], dtype=getattr(torch, dtype))
+            for name, (dtype, width) in self.columns.items()
+        }
+        return TableShard(
+            table_fqn=self.table_fqn,
+            table_shape=self.table_shape,
+            row_offset=self.row_offset,
+            col_offset=self.col_offset,
+            replicated=False,
+            weights=columns.pop("weights"),
+            optimizer_state=columns,
+            counters={name: torch.zeros((), dtype=torch.float64) for name in counters},
+        )
+
+
+def row_digests(shard: TableShard) -> Digests:
+    """One for each row: weights and optimizer state."""
+    shard.flush()
+    total = np.zeros(shard.num_rows, np.uint64)
+    for name, tensor in sorted(shard.columns.items()):
+        content = tensor.detach().cpu().reshape(shard.num_rows, -1).contiguous().view(torch.uint8).numpy()
+        words = content.view(np.uint64 if content.shape[1] % 8 == 0 else np.uint32).astype(np.uint64)
+        words ^= words >> np.uint64(29)
+        total += ((words + np.uint64(1)) * _factors(name, words.shape[1])).sum(axis=1, dtype=np.uint64)
+    return total
+
+
+@cache
+def _factors(name: str, count: int) -> Digests:
+    """Odd, so that no change of a single word goes unseen."""
+    random = np.random.default_rng(crc32(name.encode()))
+    return random.integers(0, 2**63, count, np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+class Writer:
+    """The log of one worker, from the step at which it begins.
+
+    Args:
+        folder: of all logs.
+        step: that is done.
+        shards: that live here.
+    """
+
+    def __init__(self, folder: Path, step: int, shards: Sequence[TableShard]) -> None:
+        self._shards = list(shards)
+        self._file = os.open(
+            folder / f"{time.time_ns()}-{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        )
+        head = {"shards": [asdict(ShardKey.of(shard)) for shard in shards]}
+        self._digests = self._now()
+        places = np.arange(len(self._digests), dtype=np.uint32)
+        self._write(ROWS, step, places, self._digests, json.dumps(head).encode() + b"\n")
+
+    def batch(self, step: int, features: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+        """The step that begins is to train on these ids, by the name of the feature, a table's last name."""
+        names = sorted(features)
+        numbers = [np.full(len(features[name]), crc32(name.encode()), np.uint32) for name in names]
+        ids = [features[name].astype(np.uint64) for name in names]
+        self._write(BATCH, step, np.concatenate(numbers), np.concatenate(ids))
+
+    def rows(self, step: int) -> None:
+        """The step is finished."""
+        now = self._now()
+        changed = np.flatnonzero(now != self._digests).astype(np.uint32)
+        self._write(ROWS, step, changed, now[changed])
+        self._digests = now
+
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._file)
+
+    def _now(self) -> Digests:
+        return np.concatenate([row_digests(shard) for shard in self._shards] or [np.zeros(0, np.uint64)])
+
+    def _write(self, what: int, step: int, first: Places, second: Digests, head: bytes = b"") -> None:
+        record = np.array([what, step, len(first)], np.int64)
+        os.write(self._file, head + record.tobytes() + first.tobytes() + second.tobytes())
+
+
+class Log:
+    """A log that somebody wrote; a last record that was cut off by a kill does not count."""
+
+    def __init__(self, path: Path) -> None:
+        self.shards: dict[str, ShardKey] = {}
+        self._starts: dict[str, int] = {}
+        self._records: list[tuple[int, int, int, int]] = []
+        """What, step, count, and where its arrays are."""
+        self._content = path.read_bytes()
+        head, newline, _ = self._content.partition(b"\n")
+        if not newline:
+            return
+        start = 0
+        for stored in json.loads(head)["shards"]:
+            key = ShardKey.from_dict(stored)
+            self.shards[key.name], self._starts[key.name] = key, start
+            start += key.num_rows
+        self._num_rows = start
+        self._find_records(len(head) + 1)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it begins."""
+        return bool(self._records)
+
+    @cached_property
+    def has_trained(self) -> bool:
+        """Whether it has a batch."""
+        return any(what == BATCH for what, _, _, _ in self._records)
+
+    @property
+    def begin(self) -> int:
+        """The step at which it begins."""
+        return self._records[0][1]
+
+    @cached_property
+    def last(self) -> int:
+        """The last step that it has."""
+        return max(step for what, step, _, _ in self._records if what == ROWS)
+
+    def digests(self, name: str, step: int) -> Digests:
+        """Of the rows of a shard after a step from `begin` to `last`."""
+        found = np.zeros(self._num_rows, np.uint64)
+        for what, at, count, offset in self._records:
+            if what == ROWS and at <= step:
+                places, digests = self._arrays(count, offset)
+                found[places] = digests
+        start = self._starts[name]
+        return found[start : start + self.shards[name].num_rows]
+
+    def batch(self, step: int) -> dict[int, "np.ndarray[Any, Any]"]:
+        """Ids of the last batch in it, by the digest of the feature's name, if it was that step's."""
+        batches = [record for record in self._records if record[0] == BATCH]
+        if not batches or batches[-1][1] != step:
+            return {}
+        features, ids = self._arrays(*batches[-1][2:])
+        return {int(feature): ids[features == feature] for feature in np.unique(features)}
+
+    def _find_records(self, offset: int) -> None:
+        while offset + 24 <= len(self._content):
+            what, step, count = map(int, np.frombuffer(self._content, np.int64, 3, offset))
+            end = offset + 24 + count * 12
+            if end > len(self._content):
+                return
+            self._records.append((what, step, count, offset + 24))
+            offset = end
+
+    def _arrays(self, count: int, offset: int) -> tuple[Places, Digests]:
+        first = np.frombuffer(self._content, np.uint32, count, offset)
+        return first, np.frombuffer(self._content, np.uint64, count, offset + 4 * count)
+
+
+class History:
+    """All logs of a run, oldest first.
+
+    Args:
+        folder: of the logs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        paths = sorted(folder.glob("*.log"), key=lambda path: int(path.stem.split("-")[0]))
+        self.logs = [log for path in paths if (log := Log(path)).is_whole]
+
+    @property
+    def shards(self) -> dict[str, ShardKey]:
+        """All that ever lived somewhere."""
+        return {name: key for log in self.logs for name, key in log.shards.items()}
+
+    @property
+    def last_steps(self) -> tuple[int, int]:
+        """The last step that all workers, and that some worker has finished; there must be logs."""
+        lasts = [max(log.last for log in self._newest(name, None)) for name in self.shards]
+        return min(lasts), max(lasts)
+
+    def digests(self, name: str, step: int) -> Digests | None:
+        """Of the rows of a shard after a step, as the run was lately; None: nobody has written it down."""
+        found = [log for log in self._newest(name, step) if log.last >= step]
+        return found[-1].digests(name, step) if found else None
+
+    def batch(self, key: ShardKey, step: int) -> "np.ndarray[Any, Any]":
+        """Ids of a table in the batches of a step, if those who trained last have begun it last."""
+        feature = crc32(key.table_fqn.rpartition(".")[2].encode())
+        parts = [ids for log in self._trained_last if (ids := log.batch(step).get(feature)) is not None]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+
+    @cached_property
+    def _trained_last(self) -> list[Log]:
+        """For each shard the newest log with a batch: those who came after may have died before one."""
+        newest = {name: log for log in self.logs if log.has_trained for name in log.shards}
+        return list({id(log): log for log in newest.values()}.values())
+
+    def _newest(self, name: str, step: int | None) -> list[Log]:
+        """Those that tell of a shard: more than one if workers that began together have copies of it."""
+        found = [log for log in self.logs if name in log.shards and (step is None or log.begin <= step)]
+        return [log for log in found if log.begin == found[-1].begin]

@@ -1,0 +1,80 @@
+"""`PartialRecovery` as the soak's workers have it: whatever it does is compared with what a witness knows."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from cpr.checkpoint.checkpointer import Checkpointer
+from cpr.checkpoint.state.model_state import Heir, Stateful
+from cpr.recovery.run.report import Recovery
+from cpr.session import PartialRecovery
+from cpr.shards import find_shards
+from experiments.recovery_soak.verdict import Claim, check_recovery
+from experiments.recovery_soak.witness import History, Writer
+
+FOLDER: Final = "CPR_WITNESS"
+"""Environment variable: where the logs are."""
+CHECKS: Final = "checks.jsonl"
+"""In that folder: a line for each worker and recovery."""
+
+
+class WitnessedRecovery(PartialRecovery):
+    """Checks all rows after each recovery, and writes down what they are after each step."""
+
+    _writer: Writer | None = None
+
+    def restore(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer] = (),
+        states: Mapping[str, Stateful] | None = None,
+        per_rank_states: Mapping[str, Stateful | Heir] | None = None,
+        before_save: Callable[[], object] | None = None,
+        initialize: Callable[[Checkpointer], object] | None = None,
+    ) -> Recovery:
+        """See `PartialRecovery.restore`."""
+        story = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
+        folder = Path(os.environ[FOLDER])
+        shards = find_shards(model, optimizers)
+        claim = Claim(
+            kind=story.kind,
+            step=story.step,
+            save_step=story.save_step,
+            lost={origin.table_fqn: origin.lost for origin in story.sources},
+        )
+        counts = check_recovery(History(folder), claim, shards)
+        line = {
+            "generation": story.generation,
+            "rank": self.meeting.rank,
+            "kind": story.kind,
+            "step": story.step,
+            "save_step": story.save_step,
+            **asdict(counts),
+        }
+        with (folder / CHECKS).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        dist.barrier()  # all have read the logs of those before them
+        writer = self._writer = Writer(folder, self.steps_done, shards)
+
+        def note_batch(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            if module.training:
+                features = arguments[1].to_dict()
+                writer.batch(
+                    self.steps_done + 1, {name: part.values().numpy() for name, part in features.items()}
+                )
+
+        model.register_forward_pre_hook(note_batch)
+        return story
+
+    def step(self, samples: int) -> None:
+        """See `PartialRecovery.step`; it is written down before anybody may go on from it."""
+        assert self._writer is not None
+        self._writer.rows(self.steps_done + 1)
+        super().step(samples)

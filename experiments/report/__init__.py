@@ -1,0 +1,1 @@
+"""The report of all stored results. `python -m experiments.report`."""

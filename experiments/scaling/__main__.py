@@ -1,0 +1,5 @@
+"""`python -m experiments.scaling`; see `run`."""
+
+from experiments.scaling.run import main
+
+raise SystemExit(main())

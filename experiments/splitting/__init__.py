@@ -1,0 +1,1 @@
+"""What operator splitting is worth, in bytes and in time. `python -m experiments.splitting`."""

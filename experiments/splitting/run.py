@@ -1,0 +1,184 @@
+"""What operator splitting is worth, in bytes and in time: `python -m experiments.splitting [--quick]`.
+
+Five models in shapes of the `terabyte` recipe (64 columns, SGD, fp32, global batch 2048; `MODELS` in
+`experiments.splitting.workload` says what differs: DeepFM with three layers of 400, DCN-v2 with three cross
+layers of rank 64 and layers of 512 and 256) on 2 and 4 workers. Takes root, because each worker runs in a
+network namespace with a link of its own, whose speed is limited. Interrupted, it goes on with the next cell.
+`--keep-times` takes the timed cells over from the stored result and measures all else again, in minutes.
+
+Bytes: what a rank sends in a step. Counted: embeddings, partial results and gradients, those of an operator's
+weights among them; of a parameter server also the 8-byte keys of the different rows that it pulls. Not
+counted: what is the same under every plan and, by the DES paper's convention, the ids of samples, which it
+reads where their rows live. We send them, under both of our plans: every id and every bag's length, 8 bytes
+each, for each of a model's heads. Figures with `_with_ids` count these as well. Split and exchanged bytes are
+counted on the wire on 2 and 4 workers and must equal the formulas; so must those of a parameter server, whose
+steps are played through with the different rows of the same batches, but for the 2 % by which hashed rows lie
+unevenly. On 8 workers, and for ids, formulas alone, which `tests/system/sharding/test_wire.py` holds against
+counted bytes. Figures for 4 workers, with `..._2_workers` and `..._8_workers`:
+
+- `bytes_saved_lr`, `bytes_saved_fm`, `bytes_saved_deepfm`, `bytes_saved_dlrm`, `bytes_saved_dcn`: share of
+  the parameter server's bytes that the better of splitting and exchanging saves, on multi-hot batches as in
+  MLPerf's Criteo Terabyte (214 ids a sample). Below 0: it sends more.
+- the same names with `_one_hot`: on batches with one id a feature, as Criteo has it.
+- the same names with `_with_ids`, before `_one_hot`: ids and lengths of our plans counted as well. All 214
+  of a multi-hot sample are sent for a linear part that sums them up to one number: it sends more so than a
+  parameter server, which sends each different key once. A head split by columns (DLRM's) needs all ids on
+  all ranks, so that its exchange may be the better one then.
+- the same names with `_a2a`: against the all-to-all of pooled embeddings, without ids, of which either plan
+  sends as many unless the split is by columns; 0 where the all-to-all is the better one.
+
+The DES paper gives 72.26 % to 99.77 % less by theory, and up to 83 % measured (first version); its models'
+shapes and batches are not known here.
+
+Rounding: partial results that travel in bf16 or fp16 (`sharding.wire_dtype`), on 2 workers, one step after
+the initial values, against the same step in fp32; norm of the difference over the norm, in the worst model:
+
+- `wire_error_bf16`, `wire_error_fp16`: of the gradients of the dense parameters that are replicated.
+- the same names with `_logits`: of the logits.
+
+Time: on one-hot batches and tables of at most 50,000 rows, links of 1, 5 and 25 Gb/s and unthrottled (which
+is about as fast as two cores can send), TorchRec's plan (`torchrec`, which replicates tables of at most 200
+rows, as by default) and ours (`des`) take turns of a few steps in the same processes, in a random order each
+round. `auto` chooses anew for each speed. What it chooses is one of these two plans, or else it takes turns
+with them. Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap over
+rounds). Rounds of a cell go on until intervals reach no more than 2.5 % from their ratios, whatever these
+are, or its time is up:
+
+- `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one: the whole
+  interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and
+  reaches no further than 5 % from it. Where it holds 1 and is wider, the cell is left open, and is no hit.
+  `ties_share` and `open_share` say how many those are, `planner_firm_hits_share` leaves the ties out. Where
+  `auto` splits some heads and not others, it is compared itself, with the better plan.
+- `auto_worst_ratio`: throughput of `auto` over the better plan, in the cell where it is lowest, with
+  `..._low` and `..._high`.
+- `best_throughput_ratio`: of `des` over `torchrec`, in the cell where it is highest, with its interval.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Final
+
+from experiments.harness.network import Network, NoNetworkError, check_possible
+from experiments.harness.record import Record, Row
+from experiments.harness.workers import Workers
+from experiments.splitting.figures import cells_of, figures_of, link_name, notes_of
+from experiments.splitting.picture import draw
+from experiments.splitting.traffic import check, formulas, id_formulas
+from experiments.splitting.workload import MODELS, Workload
+
+FORMULA_WORKERS: Final = (2, 4, 8)
+ERROR_WORKERS: Final = 2
+"""On how many errors of rounding are measured."""
+CORES: Final = 2
+WORKER: Final = "experiments.splitting.worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Which cells are measured."""
+
+    models: tuple[str, ...] = tuple(MODELS)
+    workers: tuple[int, ...] = (2, 4)
+    links_gbit_per_s: tuple[float | None, ...] = (1.0, 5.0, 25.0, None)
+
+    def keys(self, model: str, workers: int) -> list[str]:
+        """Of the rows that workers measure for one model."""
+        untimed = [_counted(model, workers), *([_erring(model)] if workers == ERROR_WORKERS else [])]
+        return untimed + [_timed(model, workers, link) for link in self.links_gbit_per_s]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the experiment, store its result and draw its picture."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    either.add_argument("--keep-times", action="store_true", help="time no cell that the stored result has")
+    options = parser.parse_args(arguments)
+    scope, workload = Scope(), Workload()
+    if options.quick:
+        scope = Scope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0, None))
+        workload = Workload(max_rows=500, global_batch_size=256, num_batches=2, cell_s=0, rounds=(3, 3))
+    try:
+        check_possible()
+    except NoNetworkError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    circumstances = asdict(scope) | asdict(workload)
+    record = Record("splitting", circumstances, seeds=[workload.seed], quick=options.quick)
+    if options.keep_times:
+        try:
+            record.keep(_is_timed)
+        except ValueError as error:
+            parser.error(str(error))
+    for model in MODELS:
+        for workers in FORMULA_WORKERS:
+            record.measure(f"bytes {model} {workers}", partial(formulas, model, workers, workload))
+            record.measure(f"ids {model} {workers}", partial(id_formulas, model, workers, workload))
+    for workers in scope.workers:
+        for model in scope.models:
+            _measure(record, scope, workload, model, workers)
+    figures, cells = figures_of(record.rows), cells_of(record.rows)
+    path = record.finish(figures, notes_of(record.rows))
+    draw(figures, cells, path.with_suffix(".png"))
+    print(f"{figures}\nstored in {path}")
+    return 0
+
+
+def _measure(record: Record, scope: Scope, workload: Workload, model: str, workers: int) -> None:
+    """All cells of a model on so many workers that are not yet measured, in one launch."""
+    if {*scope.keys(model, workers)} <= {row["key"] for row in record.rows}:
+        return
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(workers))
+        job = {"model": model, "workload": asdict(workload)}
+        threads = max(1, CORES // workers)
+        running = stack.enter_context(Workers(network, WORKER, job, threads))
+        record.measure(_counted(model, workers), lambda: _count(running, workload, model, workers))
+        if workers == ERROR_WORKERS:
+            record.measure(_erring(model), lambda: {"model": model, "wire_errors": running.ask(do="errors")})
+        for link in scope.links_gbit_per_s:
+            network.limit(link)
+            row = record.measure(_timed(model, workers, link), partial(_time, running, model, workers, link))
+            _tell(row)
+
+
+def _count(running: Workers, workload: Workload, model: str, workers: int) -> Row:
+    counted = running.ask(do="count")
+    check(formulas(model, workers, workload), counted, workload)
+    print(f"{model} on {workers} workers sends what the formulas say", flush=True)
+    return {"counted": counted}
+
+
+def _time(running: Workers, model: str, workers: int, link: float | None) -> Row:
+    return {"model": model, "workers": workers, "gbit_per_s": link, **running.ask(do="time")}
+
+
+def _tell(row: Row) -> None:
+    (cell,) = cells_of([row])
+    ratio, auto = cell.ratio("des", "torchrec"), cell.auto_ratio
+    print(
+        f"{cell.name}: des over torchrec {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), auto "
+        f"{dict(cell.chosen)} over the better one {auto.value:.3f} ({auto.low:.3f} to {auto.high:.3f}), "
+        f"{len(cell.rounds)} rounds; {row['chosen']['by']}",
+        flush=True,
+    )
+
+
+def _counted(model: str, workers: int) -> str:
+    return f"counted {model} {workers}"
+
+
+def _erring(model: str) -> str:
+    return f"errors {model} {ERROR_WORKERS}"
+
+
+def _timed(model: str, workers: int, link: float | None) -> str:
+    return f"time {model} {workers} {link_name(link)}"
+
+
+def _is_timed(row: Row) -> bool:
+    return "rounds" in row

@@ -1,0 +1,153 @@
+"""What `experiments.splitting` trains and on which batches: shared by the launcher and its workers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from data.batch import Batch
+from data.criteo import CATEGORY_NAMES, NUM_DENSE, TERABYTE_CAP, TERABYTE_CARDINALITIES, capped
+from data.dataset import DatasetManifest, Feature
+from data.loader import DataLoader, LoaderConfig
+from data.synthetic.config import BAG_SIZES
+from data.synthetic.popularity import Popularity
+from dlrm.config.recipe import load_config
+from dlrm.config.schema import Config
+from dlrm.models.build import build_model
+from dlrm.training.data import Inputs, Ranks
+from experiments.harness.workload import one_hot
+
+RECIPE: Final = "terabyte"
+"""Of `dlrm/recipes`: 64 columns, SGD everywhere, global batch 2048."""
+MODELS: Final[dict[str, tuple[str, ...]]] = {
+    "lr": (),
+    "fm": (),
+    "deepfm": ("model.top_mlp=[400, 400, 400, 1]",),
+    "dlrm": (),
+    "dcn": ("model.cross_layers=3", "model.cross_rank=64", "model.top_mlp=[512, 256, 1]"),
+}
+"""Figures' names of the models, and what of each differs from the recipe."""
+KINDS: Final = {"dcn": "dcnv2"}
+"""Where `model.kind` is not the figures' name."""
+BAGS: Final[dict[str, tuple[int, ...]]] = {"multi_hot": BAG_SIZES, "one_hot": (1,) * len(BAG_SIZES)}
+"""Ids a sample has in each feature: as in MLPerf's multi-hot Criteo Terabyte, and as in Criteo itself."""
+ROWS: Final = capped(TERABYTE_CARDINALITIES, TERABYTE_CAP)
+"""Of the tables, as far as counting different rows goes."""
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Size of the tables that are really made, of batches, and how much is timed."""
+
+    max_rows: int = 50_000
+    """Of a table in memory: Criteo Terabyte's cardinalities, cut."""
+    global_batch_size: int = 2048
+    """Samples in a step, over all ranks."""
+    num_batches: int = 4
+    """Different batches, used in turn."""
+    cell_s: float = 36.0
+    """After which no further round begins in a cell, where the least of them were made."""
+    rounds: tuple[int, int] = (12, 120)
+    """At least and at most so many turns of each."""
+    reach: float = 0.025
+    """How far from a ratio its interval may reach for a cell to be over sooner."""
+    steps: int = 2
+    """Of a turn that are timed; one before them is not."""
+    seed: int = 1
+    """Decides batches and the order of turns."""
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """One table each."""
+        rows = capped(TERABYTE_CARDINALITIES, self.max_rows)
+        return tuple(Feature(name=name, rows=each) for name, each in zip(CATEGORY_NAMES, rows, strict=True))
+
+    def config(self, model: str, strategy: str, *overrides: str) -> Config:
+        """Of a run.
+
+        Args:
+            model: one of `MODELS`.
+            strategy: `sharding.strategy`.
+            overrides: of the recipe, besides the model's own.
+        """
+        return load_config(
+            RECIPE,
+            [
+                *MODELS[model],
+                f"model.kind={KINDS.get(model, model)}",
+                "train.device=cpu",
+                "train.precision=fp32",
+                f"data.global_batch_size={self.global_batch_size}",
+                f"sharding.strategy={strategy}",
+                *overrides,
+            ],
+        )
+
+    def unsharded(self, model: str) -> nn.Module:
+        """A model whose tables take no memory."""
+        return build_model(self.config(model, "torchrec").model, self.features, NUM_DENSE, torch.float32)
+
+    def inputs(self, config: Config, ranks: Ranks) -> Inputs:
+        """What the trainer builds a model from; it gets its batches elsewhere."""
+        loader = cast(
+            "DataLoader", _NoLoader(LoaderConfig(batch_size=self.global_batch_size // ranks.world_size))
+        )
+        return Inputs(
+            config=config,
+            recipe=RECIPE,
+            ranks=ranks,
+            device=torch.device("cpu"),
+            manifest=DatasetManifest(features=self.features, parts=()),
+            loader=loader,
+            test_loader=loader,
+            source=None,
+            ids={},
+        )
+
+    def batches(self, ranks: Ranks) -> list[Batch]:
+        """This rank's part of each global batch: one id a feature, skewed like Criteo's."""
+        size = self.global_batch_size // ranks.world_size
+        mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
+        rows = [feature.rows for feature in self.features]
+        made = []
+        for number in range(self.num_batches):
+            ids = self._draw(number, rows, BAGS["one_hot"])
+            rng = np.random.default_rng([self.seed, number, 1])
+            dense = rng.random((self.global_batch_size, NUM_DENSE), dtype=np.float32)[mine]
+            labels = rng.integers(2, size=self.global_batch_size)[mine].astype(np.float32)
+            sparse = one_hot(np.stack([each[mine, 0] for each in ids]))
+            made.append(Batch(torch.from_numpy(dense), sparse, torch.from_numpy(labels), num_valid=size))
+        return made
+
+    def keys(self, number: int, bags: str, ranks: Ranks) -> list[Ids]:
+        """Different ids of each feature among this rank's samples of a batch, in tables of full size.
+
+        Args:
+            number: of the batch.
+            bags: one of `BAGS`.
+            ranks: of this process.
+        """
+        size = self.global_batch_size // ranks.world_size
+        mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
+        return [np.unique(each[mine]) for each in self._draw(number, ROWS, BAGS[bags])]
+
+    def _draw(self, number: int, rows: Sequence[int], bags: Sequence[int]) -> list[Ids]:
+        """Ids of each feature, `[B, bag]`."""
+        rng = np.random.default_rng([self.seed, number])
+        return [
+            Popularity(each).ids(rng.random((self.global_batch_size, bag)))
+            for each, bag in zip(rows, bags, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _NoLoader:
+    """All that building a model asks of a loader."""
+
+    config: LoaderConfig

@@ -1,0 +1,112 @@
+"""TorchRec's own DLRM, trained as TorchRec's users train it: the rival in `experiments.throughput`.
+
+`torchrec.models.dlrm.DLRM` under DistributedModelParallel, laid out by TorchRec's default planner, its
+tables updated by FBGEMM's fused optimizer, autocast around the forward pass alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import SGD
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from data import batch as ours
+from data.criteo import DENSE_NAMES
+from data.dataset import Feature
+from dlrm.config.schema import Config
+
+CPU = torch.device("cpu")
+
+
+class Rival:
+    """TorchRec's DLRM and its optimizers, on the CPU under an open process group.
+
+    Args:
+        config: shape of the network, precision, learning rates; tables and dense part by SGD.
+        features: one table each.
+        batch_size: samples of one rank in a step.
+
+    Raises:
+        ValueError: `config` wants other optimizers than SGD.
+    """
+
+    def __init__(self, config: Config, features: tuple[Feature, ...], batch_size: int) -> None:
+        if (config.tables.optimizer, config.dense.optimizer) != ("sgd", "sgd"):
+            raise ValueError("the comparison is between equal optimizers, and the rival's are SGD")
+        self._mixed = config.train.precision == "bf16"
+        network = _network(config, features)
+        apply_optimizer_in_backward(
+            SGD, network.model.sparse_arch.parameters(), {"lr": config.tables.learning_rate}
+        )
+        sharders: list[Any] = [EmbeddingBagCollectionSharder()]
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=dist.get_world_size(), compute_device="cpu"), batch_size=batch_size
+        )
+        plan = planner.collective_plan(network, sharders, dist.group.WORLD)
+        self.model = DistributedModelParallel(network, device=CPU, plan=plan, sharders=sharders)
+        self.optimizer = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(self.model.named_parameters())),
+            lambda parameters: SGD(parameters, lr=config.dense.learning_rate, fused=True),
+        )
+
+    def train(self, batches: Iterable[ours.Batch]) -> None:
+        """A plain loop."""
+        for batch in _as_torchrec(batches):
+            self.optimizer.zero_grad()
+            loss, _ = self._forward(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
+    def train_pipelined(self, batches: Iterable[ours.Batch]) -> None:
+        """TorchRec's pipeline, which exchanges the next batch's ids during a step."""
+        pipeline = TrainPipelineSparseDist(self.model, self.optimizer, CPU, custom_model_fwd=self._forward)
+        waiting = _as_torchrec(batches)
+        while True:
+            try:
+                pipeline.progress(waiting)
+            except StopIteration:
+                return
+
+    def _forward(self, batch: Batch | None) -> tuple[Tensor, Any]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._mixed):
+            loss, output = self.model(batch)
+        return loss, output
+
+
+def _network(config: Config, features: tuple[Feature, ...]) -> DLRMTrain:
+    tables = [
+        EmbeddingBagConfig(
+            name=f"table_{feature.name}",
+            embedding_dim=config.model.embedding_dim,
+            num_embeddings=feature.rows,
+            feature_names=[feature.name],
+        )
+        for feature in features
+    ]
+    return DLRMTrain(
+        DLRM(
+            EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
+            len(DENSE_NAMES),
+            list(config.model.bottom_mlp),
+            list(config.model.top_mlp),
+            dense_device=CPU,
+        )
+    )
+
+
+def _as_torchrec(batches: Iterable[ours.Batch]) -> Iterator[Batch]:
+    """The same tensors under the names that TorchRec's model reads."""
+    for batch in batches:
+        yield Batch(dense_features=batch.dense, sparse_features=batch.sparse, labels=batch.labels)

@@ -1,0 +1,1 @@
+"""What tracking costs a training step. `python -m experiments.tracking`."""

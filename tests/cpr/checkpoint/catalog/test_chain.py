@@ -1,0 +1,328 @@
+"""Wish 4: increments that notice gaps, duplicates, strangers and wrong order. Older states still count."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from cpr.checkpoint.catalog.chain import READERS, State, find_states, own_states
+from cpr.checkpoint.catalog.describe import describe
+from cpr.checkpoint.catalog.verify import verify
+from cpr.checkpoint.format.manifest import ColumnEntry, Manifest, TableEntry, manifest_path
+from cpr.checkpoint.interop.export import export
+from cpr.errors import CheckpointError, CorruptFileError
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard
+from tests.cpr.checkpoint.saves import save as save_shards
+
+TABLE = TableEntry(rows=100, cols=8, columns={"weights": ColumnEntry(dtype="float32", per_row=False)})
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+def commit_chain(storage: MemoryStorage, *sequences: int, **fields) -> list[Manifest]:
+    saves: list[Manifest] = []
+    for sequence in sequences:
+        saves.append(commit(storage, sequence, saves[-1] if saves else None, **fields))
+    return saves
+
+
+def sequences(states: list[State]) -> list[list[int]]:
+    return [[save.sequence for save in state.saves] for state in states]
+
+
+def reasons(storage: MemoryStorage, run_id: str | None = None) -> dict[int, str]:
+    return {save.sequence: save.reason for save in find_states(storage, run_id)[1]}
+
+
+def test_an_empty_directory_has_no_states(storage):
+    assert find_states(storage) == ([], [])
+
+
+def test_every_committed_save_is_a_state_newest_first(storage):
+    base, first, second = commit_chain(storage, 0, 1, 2)
+    states, rejected = find_states(storage)
+    assert states == [State((base, first, second)), State((base, first)), State((base,))]
+    assert rejected == []
+    assert (states[0].sequence, states[0].step, states[0].newest) == (2, 20, second)
+
+
+def test_a_new_base_starts_a_new_chain(storage):
+    commit_chain(storage, 0, 1)
+    commit_chain(storage, 5, 6)
+    assert sequences(find_states(storage)[0]) == [[5, 6], [5], [0, 1], [0]]
+
+
+def test_after_falling_back_two_saves_may_have_the_same_parent(storage):
+    _, first, _ = commit_chain(storage, 0, 1, 2)
+    commit(storage, 3, first)
+    assert sequences(find_states(storage)[0]) == [[0, 1, 3], [0, 1, 2], [0, 1], [0]]
+
+
+def test_a_merged_base_is_newer_than_what_went_into_it_and_older_than_later_saves(storage):
+    second = commit_chain(storage, 0, 1, 2)[-1]
+    commit(storage, 3, second)
+    commit(storage, 4, merged=(0, 1, 2), step=second.step)
+    assert sequences(find_states(storage)[0]) == [[0, 1, 2, 3], [4], [0, 1, 2], [0, 1], [0]]
+
+
+def test_a_folder_without_a_manifest_is_an_unfinished_save(storage):
+    commit_chain(storage, 0, 1)
+    storage.files["saves/00000002/state.arrow"] = b"half"
+    states, (rejected,) = find_states(storage)
+    assert sequences(states)[0] == [0, 1]
+    assert (rejected.sequence, rejected.unfinished) == (2, True)
+    assert "never finished" in rejected.reason
+
+
+def test_other_folders_are_not_looked_at(storage):
+    commit_chain(storage, 0)
+    storage.files["saves/lost+found/x"] = b""
+    storage.files["saves/00000000.old/manifest.json"] = b"{}"
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert find_states(storage)[1] == []
+
+
+def test_a_gap_ends_the_chain(storage):
+    commit_chain(storage, 0, 1, 2, 3, 4)
+    storage.delete("saves/00000002")
+    assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
+    assert reasons(storage) == {
+        3: "saves/00000003/manifest.json builds on save 2, which is missing: its rows are lost, and there is "
+        "a gap",
+        4: "saves/00000004/manifest.json builds on save 3, which cannot be used itself",
+    }
+
+
+def test_row_saves_without_their_base_are_nothing(storage):
+    commit_chain(storage, 0, 1, 2)
+    storage.delete("saves/00000000")
+    assert find_states(storage)[0] == []
+    assert "lies on base 0, which is missing" in reasons(storage)[1]
+    assert "lies on base 0, which is missing" in reasons(storage)[2]
+
+
+def test_what_builds_on_an_unfinished_save_is_refused(storage):
+    commit_chain(storage, 0, 1, 2)
+    del storage.files[manifest_path(1)]
+    storage.files["saves/00000001/state.arrow"] = b"half"
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert "builds on save 1, which was never finished" in reasons(storage)[2]
+
+
+def test_a_manifest_that_cannot_be_read_ends_the_chain(storage):
+    commit_chain(storage, 0, 1, 2)
+    storage.files[manifest_path(1)] = storage.files[manifest_path(1)][:-40]
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert manifest_path(1) in reasons(storage)[1]
+    assert "builds on save 1, which cannot be used itself" in reasons(storage)[2]
+
+
+class Failing(MemoryStorage):
+    """Its newest manifest cannot be read, for a reason that says nothing about the save."""
+
+    def __init__(self, method: str, error: Exception) -> None:
+        super().__init__()
+        self._method, self._error = method, error
+
+    def size(self, path: str) -> int:
+        self._fail("size", path)
+        return super().size(path)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self._fail("read_into", path)
+        super().read_into(path, offset, buffer)
+
+    def list(self, folder: str = "") -> Iterator[str]:
+        self._fail("list", folder)
+        return super().list(folder)
+
+    def _fail(self, method: str, path: str) -> None:
+        if method == self._method and "saves/00000002" in path:
+            raise self._error
+
+
+@pytest.mark.parametrize("method", ["size", "read_into"])
+def test_a_storage_that_fails_is_no_reason_for_an_older_state(method):
+    storage = Failing(method, CheckpointError("reading failed: too many files are open"))
+    commit_chain(storage, 0, 1, 2)
+    with pytest.raises(CheckpointError, match="too many files are open"):
+        find_states(storage)
+
+
+def test_a_save_that_cannot_be_listed_is_not_called_unfinished():
+    """Its owner would delete it."""
+    storage = Failing("list", CheckpointError("listing failed: connection reset"))
+    commit_chain(storage, 0, 1, 2)
+    del storage.files[manifest_path(2)]
+    storage.files["saves/00000002/state.arrow"] = b"half"
+    with pytest.raises(CheckpointError, match="connection reset"):
+        find_states(storage)
+
+
+@pytest.mark.parametrize("method", ["size", "read_into"])
+def test_a_device_that_cannot_read_a_manifest_is(method):
+    storage = Failing(method, CorruptFileError("a bad sector"))
+    commit_chain(storage, 0, 1, 2)
+    assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
+    assert reasons(storage) == {2: "a bad sector"}
+
+
+def test_a_manifest_of_another_format_is_refused(storage):
+    commit_chain(storage, 0)
+    storage.files[manifest_path(1)] = b'{"format": "other", "version": 3}'
+    storage.files[manifest_path(2)] = b"[1, 2]"
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert "has format other 3" in reasons(storage)[1]
+    assert f"{manifest_path(2)} is not a manifest" in reasons(storage)[2]
+
+
+def test_any_flipped_bit_of_a_manifest_shows(storage):
+    data = commit(storage, 0, tables={"t": TABLE}).to_json()
+    for position in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptFileError, match=r"manifest\.json"):
+            Manifest.from_json(bytes(damaged), "manifest.json")
+
+
+def test_a_manifest_reads_back_to_the_same_bytes(storage):
+    """Parents are named by the digest of these bytes, which may be made again from what was read."""
+    saves = commit_chain(storage, 0, 1, tables={"b": TABLE, "a": TABLE})
+    for save in saves:
+        data = storage.files[manifest_path(save.sequence)]
+        assert Manifest.from_json(data, "x").to_json() == data
+
+
+def test_a_save_copied_to_another_number_is_refused(storage):
+    """Duplicated: rows of save 1 once more, on top of those of save 2."""
+    commit_chain(storage, 0, 1, 2)
+    storage.files[manifest_path(3)] = storage.files[manifest_path(1)]
+    assert sequences(find_states(storage)[0])[0] == [0, 1, 2]
+    assert "says that it is save 1" in reasons(storage)[3]
+
+
+def test_a_second_folder_of_the_same_number_is_refused_and_the_first_counts(storage):
+    commit_chain(storage, 0, 1, 2)
+    storage.files["saves/1/manifest.json"] = storage.files[manifest_path(1)]
+    states, (rejected,) = find_states(storage)
+    assert sequences(states)[0] == [0, 1, 2]
+    assert "saves/1 is a copy" in rejected.reason
+
+
+def test_a_save_of_another_chain_with_the_same_numbers_is_refused(storage):
+    """A stranger of an earlier run: everything fits but the digest of the parent."""
+    commit_chain(storage, 0, 1)
+    earlier = MemoryStorage()
+    commit_chain(earlier, 0, 1, 2, created="2025-12-31T00:00:00+00:00")
+    storage.files[manifest_path(2)] = earlier.files[manifest_path(2)]
+    assert sequences(find_states(storage)[0])[0] == [0, 1]
+    assert "save 1 whose manifest has digest" in reasons(storage)[2]
+    assert "stranger" in reasons(storage)[2]
+
+
+def test_states_of_another_run_are_refused_when_a_run_is_named(storage):
+    commit_chain(storage, 0, 1, run_id="run-a")
+    commit_chain(storage, 2, run_id="run-b")
+    assert sequences(find_states(storage, "run-a")[0]) == [[0, 1], [0]]
+    assert "is of run run-b, not of run run-a" in reasons(storage, "run-a")[2]
+    assert sequences(find_states(storage)[0]) == [[2], [0, 1], [0]]
+
+
+def test_saves_of_a_run_that_came_later_to_a_directory_are_nobodys_newest(tmp_path):
+    """What training would not load, nobody is shown, told to be sound, or given."""
+    storage, shard = MemoryStorage(), make_shard()
+    state = {"steps_done": 0, "dense": {}, "registered": {}}
+    for sequence, run_id in [(0, "run-a"), (1, "run-a"), (5, "run-b")]:
+        save_shards(storage, sequence, [shard], state=state, run_id=run_id)
+    states, rejected = own_states(storage)
+    assert [state.sequence for state in states] == [1, 0]
+    assert "is of run run-b, not of run run-a" in rejected[0].reason
+    about = describe(storage, datetime.now(UTC))
+    assert about is not None
+    assert (about.run_id, about.chain[-1].sequence) == ("run-a", 1)
+    assert "is of run run-b" in about.refused[0].reason
+    verification = verify(storage)
+    assert verification.newest == states[0]
+    assert not verification.is_fine
+    assert export(storage, "parquet", tmp_path / "out").state == states[0]
+
+
+def test_runs_are_never_mixed_in_one_state(storage):
+    (base,) = commit_chain(storage, 0, run_id="run-a")
+    commit(storage, 1, base, run_id="run-b")
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert "is of run run-b, its parent, save 0, of run run-a" in reasons(storage)[1]
+
+
+def test_a_parent_that_comes_later_is_refused(storage):
+    (base, later) = commit_chain(storage, 0, 5)
+    commit(storage, 3, later, base=base.sequence)
+    assert sequences(find_states(storage)[0]) == [[0, 5], [0]]
+    assert "builds on save 5, which comes after it: the order" in reasons(storage)[3]
+
+
+def test_older_rows_over_newer_ones_are_refused(storage):
+    _, newest = commit_chain(storage, 0, 1)
+    commit(storage, 2, newest, step=newest.step - 1)
+    assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
+    assert "is of step 9, its parent, save 1, of step 10: the order" in reasons(storage)[2]
+
+
+def test_a_save_that_names_another_base_than_its_parent_is_refused(storage):
+    commit_chain(storage, 0)
+    _, newest = commit_chain(storage, 1, 2)
+    commit(storage, 3, newest, base=0)
+    assert "lies on base 0, its parent, save 2, on base 1" in reasons(storage)[3]
+
+
+def test_row_saves_without_a_parent_and_bases_with_one_are_refused(storage):
+    (base,) = commit_chain(storage, 0)
+    commit(storage, 1, kind="rows", base=0)
+    commit(storage, 2, base, kind="base", base=2)
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert "names no parent" in reasons(storage)[1]
+    assert "calls itself a base" in reasons(storage)[2]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {},
+        {"t": TABLE, "other": TABLE},
+        {"t": TableEntry(rows=101, cols=8, columns=TABLE.columns)},
+        {"t": TableEntry(rows=100, cols=8, columns={**TABLE.columns, "sum": TABLE.columns["weights"]})},
+    ],
+    ids=["gone", "more", "larger", "columns"],
+)
+def test_other_tables_within_a_chain_are_refused(storage, tables):
+    base = commit(storage, 0, tables={"t": TABLE})
+    commit(storage, 1, base, tables=tables)
+    assert sequences(find_states(storage)[0]) == [[0]]
+    assert "different models" in reasons(storage)[1]
+
+
+def test_counters_may_change_within_a_chain(storage):
+    base = commit(storage, 0, tables={"t": TABLE})
+    counted = TableEntry(rows=100, cols=8, columns=TABLE.columns, counters={"iter": 7})
+    commit(storage, 1, base, tables={"t": counted})
+    assert sequences(find_states(storage)[0])[0] == [0, 1]
+
+
+class MeetingStorage(MemoryStorage):
+    """Every read waits until as many others as can be are reading too; a lonely one fails."""
+
+    meeting = threading.Barrier(READERS)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.meeting.wait(timeout=30)
+        super().read_into(path, offset, buffer)
+
+
+def test_manifests_are_read_in_parallel():
+    storage = MeetingStorage()
+    commit_chain(storage, *range(2 * READERS))
+    assert len(find_states(storage)[0]) == 2 * READERS

@@ -1,0 +1,182 @@
+"""What ranks hear when saves are committed, merged and verified: enough, and nothing of others' chunks."""
+
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from cpr.checkpoint.catalog.chain import find_states
+from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.resolve import find_newest, survey
+from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
+from cpr.checkpoint.load.loader import load_shards
+from cpr.checkpoint.save.rank_writer import Part, tables_of
+from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
+from tests.cpr.checkpoint.world import run_ranks
+
+WORLD_SIZE = 3
+
+
+def history_of(group, storage, **fields):
+    return History(
+        **{
+            "storage": storage,
+            "group": group,
+            "lock": None,
+            "retention": Retention(),
+            "merge_after": 0,
+            "run_id": "run-a",
+            "epoch": 0,
+            "next_sequence": 1,
+            "committed": [],
+            "chain": [],
+            **fields,
+        }
+    )
+
+
+def chunks_in(value):
+    """Entries of chunks anywhere in what a rank was told."""
+    if isinstance(value, ChunkEntry):
+        yield value
+    elif isinstance(value, dict):
+        yield from chunks_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from chunks_in(each)
+    elif hasattr(value, "__dict__"):
+        yield from chunks_in(vars(value))
+
+
+def shards_of_ranks():
+    return [make_shard(rows=rows) for rows in pairwise((0, 40, 80, 100))]
+
+
+def parts_of(storage, sequence, shards, rows_per_chunk):
+    """What each rank has written of a base."""
+    parts = []
+    for shard in shards:
+        manifest = save(storage, sequence, [shard], rows_per_chunk=rows_per_chunk, state={})
+        parts.append(Part(rows=list(manifest.rows), tables=tables_of([shard])))
+    return parts
+
+
+def heard_at_a_commit(rows_per_chunk, waited_s=(0.1, 0.4, 0.2)):
+    """Bytes that rank 1 was told, and the histories of all."""
+    storage, shards = MemoryStorage(), shards_of_ranks()
+    parts = parts_of(storage, 1, shards, rows_per_chunk)
+
+    def work(group):
+        history = history_of(group, storage)
+
+        def manifest_of(parts):
+            rows = tuple(entry for part in parts for entry in part.rows)
+            return commit(MemoryStorage(), 1, tables=parts[0].tables, rows=rows, world_size=WORLD_SIZE)
+
+        manifest, longest_s = history.commit(
+            1, "base", parts[group.rank], None, manifest_of, waited_s[group.rank]
+        )
+        assert longest_s == max(waited_s)
+        assert history.chain == [manifest]
+        return group.received, history
+
+    told = run_ranks(work, WORLD_SIZE)
+    for received, _ in told[1:]:
+        assert list(chunks_in(received)) == []
+    return len(pickle.dumps(told[1][0])), [history for _, history in told]
+
+
+def test_how_long_training_waited_is_that_of_the_rank_that_waited_longest():
+    for waited_s in ((0.001, 0.4, 0.0), (0.4, 0.001, 0.0), (0.0, 0.0, 0.4)):
+        heard_at_a_commit(16, waited_s)
+
+
+def test_what_other_ranks_hear_of_a_save_does_not_grow_with_its_chunks():
+    few_bytes, _ = heard_at_a_commit(rows_per_chunk=40)
+    many_bytes, histories = heard_at_a_commit(rows_per_chunk=1)
+    assert many_bytes < few_bytes + 100  # the files themselves are longer, so their sizes have more digits
+    full, *short = [history.chain[0] for history in histories]
+    assert len(list(chunks_in(full))) == 100
+    for each in short:
+        assert each.file_digest == full.file_digest  # by which a child calls it
+        assert each.num_bytes == full.num_bytes
+        assert each == replace(full, rows=tuple(replace(entry, chunks=()) for entry in full.rows))
+
+
+@pytest.fixture
+def chain():
+    """Two old bases, then one of three shards and two row saves on it."""
+    storage, shards, generator = MemoryStorage(), shards_of_ranks(), torch.Generator().manual_seed(1)
+    for shard in shards:
+        randomise(shard, generator)
+    old = [save(storage, sequence, shards, state={}) for sequence in (0, 1)]
+    saves = [save(storage, 2, shards, state={})]
+    for sequence in (3, 4):
+        ids = {shard.name: torch.arange(shard.row_offset, shard.row_offset + 9) for shard in shards}
+        for shard in shards:
+            randomise(shard, generator)
+        saves.append(save(storage, sequence, shards, saves[-1], ids, rows_per_chunk=4, state={}))
+    return storage, old, saves
+
+
+def loaded(state, storage):
+    shard = make_shard()
+    load_shards(storage, state, [shard])
+    return shard.columns
+
+
+def test_a_chain_is_merged_and_verified_with_the_entries_that_each_rank_needs(chain):
+    storage, old, saves = chain
+    before = loaded(find_states(storage)[0][0], storage)
+
+    def work(group):
+        committed = [*old, *saves]
+        history = history_of(
+            group, storage, next_sequence=5, merge_after=1, committed=committed, chain=list(saves)
+        )
+        history.tidy()
+        return group.received, history.chain
+
+    told = run_ranks(work, WORLD_SIZE)
+    assert not any(isinstance(each, Exception) for each in told)
+    (merged,) = told[0][1]
+    assert merged.merged == (2, 3, 4)
+    assert [chain[0].file_digest for _, chain in told] == [merged.file_digest] * WORLD_SIZE
+    for received, chain_ in told[1:]:
+        assert list(chunks_in(chain_)) == []
+        entries = [entry for entry in rows_in(received) if entry.chunks]
+        assert entries, "what it merges and verifies"
+        assert len({entry.path for entry in entries}) == 1, "its own part alone"
+    states, _ = find_states(storage)
+    assert [state.sequence for state in states] == [5, 4, 3, 2], "the old ones went when it was verified"
+    for name, column in loaded(states[0], storage).items():
+        assert torch.equal(column, before[name]), name
+
+
+def rows_in(value):
+    if isinstance(value, RowFileEntry):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from rows_in(each)
+
+
+def test_who_goes_on_or_prepares_to_save_hears_of_no_chunks_either(chain):
+    storage, _, saves = chain
+
+    def work(group):
+        state, _ = find_newest(storage, group)
+        found = survey(storage, group, "run-a", state, ())
+        history = history_of(group, storage, committed=list(found.committed), chain=list(saves))
+        history.go_back_to(find_states(storage)[0][0], ())
+        return group.received, state, found, history
+
+    for rank, (received, state, found, history) in enumerate(run_ranks(work, WORLD_SIZE)):
+        known = [*chunks_in(state), *chunks_in(found), *chunks_in([history.committed, history.chain])]
+        assert bool(known) == (rank == 0)
+        assert state.newest.file_digest == saves[-1].file_digest
+        if rank:
+            assert list(chunks_in(received)) == []

@@ -1,0 +1,249 @@
+"""Merging gives what laying the rows over the base in order gives, reads each chunk once, and trusts none."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
+from cpr.checkpoint.format.manifest import ColumnEntry, RowFileEntry
+from cpr.checkpoint.format.row_file import RowFileWriter, Rows, ShardPlace, read_chunk
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.errors import CheckpointError, CorruptFileError
+from tests.cpr.checkpoint.saves import MemoryStorage
+
+PATH = "model.t/r100-c4.arrow"
+PLACE = ShardPlace(
+    table_fqn="model.t", table_shape=(1_000, 16), row_offset=100, num_rows=40, col_offset=4, num_cols=3
+)
+COLUMNS = {
+    "weights": ColumnEntry(dtype="float32", per_row=False),
+    "sum": ColumnEntry(dtype="float32", per_row=True),
+}
+BASE_BOUNDS = [0, 7, 8, 25, 40]
+"""Where the base's chunks begin and end."""
+
+
+def values(layer: int, ids: Tensor) -> dict[str, Tensor]:
+    """Values that name their layer, row and column."""
+    names = layer * 1_000 + ids.float()
+    return {"weights": names[:, None] + torch.arange(3) / 4, "sum": names + 0.75}
+
+
+def write_layer(
+    storage, layer: int, ids: Sequence[int] | None, bounds: Sequence[int], codec: str = "exact"
+) -> Layer:
+    folder = f"saves/{layer:08d}"
+    rows = torch.tensor(range(100, 140) if ids is None else ids, dtype=torch.int64)
+    with storage.create(f"{folder}/{PATH}") as sink:
+        writer = RowFileWriter(sink, shard=PLACE, columns=COLUMNS, codec=codec, with_ids=ids is not None)
+        for begin, end in pairwise(bounds):
+            some = rows[begin:end]
+            if len(some):
+                writer.write(Rows(int(some[0]), None if ids is None else some, values(layer, some)))
+        return folder, writer.finish(PATH, first_step=10 * layer, last_step=10 * layer + 5)
+
+
+def merge(storage, layers: Sequence[Layer]) -> RowFileEntry:
+    with storage.create(f"saves/merged/{PATH}") as sink:
+        return merge_row_files(storage, layers, sink, PATH)
+
+
+def rows_of(storage, folder: str, entry: RowFileEntry) -> dict[str, Tensor]:
+    chunks = [read_chunk(storage, folder, entry, chunk) for chunk in entry.chunks]
+    return {name: torch.cat([rows.columns[name] for rows in chunks]) for name in COLUMNS}
+
+
+def three_layers(storage, codec: str = "exact") -> list[Layer]:
+    return [
+        write_layer(storage, 1, None, BASE_BOUNDS),
+        write_layer(storage, 2, [100, 106, 107, 108, 130, 131], [0, 2, 5, 6], codec),
+        write_layer(storage, 3, [107, 120, 139], [0, 3], codec),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(100, 139)).map(sorted), st.lists(st.integers(0, 40), max_size=3)),
+        max_size=4,
+    )
+)
+def test_merging_lays_rows_over_the_base_in_order(row_saves):
+    storage = MemoryStorage()
+    layers = [write_layer(storage, 1, None, BASE_BOUNDS)]
+    expected = values(1, torch.arange(100, 140))
+    for layer, (ids, cuts) in enumerate(row_saves, start=2):
+        bounds = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
+        layers.append(write_layer(storage, layer, ids, bounds))
+        rows = torch.tensor(ids, dtype=torch.int64)
+        for name, column in values(layer, rows).items():
+            expected[name][rows - 100] = column
+    storage.reads.clear()
+    entry = merge(storage, layers)
+    # Each chunk of each layer once.
+    assert sorted(storage.reads) == sorted(
+        (f"{folder}/{PATH}", chunk.offset, chunk.length) for folder, layer in layers for chunk in layer.chunks
+    )
+    merged = rows_of(storage, "saves/merged", entry)
+    for name, column in expected.items():
+        assert torch.equal(merged[name], column)
+
+
+def test_the_new_base_describes_itself(tmp_path):
+    storage = LocalStorage(tmp_path)
+    layers = three_layers(storage)
+    entry = merge(storage, layers)
+    base = layers[0][1]
+    assert entry == replace(
+        base, last_step=35, chunks=entry.chunks, digest=entry.digest, num_bytes=entry.num_bytes
+    )
+    assert entry.columns.keys() == {"weights", "sum"}
+    assert [(c.first_row, c.last_row) for c in entry.chunks] == [
+        (c.first_row, c.last_row) for c in base.chunks
+    ]
+    assert entry.num_bytes == storage.size(f"saves/merged/{PATH}")
+    assert rows_of(storage, "saves/merged", entry)["sum"][[0, 1, 7, 39]].tolist() == [
+        2_100.75,
+        1_101.75,
+        3_107.75,
+        3_139.75,
+    ]
+
+
+def test_a_merged_base_can_be_merged_again(tmp_path):
+    storage = LocalStorage(tmp_path)
+    merged = "saves/merged", merge(storage, three_layers(storage))
+    with storage.create(f"saves/again/{PATH}") as sink:
+        entry = merge_row_files(storage, [merged, write_layer(storage, 4, [107], [0, 1])], sink, PATH)
+    assert rows_of(storage, "saves/again", entry)["sum"][[0, 7, 39]].tolist() == [
+        2_100.75,
+        4_107.75,
+        3_139.75,
+    ]
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+def test_weights_are_kept_as_their_codec_gives_them_back(codec):
+    storage = MemoryStorage()
+    layers = three_layers(storage, codec)
+    entry = merge(storage, layers)
+    assert entry.codec == "exact"
+    assert entry.max_error == max(layer.max_error for _, layer in layers) > 0
+    merged, newest = rows_of(storage, "saves/merged", entry), rows_of(storage, *layers[2])
+    ids = torch.tensor([107, 120, 139])
+    assert torch.equal(merged["weights"][ids - 100], newest["weights"])
+    assert torch.equal(merged["sum"][ids - 100], values(3, ids)["sum"])
+
+
+def test_memory_is_one_chunk_of_each_layer():
+    storage = MemoryStorage()
+    layers = [
+        write_layer(storage, 1, None, range(41)),
+        *(write_layer(storage, layer, range(100, 140), range(41)) for layer in (2, 3)),
+    ]
+    buffers = set()
+
+    class Watching(MemoryStorage):
+        def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+            buffers.add(np.frombuffer(buffer, np.uint8).ctypes.data)
+            super().read_into(path, offset, buffer)
+
+    watching = Watching()
+    watching.files = storage.files
+    merge(watching, layers)
+    assert len(watching.reads) == 3 * 40
+    assert len(buffers) == 3
+
+
+@given(data=st.data())
+def test_no_flipped_bit_gets_into_the_new_base(data):
+    storage = MemoryStorage()
+    layers = three_layers(storage)
+    folder, entry = data.draw(st.sampled_from(layers))
+    chunk = data.draw(st.sampled_from(entry.chunks))
+    byte = data.draw(st.integers(chunk.offset, chunk.offset + chunk.length - 1))
+    storage.flip_bit(f"{folder}/{PATH}", byte, data.draw(st.integers(0, 7)))
+    with pytest.raises(CorruptFileError, match=f"{folder}/{PATH}.* is damaged"):
+        merge(storage, layers)
+    assert f"saves/merged/{PATH}" not in storage.files
+
+
+def test_a_missing_layer(tmp_path):
+    storage = LocalStorage(tmp_path)
+    layers = three_layers(storage)
+    (tmp_path / layers[1][0] / PATH).unlink()
+    with pytest.raises(CorruptFileError, match=f"{layers[1][0]}/{PATH}"):
+        merge(storage, layers)
+    assert not (tmp_path / "saves/merged" / PATH).exists()
+
+
+def reordered(entry: RowFileEntry) -> RowFileEntry:
+    return replace(entry, chunks=tuple(reversed(entry.chunks)))
+
+
+def without_a_chunk(entry: RowFileEntry, index: int) -> RowFileEntry:
+    return replace(entry, chunks=tuple(each for i, each in enumerate(entry.chunks) if i != index))
+
+
+def reaching_beyond(entry: RowFileEntry) -> RowFileEntry:
+    return replace(entry, chunks=(replace(entry.chunks[0], last_row=140),))
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "message"),
+    [
+        (1, reordered, "has row 107 where 132 is next"),
+        (0, reordered, "has row 125 where 100 is next"),
+        (0, lambda entry: without_a_chunk(entry, 1), "has row 108 where 107 is next"),
+        (0, lambda entry: without_a_chunk(entry, 3), "end before row 125, the shard before 140"),
+        (2, reaching_beyond, "end before row 141, the shard before 140"),
+    ],
+)
+def test_chunks_that_a_manifest_has_in_another_order_are_refused(index, change, message):
+    storage = MemoryStorage()
+    layers = three_layers(storage)
+    layers[index] = layers[index][0], change(layers[index][1])
+    with pytest.raises(CorruptFileError, match=f"{PATH}.*{message}"):
+        merge(storage, layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda layers: [], "nothing to merge"),
+        (lambda layers: layers[1:], "layer 0: the first must be a base"),
+        (lambda layers: [layers[0], layers[0]], "layer 1: the first must be a base"),
+        (lambda layers: [layers[0], (layers[1][0], replace(layers[1][1], col_offset=0))], "another shard"),
+        (
+            lambda layers: [
+                layers[0],
+                (
+                    layers[1][0],
+                    replace(layers[1][1], columns={"row": COLUMNS["sum"], **COLUMNS, "x": COLUMNS["sum"]}),
+                ),
+            ],
+            "other columns",
+        ),
+    ],
+)
+def test_layers_that_are_no_base_and_row_saves_of_one_shard_are_refused(change, message):
+    storage = MemoryStorage()
+    with pytest.raises(ValueError, match=message):
+        merge(storage, change(three_layers(storage)))
+
+
+def test_errors_of_the_target_come_through():
+    storage = MemoryStorage()
+
+    class FullDisk:
+        def write(self, data: memoryview) -> None:
+            raise CheckpointError("the disk is full")
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        merge_row_files(storage, three_layers(storage), FullDisk(), PATH)

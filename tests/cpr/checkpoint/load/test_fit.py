@@ -1,0 +1,130 @@
+"""Wish 6: state of another model is refused with the difference, before anything is written."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cpr.checkpoint.catalog.chain import State, find_states
+from cpr.checkpoint.format.manifest import Manifest
+from cpr.checkpoint.format.row_schema import place_of
+from cpr.checkpoint.load.fit import check_fit, overlap
+from cpr.errors import CorruptFileError, MismatchError
+from cpr.shards.shard import TableShard
+from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, save
+
+PATH = "saves/00000000/manifest.json"
+
+
+def state_of(*shards: TableShard) -> State:
+    storage = MemoryStorage()
+    save(storage, 0, shards)
+    return find_states(storage)[0][0]
+
+
+def message(state: State, shard: TableShard) -> str:
+    with pytest.raises(MismatchError) as raised:
+        check_fit(state, shard)
+    return str(raised.value)
+
+
+def test_the_same_table_fits_under_any_plan():
+    state = state_of(make_shard(rows=(0, 40)), make_shard(rows=(40, 100)))
+    check_fit(state, make_shard(rows=(10, 90), cols=(3, 4)))
+
+
+def test_a_table_that_was_not_saved_is_named_with_those_that_were():
+    text = message(state_of(make_shard("a"), make_shard("b")), make_shard("c"))
+    assert text.startswith(f"{PATH} has no table c; it has a, b. ")
+
+
+@pytest.mark.parametrize(
+    ("here", "difference"),
+    [
+        ({"shape": (101, 8)}, f"its size in this model: 101 x 8; in {PATH}: 100 x 8."),
+        ({"shape": (100, 4)}, f"its size in this model: 100 x 4; in {PATH}: 100 x 8."),
+        (
+            {"dtype": torch.float16},
+            (
+                "its columns in this model: sum (float32 per row), weights (float16 per element); "
+                f"in {PATH}: sum (float32 per row), weights (float32 per element)."
+            ),
+        ),
+        (
+            {"states": {}},
+            f"its columns in this model: weights (float32 per element); in {PATH}: sum (float32 per row)",
+        ),
+        (
+            {"states": {"sum": True, "exp_avg": False}},
+            (
+                "its columns in this model: exp_avg (float32 per element), sum (float32 per row), weights "
+                f"(float32 per element); in {PATH}: sum (float32 per row), weights"
+            ),
+        ),
+        (
+            {"states": {"sum": False}},
+            (
+                "its columns in this model: sum (float32 per element), weights (float32 per element); "
+                f"in {PATH}: sum (float32 per row)"
+            ),
+        ),
+    ],
+    ids=["rows", "columns", "dtype", "state too many", "state too few", "state per row"],
+)
+def test_what_differs_is_named_with_both_values_and_what_to_do(here, difference):
+    text = message(state_of(make_shard()), make_shard(**here))
+    assert text.startswith("table model.t: ")
+    assert difference in text
+    assert "Build the model with the tables, data types and optimizer it was saved with" in text
+
+
+def test_a_base_without_some_rows_of_the_shard_is_refused():
+    state = state_of(make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(0, 6)))
+    with pytest.raises(
+        CorruptFileError, match=r"rows 40 to 69, columns 6 to 7 of table model\.t: .*incomplete"
+    ) as raised:
+        check_fit(state, make_shard(rows=(30, 70), cols=(4, 8)))
+    assert str(raised.value).startswith(f"{PATH} is a base without")
+    check_fit(state, make_shard(rows=(30, 70), cols=(4, 6)))
+
+
+def test_rows_that_lie_in_two_files_of_a_save_are_refused():
+    state = state_of(make_shard(rows=(0, 60)), make_shard(rows=(50, 100)))
+    with pytest.raises(
+        CorruptFileError, match=r"rows 50 to 59, columns 0 to 7 of table model\.t in two files"
+    ):
+        check_fit(state, make_shard())
+    check_fit(state, make_shard(rows=(0, 50)))
+
+
+def test_a_row_save_of_few_shards_fits():
+    storage, left, right = MemoryStorage(), make_shard(cols=(0, 4)), make_shard(cols=(4, 8))
+    base = save(storage, 0, [left, right])
+    save(storage, 1, [left], base, {left.name: torch.tensor([3])})
+    check_fit(find_states(storage)[0][0], make_shard())
+
+
+def test_a_base_with_a_chunk_left_out_is_refused():
+    state = state_of(make_shard())
+    entry = state.newest.rows[0]
+    holed = replace(entry, chunks=(*entry.chunks[:2], *entry.chunks[3:]))
+    with pytest.raises(ValueError, match=r"model\.t/r0-c0\.arrow is of a base and has no chunk with row 32"):
+        replace(state.newest, rows=(holed,)).check()
+
+
+def test_a_shard_and_its_file_are_in_the_same_place():
+    """Also when the file's entry went through JSON; the row saves of one shard are found by it."""
+    left, right = make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(2, 6))
+    entries = state_of(left, right).newest.rows
+    assert [place_of(entry) for entry in entries] == [place_of(left), place_of(right)]
+    assert len({place_of(part) for part in (left, right, *entries)}) == 2
+    assert place_of(left) < place_of(right)
+
+
+def test_what_a_file_and_a_shard_have_in_common():
+    manifest: Manifest = state_of(make_shard(rows=(20, 60), cols=(2, 6))).newest
+    (entry,) = manifest.rows
+    assert overlap(entry, make_shard(rows=(50, 100), cols=(0, 4))) == ((50, 60), (2, 4))
+    assert overlap(entry, make_shard(rows=(60, 100))) is None
+    assert overlap(entry, make_shard(cols=(6, 8))) is None
+    assert overlap(entry, make_shard("other")) is None

@@ -1,0 +1,574 @@
+"""Wishes 2, 3 and 6: any layout into any other; a row with its optimizer row; verified, or an older state."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cpr.checkpoint.catalog.chain import State, find_states
+from cpr.checkpoint.format.manifest import Manifest, save_folder
+from cpr.checkpoint.load.fit import Box, box, overlap
+from cpr.checkpoint.load.loader import bytes_to_read, load_rows, load_shards, read_state_file
+from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.errors import CorruptFileError, MismatchError
+from cpr.shards.shard import TableShard
+from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
+
+ROWS, COLS = 100, 8
+
+
+def newest_state(storage: MemoryStorage) -> State:
+    states, rejected = find_states(storage)
+    assert rejected == []
+    return states[0]
+
+
+def random_shards(boxes: Sequence[Box], generator: torch.Generator, **fields: Any) -> list[TableShard]:
+    shards = [make_shard(rows=rows, cols=cols, **fields) for rows, cols in boxes]
+    for shard in shards:
+        randomise(shard, generator)
+    return shards
+
+
+class Reference:
+    """A table in plain sight: the newest number saved for every element, also of state that is per row."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.elements: dict[str, Tensor] = {}
+
+    def save(self, shard: TableShard, ids: Tensor) -> None:
+        cols = slice(*box(shard)[1])
+        for name, column in shard.columns.items():
+            saved = column[ids - shard.row_offset].double()
+            whole = self.elements.setdefault(name, torch.full(self.shape, torch.nan, dtype=torch.double))
+            whole[ids, cols] = saved if saved.dim() == 2 else saved[:, None]
+
+    def column(self, shard: TableShard, name: str) -> Tensor:
+        """What a shard should hold: state that is per row is the mean over the shard's columns."""
+        rows, cols = box(shard)
+        whole, live = self.elements[name][slice(*rows), slice(*cols)], shard.columns[name]
+        return (whole if live.dim() == 2 else whole.sum(1) / whole.shape[1]).to(live.dtype)
+
+    def check(self, shard: TableShard) -> None:
+        for name, column in shard.columns.items():
+            assert torch.equal(column, self.column(shard, name)), name
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+# Any layout into any other
+
+
+def intervals(draw: Callable[..., Any], size: int) -> list[tuple[int, int]]:
+    cuts = draw(st.sets(st.integers(1, size - 1), max_size=3)) if size > 1 else set()
+    return list(pairwise([0, *sorted(cuts), size]))
+
+
+@st.composite
+def layouts(draw: Callable[..., Any], shape: tuple[int, int]) -> list[Box]:
+    """The table cut into pieces: by rows and each of these by columns, or the other way round."""
+    rows_first = draw(st.booleans())
+    boxes = []
+    for outer in intervals(draw, shape[0 if rows_first else 1]):
+        for inner in intervals(draw, shape[1 if rows_first else 0]):
+            boxes.append((outer, inner) if rows_first else (inner, outer))
+    return boxes
+
+
+@st.composite
+def histories(draw: Callable[..., Any]) -> tuple[dict[str, Any], list[list[Box]], list[Box], int]:
+    """A table, the layouts of its base and its row saves, that of the model it is loaded into, and a seed."""
+    shape = draw(st.integers(1, 40)), draw(st.integers(1, COLS))
+    table = {
+        "shape": shape,
+        "states": draw(st.sampled_from([{}, {"sum": True}, {"exp_avg": False, "exp_avg_sq": True}])),
+        "dtype": draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16])),
+    }
+    base = draw(layouts(shape))
+    later = draw(st.lists(st.just(base) | layouts(shape), max_size=3))
+    return table, [base, *later], draw(st.just(base) | layouts(shape)), draw(st.integers(0, 2**31))
+
+
+def write_history(
+    storage: MemoryStorage, table: dict[str, Any], saved: list[list[Box]], generator: torch.Generator
+) -> Reference:
+    reference, parent = Reference(table["shape"]), None
+    for sequence, boxes in enumerate(saved):
+        shards = random_shards(boxes, generator, **table)
+        ids = {}
+        for shard in shards:
+            chosen = torch.rand(shard.num_rows, generator=generator) < (0.4 if parent else 1.0)
+            ids[shard.name] = chosen.nonzero().squeeze(1) + shard.row_offset
+            reference.save(shard, ids[shard.name])
+        rows_per_chunk = int(torch.randint(1, 17, (), generator=generator))
+        parent = save(storage, sequence, shards, parent, ids, rows_per_chunk)
+    return reference
+
+
+@pytest.mark.system
+@settings(max_examples=100)
+@given(history=histories(), together=st.booleans(), num_threads=st.integers(1, 4))
+def test_any_layout_loads_into_any_other(history, together, num_threads):
+    table, saved, wanted, seed = history
+    storage = MemoryStorage()
+    reference = write_history(storage, table, saved, torch.Generator().manual_seed(seed))
+    state = newest_state(storage)
+    shards = [make_shard(rows=rows, cols=cols, **table) for rows, cols in wanted]
+    for group in [shards] if together else [[shard] for shard in shards]:
+        storage.reads.clear()
+        stats = load_shards(storage, state, group, num_threads=num_threads)
+        assert sorted(storage.reads) == sorted(overlapping_chunks(state, group))
+        assert stats.bytes_read == sum(length for _, _, length in storage.reads)
+    for shard in shards:
+        reference.check(shard)
+
+
+def overlapping_chunks(state: State, shards: Sequence[TableShard]) -> set[tuple[str, int, int]]:
+    """Path, offset and length of what a load must read, and no more."""
+    return {
+        (f"{save_folder(manifest.sequence)}/{entry.path}", chunk.offset, chunk.length)
+        for manifest in state.saves
+        for entry in manifest.rows
+        for chunk in entry.chunks
+        for shard in shards
+        if overlap(entry, shard)
+        and chunk.first_row < shard.row_offset + shard.num_rows
+        and shard.row_offset <= chunk.last_row
+    }
+
+
+@settings(max_examples=50)
+@given(history=histories(), data=st.data())
+def test_chosen_rows_load_and_no_others_change(history, data):
+    table, saved, wanted, seed = history
+    storage = MemoryStorage()
+    reference = write_history(storage, table, saved, torch.Generator().manual_seed(seed))
+    rows, cols = data.draw(st.sampled_from(wanted))
+    shard = make_shard(rows=rows, cols=cols, **table)
+    ids = torch.tensor(data.draw(st.lists(st.integers(rows[0], rows[1] - 1), max_size=8)), dtype=torch.int32)
+    load_rows(storage, newest_state(storage), shard, ids)
+    chosen = torch.zeros(shard.num_rows, dtype=torch.bool)
+    chosen[ids.long() - shard.row_offset] = True
+    for name, column in shard.columns.items():
+        assert torch.equal(column[chosen], reference.column(shard, name)[chosen])
+        assert column[~chosen].isnan().all()
+
+
+def test_several_tables_load_at_once_each_from_its_own_files(generator):
+    storage, names = MemoryStorage(), ("a.t", "b.t")
+    shards = [make_shard(fqn=name) for name in names]
+    for shard in shards:
+        randomise(shard, generator)
+    save(storage, 0, shards)
+    live = [make_shard(fqn=name) for name in names]
+    load_shards(storage, newest_state(storage), live)
+    for there, here in zip(shards, live, strict=True):
+        assert torch.equal(there.weights, here.weights)
+    assert not torch.equal(live[0].weights, live[1].weights)
+
+
+# Row-wise state of column shards
+
+
+def test_row_wise_state_of_equal_shards_is_copied_exactly():
+    storage = MemoryStorage()
+    save(storage, 0, [column_shard((0, 4), 1 / 3), column_shard((4, 8), 2 / 3)])
+    left, right = make_shard(cols=(0, 4)), make_shard(cols=(4, 8))
+    load_shards(storage, newest_state(storage), [left, right])
+    assert (left.optimizer_state["sum"] == torch.tensor(1 / 3)).all()
+    assert (right.optimizer_state["sum"] == torch.tensor(2 / 3)).all()
+
+
+def test_row_wise_state_of_a_part_is_that_of_the_whole():
+    storage = MemoryStorage()
+    save(storage, 0, [column_shard((0, 8), 1 / 3)])
+    part = make_shard(cols=(2, 5))
+    load_shards(storage, newest_state(storage), [part])
+    assert (part.optimizer_state["sum"] == torch.tensor(1 / 3)).all()
+
+
+def test_row_wise_state_of_several_parts_is_their_mean_by_columns():
+    storage = MemoryStorage()
+    save(storage, 0, [column_shard((0, 2), 4.0), column_shard((2, 8), 12.0)])
+    whole, overlapping = make_shard(), make_shard(cols=(1, 5))
+    load_shards(storage, newest_state(storage), [whole, overlapping])
+    assert (whole.optimizer_state["sum"] == (2 * 4 + 6 * 12) / 8).all()
+    assert (overlapping.optimizer_state["sum"] == (1 * 4 + 3 * 12) / 4).all()
+
+
+def test_the_mean_of_equal_row_wise_state_is_exact():
+    storage = MemoryStorage()
+    save(storage, 0, [column_shard(cols, 1 / 3) for cols in ((0, 1), (1, 3), (3, 8))])
+    whole = make_shard()
+    load_shards(storage, newest_state(storage), [whole])
+    assert (whole.optimizer_state["sum"] == torch.tensor(1 / 3)).all()
+
+
+def test_the_mean_takes_the_newest_of_each_part():
+    """A row that only one of two column shards saved again: its mean is of the new number and the old one."""
+    storage, left, right = MemoryStorage(), column_shard((0, 4), 1.0), column_shard((4, 8), 2.0)
+    base = save(storage, 0, [left, right])
+    right.optimizer_state["sum"].fill_(5.0)
+    save(storage, 1, [left, right], base, {right.name: torch.tensor([7])})
+    whole = make_shard()
+    load_shards(storage, newest_state(storage), [whole])
+    assert whole.optimizer_state["sum"][7] == 3.0
+    assert (torch.cat([whole.optimizer_state["sum"][:7], whole.optimizer_state["sum"][8:]]) == 1.5).all()
+
+
+def column_shard(cols: tuple[int, int], value: float) -> TableShard:
+    shard = make_shard(cols=cols)
+    for column in shard.columns.values():
+        column.fill_(value)
+    return shard
+
+
+# What is read, and how
+
+
+@pytest.fixture
+def saved(generator) -> tuple[MemoryStorage, Reference]:
+    """A base of 4 row pieces x 2 column pieces and two row saves, chunks of 5 rows."""
+    storage, reference = MemoryStorage(), Reference((ROWS, COLS))
+    boxes = [((row, row + 25), (col, col + 4)) for row in range(0, ROWS, 25) for col in (0, 4)]
+    parent: Manifest | None = None
+    for sequence in range(3):
+        shards = random_shards(boxes, generator)
+        ids = {
+            shard.name: torch.arange(shard.row_offset, shard.row_offset + 25, 1 if parent is None else 3)
+            for shard in shards
+        }
+        for shard in shards:
+            reference.save(shard, ids[shard.name])
+        parent = save(storage, sequence, shards, parent, ids, rows_per_chunk=5, state={"save": sequence})
+    return storage, reference
+
+
+def test_a_load_reads_no_more_than_the_chunks_that_overlap(saved):
+    storage, reference = saved
+    shard = make_shard(rows=(24, 41), cols=(0, 3))
+    state = newest_state(storage)
+    storage.reads.clear()
+    stats = load_shards(storage, state, [shard])
+    reference.check(shard)
+    assert {path for path, _, _ in storage.reads} == {
+        f"saves/0000000{sequence}/model.t/{piece}.arrow"
+        for sequence in range(3)
+        for piece in ("r0-c0", "r25-c0")
+    }
+    base = [(path, offset) for path, offset, _ in storage.reads if path.startswith("saves/00000000")]
+    assert len(base) == 1 + 4  # rows 20 to 24, and 25 to 44
+    assert stats.bytes_read == sum(length for _, _, length in storage.reads) < state.num_bytes / 4
+
+
+def test_chosen_rows_read_only_their_chunks(saved):
+    storage, _ = saved
+    state = newest_state(storage)
+    storage.reads.clear()
+    stats = load_rows(storage, state, make_shard(), torch.tensor([2, 3, 77]))
+    base = [path for path, _, _ in storage.reads if path.startswith("saves/00000000")]
+    assert len(base) == 4  # two chunks of rows, each in two column pieces
+    assert stats.bytes_read < state.num_bytes / 4
+
+
+def test_a_chunk_is_read_once_for_all_shards_that_need_it(saved):
+    storage, reference = saved
+    shards = [make_shard(rows=(row, row + 1)) for row in range(20, 30)]
+    state = newest_state(storage)
+    storage.reads.clear()
+    load_shards(storage, state, shards)
+    assert len(storage.reads) == len(set(storage.reads))
+    for shard in shards:
+        reference.check(shard)
+
+
+def test_progress_adds_up_to_the_bytes_to_read(saved):
+    storage, _ = saved
+    state, shards, seen = newest_state(storage), [make_shard(rows=(3, 60))], []
+    stats = load_shards(storage, state, shards, progress=seen.append)
+    assert sum(seen) == stats.bytes_read == bytes_to_read(state, shards)
+    assert len(seen) > 1
+
+
+class WatchedStorage(MemoryStorage):
+    """Runs `hook` with each path and buffer before it is filled, in the thread that reads."""
+
+    hook: Callable[[str, memoryview], None] = staticmethod(lambda path, buffer: None)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.hook(path, buffer)
+        super().read_into(path, offset, buffer)
+
+
+def watched(storage: MemoryStorage, hook: Callable[[str, memoryview], None]) -> tuple[WatchedStorage, State]:
+    watching = WatchedStorage()
+    watching.files = storage.files
+    state = newest_state(watching)
+    watching.reads.clear()
+    watching.hook = hook
+    return watching, state
+
+
+def test_a_thread_reuses_one_buffer_as_large_as_the_largest_chunk(saved):
+    addresses: set[int] = set()
+    storage, state = watched(
+        saved[0], lambda _, buffer: addresses.add(torch.frombuffer(buffer, dtype=torch.uint8).data_ptr())
+    )
+    stats = load_shards(storage, state, [make_shard()], num_threads=2)
+    assert len(storage.reads) > 20
+    assert len(addresses) <= 2
+    assert stats.buffer_bytes == 2 * max(length for _, _, length in storage.reads)
+
+
+def test_chunks_are_read_in_parallel(saved):
+    first_reads, meeting = iter(range(4)), threading.Barrier(4)
+
+    def meet(path: str, buffer: memoryview) -> None:
+        if next(first_reads, None) is not None:
+            meeting.wait(timeout=30)  # fails where nobody else comes
+
+    storage, state = watched(saved[0], meet)
+    load_shards(storage, state, [make_shard()], num_threads=4)
+
+
+def test_newer_rows_win_also_when_older_ones_come_late(saved):
+    """One chunk of the base is held back until the thread that reads ahead has read a row save."""
+    later = threading.Event()
+
+    def hold_back(path: str, buffer: memoryview) -> None:
+        if path == "saves/00000001/model.t/r0-c0.arrow":
+            later.set()
+        if path == "saves/00000000/model.t/r0-c0.arrow":
+            assert later.wait(timeout=30)
+
+    storage, state = watched(saved[0], hold_back)
+    shard = make_shard(rows=(0, 5), cols=(0, 4))
+    load_shards(storage, state, [shard], num_threads=2)
+    saved[1].check(shard)
+
+
+# Caches and counters
+
+
+def test_caches_are_flushed_before_and_forgotten_after_with_the_counters_set():
+    events: list[str] = []
+    storage = MemoryStorage()
+    save(storage, 0, [column_shard((0, 8), 1.0)], state=None)
+    there = make_shard(counters={"iter": torch.tensor(41)})
+    for column in there.columns.values():
+        column.fill_(1.0)
+    save(storage, 1, [there])
+    counter = torch.tensor(0)
+
+    def note(what: str) -> Callable[[], None]:
+        return lambda: events.append(f"{what} {shard.weights[0, 0].item()} {counter.item()}")
+
+    shard = make_shard(counters={"iter": counter}, flush=note("flush"), invalidate=note("invalidate"))
+    load_shards(storage, newest_state(storage), [shard])
+    assert events == ["flush nan 0", "invalidate 1.0 41"]
+
+
+def test_counters_that_only_one_kernel_has_are_left_alone():
+    """Kernels differ in what they count: a data-parallel table's is not the fused one's."""
+    storage = MemoryStorage()
+    save(storage, 0, [make_shard(counters={"iter": torch.tensor(41), "learning_rate": torch.tensor(0.5)})])
+    here = make_shard(counters={"iter": torch.tensor(0), "step": torch.tensor(7)})
+    load_shards(storage, newest_state(storage), [here])
+    assert {name: counter.item() for name, counter in here.counters.items()} == {"iter": 41, "step": 7}
+
+
+def test_chosen_rows_leave_the_counters_alone():
+    storage = MemoryStorage()
+    there = make_shard(counters={"iter": torch.tensor(41)})
+    save(storage, 0, [there])
+    here = make_shard(counters={"iter": torch.tensor(50)})
+    load_rows(storage, newest_state(storage), here, torch.tensor([1]))
+    assert here.counters["iter"].item() == 50
+
+
+# Faults
+
+
+def test_a_flipped_bit_is_found_and_named_and_the_older_state_loads(saved, generator):
+    storage, _ = saved
+    states, _ = find_states(storage)
+    path = "saves/00000002/model.t/r25-c4.arrow"
+    entry = next(entry for entry in states[0].newest.rows if path.endswith(entry.path))
+    for chunk in entry.chunks:
+        damaged = storage.copy()
+        position = int(torch.randint(8 * chunk.length, (), generator=generator))
+        damaged.flip_bit(path, chunk.offset + position // 8, position % 8)
+        shard = make_shard()
+        with pytest.raises(CorruptFileError, match=path):
+            load_shards(damaged, states[0], [shard])
+        load_shards(damaged, states[1], [shard])
+        expected = make_shard()
+        load_shards(storage, states[1], [expected])
+        assert torch.equal(shard.weights, expected.weights)
+        assert torch.equal(shard.optimizer_state["sum"], expected.optimizer_state["sum"])
+
+
+def test_damage_that_is_not_needed_does_no_harm(saved):
+    storage, reference = saved
+    state = newest_state(storage)
+    storage.flip_bit("saves/00000000/model.t/r25-c4.arrow", state.saves[0].rows[0].chunks[0].offset)
+    shard = make_shard(rows=(50, 100))
+    load_shards(storage, state, [shard])
+    reference.check(shard)
+
+
+@pytest.mark.parametrize("fault", ["truncated", "missing"])
+def test_a_truncated_or_missing_file_is_named_and_no_thread_is_left(saved, fault):
+    storage, _ = saved
+    path = "saves/00000000/model.t/r0-c4.arrow"
+    state = newest_state(storage)
+    last = next(entry for entry in state.saves[0].rows if path.endswith(entry.path)).chunks[-1]
+    storage.files[path] = storage.files[path][: last.offset + last.length - 1]
+    if fault == "missing":
+        del storage.files[path]
+    with pytest.raises(CorruptFileError, match=path):
+        load_shards(storage, state, [make_shard()])
+
+
+def test_nothing_is_read_after_a_fault(saved):
+    storage, _ = saved
+    state = newest_state(storage)
+    first, *_ = state.saves[0].rows
+    storage.flip_bit(f"saves/00000000/{first.path}", first.chunks[0].offset)
+    storage.reads.clear()
+    with pytest.raises(CorruptFileError, match=first.path):
+        load_shards(storage, state, [make_shard()], num_threads=1)
+    assert [offset for _, offset, _ in storage.reads] == [first.chunks[0].offset]
+
+
+def test_caches_are_forgotten_also_after_a_fault(saved):
+    storage, _ = saved
+    del storage.files["saves/00000000/model.t/r0-c0.arrow"]
+    forgotten = []
+    with pytest.raises(CorruptFileError):
+        load_shards(storage, newest_state(storage), [make_shard(invalidate=lambda: forgotten.append(True))])
+    assert forgotten == [True]
+
+
+def test_a_state_of_another_model_changes_nothing(saved):
+    storage, _ = saved
+    fits, other = make_shard(), make_shard(fqn="model.other")
+    with pytest.raises(MismatchError, match=r"model\.other"):
+        load_shards(storage, newest_state(storage), [fits, other])
+    assert fits.weights.isnan().all()
+
+
+def test_rows_that_a_shard_does_not_hold_are_refused(saved):
+    storage, _ = saved
+    with pytest.raises(
+        ValueError, match=r"rows 3 to 60 were asked of model\.t/r0-c0, which holds rows 0 to 49"
+    ):
+        load_rows(storage, newest_state(storage), make_shard(rows=(0, 50)), torch.tensor([60, 3]))
+
+
+# Beside the tables
+
+
+def test_the_state_beside_the_tables_is_that_of_the_newest_save(saved):
+    storage, _ = saved
+    states, _ = find_states(storage)
+    assert [read_state_file(storage, state, None)["save"] for state in states] == [2, 1, 0]
+    assert read_state_file(storage, states[0], rank=0) is None
+
+
+HUGE = 2**60
+
+
+def forged(storage, **fields):
+    """The newest state, its manifest as if it had said so."""
+    state = newest_state(storage)
+    return State((*state.saves[:-1], replace(state.newest, **fields)))
+
+
+def test_no_memory_is_taken_for_more_bytes_than_a_file_has(saved):
+    storage, _ = saved
+    save = newest_state(storage).newest
+    chunk = replace(save.rows[0].chunks[0], length=HUGE)
+    entry = replace(save.rows[0], chunks=(chunk,))
+    shard = make_shard()
+    with pytest.raises(CorruptFileError, match=rf"a chunk of {HUGE} at byte {chunk.offset}"):
+        load_shards(storage, forged(storage, rows=(entry,)), [shard])
+    assert shard.weights.isnan().all()
+    state = replace(save.states[0], num_bytes=HUGE)
+    with pytest.raises(CorruptFileError, match=rf"bytes, the manifest says {HUGE}"):
+        read_state_file(storage, forged(storage, states=(state,)), None)
+
+
+def test_a_counter_that_its_tensor_cannot_hold_changes_nothing(saved):
+    storage, _ = saved
+    tables = newest_state(storage).newest.tables
+    tables = {fqn: replace(table, counters={"iter": 2**40}) for fqn, table in tables.items()}
+    shard = make_shard(counters={"iter": torch.tensor(7, dtype=torch.int32)})
+    with pytest.raises(CorruptFileError, match=r"iter of model\.t is 1099511627776, which is no"):
+        load_shards(storage, forged(storage, tables=tables), [shard])
+    assert shard.weights.isnan().all()
+    assert shard.counters["iter"] == 7
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ([], "holds a list"),
+        ({"dense": {}, "steps_done": 20}, "no registered states"),
+        ({"dense": {"w": 1.0}, "registered": {}, "steps_done": 20}, "not all tensors"),
+        ({"dense": {}, "registered": {}, "steps_done": 21}, "of step 21, its manifest of step 20"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, said):
+    storage, _ = saved
+    writer = PartWriter(storage, save_folder(2), "exact", with_ids=True)
+    writer.write_state(tree, None)
+    states = tuple(writer.finish({}).states)
+    with pytest.raises(CorruptFileError, match=f"saves/00000002/state.arrow.*{said}"):
+        read_state_file(storage, forged(storage, states=states), None)
+
+
+def test_damaged_state_beside_the_tables_is_found(saved):
+    storage, _ = saved
+    path = "saves/00000002/state.arrow"
+    storage.flip_bit(path, len(storage.files[path]) // 2)
+    with pytest.raises(CorruptFileError, match=rf"{path} differs from its digest"):
+        read_state_file(storage, newest_state(storage), None)
+
+
+# Codecs and disks
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+def test_encoded_rows_come_back_within_the_error_that_was_noted(codec, generator):
+    storage, shard = MemoryStorage(), make_shard()
+    base = save(storage, 0, [shard])
+    shard.weights.copy_(torch.rand(shard.weights.shape, generator=generator))
+    shard.optimizer_state["sum"].copy_(torch.rand(ROWS, generator=generator))
+    everything = {shard.name: torch.arange(ROWS)}
+    newest = save(storage, 1, [shard], base, everything, codec=codec)
+    live = make_shard()
+    load_shards(storage, newest_state(storage), [live])
+    error = (live.weights - shard.weights).abs().max().item()
+    assert 0 < error <= newest.rows[0].max_error
+    assert torch.equal(live.optimizer_state["sum"], shard.optimizer_state["sum"])
+
+
+def test_states_on_a_disk_load_as_well(tmp_path, generator):
+    storage, (shard,) = LocalStorage(tmp_path), random_shards([((0, ROWS), (0, COLS))], generator)
+    save(storage, 0, [shard])
+    live = make_shard()
+    load_shards(storage, newest_state(storage), [live])
+    assert torch.equal(live.weights, shard.weights)

@@ -1,0 +1,80 @@
+"""A rank's part of a save: what it has written is durable, or the save hears that it is not."""
+
+from contextlib import contextmanager
+from threading import Event
+
+import pytest
+import torch
+
+from cpr.checkpoint.format.manifest import save_folder
+from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.save.snapshot import Piece
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.errors import CheckpointError
+from cpr.shards.shard import TableShard
+
+
+def piece_of(table):
+    weights = torch.ones(3, 4)
+    shard = TableShard(
+        table_fqn=table,
+        table_shape=(3, 4),
+        row_offset=0,
+        col_offset=0,
+        replicated=False,
+        weights=weights,
+        optimizer_state={},
+    )
+    rows = Rows(first_row=0, ids=None, columns={"weights": weights})
+    return Piece(shard=shard, rows=rows, buffer=torch.empty(0), step=7)
+
+
+class Disk(LocalStorage):
+    """One on which a file is made durable only when it may be, and that of one table never."""
+
+    def __init__(self, folder, bad=""):
+        super().__init__(folder)
+        self.bad, self.may_settle = bad, Event()
+
+    @contextmanager
+    def create(self, path):
+        with super().create(path) as file:
+            yield file
+            assert self.may_settle.wait(20)
+            if self.bad and self.bad in path:
+                raise CheckpointError(f"{path} is not durable")
+
+
+def write_all(writer, *tables):
+    for table in tables:
+        writer.write(piece_of(table))
+    return writer.finish({})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finished(tmp_path):
+    disk = Disk(tmp_path)
+    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
+    writer.write(piece_of("first"))
+    writer.write(piece_of("second"))  # the first one has not settled
+    assert not any(name.endswith(".arrow") for name in names(tmp_path))
+    disk.may_settle.set()
+    part = writer.finish({})
+    assert [entry.path for entry in part.rows] == ["first/r0-c0.arrow", "second/r0-c0.arrow"]
+    assert names(tmp_path) == ["r0-c0.arrow", "r0-c0.arrow"]
+
+
+@pytest.mark.parametrize("bad", ["first", "second", "third"])
+def test_a_file_that_does_not_settle_is_heard_of(tmp_path, bad):
+    disk = Disk(tmp_path, bad)
+    disk.may_settle.set()
+    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
+    with pytest.raises(CheckpointError, match=f"{bad}.*not durable"):
+        write_all(writer, "first", "second", "third")
+    writer.abandon()
+    assert not any(bad in str(path) for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(name.endswith("cpr-tmp") for name in names(tmp_path))

@@ -1,0 +1,262 @@
+"""Copying beside training: every row is of the moment of the call, and training waits only when it must."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
+from cpr.checkpoint.config import WRITER_BYTES
+from cpr.checkpoint.save import snapshot
+from cpr.checkpoint.save.snapshot import Snapshot
+from cpr.checkpoint.save.staging import PIECE_BYTES
+from cpr.errors import SaveFailedError, SaveGivenUpError
+from cpr.shards import table_groups
+from tests.cpr.checkpoint.runs import assert_same
+from tests.cpr.shards import models
+
+pytestmark = pytest.mark.usefixtures("world_of_one")
+
+WAIT_S = 30.0
+
+
+class Gate:
+    """Stops copying in threads before the first piece until it is opened; what training copies passes."""
+
+    def __init__(self, monkeypatch, copy=Snapshot.copy_next):
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+        self.error = None
+        self.copied_here = 0
+
+        def copy_next(snap, buffer, step):
+            if threading.current_thread() is threading.main_thread():
+                self.copied_here += 1
+            else:
+                self.reached.set()
+                assert self.opened.wait(WAIT_S), "the test never opened the gate"
+                if self.error is not None:
+                    raise self.error
+            return copy(snap, buffer, step)
+
+        monkeypatch.setattr(Snapshot, "copy_next", copy_next)
+
+    def open_after(self, condition):
+        """Open it once `condition()` has been true for a moment; gives the thread that looks."""
+
+        def look():
+            until = time.monotonic() + WAIT_S
+            while not condition() and time.monotonic() < until:
+                time.sleep(0.001)
+            self.opened.set()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Set once training stands still before an update."""
+    waiting = threading.Event()
+    join = threading.Thread.join
+
+    def noted(thread, timeout=None):
+        if thread.name == "checkpoint-copier":
+            waiting.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", noted)
+    return waiting
+
+
+def hold_storage(run):
+    """No file is begun before the event is set."""
+    create, opened = run.checkpointer._storage.create, threading.Event()
+
+    @contextmanager
+    def held(path):
+        opened.wait(WAIT_S)
+        with create(path) as sink:
+            yield sink
+
+    run.checkpointer._storage.create = held
+    return opened
+
+
+def save_rows(run):
+    return run.checkpointer.save_rows({each.name: torch.arange(20) for each in run.checkpointer.shards})
+
+
+def save_all(run):
+    return run.checkpointer.save("consistent")
+
+
+@pytest.mark.parametrize("begin", [save_all, save_rows])
+def test_rows_are_of_the_moment_of_the_call_though_training_goes_on_at_once(
+    start, monkeypatch, waiting, begin
+):
+    run = start()
+    run.train(2)
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    run.train(1)
+    gate = Gate(monkeypatch)
+    expected = run.values()
+    save = begin(run)
+    assert gate.reached.wait(WAIT_S)
+    before_s = save.blocked_s
+    waiting.clear()
+    opener = gate.open_after(waiting.is_set)
+    run.train(4)
+    opener.join()
+    assert waiting.is_set(), "training changed rows that were not copied"
+    assert gate.copied_here == 0
+    assert save.blocked_s > before_s
+    run.checkpointer.close()
+    again = start()
+    again.checkpointer.load()
+    loaded = again.values()
+    if save.kind == "rows":
+        for name, value in expected.items():
+            rows = slice(20) if name.startswith("ebc.") else ...
+            assert torch.equal(loaded[name][rows], value[rows]), name
+    else:
+        assert_same(loaded, expected)
+
+
+def test_a_forward_pass_does_not_wait_but_the_backward_pass_does(start, gate, waiting):
+    run = start()
+    tables = {name: value for name, value in run.values().items() if name.startswith("ebc.")}
+    save = run.checkpointer.save("consistent")
+    begun_s = save.blocked_s
+    with torch.no_grad():
+        run.model({"ebc": models.batch(0, 8, **run.rows)})
+    loss = run.model({"ebc": models.batch(0, 8, **run.rows)}).square().mean()
+    assert not gate.opened.is_set()
+    assert not waiting.is_set()
+    opener = gate.open_after(waiting.is_set)
+    began = time.perf_counter()
+    loss.backward()
+    took_s = time.perf_counter() - began
+    opener.join()
+    assert not run.checkpointer._copier.is_copying
+    assert 0 < save.blocked_s - begun_s <= took_s, "what the backward pass waited counts"
+    assert not all(torch.equal(value, tables[name]) for name, value in run.values().items() if name in tables)
+
+
+@pytest.mark.parametrize("call", ["step", "settle", "wait", "save", "load_shards"])
+def test_the_next_call_waits_for_copying(start, gate, waiting, call):
+    run = start()
+    run.checkpointer.save("consistent")
+    gate.opened.set()
+    run.checkpointer.wait()
+    gate.opened.clear()
+    run.checkpointer.save("consistent")
+    arguments = {"load_shards": [["ebc.embedding_bags.a/r0-c0"]]}.get(call, [])
+    waiting.clear()
+    opener = gate.open_after(waiting.is_set)
+    getattr(run.checkpointer, call)(*arguments)
+    assert waiting.is_set()
+    opener.join()
+    run.checkpointer.close()
+
+
+def test_copying_that_fails_fails_the_save_and_training_hears_of_it_at_the_next_call(start, gate):
+    run = start()
+    gate.opened.set()
+    run.checkpointer.save("consistent")
+    run.checkpointer.wait()
+    gate.error = RuntimeError("memory is broken")
+    save = run.checkpointer.save("consistent")
+    assert save.wait(WAIT_S)
+    with pytest.raises(SaveFailedError, match=r"RuntimeError: memory is broken.*save 0 is the newest"):
+        run.train(1)
+    gate.error = None
+    run.train(1)
+    assert run.checkpointer.save("consistent").wait(WAIT_S)
+    run.checkpointer.close()
+    pool = run.checkpointer._pool
+    assert len(pool._free) == pool._num_made, "every buffer came back"
+    again = start()
+    assert again.checkpointer.load().state.step == run.checkpointer.steps_done
+
+
+def test_abandoning_while_rows_are_copied(start, gate, waiting):
+    run = start()
+    save = run.checkpointer.save("consistent")
+    assert gate.reached.wait(WAIT_S)
+    opener = gate.open_after(waiting.is_set)
+    run.checkpointer.close(abandon=True)
+    opener.join()
+    assert not run.checkpointer._copier.is_copying
+    assert save.manifest is None
+    assert not any(group.emb_module._forward_hooks for group in table_groups(run.model))
+
+
+def test_a_step_waits_for_the_writer_when_memory_is_short(start, monkeypatch, waiting):
+    """The ceiling is two buffers: what does not fit is copied while the backward pass waits."""
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    run = start(host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
+    run.checkpointer.prepare()
+    gate = hold_storage(run)
+    expected = run.values()
+    save = run.checkpointer.save("consistent")
+    opener = threading.Thread(target=lambda: (waiting.wait(WAIT_S), gate.set()))
+    opener.start()
+    run.train(1)
+    opener.join()
+    assert run.checkpointer.staged_bytes == 2 * PIECE_BYTES
+    run.checkpointer.close()
+    assert save.manifest is not None
+    again = start()
+    again.checkpointer.load()
+    assert_same(again.values(), expected)
+
+
+def test_waiting_no_longer_than_was_asked_for_gives_the_save_up(start, monkeypatch):
+    """Not even when the writer has every buffer and does not come back."""
+    monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
+    run = start(host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
+    run.checkpointer.prepare()
+    gate = hold_storage(run)
+    save = run.checkpointer.save("consistent")
+    assert not run.checkpointer.wait(0.05)
+    assert not run.checkpointer._copier.is_copying
+    gate.set()
+    assert save.wait(WAIT_S)
+    run.train(1)  # which is no failure: it was asked for
+    assert isinstance(save.error, SaveGivenUpError)
+    assert "longer than it was given" in str(save.error)
+
+
+def test_what_nobody_announces_is_copied_at_once(monkeypatch, tmp_path):
+    """Tables of an ordinary optimizer, also of one that the checkpointer was not told of."""
+    gate = Gate(monkeypatch)
+    torch.manual_seed(1)
+    model = models.shard({"a": "dp", "b": "tw", "c": "unfused"}, ebc=models.bags(a=30, b=20, c=10))
+    config = CheckpointConfig(uri=str(tmp_path))
+    with Checkpointer(model, config) as checkpointer:
+        save = checkpointer.save("consistent")
+        assert gate.copied_here == 2
+        expected = {each.name: each.weights.clone() for each in checkpointer.shards}
+        for each in checkpointer.shards:
+            if not each.updated_in_backward:
+                each.weights.zero_()
+        gate.opened.set()
+        checkpointer.wait()
+        assert len(save.manifest.rows) == 3
+    with Checkpointer(model, config) as checkpointer:
+        checkpointer.load()
+        for each in checkpointer.shards:
+            assert torch.equal(each.weights, expected[each.name])

@@ -1,0 +1,191 @@
+"""The `cpr` command as a person meets it: flags, words, exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from cpr.checkpoint.format.manifest import save_folder
+from cpr.checkpoint.storage.base import open_storage
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.cli.main import COMMANDS, build_parser, entry
+from tests.cpr.checkpoint.saves import make_shard, randomise, save
+
+# Outside of a process group, as here, torch tells so at every call.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A base and a row save on it."""
+    storage = LocalStorage(tmp_path / "run")
+    shard = make_shard("model.a")
+    randomise(shard, torch.Generator().manual_seed(1))
+    state = {"steps_done": 0, "dense": {"over": torch.ones(3)}, "registered": {}}
+    base = save(storage, 0, [shard], state=state)
+    save(storage, 1, [shard], base, {shard.name: torch.arange(5)}, state=state)
+    return tmp_path / "run"
+
+
+def flip_bit(directory, sequence):
+    path = directory / save_folder(sequence) / "model.a/r0-c0.arrow"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return f"{save_folder(sequence)}/model.a/r0-c0.arrow"
+
+
+def test_the_flags_are_these():
+    """Every flag is a promise: add one only if somebody needs it."""
+    commands = next(action for action in build_parser()._actions if action.choices)
+    flags = {
+        name: sorted(flag for action in parser._actions for flag in action.option_strings or [action.dest])
+        for name, parser in commands.choices.items()
+    }
+    assert {name: flags[name] for name in ("describe", "verify", "export", "import")} == {
+        "describe": ["--help", "--json", "-h", "directory"],
+        "verify": ["--help", "-h", "directory"],
+        "export": ["--help", "--out", "--sequence", "--to", "-h", "directory"],
+        "import": ["--help", "--out", "--step", "--tables", "-h", "source"],
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        entry([command.name, "--help"])
+    assert left.value.code == 0
+    assert command.help.split(".")[0] in " ".join(capsys.readouterr().out.split())
+
+
+def test_wrong_usage_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as left:
+        entry(["export", "somewhere", "--to", "stone-tablets", "--out", "x"])
+    assert left.value.code == 2
+
+
+def test_describe(directory, capsys):
+    assert entry(["describe", str(directory)]) == 0
+    assert "save 1 at step 10" in capsys.readouterr().out
+    assert entry(["describe", str(directory), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_states"] == 2
+
+
+def test_verify_says_that_all_is_well(directory, capsys):
+    assert entry(["verify", str(directory)]) == 0
+    out = capsys.readouterr()
+    assert "4 files" in out.out
+    assert "all as they were saved" in out.out
+    assert "newest state that verifies: save 1 at step 10 (base 0 and 1 row save)" in out.out
+    assert out.err == ""  # no bar: nobody watches
+
+
+def test_verify_names_what_is_bad_and_what_is_left(directory, capsys):
+    path = flip_bit(directory, 1)
+    assert entry(["verify", str(directory)]) == 1
+    out = capsys.readouterr().out
+    assert f"bad: {path}: rows" in out
+    assert "newest state that verifies: save 0" in out
+    flip_bit(directory, 0)
+    assert entry(["verify", str(directory)]) == 1
+    assert "no state verifies" in capsys.readouterr().out
+
+
+def test_an_unfinished_save_does_not_spoil_the_exit_code(directory, capsys):
+    (directory / save_folder(2)).mkdir()
+    (directory / save_folder(2) / "half.arrow").write_bytes(b"half")
+    assert entry(["verify", str(directory)]) == 0
+    assert "unfinished: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["describe"], ["verify"], ["export", "--to", "dcp", "--out", "{}/out"]])
+def test_no_checkpoint_is_one_line_and_2(command, tmp_path, capsys):
+    arguments = [part.format(tmp_path) for part in command]
+    assert entry([*arguments, str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("to", ["dcp", "safetensors", "parquet"])
+def test_export(directory, tmp_path, capsys, to):
+    out = tmp_path / "out"
+    assert entry(["export", str(directory), "--to", to, "--out", str(out)]) == 0
+    text = capsys.readouterr()
+    assert "exported save 1" in text.out
+    assert ("dense parameters" in text.out) == (to == "parquet")
+    assert text.err == ""
+    assert entry(["export", str(directory), "--to", to, "--out", str(out)]) == 2
+    assert "in use" in capsys.readouterr().err
+
+
+def test_export_says_what_it_fell_back_from(directory, tmp_path, capsys):
+    path = flip_bit(directory, 1)
+    assert entry(["export", str(directory), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "exported save 0" in out
+    assert path in out
+
+
+def test_import_what_was_exported(directory, tmp_path, capsys):
+    entry(["export", str(directory), "--to", "dcp", "--out", str(tmp_path / "dcp")])
+    assert entry(["import", str(tmp_path / "dcp"), "--out", str(tmp_path / "back"), "--step", "77"]) == 0
+    out = capsys.readouterr().out
+    assert "table model.a: 100 x 8, sum" in out
+    assert "at step 77" in out
+    assert entry(["verify", str(tmp_path / "back")]) == 0
+    assert entry(["describe", str(tmp_path / "back")]) == 0
+
+
+def test_import_says_what_it_left_out(tmp_path, capsys):
+    tree = {
+        "m.embedding_bags.t.weight": torch.ones(4, 2),
+        "state.m.embedding_bags.t.weight.t.momentum1": torch.ones(4),
+        "state.m.embedding_bags.t.weight.t.odd": torch.ones(3),
+    }
+    dcp.save(tree, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert entry(["import", str(tmp_path / "dcp"), "--out", str(tmp_path / "run")]) == 0
+    assert "left out: state.m.embedding_bags.t.weight.t.odd\n" in capsys.readouterr().out
+
+
+def test_errors_are_one_line_without_a_traceback(tmp_path, capsys):
+    assert entry(["import", str(tmp_path), "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("cpr: ")
+    assert err.count("\n") == 1
+
+
+def test_interruption_is_no_traceback(directory, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cpr.checkpoint.catalog.describe.describe", interrupted)
+    assert entry(["describe", str(directory)]) == 130
+    assert capsys.readouterr().err == "cpr: interrupted\n"
+
+
+def test_it_runs_as_a_program(directory):
+    """And looks into directories without the seconds that importing torch takes."""
+    code = "import sys, cpr.cli; code = cpr.cli.main.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "describe", str(directory)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_all_commands_take_the_uri_of_an_object_store(s3, tmp_path, capsys):
+    uri = s3.uri("bucket/cli")
+    shard = make_shard("model.a")
+    randomise(shard, torch.Generator().manual_seed(1))
+    state = {"steps_done": 0, "dense": {}, "registered": {}}
+    save(open_storage(uri), 0, [shard], state=state)
+    assert entry(["describe", uri]) == 0
+    assert entry(["verify", uri]) == 0
+    assert entry(["export", uri, "--to", "dcp", "--out", str(tmp_path / "dcp")]) == 0
+    assert entry(["import", str(tmp_path / "dcp"), "--out", s3.uri("bucket/cli-back")]) == 0
+    assert entry(["verify", s3.uri("bucket/cli-back")]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "secret" not in said.out

@@ -1,0 +1,150 @@
+"""`cpr plan` as a person meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.cli.main import build_parser, entry
+from cpr.estimator.history import FailureCost, RunHistory, SaveCost, write_history
+
+JOB = ["--total", "56h", "--fail", "28h", "--save", "5.6m", "--reschedule", "5.4m", "--nodes", "8"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    history = RunHistory(
+        world_size=4,
+        nodes=2,
+        step_s=0.1,
+        steps_done=10_000,
+        samples_done=320_000,
+        samples_total=3_200_000,
+        elapsed_s=1500.0,
+        saves=[SaveCost(step=9, kind="base", num_bytes=10, blocked_s=0.05, seconds=12.0)],
+        failures=[
+            FailureCost(
+                elapsed_s=400.0,
+                kind="partial",
+                lost_share=0.5,
+                nodes_lost=1.0,
+                seconds={"restart": 3.0, "restore": 2.0},
+            )
+        ],
+    )
+    write_history(LocalStorage(tmp_path / "run"), history)
+    return tmp_path / "run"
+
+
+def test_the_flags_are_these():
+    """Every flag is a promise: add one only if somebody needs it."""
+    commands = next(action for action in build_parser()._actions if action.choices)
+    flags = sorted(flag for action in commands.choices["plan"]._actions for flag in action.option_strings)
+    times = ["--total", "--fail", "--save", "--blocked", "--load", "--reschedule"]
+    job = [*times, "--nodes", "--pls", "--run", "--failures"]
+    assert flags == sorted([*job, "-h", "--help", "--json", "--plot", "--ratio"])
+
+
+def test_text(capsys):
+    assert entry(["plan", *JOB]) == 0
+    out = capsys.readouterr()
+    assert out.out.startswith("Partial recovery, a save each 44.8 h")
+    assert out.err == ""
+
+
+def test_json(capsys):
+    assert entry(["plan", *JOB, "--json", "--ratio", "1", "--pls", "0.001"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["recovery"], about["row_interval_s"], about["failures"]) == ("full", None, None)
+    assert about["full"]["overhead"]["total"] == pytest.approx(0.085, abs=5e-4)
+    assert about["inputs"]["O_save"] == {"value": pytest.approx(336.0), "source": "given"}
+    assert about["thresholds"]["pls"] == pytest.approx(0.0026, abs=5e-5)
+
+
+def test_a_run_that_was_measured(run, capsys):
+    assert entry(["plan", "--run", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Partial recovery")
+    assert "1 failure in 25 min" in out
+    assert "measured in 1 run, 1 save" in out
+
+
+def test_a_log_of_failures_and_a_picture(tmp_path, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "lasted,failed\n" + "".join(f"{hours}h,yes\n" for hours in (13, 4, 40, 22, 9, 31)) + "9h,no\n"
+    )
+    picture = tmp_path / "plan.png"
+    given = ["--total", "56h", "--save", "5m", "--nodes", "8"]
+    assert entry(["plan", *given, "--failures", str(log), "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "6 failures in 5.33 d" in out
+    assert "p = " in out
+    assert f"Drawn: {picture}" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("target", ["0.1", "0.001"])
+def test_pictures_of_both_decisions(target, tmp_path):
+    assert entry(["plan", *JOB, "--pls", target, "--plot", str(tmp_path / "plan.svg")]) == 0
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert "<svg" in drawn
+
+
+def test_the_answer_is_there_although_it_cannot_be_drawn(tmp_path, capsys):
+    (tmp_path / "plan.png").mkdir()
+    assert entry(["plan", *JOB, "--plot", str(tmp_path / "plan.png")]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("Partial recovery")
+    assert "plan.png" in told.err
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_picture_of_saves_that_cost_nothing(tmp_path):
+    """And failures that cost nothing either: there is no overhead, and a logarithmic axis has no 0."""
+    free = ["--total", "56h", "--fail", "28h", "--save", "5m", "--blocked", "0s", "--nodes", "8"]
+    assert entry(["plan", *free, "--plot", str(tmp_path / "plan.png")]) == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "this is missing: --total (T_total), --fail"),
+        (["--run", "{}"], "has no history"),
+        (["--run", "{}"], "or give the job's times: --total, --fail, --save and --nodes"),
+        (
+            ["--failures", "{}/nowhere.csv"],
+            "nowhere.csv cannot be read (No such file or directory): give a CSV",
+        ),
+        (["--failures", "{}"], "cannot be read (Is a directory): give a CSV file"),
+        ([*JOB, "--pls", "1.5"], "the target PLS is 1.5"),
+        ([*JOB, "--ratio", "0"], "the ratio is 0"),
+        ([*JOB, "--blocked", "1h"], "of which it is a part"),
+        ([*JOB, "--plot", "{}/plan.tablet"], "plan.tablet: the ending says the format; choose one of .png"),
+        ([*JOB, "--plot", "{}/plan"], "the ending says the format"),
+        ([*JOB, "--plot", "{}/none/plan.png"], "there is no folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_2(arguments, told, tmp_path, capsys):
+    assert entry(["plan", *(part.format(tmp_path) for part in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_times_need_units(capsys):
+    with pytest.raises(SystemExit) as left:
+        entry(["plan", "--total", "56"])
+    assert left.value.code == 2
+    assert "'56' is not a span of time; write a number with its unit" in capsys.readouterr().err
+
+
+def test_it_takes_no_torch():
+    code = "import sys, cpr.cli; code = cpr.cli.main.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", *JOB], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

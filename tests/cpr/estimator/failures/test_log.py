@@ -1,0 +1,108 @@
+import pytest
+
+from cpr.estimator.failures.log import FailureLog, Stretch, log_of_runs, read_log
+from cpr.estimator.history import FailureCost, RunHistory
+
+HOUR = 3600.0
+
+
+def write(tmp_path, text):
+    path = tmp_path / "failures.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_log_with_times(tmp_path):
+    log = read_log(
+        write(
+            tmp_path,
+            "began,ended,failed,who\n"
+            "2026-03-01T08:00,2026-03-01T21:30,yes,a\n"
+            "2026-03-01 21:40, 2026-03-02 00:40, No ,b\n"
+            "2026-03-02T09:00+01:00,2026-03-02T10:00+00:00,TRUE,a\n",
+        )
+    )
+    assert log.stretches == (Stretch((13.5 * HOUR,), 3 * HOUR), Stretch((2 * HOUR,)))
+    assert (log.num_failures, log.exposure_s) == (2, 18.5 * HOUR)
+    assert log.unfinished_s == [3 * HOUR]
+
+
+def test_a_log_with_lengths(tmp_path):
+    log = read_log(write(tmp_path, "\ufefffailed,lasted\nyes,1h30m\n1,90s\n,2d\n"))
+    assert log.stretches == (Stretch((5400.0, 90.0), 172_800.0),)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"the columns are \(none\)"),
+        ("began,failed\n", "the columns are began, failed; a log of failures has began, ended and failed"),
+        ("lasted,failed\n", "no lines"),
+        ("lasted,failed\n1h,yes\n2,yes\n", "line 3: '2' is not a span of time"),
+        ("lasted,failed\n1h,perhaps\n", "line 2: failed is 'perhaps'"),
+        ("lasted,failed\n0s,yes\n", "line 2: the job was at work for 0 s"),
+        (f"lasted,failed\n1h,yes\n{'9' * 400}h,yes\n", "line 3: the job was at work for inf s"),
+        ("began,ended,failed\nyesterday,today,yes\n", "line 2: .*yesterday"),
+        ("began,ended,failed\n2026-03-02,2026-03-01,yes\n", "line 2: the job was at work for -86400 s"),
+        ("began,ended,failed\n2026-03-01T00:00Z,2026-03-02,no\n", "line 2: .* both need a time zone|both"),
+        ("began,ended,failed\n2026-03-01\n", "line 2: ended is missing"),
+        ("began,ended,failed\n2026-03-01,,no\n", "line 2: ended is missing; .* when the log was written"),
+        ("lasted,failed\n5h\n", "line 2: failed is missing"),
+        (
+            "lasted,failed\n1h,yes\n" + "x" * 200_000 + ",yes\n",
+            "cannot be read as a CSV file.*: field larger than field limit",
+        ),
+        (
+            "began,ended,failed\n2026-03-01,2026-03-02,yes\n2026-03-01,2026-03-02,yes\n",
+            "line 3: it began at 2026-03-01 .*count twice",
+        ),
+        (
+            "began,ended,failed\n2026-03-01T00Z,2026-03-02T00Z,yes\n2026-03-02T00+05:00,2026-03-03T00Z,yes\n",
+            "line 3: it began at 2026-03-02 .*count twice",
+        ),
+    ],
+)
+def test_what_cannot_be_understood_is_named(text, told, tmp_path):
+    with pytest.raises(ValueError, match=told) as refused:
+        read_log(write(tmp_path, text))
+    assert "failures.csv" in str(refused.value)
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    path = tmp_path / "failures.csv"
+    path.write_bytes(b"lasted,failed\n\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"failures\.csv cannot be read as a CSV file in UTF-8"):
+        read_log(path)
+
+
+def test_failures_of_runs():
+    def run(*times):
+        failures = [
+            FailureCost(elapsed_s=time, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds={})
+            for time in times
+        ]
+        return RunHistory(
+            world_size=2,
+            nodes=2,
+            step_s=0.1,
+            steps_done=1,
+            samples_done=1,
+            samples_total=None,
+            elapsed_s=100.0,
+            failures=failures,
+        )
+
+    log = log_of_runs([run(10.0, 40.0), run(), run(100.0)])
+    assert log.stretches == (Stretch((10.0, 30.0), 60.0), Stretch((), 100.0), Stretch((100.0,)))
+    assert (log.num_failures, log.exposure_s) == (3, 300.0)
+    assert log_of_runs([run(10.0, 10.0)]).gaps_s == [10.0, 1.0]  # the second came before the run went on
+
+
+def test_no_time_at_all_is_no_time_between_failures():
+    with pytest.raises(ValueError, match="one failure of several nodes"):
+        Stretch((3.0, 0.0))
+
+
+def test_nothing_is_no_log():
+    with pytest.raises(ValueError, match="there is nothing in this log"):
+        FailureLog(())

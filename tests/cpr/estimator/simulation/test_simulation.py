@@ -1,0 +1,209 @@
+"""The simulation against what can be known otherwise: the paper's formulas and exact renewal theory."""
+
+from dataclasses import replace
+from math import exp
+
+import numpy as np
+import pytest
+
+from cpr.estimator.failures.arrivals import FailureModel
+from cpr.estimator.planning.formulas import Job, expected_pls, interval_full, overhead_full, overhead_partial
+from cpr.estimator.simulation.simulation import SimulationConfig, simulate
+
+HOUR = 3600.0
+CALM = Job(T_total=1000 * HOUR, T_fail=100 * HOUR, O_save=20, O_load=40, O_res=60, N_emb=200)
+"""An interval of an hour is far shorter than the time between failures, and hardly a save is broken."""
+HARSH = Job(T_total=56 * HOUR, T_fail=2 * HOUR, O_save=336, O_load=162, O_res=162, N_emb=64)
+"""Nothing that the formulas assume is true."""
+BURSTS = FailureModel(distribution="gamma", shape=0.3)
+NODES = FailureModel(scope="node")
+
+
+def run(job, recovery, interval_s, **changes):
+    return simulate(SimulationConfig(job=job, recovery=recovery, interval_s=interval_s, **changes))
+
+
+def agrees(mean, expected):
+    """Within twice the 95 % confidence interval; by chance it is not once in 10,000 times."""
+    return abs(mean.value - expected) <= 2 * mean.half_width
+
+
+def exact_full(job, interval_s):
+    """Overhead with exponential failures and saves that training waits for (Daly 2006, equation 20)."""
+    rate = 1 / job.T_fail
+    segment = exp(rate * (job.O_load + job.O_res)) * (exp(rate * (interval_s + job.O_save)) - 1) / rate
+    return segment / interval_s - 1
+
+
+def exact_partial(job, interval_s):
+    """The same for partial recovery, and its PLS where no node is struck twice in an interval.
+
+    A save is tried until no failure breaks it. Each failure outside of recoveries begins one, which is tried
+    until no failure breaks it.
+    """
+    rate = 1 / job.T_fail
+    saving = (exp(rate * job.O_save) - 1) / rate
+    recovering = exp(rate * (job.O_load + job.O_res))
+    overhead = (1 + saving / interval_s) * recovering - 1
+    pls = recovering * rate * (interval_s / 2 + saving) / job.N_emb
+    return overhead, pls
+
+
+@pytest.mark.parametrize("failures", [FailureModel(), NODES], ids=["job", "node"])
+def test_equals_the_formulas_where_their_assumptions_hold(failures):
+    """Formulas 3, 4 and 5, part by part."""
+    full = run(CALM, "full", HOUR, failures=failures)
+    expected = overhead_full(CALM, HOUR)
+    for part in ("lost", "load", "reschedule"):
+        assert agrees(full.parts[part], getattr(expected, part))
+    assert full.parts["save"].value == pytest.approx(expected.save, rel=0.01)  # saves of lost work, too
+    assert agrees(full.overhead, expected.total)
+    partial = run(CALM, "partial", HOUR, failures=failures)
+    expected = overhead_partial(CALM, HOUR)
+    assert agrees(partial.overhead, expected.total)
+    assert partial.parts["lost"].value == 0 == full.pls.value
+    assert agrees(partial.pls, expected_pls(CALM, HOUR))
+
+
+def test_background_saves_equal_the_formulas_too():
+    job = replace(CALM, O_save=1200, blocked_save=2)
+    assert agrees(run(job, "full", HOUR).parts["lost"], overhead_full(job, HOUR).lost)
+    partial = run(job, "partial", HOUR)
+    assert agrees(partial.overhead, overhead_partial(job, HOUR).total)
+    assert agrees(partial.pls, expected_pls(job, HOUR))
+
+
+def test_row_saves_equal_the_formulas_too():
+    """Full recovery of the same job pays for its saves of everything."""
+    job = replace(CALM, O_save=1200, blocked_save=20, O_rows=300, blocked_rows=3, row_share=1 / 8)
+    partial = run(job, "partial", HOUR)
+    assert agrees(partial.overhead, overhead_partial(job, HOUR).total)
+    assert partial.parts["save"].value == pytest.approx(24 / HOUR, rel=0.01)
+    assert agrees(partial.pls, expected_pls(job, HOUR))
+    full = run(job, "full", HOUR)
+    assert full.parts["save"].value == pytest.approx(20 / HOUR, rel=0.02)
+    assert agrees(full.parts["lost"], overhead_full(job, HOUR).lost)
+
+
+def test_ten_thousand_nodes():
+    job = replace(CALM, N_emb=10_000)
+    partial = run(job, "partial", HOUR, failures=NODES, num_trials=400)
+    assert agrees(partial.overhead, overhead_partial(job, HOUR).total)
+    assert agrees(partial.pls, expected_pls(job, HOUR))
+
+
+@pytest.mark.parametrize("interval_h", [0.7, 2.0, 8.0])
+def test_exact_where_the_formulas_are_not(interval_h):
+    """Failures in the middle of saves and recoveries, intervals of up to four times the mean to a failure."""
+    interval_s = interval_h * HOUR
+    full = run(HARSH, "full", interval_s, give_up=1e6)
+    assert agrees(full.overhead, exact_full(HARSH, interval_s))
+    assert full.overhead.low > overhead_full(HARSH, interval_s).total
+    partial = run(HARSH, "partial", interval_s)
+    overhead, _ = exact_partial(HARSH, interval_s)
+    assert agrees(partial.overhead, overhead)
+    assert partial.overhead.low > overhead_partial(HARSH, interval_s).total
+
+
+def test_pls_is_exact_and_a_node_cannot_lose_twice():
+    """Of one node in an interval of four mean times to failure most is lost already; of 10,000 hardly any."""
+    interval_s = 8 * HOUR
+    many = replace(HARSH, N_emb=10_000)
+    assert agrees(run(many, "partial", interval_s, num_trials=300).pls, exact_partial(many, interval_s)[1])
+    one = run(replace(HARSH, N_emb=1), "partial", interval_s)
+    assert one.pls.high < 0.7 * exact_partial(replace(HARSH, N_emb=1), interval_s)[1]
+    assert one.pls.high < 1
+
+
+def test_groups_multiply_the_loss_and_nothing_else():
+    groups = FailureModel(group_share=0.5, group_nodes=9)
+    together = run(CALM, "partial", HOUR, failures=groups)
+    alone = run(CALM, "partial", HOUR)
+    assert together.overhead == alone.overhead
+    assert agrees(together.pls, expected_pls(together.config.expected_job, HOUR))
+    assert together.pls.low > 4 * alone.pls.high
+
+
+def test_bursts_depart_from_the_formulas():
+    """Failures that come in bursts undo little work each: soon after one there is little to undo."""
+    job = replace(CALM, T_total=20_000 * HOUR, T_fail=10 * HOUR)
+    interval_s = interval_full(job) * 4
+    bursts = run(job, "full", interval_s, failures=BURSTS, num_trials=50)
+    steady = run(job, "full", interval_s, num_trials=50)
+    assert bursts.parts["lost"].high < 0.9 * steady.parts["lost"].low
+    assert bursts.failures.value == pytest.approx(steady.failures.value, rel=0.1)
+
+
+def test_recorded_failures_at_a_regular_beat():
+    """Each 7 h of 10 h: one failure, at 7 h; saves at 2, 4, 6 h and so on take no time."""
+    job = Job(T_total=10 * HOUR, T_fail=7 * HOUR, O_save=1e-6, O_load=30, O_res=60, N_emb=5)
+    beat = FailureModel(distribution="recorded", recorded_s=(7.0,))
+    full = run(job, "full", 2 * HOUR, failures=beat)
+    assert full.parts["lost"].value == pytest.approx(0.1)
+    assert full.parts["lost"].half_width == pytest.approx(0, abs=1e-9)
+    assert full.failures.value == 1
+    assert run(job, "partial", 2 * HOUR, failures=beat).pls.value == pytest.approx(0.1 / 5)
+
+
+def test_both_recoveries_meet_the_same_failures():
+    full, partial = (run(CALM, recovery, HOUR, seed=3) for recovery in ("full", "partial"))
+    same = np.abs(full.overheads - full.parts["lost"].value - partial.overheads) < 0.01
+    assert same.mean() > 0.95
+    assert full.failures.value == pytest.approx(partial.failures.value, rel=0.01)
+
+
+@pytest.mark.parametrize("failures", [BURSTS, replace(BURSTS, scope="node")], ids=["job", "node"])
+def test_the_seed_decides(failures):
+    def overheads(seed):
+        return run(HARSH, "partial", HOUR, failures=failures, seed=seed, num_trials=50).overheads
+
+    assert np.array_equal(overheads(1), overheads(1))
+    assert not np.array_equal(overheads(1), overheads(2))
+
+
+def test_runs_are_independent_however_many_fit_at_once(monkeypatch):
+    monkeypatch.setattr("cpr.estimator.simulation.simulation.NODES_AT_ONCE", 3 * HARSH.N_emb)
+    pieces = run(HARSH, "partial", HOUR, num_trials=400)
+    assert len(set(pieces.overheads)) > 360  # runs without failures in saves and recoveries may be alike
+    assert agrees(pieces.overhead, exact_partial(HARSH, HOUR)[0])
+
+
+def test_runs_that_never_end_are_told():
+    """Recovery takes five mean times to failure: hardly one succeeds."""
+    hopeless = replace(HARSH, T_fail=60.0)
+    told = run(hopeless, "full", HOUR, num_trials=10, give_up=2)
+    assert told.finished_share == 0
+    assert told.overhead.value > 1
+    assert run(HARSH, "partial", HOUR, num_trials=10).finished_share == 1
+
+
+def test_json_holds_what_a_reader_needs():
+    told = run(CALM, "partial", HOUR, num_trials=20)
+    body = told.to_json()
+    assert body["overhead"]["mean"] == told.overhead.value
+    assert sum(part["mean"] for part in body["parts"].values()) == pytest.approx(told.overhead.value)
+    assert body["overhead_worst_5_percent"] == np.quantile(told.overheads, 0.95)
+    assert (body["recovery"], body["interval_s"], body["finished_share"]) == ("partial", HOUR, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"recovery": "none"}, "choose 'full' or 'partial'"),
+        ({"interval_s": 0.0}, "impossible"),
+        ({"interval_s": 1001 * HOUR}, "not longer than the job"),
+        ({"job": replace(CALM, O_save=7200, blocked_save=1)}, "storage cannot take them"),
+        ({"job": replace(CALM, O_rows=600, row_share=1 / 8)}, "saving all rows goes on for 4800 s"),
+        ({"job": replace(CALM, N_emb=10**12)}, "1,000,000 nodes can be simulated at most"),
+        ({"failures": FailureModel(group_share=0.1, group_nodes=201)}, "cannot happen to 200"),
+        ({"job": replace(CALM, nodes_lost=2)}, "group_share and group_nodes"),
+        ({"job": replace(CALM, T_fail=1)}, "failures in the useful time; 10,000 can be simulated"),
+        ({"num_trials": 1}, "2 at least"),
+        ({"seed": -1}, "must not be negative"),
+        ({"give_up": 1.0}, "give more than 1"),
+    ],
+)
+def test_nonsense_is_refused(changes, says):
+    values = {"job": CALM, "recovery": "partial", "interval_s": HOUR}
+    with pytest.raises(ValueError, match=says):
+        SimulationConfig(**(values | changes))

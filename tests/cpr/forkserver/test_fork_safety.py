@@ -1,0 +1,68 @@
+"""What makes a process unfit to be forked, and its code out of date."""
+
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from cpr.forkserver.fork_safety import STARTED_NS, LoadedCode
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """One that was loaded from a file written long ago."""
+    file = tmp_path / "model.py"
+    file.write_text("WIDTH = 1\n")
+    os.utime(file, ns=(0, STARTED_NS - 10**12))
+    loaded = types.ModuleType("model_of_this_test")
+    loaded.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    return file
+
+
+@pytest.fixture
+def code(module, monkeypatch):
+    """Of this test's module alone; pytest's own caches are written while it runs."""
+    monkeypatch.setattr(sys, "modules", {"model_of_this_test": sys.modules["model_of_this_test"]})
+    loaded = LoadedCode()
+    monkeypatch.undo()
+    return loaded
+
+
+def test_code_is_as_it_was_until_it_is_written(code, module):
+    assert code.changed() is None
+    module.write_text("WIDTH = 2\n")
+    assert code.changed() == str(module)
+
+
+def test_a_file_put_in_place_with_the_same_time_and_size_has_changed(code, module):
+    copy = module.with_suffix(".new")
+    copy.write_text("WIDTH = 2\n")
+    os.utime(copy, ns=(0, STARTED_NS - 10**12))
+    copy.replace(module)
+    assert code.changed() == str(module)
+
+
+def test_a_file_that_is_gone_has_changed(code, module):
+    module.unlink()
+    assert code.changed() == str(module)
+
+
+def test_what_was_written_while_the_process_imported_counts_as_changed(module):
+    os.utime(module, ns=(0, time.time_ns()))
+    assert LoadedCode().changed() is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads proc(5)")
+@pytest.mark.parametrize("threads", [0, 1])
+def test_threads_make_a_process_unfit(threads):
+    program = (
+        "import threading, time; from cpr.forkserver.fork_safety import why_not_to_fork\n"
+        f"for _ in range({threads}): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print(why_not_to_fork())"
+    )
+    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ("other threads run in it" in asked.stdout) == bool(threads)

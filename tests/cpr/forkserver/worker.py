@@ -1,0 +1,74 @@
+"""A worker for test_standby: notes on its output who it is and what it sees, then does what it is told."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from cpr import forkserver as standby
+from cpr.launch.agent import agent_pid
+
+PREPARED_BY = []
+
+
+def prepare():
+    PREPARED_BY.append(os.getpid())
+    if "NUMPY" in os.environ:
+        import numpy.random  # noqa: F401, PLC0415
+    if "THREAD" in os.environ:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+def work():
+    print(
+        json.dumps(
+            {
+                "pid": os.getpid(),
+                "parent": os.getppid(),
+                "agent": agent_pid(),
+                "prepared_here": [os.getpid()] == PREPARED_BY,
+                "arguments": sys.argv[1:],
+                "rank": os.environ["RANK"],
+                "folder": str(Path.cwd()),
+                "processors": sorted(os.sched_getaffinity(0)),
+            }
+        ),
+        flush=True,
+    )
+    match sys.argv[1]:
+        case "code":
+            return int(sys.argv[2])
+        case "raise":
+            raise ValueError("what went wrong")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+            print("waiting", flush=True)
+            time.sleep(60)
+        case "large":  # gives its memory back for a while when it dies
+            memory = b"1" * 400_000_000
+            print("waiting", flush=True)
+            time.sleep(60 + memory[0])
+        case "native":  # without giving the interpreter's lock away, as no well-behaved library does
+            print("waiting", flush=True)
+            ctypes.PyDLL(None).sleep(60)
+        case "random":
+            print(json.dumps([random.random(), sys.modules["numpy"].random.rand()]), flush=True)
+            return 0
+        case "nested":
+            command = [sys.executable, sys.argv[0], *sys.argv[2:]]
+            return subprocess.run(command, check=False).returncode
+        case "dump":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    raise SystemExit(standby.run(prepare, work))

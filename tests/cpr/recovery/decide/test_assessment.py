@@ -1,0 +1,193 @@
+"""Conclusions from what workers report."""
+
+from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
+from cpr.recovery.decide.lineage import Directory
+from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD
+
+NOTHING_SAVED = Directory()
+FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
+
+
+def shard(rank, rows=10, columns=FLOATS):
+    place = ShardPlace(
+        table_fqn=f"t{rank}", table_shape=(rows, 8), row_offset=0, num_rows=rows, col_offset=0, num_cols=8
+    )
+    return ShardReport(place=place, columns=columns, bytes_per_row=36)
+
+
+def segment(
+    old_rank,
+    *,
+    step=7,
+    slot=7,
+    begun=-1,
+    generation=0,
+    slot_generation=0,
+    went_back=-1,
+    told=0,
+    world_size=2,
+    **options,
+):
+    return SegmentReport(
+        **{
+            "old_rank": old_rank,
+            "old_world_size": world_size,
+            "generation": generation,
+            "epoch": 1,
+            "step_finished": step,
+            "update_begun": begun,
+            "pid": 100 + old_rank,
+            "left_ns": -1,
+            "heartbeat_ns": 5,
+            "reason": "",
+            "shards": (shard(old_rank),),
+            "whole_bytes": 360,
+            "slot": slot
+            if slot is None or isinstance(slot, Slot)
+            else Slot(went_back=went_back, generation=slot_generation, step=slot, num_recoveries=told),
+            **options,
+        }
+    )
+
+
+def assess_all(reports, directory=NOTHING_SAVED):
+    return assess(reports, directory)
+
+
+def worker(rank, *segments, adopted=True, shards=None):
+    return WorkerReport(
+        rank=rank,
+        host="here",
+        pid=rank,
+        segments=segments,
+        shards=(shard(rank),) if shards is None else shards,
+        adopted=adopted and bool(segments),
+    )
+
+
+def test_nobody_holds_anything():
+    found = assess_all([worker(0), worker(1)])
+    assert (found.step, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
+    assert not any(need.adopted for need in found.needed)
+    assert not found.interrupted
+
+
+def test_the_furthest_replica_counts_and_the_lowest_rank_has_it():
+    found = assess_all([worker(0, segment(0, slot=6, step=6)), worker(1, segment(1)), worker(2, segment(2))])
+    assert (found.step, found.slot_of) == (7, (1, 0))
+    assert [need.adopted for need in found.needed] == [True, True, True]
+
+
+def test_a_slot_may_be_ahead_of_the_mark_that_follows_it():
+    found = assess_all([worker(0, segment(0, step=6, slot=7)), worker(1, segment(1, step=6, slot=6))])
+    assert found.step == 7
+    assert len(found.held) == 2
+
+
+def test_memory_that_was_left_behind_is_lost_and_said_to_be():
+    found = assess_all([worker(0, segment(0)), worker(1, segment(1, step=5, slot=5))])
+    assert [need.adopted for need in found.needed] == [True, False]
+    assert found.lost == {1: 1.0}
+    assert any("left behind at step 5" in refused for refused in found.refused)
+
+
+def test_a_later_generation_counts_more_than_a_later_step():
+    stale = segment(0, step=10, slot=10)
+    newer = {"step": 9, "slot": 9, "generation": 1, "slot_generation": 1}
+    found = assess_all([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
+    assert (found.slot.generation, found.step, found.slot_of) == (1, 9, (0, 0))
+
+
+def test_of_one_generation_and_step_the_state_that_knows_its_own_recovery_counts():
+    found = assess_all([worker(0, segment(0, told=1)), worker(1, segment(1, told=2))])
+    assert (found.slot_of, found.slot.num_recoveries) == ((1, 0), 2)
+
+
+def test_memory_that_others_have_trained_without_is_lost_though_it_is_one_step_behind():
+    trained = {"generation": 1, "slot": Slot(generation=1, step=7, progress_generation=1), "step": 7}
+    found = assess_all([worker(0, segment(0, **trained)), worker(1, segment(1, step=6, slot=6))])
+    assert list(found.lost) == [1]
+    assert "left behind at step 6" in found.refused[0]
+    killed = {**trained, "slot": Slot(generation=1, step=7, progress_generation=0)}  # before they trained
+    assert not assess_all([worker(0, segment(0, **killed)), worker(1, segment(1, step=6, slot=6))]).lost
+
+
+def test_memory_whose_rows_were_replaced_by_those_of_a_save_does_not_come_back():
+    """Or the portion of lost samples would count what is not lost."""
+    slot = Slot(generation=1, step=7, losses=((2, 1, 1),))
+    partial = {"generation": 1, "slot": slot}
+    found = assess_all([worker(0, segment(0, **partial)), worker(1, segment(1))])
+    assert list(found.lost) == [1]
+    assert "replaced by rows of a save" in found.refused[0]
+    assert not assess_all([worker(0, segment(0, **partial)), worker(1, segment(1, **partial))]).lost
+
+
+def test_memory_of_before_everybody_went_back_does_not_count():
+    """One worker had finished going back when all died; another one's old memory was not yet dropped.
+
+    What the generation that went back wrote there before it knew that is of that generation, too.
+    """
+    back = segment(0, step=5, slot=5, generation=1, slot_generation=1, went_back=1)
+    stale = segment(1, step=10, slot=10, generation=0, slot_generation=1, counters={"t": {"iter": 10}})
+    found = assess_all([worker(0, back), worker(1, stale)])
+    assert (found.step, found.slot_of) == (5, (0, 0))
+    assert [(held.rank, held.generation) for held in found.held] == [(0, 1)]
+    assert [need.adopted for need in found.needed] == [True, False]
+    assert (found.lost, found.counters, found.interrupted) == ({1: 1.0}, {}, False)
+    assert any("of before everybody went back in generation 1" in refused for refused in found.refused)
+
+
+def test_an_update_that_was_begun_interrupts_unless_it_is_accounted_for():
+    def interrupted(**options):
+        return assess_all([worker(0, segment(0)), worker(1, segment(1, **options))]).interrupted
+
+    assert interrupted(begun=8)
+    assert not interrupted(begun=7)  # it finished elsewhere: its replica is there
+    later = assess_all([worker(0, segment(0, slot_generation=1)), worker(1, segment(1, begun=8))])
+    assert not later.interrupted
+
+
+def test_who_lost_what_and_how_they_ended():
+    found = assess_all(
+        [
+            worker(0, segment(0, world_size=3, reason="ValueError: x", left_ns=9)),
+            worker(1, segment(2, world_size=3, shards=(), problem="page 3 is torn")),
+            worker(2),
+        ]
+    )
+    assert found.lost == {1: 1.0, 2: 1.0}
+    endings = {each.rank: each.why for each in found.endings}
+    assert endings == {0: "ValueError: x", 1: MEMORY_GONE, 2: NO_LAST_WORD}
+    assert found.endings[-1].rank == 0  # those without a word come first
+    assert any("page 3 is torn" in refused for refused in found.refused)
+
+
+def test_segments_of_one_worker_are_numbered_through():
+    found = assess_all([worker(0, segment(0), segment(1))])
+    assert [(held.index, held.place.table_fqn) for held in found.held] == [(0, "t0"), (1, "t1")]
+    assert [need.adopted for need in found.needed] == [True]
+
+
+def test_what_lies_on_a_gpu_is_moved_and_not_adopted():
+    on_gpu = ShardReport(place=shard(0).place, columns=FLOATS, bytes_per_row=36, in_segment=False)
+    (needed,) = assess_all([worker(0, segment(0), shards=(on_gpu,))]).needed
+    assert not needed.adopted
+
+
+def test_another_model_is_objected_to():
+    wide = shard(0, columns=(*FLOATS, ("exp_avg", "float32", 2)))
+    found = assess_all([worker(0, segment(0), shards=(wide,))])
+    assert "table t0 is 10 x 8" in found.objection
+    assert "no table t0" in assess_all([worker(0, segment(0), shards=(shard(5),))]).objection
+    assert assess_all([worker(0, segment(0))]).objection is None
+
+
+def test_counters_are_those_of_the_newest_step():
+    found = assess_all(
+        [
+            worker(0, segment(0, counters={"t": {"iter": 7}})),
+            worker(1, segment(1, step=6, slot=6, counters={"t": {"iter": 6}, "u": {"iter": 6}})),
+        ]
+    )
+    assert found.counters == {"t": {"iter": 7}, "u": {"iter": 6}}

@@ -1,0 +1,75 @@
+"""Partial or full, and the words for it."""
+
+import pytest
+
+from cpr.recovery.decide.decision import Findings, decide
+from cpr.recovery.run.policy import RecoveryPolicy
+
+USUAL = {
+    "continues": True,
+    "resumes": True,
+    "is_saved": True,
+    "holds_anything": True,
+    "has_replicated_state": True,
+    "lost_share": 0.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({}, "partial", "25.0% of the tables"),
+        ({"lost_share": 0.0}, "process", "outlived"),
+        ({"lost_share": 0.0, "is_saved": False}, "process", "outlived"),
+        ({"lost_share": 0.5}, "partial", "50.0%"),
+        ({"lost_share": 0.76}, "full", "max_lost_share = 75.0%"),
+        ({"holds_anything": False, "lost_share": 1.0}, "full", "no worker's memory is left"),
+        ({"has_replicated_state": False}, "full", "dense parameters"),
+        ({"objection": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
+        ({"is_saved": False}, "full", "nothing was saved yet"),
+        ({"continues": False}, "resume", "newest checkpoint"),
+        ({"continues": False, "is_saved": False}, "start", "nothing was saved"),
+        ({"continues": False, "resumes": False}, "start", "begins anew"),
+        ({"holds_anything": False, "lost_share": 1.0, "resumes": False}, "start", "begins anew"),
+        ({"resumes": False}, "partial", "25.0% of the tables"),
+    ],
+)
+def test_decision(changes, kind, words):
+    decision = decide(Findings(**{**USUAL, **changes}), RecoveryPolicy())
+    assert decision.kind == kind
+    assert words in decision.reason
+
+
+def test_the_policy_can_forbid_any_loss():
+    assert decide(Findings(**USUAL), RecoveryPolicy(max_lost_share=0)).kind == "full"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_lost_share": -0.1},
+        {"max_lost_share": 1.5},
+        {"max_pls": 1.01},
+        {"max_pls": -0.1},
+        {"max_generations_without_progress": 0},
+    ],
+)
+def test_impossible_policies_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RecoveryPolicy(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("max_pls", "total", "added", "words"),
+    [
+        (None, None, None, None),
+        (0.1, 0.05, 0.05, None),
+        (0.1, 0.05, 0.06, "from 0.050000 to 0.110000, above max_pls = 0.1"),
+        (0.1, None, 0.01, "not known"),
+        (0.1, 0.0, None, "not known"),
+        (0.1, 0.2, 0.0, None),
+    ],
+)
+def test_a_limit_of_lost_samples(max_pls, total, added, words):
+    reason = RecoveryPolicy(max_pls=max_pls).against_pls(total, added)
+    assert reason is None if words is None else words in reason

@@ -1,0 +1,190 @@
+"""How far a run is: what is counted, what comes back, and when it is given up."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cpr.errors import NoProgressError
+from cpr.recovery.run.pls import Charge
+from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.recovery.run.progress import SAVES_KEPT, Course
+from cpr.recovery.run.report import Ending, Recovery
+from cpr.resident.replica import Replica
+from cpr.resident.status_page import Marks
+
+POLICY = RecoveryPolicy(max_generations_without_progress=2)
+
+
+def handed_on(course):
+    """The same course in the next generation."""
+    other = Course()
+    text = json.dumps(course.state_dict(), default=bytes.decode)
+    other.take_over(json.loads(text, object_pairs_hook=_with_numbers))
+    return other
+
+
+def _with_numbers(pairs):
+    return {int(key) if key.isdigit() else key: value for key, value in pairs}
+
+
+def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
+    course = Course()
+    course.step(8)
+    course.begin(1, (), True, POLICY)
+    assert (course.steps_done, course.batches_done, course.to_skip) == (1, 1, 1)
+    course = handed_on(course)
+    course.begin(2, (), True, POLICY)
+    assert course.to_skip == 2
+    course.step(8)
+    assert (course.steps_done, course.samples_done, course.batches_done, course.to_skip) == (2, 16, 4, 0)
+
+
+def test_samples_at_a_save():
+    course = Course()
+    for number in range(100):
+        course.step(10)
+        if number % 2:
+            course.note_save()
+    assert max(course.saves) == 100
+    assert len(course.saves) == SAVES_KEPT
+    assert course.samples_at(98) == 980
+    assert course.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
+
+
+def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through_generations():
+    course = Course()
+    for step in range(1, 10):
+        course.step(10)
+        if step in {2, 6}:
+            course.note_save()
+        if step != 2:
+            course.note_row_save()
+    assert (course.row_saves_since, set(course.saves)) == (3, {2, 6})
+    assert course.row_saves == [3, 4, 5, 6, 7, 8, 9]  # no further back than is needed where the newest failed
+    assert handed_on(course).row_saves_since == 3
+    course.forget_save(8)
+    assert course.row_saves_since == 2
+    course.forget_save(6)
+    assert course.row_saves_since == 5
+
+
+def test_saves_that_were_never_committed_count_for_nothing():
+    course = Course()
+    for step in range(1, 7):
+        course.step(10)
+        course.note_row_save()
+        if step in {1, 5}:
+            course.note_save()
+    course.forget_saves_after(4)
+    assert (set(course.saves), course.row_saves_since) == ({1}, 3)
+    assert course.samples_at(6) == 10
+    course.forget_saves_after(0)
+    assert (course.saves, course.row_saves) == ({}, [])
+
+
+def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
+    course = Course()
+    assert course.samples_at(0) == 0
+    for _ in range(40):
+        course.step(10)
+        course.note_save()
+    assert min(course.saves) == 9
+    assert course.samples_at(3) == 30
+    course.saves.clear()  # all that is known of is now
+    assert course.samples_at(20) == 200
+
+
+def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt():
+    saved = Course()
+    saved.step(8)
+    state = saved.state_dict()
+    course = handed_on(saved)
+    course.recoveries = [Recovery(kind="start", reason="", generation=0, step=0)]
+    course.generation, course.progress_generation = 4, 2
+    course.step(8)
+    course.load_state_dict(state)
+    assert (course.steps_done, len(course.recoveries), course.generation) == (1, 1, 4)
+    course.start_over()
+    assert (course.steps_done, course.samples_done, len(course.recoveries)) == (0, 0, 1)
+
+
+def test_generations_in_vain_are_counted_and_their_ends_told():
+    course = Course()
+    course.step(8)
+    for generation, why in ((1, "first"), (2, "second")):
+        course = handed_on(course)
+        course.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, POLICY)
+    course = handed_on(course)
+    with pytest.raises(NoProgressError) as report:
+        course.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, POLICY)
+    assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
+    assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
+    assert "first" not in str(report.value)  # that generation had finished a step
+
+
+def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():
+    course = Course()
+    course.add_pls(0.25, [Charge(4, 1, 1.0, 0, 10), Charge(4, 2, 1.0, 0, 10)])
+    course.add_pls(0.25, [Charge(4, 1, 1.0, 5, 20), Charge(3, 0, 0.5, 5, 20)])
+    expected = {Charge(4, 1, 1.0, 5, 20), Charge(4, 2, 1.0, 0, 10), Charge(3, 0, 0.5, 5, 20)}
+    assert set(handed_on(course).charges) == expected
+    course.add_pls(0.25, [Charge(3, 1, 1.0, 20, 30)])
+    assert set(course.charges) == {Charge(3, 0, 0.5, 5, 20), Charge(3, 1, 1.0, 20, 30)}
+    course.start_over()
+    assert course.charges == ()
+
+
+def test_an_unknown_pls_stays_unknown():
+    course = Course()
+    course.add_pls(0.25)
+    course.add_pls(0.25)
+    assert course.pls_total == 0.5
+    course.add_pls(None)
+    course.add_pls(0.25)
+    assert course.pls_total is None
+
+
+def story_of(number):
+    return Recovery(kind="process", reason="rank 3 was killed", generation=number, step=7 * number)
+
+
+def bytes_written_a_step(folder, num_recoveries, monkeypatch):
+    """By the replica, of JSON and of leaves that are `bytes`, when nothing but a step has happened."""
+    folder.mkdir()
+    course, replica = Course(), Replica(folder, Marks(folder / "marks"))
+    course.recoveries = [story_of(number) for number in range(num_recoveries)]
+
+    def write():
+        course.step(samples=8)
+        replica.write(course.steps_done, {"registered": {"recovery": course.state_dict()}})
+
+    for _ in range(3):  # both slots
+        write()
+    sizes, frombuffer = [], np.frombuffer
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "frombuffer", lambda data, *how: sizes.append(len(data)) or frombuffer(data, *how))
+        write()
+    step, tree = replica.read()
+    again = Course()
+    again.take_over(tree["registered"]["recovery"])
+    assert (step, len(again.recoveries)) == (4, num_recoveries)
+    assert again.recoveries == course.recoveries
+    return sum(sizes)
+
+
+def test_what_is_written_after_a_step_does_not_grow_with_the_recoveries_before_it(tmp_path, monkeypatch):
+    few, many = (bytes_written_a_step(tmp_path / f"{count}", count, monkeypatch) for count in (1, 300))
+    assert few > 100
+    assert many < few + 20  # the length of the story is written, too
+
+
+def test_a_story_that_was_stored_as_text_is_still_read():
+    """As in checkpoints and memory of programs before."""
+    course = Course()
+    course.recoveries = [story_of(1), story_of(2)]
+    state = course.state_dict()
+    again = Course()
+    again.take_over({**state, "recoveries": state["recoveries"].decode()})
+    assert again.recoveries == course.recoveries
+    assert again.state_dict() == state

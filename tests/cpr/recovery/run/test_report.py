@@ -1,0 +1,84 @@
+"""The story of a recovery, for people and for programs."""
+
+import json
+import time
+
+import pytest
+
+from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources
+from cpr.recovery.run.phases import Phases, process_began_ns
+from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin, origins
+
+STORY = Recovery(
+    kind="partial",
+    reason="25.0% of the tables were lost",
+    generation=3,
+    step=1200,
+    interrupted=True,
+    dead=(
+        Ending(rank=2, pid=77, host="node7", why=NO_LAST_WORD),
+        Ending(rank=0, pid=None, host=None, why="?"),
+    ),
+    sources=(RowOrigin(table_fqn="ebc.a", adopted=1000, lost=24),),
+    save_step=1000,
+    refused=("segment x: is open to other users",),
+    pls_added=0.001,
+    pls_total=0.0035,
+    world_size=4,
+    seconds={"build": 1.5, "detect": 0.25},
+)
+
+
+def test_it_comes_back_from_json():
+    assert Recovery.from_dict(json.loads(json.dumps(STORY.to_dict()))) == STORY
+
+
+def test_it_tells_who_died_where_rows_came_from_and_what_it_cost():
+    assert str(STORY).splitlines() == [
+        "generation 3 begins at step 1200 (partial): 25.0% of the tables were lost",
+        f"  ended: rank 2 (process 77 on node7): {NO_LAST_WORD}",
+        "  ended: rank 0: ?",
+        "  not used: segment x: is open to other users",
+        "  rows: ebc.a: 1,000 in place, 24 from the save of step 1000",
+        "  step 1201 was interrupted: its batch is skipped",
+        "  PLS: 0.001000 added, 0.003500 in total",
+        "  seconds: detect 0.25, build 1.50; together 1.75",
+    ]
+
+
+def test_an_unknown_pls_is_called_so():
+    unknown = Recovery.from_dict({**STORY.to_dict(), "pls_added": None, "pls_total": None})
+    assert "PLS: unknown (total_samples was not given) added" in str(unknown)
+
+
+def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
+    def need(rows, adopted=False):
+        place = ShardPlace(
+            table_fqn="a", table_shape=(90, 8), row_offset=rows[0], num_rows=rows[1] - rows[0], col_offset=0,
+            num_cols=8,
+        )  # fmt: skip
+        return Needed(rank=0, place=place, bytes_per_row=4, adopted=adopted)
+
+    moved = Band((30, 50), (Piece(0, 0, (0, 8)),))
+    plan = [
+        ShardSources(need((0, 30), adopted=True), ()),
+        ShardSources(need((30, 90)), (moved, Band((50, 90), ()))),
+    ]
+    assert origins(plan) == (RowOrigin(table_fqn="a", adopted=30, moved=20, lost=40),)
+
+
+def test_phases_add_up_and_never_run_backwards():
+    phases = Phases()
+    with phases.measured("build"):
+        pass
+    phases.add("build", 1.0)
+    phases.add("detect", -5.0)  # clocks of two machines
+    assert phases.seconds["build"] >= 1.0
+    assert phases.seconds["detect"] == 0.0
+    with pytest.raises(AssertionError):
+        phases.add("lunch", 1.0)
+
+
+def test_a_process_knows_when_it_began():
+    assert 0 < process_began_ns() < time.time_ns()

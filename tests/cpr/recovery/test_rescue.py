@@ -1,0 +1,133 @@
+"""Memory of a run that could not save: it is kept, `cpr rescue` saves it, and training goes on from there."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.cli.main import entry
+from cpr.errors import SaveFailedError
+from cpr.resident.folders import unsaved_segments
+from cpr.resident.janitor import watch
+from cpr.resident.segment import Segment
+from tests.cpr.recovery.workers import assert_same
+
+
+def disk_full(*_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Gives the folder of the only run; nobody restarts it any more."""
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
+    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+
+    def find():
+        (folder,) = (tmp_path / "memory").glob("*/*")
+        for keeper in folder.glob("keeper-*"):
+            keeper.unlink()
+        return folder
+
+    return find
+
+
+@pytest.fixture
+def unsaved(new_worker, monkeypatch, home):
+    """A worker that has trained 28 steps, of which the last 23 could not be saved."""
+    worker = new_worker(restarted=False).restore().train(5).wait_for_save()
+    with monkeypatch.context() as broken:
+        broken.setattr(PartWriter, "write", disk_full)
+        worker.train(23)
+    return worker
+
+
+@pytest.mark.parametrize("out", ["other", "checkpoint"])
+def test_what_a_dead_run_could_not_save_is_saved_and_trained_on(
+    unsaved, new_worker, home, tmp_path, capsys, out
+):
+    values = unsaved.values()
+    unsaved.die()
+    folder = home()
+    watch(folder)
+    assert entry(["clean", "--yes"]) == 0
+    assert f"not saved: `cpr rescue {folder.name} --out DIR` saves it" in capsys.readouterr().out
+    assert entry(["rescue", "--out", str(tmp_path / out)]) == 0
+    assert "at step 28" in capsys.readouterr().out
+    assert entry(["verify", str(tmp_path / out)]) == 0
+    assert entry(["clean", "--yes"]) == 0
+    assert not folder.exists()
+
+    again = new_worker(restarted=False, folder=tmp_path / out).restore()
+    assert (again.story.kind, again.story.step) == ("resume", 28)
+    assert_same(again.values(), values)
+    again.train(5).wait_for_save()
+    again.recovery.close()
+    dist.destroy_process_group()
+
+
+def test_a_step_that_was_interrupted_is_skipped_after_a_rescue(unsaved, new_worker, home, tmp_path):
+    unsaved.forward_backward()
+    unsaved.die()
+    home()
+    assert entry(["rescue", "--out", str(tmp_path / "other")]) == 0
+    again = new_worker(restarted=False, folder=tmp_path / "other").restore()
+    assert (again.story.step, again.recovery.batches_to_skip) == (28, 1)
+
+
+def test_only_what_a_person_asks_for_is_freed(unsaved, home, capsys):
+    unsaved.die()
+    folder = home()
+    assert entry(["clean", "--yes", "--unsaved"]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert not folder.exists()
+
+
+def test_memory_of_which_some_is_elsewhere_is_refused(unsaved, home, tmp_path, capsys):
+    unsaved.die()
+    (segment,) = unsaved_segments(home())
+    layout = Segment(segment).layout
+    replace(layout, world_size=3, rank=1).write(segment)
+    assert entry(["rescue", "--out", str(tmp_path / "other")]) == 2
+    assert "the memory of rank 0, rank 2 of 3 is not whole on this machine" in capsys.readouterr().err
+    assert not list((tmp_path / "other").glob("saves/*"))
+
+
+def test_memory_is_not_saved_over_what_is_newer(unsaved, new_worker, home, tmp_path, capsys):
+    unsaved.train(200).wait_for_save()
+    assert not unsaved_segments(home()), "it was saved since"
+    newer = unsaved.recovery.checkpointer.newest_step
+    assert newer > 28
+    segment = unsaved.recovery._memory.segment
+    segment.marks.epoch = 0
+    unsaved.die()
+    home()
+    assert entry(["rescue", "--out", str(tmp_path / "checkpoint")]) == 2
+    assert "was made after it" in capsys.readouterr().err
+    assert entry(["rescue", "nobody", "--out", str(tmp_path / "checkpoint")]) == 2
+    assert "no memory of a run nobody" in capsys.readouterr().err
+
+
+def test_memory_in_use_is_not_rescued(unsaved, tmp_path, capsys, home):
+    name = unsaved.recovery.memory_folder.parent.name
+    assert entry(["rescue", name, "--out", str(tmp_path / "other")]) == 2
+    assert "in use by 1 live worker" in capsys.readouterr().err
+
+
+def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
+    new_worker, monkeypatch, caplog, home
+):
+    worker = new_worker(restarted=False).restore().train(7)
+    monkeypatch.setattr(PartWriter, "write", disk_full)
+    with pytest.raises(SaveFailedError), worker.recovery:
+        sys.stdout.flush()
+    worker.die()
+    folder = home()
+    told = [each.message for each in caplog.records if "cpr rescue" in each.message]
+    assert len(told) == 1
+    assert "up to step 7 is not saved" in told[0]
+    assert f"cpr rescue {folder.name} --out DIR" in told[0]
+    watch(folder)
+    assert unsaved_segments(folder)

@@ -1,0 +1,158 @@
+"""Which worker claims what, and who knows that it continues a run."""
+
+import errno
+import os
+import subprocess
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from cpr.errors import ResidentMemoryError, UnreadableMemoryError
+from cpr.recovery.worker import memory as module
+from cpr.recovery.worker.memory import WorkerMemory, is_restarted
+from cpr.rendezvous import meet
+from cpr.resident.home import Home, run_key
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "0"}, False),
+        ({"TORCHELASTIC_RESTART_COUNT": "1"}, True),
+        ({"CPR_CONTINUES": "1"}, True),
+    ],
+)
+def test_who_continues_a_run(environment, expected):
+    assert is_restarted(environment, set()) is expected
+
+
+def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_path, monkeypatch):
+    """Under `--rdzv-id` as well, where torchrun counts no restart after another agent was replaced."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    agents = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[0].pid))
+        segment = Home(run_key(str(tmp_path)), tmp_path).create("rank0")
+        segment.seal(session_id="s", rank=0, world_size=1, generation=0, shards=[])
+        segment.release()
+        worker = WorkerMemory(str(tmp_path), str(tmp_path))
+        assert not worker.offer().restarted
+        worker.claim()
+        assert worker.offer().restarted
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # no torchrun: a shell started both
+        assert not worker.offer().restarted
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
+        offer = worker.offer()
+        assert offer.held
+        assert not offer.restarted  # a later launch of the same name, which begins anew
+        worker.remove()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+
+
+def test_memory_of_a_later_generation_comes_first_however_far_an_older_one_was(tmp_path):
+    home = Home(run_key(str(tmp_path)), tmp_path)
+    for generation, step in ((0, 10), (2, 6), (1, 8), (2, 7)):
+        segment = home.create("rank0")
+        segment.marks.step_finished = step
+        segment.seal(session_id="s", rank=0, world_size=1, generation=generation, shards=[])
+        segment.release()
+    worker = WorkerMemory(str(tmp_path), str(tmp_path))
+    worker.claim()
+    expected = [(2, 7), (2, 6), (1, 8), (0, 10)]
+    offer = worker.offer()
+    assert [(each.generation, each.step_finished) for each in offer.held] == expected
+    worker.claimed.reverse()
+    meeting = meet(replace(offer, restarted=True), timedelta(seconds=5))
+    assert worker.settle(meeting) is worker.claimed[0].segment
+    assert [(each.layout.generation, each.segment.marks.step_finished) for each in worker.claimed] == expected
+    worker.remove()
+
+
+@pytest.mark.parametrize(
+    ("old_ranks", "first_rank", "new_size", "claims"),
+    [
+        ([0, 1], 0, 2, [[0], [1]]),
+        ([0, 1, 2, 3], 0, 2, [[0, 2], [1, 3]]),
+        ([0, 1], 0, 3, [[0], [1], []]),
+        ([2, 3], 0, 2, [[2], [3]]),  # the launcher counts nodes in another order than before
+        ([3, 4], 3, 2, [[3], [4]]),  # behind a node of three
+    ],
+)
+def test_each_segment_falls_to_one_worker_of_the_node(
+    tmp_path, monkeypatch, old_ranks, first_rank, new_size, claims
+):
+    home = Home(run_key(str(tmp_path)), tmp_path)
+    for rank in old_ranks:
+        segment = home.create(f"rank{rank}")
+        segment.seal(session_id="s", rank=rank, world_size=8, generation=0, shards=[])
+        segment.release()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(new_size))
+    found = []
+    for rank in reversed(range(new_size)):  # in whatever order they come
+        monkeypatch.setenv("RANK", str(first_rank + rank))
+        worker = WorkerMemory(str(tmp_path), str(tmp_path))
+        worker.claim()
+        assert worker.refused == []
+        found.append(worker)
+    assert [sorted(each.layout.rank for each in worker.claimed) for worker in reversed(found)] == claims
+    assert [len(worker.offer().held) for worker in reversed(found)] == [len(each) for each in claims]
+    for worker in found:
+        worker.remove()
+    assert module.Home(run_key(str(tmp_path)), tmp_path).find() == ([], [])
+
+
+def test_memory_that_cannot_be_read_now_ends_the_worker_and_is_there_for_the_next(tmp_path, monkeypatch):
+    """It does not go on from a checkpoint instead, nor claims a part of what there is."""
+    home = Home(run_key(str(tmp_path)), tmp_path)
+    for rank in range(2):
+        segment = home.create(f"rank{rank}")
+        segment.seal(session_id="s", rank=rank, world_size=2, generation=0, shards=[])
+        segment.release()
+    monkeypatch.setattr("cpr.resident.regions.PATIENCE_S", 0.0)
+    worker = WorkerMemory(str(tmp_path), str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("mmap.mmap", no_memory)
+        with pytest.raises(UnreadableMemoryError, match="Cannot allocate memory"):
+            worker.claim()
+    assert worker.claimed == []
+    worker.claim()
+    assert [each.layout.rank for each in worker.claimed] == [0, 1]
+    worker.remove()
+
+
+def no_memory(*_args):
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_path, monkeypatch):
+    """Somebody starts a second torchrun with the name and directory of one that restarts its workers."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+    agents = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[0].pid))
+        segment = Home(run_key(str(tmp_path)), tmp_path).create("rank0")
+        segment.seal(session_id="s", rank=0, world_size=1, generation=0, shards=[])
+        segment.release()
+        monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
+        worker = WorkerMemory(str(tmp_path), str(tmp_path))
+        worker.claim()
+        meeting = meet(worker.offer(), timedelta(seconds=5))
+        with pytest.raises(ResidentMemoryError, match=f"process {agents[0].pid}, which restarts its workers"):
+            worker.settle(meeting)
+        assert segment.folder.exists()
+        agents[0].kill()
+        agents[0].wait()
+        worker.settle(meeting)
+        assert not segment.folder.exists()
+        worker.remove()
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()

@@ -1,0 +1,210 @@
+"""What a run writes down of itself, through its generations."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from cpr.checkpoint.storage.base import open_storage
+from cpr.errors import CheckpointError, LockedError
+from cpr.estimator.history import HISTORY_PATH, read_history
+from cpr.recovery.run.progress import Course
+from cpr.recovery.run.report import Recovery
+from cpr.saving import history_writer as module
+from cpr.saving.history_writer import Diary
+
+
+class Clock:
+    """One clock for all, moved by hand."""
+
+    def __init__(self):
+        self.now = 1e9
+
+    def time(self):
+        return self.now
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def begin(tmp_path, clock):
+    course = Course()
+
+    def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0):
+        generation = len(course.recoveries)
+        story = Recovery(
+            kind=kind,
+            reason="",
+            generation=generation,
+            step=course.steps_done,
+            lost_share=lost_share,
+            world_size=4,
+            seconds=seconds or {},
+        )
+        course.recoveries = [*course.recoveries, story]
+        storage = storage or open_storage(str(tmp_path))
+        return Diary(storage, course, check_lock, nodes=2, samples_total=1000, row_share=0.125), course
+
+    return work
+
+
+def train(diary, course, clock, steps, step_s=2.0):
+    for _ in range(steps):
+        clock.now += step_s
+        course.step(10)
+        diary.step()
+
+
+def save(kind="base", num_bytes=100, **options):
+    return SimpleNamespace(
+        **{
+            "kind": kind,
+            "is_over": True,
+            "seconds": 3.0,
+            "blocked_s": 0.5,
+            "longest_blocked_s": 0.5,
+            "manifest": SimpleNamespace(num_bytes=num_bytes),
+            **options,
+        }
+    )
+
+
+def stored(tmp_path, diary):
+    diary.finish()
+    return read_history(open_storage(str(tmp_path)))
+
+
+def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 3)
+    late = save(kind="rows", num_bytes=7, is_over=False)
+    diary.note_save(save())
+    diary.note_save(late)
+    diary.note_save(save(manifest=None, seconds=None))  # it failed
+    assert diary.is_saving
+    train(diary, course, clock, 1)
+    assert [each.kind for each in diary.history.saves] == ["base"]
+    late.is_over = True
+    train(diary, course, clock, 2)
+    assert not diary.is_saving
+    history = stored(tmp_path, diary)
+    assert [(each.step, each.num_bytes, each.share) for each in history.saves] == [(3, 100, 1), (3, 7, 0.125)]
+    assert (history.world_size, history.nodes, history.step_s, history.steps_done) == (4, 2, 2.0, 6)
+    assert (history.samples_done, history.samples_total, history.elapsed_s) == (60, 1000, 12.0)
+
+
+def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    under_way = save(is_over=False, longest_blocked_s=0.0)
+    diary.note_save(under_way)
+    train(diary, course, clock, 3, step_s=3.0)
+    under_way.is_over, under_way.longest_blocked_s = True, 0.75
+    train(diary, course, clock, 4)
+    history = stored(tmp_path, diary)
+    (cost,) = history.saves
+    assert cost.blocked_s == 0.75  # on the rank where training waited longest
+    assert cost.cost_s == pytest.approx(3.0)
+    assert history.step_s == 2.0
+    assert history.O_blocked == pytest.approx(3.0)
+
+
+def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    diary.note_save(save())
+    train(diary, course, clock, 1)
+    diary._writer.join()
+    train(diary, course, clock, 4)  # of which at most one is written down; then they die
+    diary._writer.join()
+    clock.now += 30
+    diary, course = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
+    course.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})
+    train(diary, course, clock, 1, step_s=5.0)
+    history = stored(tmp_path, diary)
+    (failure,) = history.failures
+    assert (failure.kind, failure.lost_share, failure.nodes_lost) == ("partial", 0.5, 1.0)
+    assert failure.elapsed_s == pytest.approx(20.0)
+    assert failure.seconds["first_step"] == 5.0
+    assert history.elapsed_s == pytest.approx(55.0)
+    assert len(history.saves) == 1
+
+
+def test_a_pause_of_the_run_is_no_time_of_it_and_no_failure(begin, clock, tmp_path):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    stored(tmp_path, diary)
+    clock.now += 1e6
+    diary, course = begin("resume")
+    train(diary, course, clock, 5)
+    history = stored(tmp_path, diary)
+    assert history.elapsed_s == pytest.approx(20.0)
+    assert history.failures == ()
+
+
+def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_path, caplog):
+    (tmp_path / HISTORY_PATH).write_text("[]")
+    diary, _ = begin("resume")
+    assert "begins anew" in caplog.text
+    diary.finish()
+    assert json.loads((tmp_path / HISTORY_PATH).read_text())["format"] == "cpr-history"
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["at the end", "after a step"])
+def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_gone_on_with(
+    begin, clock, tmp_path, monkeypatch, caplog, steps
+):
+    diary, course = begin("start")
+    train(diary, course, clock, 5)
+    diary.note_save(save())
+    train(diary, course, clock, 1)
+    before = stored(tmp_path, diary)
+
+    def fail(storage):
+        raise CheckpointError("the storage does not answer")
+
+    monkeypatch.setattr(module, "read_history", fail)
+    clock.now += 30
+    diary, course = begin("process", seconds={"restart": 10.0})
+    diary._writer.join()
+    assert "the storage does not answer" in caplog.text
+    assert read_history(open_storage(str(tmp_path))) == before
+    diary.note_save(save(num_bytes=7))
+    monkeypatch.setattr(module, "read_history", read_history)
+    train(diary, course, clock, steps)
+    history = stored(tmp_path, diary)
+    assert [each.num_bytes for each in history.saves] == [100, 7]
+    (failure,) = history.failures
+    assert failure.elapsed_s == pytest.approx(before.elapsed_s + 20)
+    assert history.elapsed_s == pytest.approx(before.elapsed_s + 30 + 2 * steps)
+    assert history.step_s == before.step_s
+
+
+def test_a_run_whose_directory_is_anothers_by_now_leaves_its_history_alone(begin, clock, tmp_path, caplog):
+    def check_lock():
+        raise LockedError("another run has taken it over")
+
+    (tmp_path / HISTORY_PATH).write_text("of another run")
+    diary, course = begin("start", check_lock=check_lock)
+    train(diary, course, clock, 3)
+    diary.finish()
+    assert (tmp_path / HISTORY_PATH).read_text() == "of another run"
+    assert "another run has taken it over" in caplog.text
+
+
+def test_storage_that_fails_stops_nothing(begin, clock, caplog):
+    def create(path):
+        raise CheckpointError("the disk is gone")
+
+    diary, course = begin("start", storage=SimpleNamespace(create=create))
+    train(diary, course, clock, 3)
+    diary.finish()
+    assert "the disk is gone" in caplog.text

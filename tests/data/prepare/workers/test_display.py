@@ -1,0 +1,65 @@
+"""What somebody who waits is shown, on a terminal and elsewhere."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from data.prepare.workers import display
+from data.prepare.workers.display import QUIET_INTERVAL_S, ProgressDisplay
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that the display sees; a test turns it on by hand."""
+    now_s = [100.0]
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return now_s
+
+
+def test_elsewhere_it_is_quiet_but_for_a_line_now_and_then(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=200, stream=stream)
+    clock[0] += QUIET_INTERVAL_S - 1
+    shown.update(300, 29_000)
+    assert stream.getvalue() == ""
+    clock[0] += 1
+    shown.update(400, 1000)
+    # 200 bytes took 30 s, so the other 600 take 90 s
+    assert stream.getvalue() == "prepare: 40%, 1,000 rows/s, about 90 s left\n"
+    clock[0] += QUIET_INTERVAL_S - 1
+    shown.update(500, 0)
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_end_says_what_was_done(clock):
+    stream = io.StringIO()
+    shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=0, stream=stream)
+    clock[0] += 4
+    shown.update(1000, 6000)
+    shown.close()
+    assert stream.getvalue() == "prepare: 6,000 rows in 4.0 s, 1,500 rows/s\n"
+
+
+def test_where_nothing_was_left_to_do_nothing_is_said(clock):
+    stream = io.StringIO()
+    ProgressDisplay("prepare", total_bytes=1000, done_bytes=1000, stream=stream).close()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar_with_speed_and_time_left(clock):
+    stream = Terminal()
+    shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=200, stream=stream)
+    clock[0] += 10
+    shown.update(600, 5000)
+    shown.close()
+    bar = stream.getvalue()
+    assert "prepare  20%" in bar
+    assert "prepare  60%" in bar
+    assert " < " in bar
+    assert "500 rows/s" in bar

@@ -1,0 +1,32 @@
+import pytest
+
+from dlrm.comm.autotune import cost
+
+ALPHA_S = 1e-3
+BETA_S = 8 / 10e9
+
+
+def test_the_worked_example_of_the_notes():
+    # ResNet-18 on 8 ranks at 1 ms and 10 Gb/s, a tenth kept
+    arguments = (ALPHA_S, BETA_S, 8, 46.76e6, 0.1)
+    assert cost.sparse_all_gather_s(*arguments) * 1e3 == pytest.approx(55.4, abs=0.05)
+    assert cost.ar_topk_ring_s(*arguments) * 1e3 == pytest.approx(34.8, abs=0.05)
+    assert cost.ar_topk_tree_s(*arguments) * 1e3 == pytest.approx(42.7, abs=0.05)
+    assert cost.winner(*arguments) == "ring"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 64])
+def test_the_winner_is_the_one_of_the_papers_inequalities(num_ranks):
+    log_n = num_ranks.bit_length() - 1
+    for kept in (1e-4, 1e-3, 1e-2, 0.1):
+        for alpha_s in (1e-5, 1e-3, 0.1):
+            size = 1e8 * kept * BETA_S / alpha_s
+            ring_beats_gather = (1 - 1 / num_ranks - log_n / (2 * (num_ranks - 1))) * size > 1
+            tree_beats_gather = ((num_ranks - 1) / log_n - 1.5) * size > 1
+            found = cost.winner(alpha_s, BETA_S, num_ranks, 1e8, kept)
+            assert (found != "all-gather") == (ring_beats_gather or tree_beats_gather)
+
+
+def test_of_one_rank_nothing_costs_anything():
+    for formula in (cost.ring_s, cost.tree_s, cost.broadcast_s, cost.all_gather_s):
+        assert formula(ALPHA_S, BETA_S, 1, 1e6) == 0

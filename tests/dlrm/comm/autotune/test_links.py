@@ -1,0 +1,38 @@
+import math
+
+import pytest
+
+from dlrm.comm.autotune.links import Link, Links
+
+NONE = Link(latency_s=0.0, bytes_per_s=math.inf)
+FAST = Link(latency_s=1e-5, bytes_per_s=1e10)
+SLOW = Link(latency_s=1e-3, bytes_per_s=1e8)
+
+
+def links_of(num_ranks, ranks_per_node, inside=FAST, between=SLOW):
+    return Links(num_ranks=num_ranks, ranks_per_node=ranks_per_node, inside=inside, between=between)
+
+
+def test_a_ring_meets_the_slowest_link():
+    assert links_of(4, 2).slowest == SLOW
+    assert links_of(4, 4, between=NONE).slowest == FAST
+
+
+def test_ranks_that_swap_directly_share_the_link_of_their_node():
+    assert links_of(4, 1, inside=NONE).swapping.latency_s == SLOW.latency_s
+    assert links_of(4, 1, inside=NONE).swapping.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
+    assert links_of(4, 4, between=NONE).swapping.bytes_per_s == pytest.approx(FAST.bytes_per_s)
+    # each of 2 ranks sends 2 of its 3 messages through the node's link: 4 messages at 1e8 bytes/s
+    assert links_of(4, 2).swapping.bytes_per_s == pytest.approx(3 / 4 * 1e8)
+
+
+def test_of_one_place_each_rank_has_its_share_of_the_nodes_link():
+    found = links_of(8, 4).of_one_place()
+    assert (found.num_ranks, found.num_nodes) == (2, 2)
+    assert found.slowest == Link(latency_s=1e-3, bytes_per_s=1e8 / 4)
+
+
+def test_a_world_of_one_has_no_links():
+    alone = links_of(1, 1, NONE, NONE)
+    assert alone.swapping == alone.slowest == NONE
+    assert alone.slowest.s_per_byte == 0

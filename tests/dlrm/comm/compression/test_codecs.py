@@ -1,0 +1,122 @@
+"""Codecs: the length they promise, the error they promise, and what becomes of values that have no place."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm.comm.compression.codecs import BLOCK, Half, Int8, Plain
+
+NAN, INF = float("nan"), float("inf")
+CODECS = {"fp32": Plain(), "fp16": Half(torch.float16), "bf16": Half(torch.bfloat16), "int8": Int8()}
+FLOATS = st.floats(width=32, allow_nan=False, min_value=-(2.0**120), max_value=2.0**120)
+SIZES = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5])
+
+
+def there_and_back(codec, values):
+    return codec.decode(codec.encode(values), values.numel())
+
+
+def allowed_error(name, values):
+    """That the docstrings promise."""
+    size = values.abs().double()
+    match name:
+        case "fp32":
+            return torch.zeros_like(size)
+        case "fp16":
+            return torch.maximum(size * 2**-11, torch.tensor(2.0**-25))
+        case "bf16":
+            return torch.maximum(size * 2**-8, torch.tensor(2.0**-134))
+        case _:
+            blocks = torch.nn.functional.pad(size, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
+            largest = blocks.amax(1, keepdim=True).expand(-1, BLOCK).reshape(-1)[: values.numel()]
+            # the division and the product round once each
+            return torch.maximum(largest / 254 * (1 + 2**-15), torch.tensor(2.0**-126))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_names(name):
+    assert CODECS[name].name == name
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(values=st.lists(FLOATS, max_size=40))
+def test_errors_of_any_values(name, values):
+    values = torch.tensor(values, dtype=torch.float32)
+    decoded = there_and_back(CODECS[name], values)
+    inside = values.abs() <= 65504 if name == "fp16" else torch.ones_like(values, dtype=torch.bool)
+    error = (decoded.double() - values.double()).abs()
+    assert (error <= allowed_error(name, values))[inside].all()
+    assert (decoded == values.sign() * 65504)[~inside].all()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(size=SIZES, exponent=st.integers(-40, 30), seed=st.integers(0, 9))
+def test_errors_of_blocks_of_unequal_scale(name, size, exponent, seed):
+    values = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
+    values[: size // 2] *= 1e-6
+    if name == "fp16":
+        values = values.clamp(-65504, 65504)
+    codec = CODECS[name]
+    data = codec.encode(values)
+    assert data.dtype is torch.uint8
+    assert data.shape == (codec.num_bytes(size),)
+    assert torch.equal(codec.encode(values), data)
+    decoded = codec.decode(data, size)
+    assert decoded.dtype is torch.float32
+    assert decoded.shape == (size,)
+    assert ((decoded.double() - values.double()).abs() <= allowed_error(name, values)).all()
+
+
+def test_bytes():
+    assert [codec.num_bytes(2049) for codec in CODECS.values()] == [4 * 2049, 2 * 2049, 2 * 2049, 2049 + 12]
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
+def test_encoded_again_a_decoded_value_stays_what_it_is(name):
+    """Otherwise what is passed on would drift."""
+    once = there_and_back(CODECS[name], torch.randn(5000, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(there_and_back(CODECS[name], once), once)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("offset", [1, 2, 3, 4])
+def test_a_message_may_begin_anywhere_in_a_larger_one(name, offset):
+    codec, values = CODECS[name], torch.randn(1500)
+    data = codec.encode(values)
+    larger = torch.zeros(offset + data.numel() + 5, dtype=torch.uint8)
+    inside = larger[offset : offset + data.numel()]
+    inside.copy_(data)
+    assert torch.equal(codec.decode(inside, 1500), codec.decode(data, 1500))
+    assert torch.equal(inside, data)
+
+
+def test_values_beyond_the_largest_saturate_and_infinities_do_not():
+    values = torch.tensor([65504.0, 65520.0, 1e30, -1e6, INF, -INF, NAN])
+    found = there_and_back(Half(torch.float16), values)
+    wanted = torch.tensor([65504.0, 65504.0, 65504.0, -65504.0, INF, -INF, NAN])
+    assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7))
+    assert found[-1].isnan()
+    largest = torch.finfo(torch.float32).max
+    assert there_and_back(Half(torch.bfloat16), torch.tensor([largest])).isfinite().all()
+
+
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+def test_int8_makes_nan_of_a_block_with_a_value_that_is_no_number(broken):
+    values = torch.ones(2 * BLOCK + 3)
+    values[BLOCK + 1] = broken
+    found = there_and_back(Int8(), values)
+    assert found[BLOCK : 2 * BLOCK].isnan().all()
+    assert torch.equal(found[:BLOCK], values[:BLOCK])
+    assert torch.equal(found[2 * BLOCK :], values[2 * BLOCK :])
+
+
+def test_int8_rounds_ties_to_even_and_keeps_the_largest():
+    # the scale is 1, so that levels are the values
+    values = torch.tensor([127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5])
+    assert there_and_back(Int8(), values).tolist() == [127.0, -127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
+
+
+def test_another_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16"):
+        Half(torch.float32)

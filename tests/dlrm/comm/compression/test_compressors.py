@@ -1,0 +1,226 @@
+"""Compressors: exactly as many indices as asked for, each once, and the right ones, for every vector."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm.comm.compression.codecs import Half, Int8, Plain
+from dlrm.comm.compression.compressors import MSTopK, RandomK, Threshold, TopK
+from dlrm.comm.compression.topk import CHUNK, sample_positions
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
+
+LONG = 5 * CHUNK // 2 + 13
+"""Long enough to be sampled, and read in several chunks of unequal length."""
+NAN = float("nan")
+
+
+def normal(size, seed=1):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def mostly_zero(size):
+    vector = normal(size)
+    vector[torch.arange(size) % 3000 != 7] = 0
+    return vector
+
+
+def some_nan(size):
+    vector = normal(size)
+    vector[5::1000] = NAN
+    vector[6::5000] = -float("inf")
+    return vector
+
+
+KINDS = {
+    "normal": normal,
+    "cauchy": lambda size: normal(size, 1) / normal(size, 2),
+    "constant": lambda size: torch.full((size,), -0.25),
+    "zero": torch.zeros,
+    "mostly zero": mostly_zero,
+    "three values": lambda size: normal(size).round().clamp(-1, 1),
+    "denormal": lambda size: normal(size) * 1e-41,
+    "tiny and huge": lambda size: torch.where(torch.arange(size) % 100 == 3, 1e38, 1e-38) * normal(size),
+    "ascending": lambda size: torch.arange(size, dtype=torch.float32),
+    "columns": lambda size: torch.arange(size, dtype=torch.float32) % 128,
+    "NaN": some_nan,
+    "only NaN": lambda size: torch.full((size,), NAN),
+}
+LONG_VECTORS = {kind: make(LONG) for kind, make in KINDS.items()}
+EXACT = {"topk": TopK, "mstopk": MSTopK, "random": lambda: RandomK(seed=1)}
+
+
+def magnitudes(vector):
+    """In an order in which NaN is the largest."""
+    return vector.view(torch.int32) & 0x7FFFFFFF
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", EXACT.values(), ids=EXACT)
+def test_exactly_as_many_as_asked_for_each_once(make, kind):
+    vector = LONG_VECTORS[kind]
+    for num_kept in (1, 300, LONG // 100, LONG // 2, LONG - 1, LONG):
+        indices = make().select(vector, num_kept)
+        assert indices.dtype is torch.int64
+        assert indices.shape == (num_kept,)
+        assert indices.unique().numel() == num_kept
+        assert indices.min() >= 0
+        assert indices.max() < LONG
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mstopk_keeps_what_sorting_would(kind):
+    vector = LONG_VECTORS[kind]
+    ordered = magnitudes(vector).sort(descending=True).values
+    for num_kept in (1, 300, LONG // 1000, LONG // 100, LONG // 10, LONG - 1):
+        kept = MSTopK().select(vector, num_kept)
+        assert torch.equal(magnitudes(vector)[kept].sort(descending=True).values, ordered[:num_kept])
+        assert (kept.diff() > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mstopk_and_topk_keep_the_same_energy(kind):
+    vector = LONG_VECTORS[kind].nan_to_num().double()
+    energies = [
+        vector[compressor.select(LONG_VECTORS[kind], LONG // 100)].square().sum()
+        for compressor in (MSTopK(), TopK())
+    ]
+    torch.testing.assert_close(*energies, rtol=1e-12, atol=0)
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    size=st.integers(0, 300),
+    num_kept=st.integers(0, 400),
+    name=st.sampled_from(sorted(EXACT)),
+)
+def test_short_vectors(kind, size, num_kept, name):
+    vector = KINDS[kind](size)
+    before = vector.clone()
+    indices = EXACT[name]().select(vector, num_kept)
+    assert indices.shape == (min(num_kept, size),)
+    assert indices.unique().numel() == indices.numel()
+    assert ((indices >= 0) & (indices < size)).all()
+    assert torch.equal(magnitudes(vector), magnitudes(before))
+    if name != "random":
+        kept = magnitudes(vector)[indices].sort(descending=True).values
+        assert torch.equal(kept, magnitudes(vector).sort(descending=True).values[:num_kept])
+
+
+@pytest.mark.parametrize("sampled", [0.0, 1e-45, 1e6, NAN], ids=["too low", "tiny", "too high", "NaN"])
+def test_a_sample_that_misleads_costs_time_only(sampled):
+    """The sample sees one value only, that nothing outside it has."""
+    vector = LONG_VECTORS["normal"].clone()
+    vector[sample_positions(LONG, vector.device)] = sampled
+    ordered = magnitudes(vector).sort(descending=True).values
+    for num_kept in (10, LONG // 100, LONG // 3):
+        kept = MSTopK().select(vector, num_kept)
+        assert torch.equal(magnitudes(vector)[kept].sort(descending=True).values, ordered[:num_kept])
+        assert (kept.diff() > 0).all()
+
+
+@pytest.mark.parametrize("kind", ["NaN", "only NaN"])
+@pytest.mark.parametrize("make", [TopK, MSTopK, lambda: Threshold(1e30)])
+def test_nan_is_sent_first(make, kind):
+    vector = LONG_VECTORS[kind]
+    assert vector[make().select(vector, 40)].isnan().all()
+
+
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    size=st.integers(0, 300),
+    num_kept=st.integers(0, 400),
+    value=st.sampled_from([0.0, 1e-45, 1e-41, 0.25, 1.0, 2.5, 1e38, float("inf")]),
+)
+def test_a_threshold_keeps_what_reaches_it(kind, size, num_kept, value):
+    vector = KINDS[kind](size)
+    indices = Threshold(value).select(vector, num_kept)
+    reaching = vector.isnan() | (vector.abs() >= value)
+    assert indices.numel() == min(num_kept, int(reaching.sum()))
+    assert reaching[indices].all()
+    if num_kept >= size:
+        assert torch.equal(indices, reaching.nonzero().view(-1))
+
+
+def test_random_draws_leave_out_nothing_that_is_not_finite():
+    vector = normal(1000)
+    broken = torch.tensor([3, 500, 999])
+    vector[broken] = torch.tensor([NAN, float("inf"), -float("inf")])
+    chosen = RandomK(seed=1).select(vector, 10)
+    assert chosen.numel() == chosen.unique().numel() == 10
+    assert torch.isin(broken, chosen).all()
+    drawn = RandomK(seed=1).select(normal(1000), 10)
+    assert torch.isin(chosen, torch.cat([broken, drawn])).all()
+    assert RandomK(seed=1).select(vector, 2).tolist() == [3, 500]  # the third one's turn comes
+
+
+def test_random_draws_differ_by_call_and_reach_everything():
+    compressor = RandomK(seed=4)
+    draws = [compressor.select(torch.zeros(1000), 300) for _ in range(200)]
+    assert not torch.equal(draws[0], draws[1])
+    counts = torch.bincount(torch.cat(draws), minlength=1000).double()
+    # binomial: 60 on average, 6.5 away from it one time in three
+    assert counts.min() > 60 - 5 * 6.5
+    assert counts.max() < 60 + 5 * 6.5
+
+
+def test_random_draws_of_one_seed_are_equal_and_go_on_after_a_restore():
+    first, second = RandomK(seed=4), RandomK(seed=4)
+    vector = torch.zeros(1000)
+    for _ in range(3):
+        assert torch.equal(first.select(vector, 30), second.select(vector, 30))
+    restored = RandomK(seed=9)
+    restored.load_state_dict(first.state_dict())
+    assert torch.equal(restored.select(vector, 30), second.select(vector, 30))
+    assert not torch.equal(RandomK(seed=9).select(vector, 30), RandomK(seed=4).select(vector, 30))
+
+
+@pytest.mark.parametrize("compressor", [TopK(), MSTopK(), Threshold(0.5)])
+def test_others_choose_by_the_vector_alone(compressor):
+    vector = LONG_VECTORS["normal"]
+    before = compressor.select(vector, 100)
+    state = compressor.state_dict()
+    compressor.load_state_dict(state)
+    assert torch.equal(compressor.select(vector, 100), before)
+
+
+def test_whether_lengths_must_be_agreed_on():
+    assert [each.is_exact for each in (TopK(), MSTopK(), RandomK(1), Threshold(1))] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("compressor", [TopK(), MSTopK(), Threshold(0.5), RandomK(1)])
+def test_what_is_no_flat_fp32_vector_is_refused(compressor):
+    for wrong in (torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2), torch.zeros(4).half()):
+        with pytest.raises(ValueError, match="flatten"):
+            compressor.select(wrong, 1)
+    with pytest.raises(ValueError, match="ask for 0 or more"):
+        compressor.select(torch.zeros(4), -1)
+
+
+@pytest.mark.parametrize("value", [-1.0, NAN])
+def test_a_threshold_that_means_nothing_is_refused(value):
+    with pytest.raises(ValueError, match="give one of 0 or more"):
+        Threshold(value)
+
+
+@pytest.mark.parametrize("codec", [Plain(), Half(torch.float16), Half(torch.bfloat16), Int8()])
+@pytest.mark.parametrize("make", [*EXACT.values(), lambda: Threshold(2.0)])
+def test_what_was_sent_and_the_residual_are_the_gradients(make, codec):
+    size, steps = 4000, 30
+    compressor, memory = make(), ErrorFeedback(size, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    sent, gradients = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    for _ in range(steps):
+        gradient = torch.randn(size, generator=generator)
+        vector = memory.add(gradient)
+        indices = compressor.select(vector, size // 20)
+        values = vector[indices]
+        travelled = codec.decode(codec.encode(values), values.numel())
+        vector[indices] -= travelled
+        sent[indices] += travelled.double()
+        gradients += gradient.double()
+    residual = memory.state_dict()["residual"]
+    assert 0 < memory.energy < gradients.square().sum() * size
+    # a rounding of 2^-24 of what lies in the residual, each step
+    torch.testing.assert_close(sent + residual, gradients, rtol=0, atol=steps * 2**-24 * 20)
+    assert not torch.equal(residual, torch.zeros(size))

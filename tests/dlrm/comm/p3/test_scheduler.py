@@ -1,0 +1,313 @@
+"""P3 in a world of one: the same training, bit for bit, with every wait and update where it belongs."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.optim import SGD, Adagrad, Adam
+
+from dlrm.comm.p3 import scheduler as scheduling
+from dlrm.comm.p3.comm_thread import ExchangeError
+from dlrm.comm.p3.scheduler import PriorityExchange
+
+STEPS = 8
+SMALL = {"slice_values": 64, "fuse_values": 16}
+"""Several slices for a weight, and one for all biases."""
+
+
+class Net(nn.Module):
+    """Two layers, of which the second is left out where the batch has an odd number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(12, 1)  # registered first, and used last
+        self.first = nn.Linear(10, 12)
+        self.extra = nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        if len(x) % 2 == 0:
+            x = x + self.extra(x).tanh()
+        return self.last(x)
+
+
+class Fused(Net):
+    """Reads the parameters of its layers, and calls none of them."""
+
+    def forward(self, x):
+        x = linear(x, self.first.weight, self.first.bias).tanh()
+        x = x + linear(x, self.extra.weight, self.extra.bias).tanh()
+        return linear(x, self.last.weight, self.last.bias)
+
+
+class Tied(Net):
+    """Uses one weight in two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Linear(12, 12)
+        self.again.weight = self.extra.weight
+
+    def forward(self, x):
+        return self.last(self.extra(self.again(self.first(x)).tanh()))
+
+
+def make(kind=Net):
+    torch.manual_seed(0)
+    return kind()
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(6 + (step % 3 == 1), 10, generator=generator)
+
+
+def loss_of(model, step):
+    return (model(batch(step)) - 1).square().mean()
+
+
+def train_plainly(model, optimizer, steps=STEPS, rates=None):
+    for step in range(steps):
+        if rates:
+            optimizer.param_groups[0]["lr"] = rates[step]
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+
+def train(exchange, model, optimizer, steps=STEPS, rates=None):
+    for step in range(steps):
+        if rates:
+            optimizer.param_groups[0]["lr"] = rates[step]
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        exchange.step()
+
+
+def assert_equal(model, other):
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "fused adagrad": lambda parameters: Adagrad(parameters, lr=0.1, fused=True),
+    "adam": lambda parameters: Adam(parameters, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", [Net, Fused, Tied])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_as_without_it(kind, optimizer):
+    """With learning rates that change, and a layer that is not always used, whose gradient is then 0."""
+    rates = [0.1 / (step + 1) for step in range(STEPS)]
+    ours, theirs = make(kind), make(kind)
+    mine, other = (OPTIMIZERS[optimizer](model.parameters()) for model in (ours, theirs))
+    with PriorityExchange(ours, mine, **SMALL) as exchange:
+        train(exchange, ours, mine, rates=rates)
+    train_plainly(theirs, other, rates=rates)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_result_does_not_depend_on_the_order(reverse, monkeypatch):
+    def some_order(ready_s, needed, takes_s):
+        return sorted(range(len(needed)), reverse=reverse)
+
+    monkeypatch.setattr(scheduling, "issue_order", some_order)
+    ours, theirs = make(), make()
+    optimizer = SGD(ours.parameters(), lr=0.1)
+    with PriorityExchange(ours, optimizer, **SMALL) as exchange:
+        as_laid_out = exchange.order
+        train(exchange, ours, optimizer)
+        assert exchange.order == (as_laid_out[::-1] if reverse else as_laid_out)
+    train_plainly(theirs, SGD(theirs.parameters(), lr=0.1))
+    assert_equal(ours, theirs)
+
+
+def test_slices_that_are_needed_first_go_first(monkeypatch):
+    """On a link so slow that everything is ready when the first slice is through."""
+    told = []
+
+    def noted(ready_s, needed, takes_s):
+        told.append(needed)
+        return scheduling_order([0.0] * len(needed), needed, takes_s)
+
+    scheduling_order = scheduling.issue_order
+    monkeypatch.setattr(scheduling, "issue_order", noted)
+    model = make()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with PriorityExchange(model, optimizer, slice_values=64, fuse_values=12) as exchange:
+        train(exchange, model, optimizer)
+        order = exchange.order
+    assert len(told) == 1
+    layers = [name.split(".")[0] for name in order]
+    # the bias of the last layer, of one value, shares its slice with nothing: the others have 12
+    assert layers == ["first"] * 3 + ["extra"] * 4 + ["last"] * 2
+
+
+def test_a_layer_waits_for_its_own_slices_and_updates_just_those():
+    model = make()
+    gate, seen = threading.Event(), {}
+
+    def make_sum(num_values):
+        def work(vector):
+            if num_values == 144:  # the weight of `extra`
+                assert gate.wait(30), "nobody went on without it"
+            return vector
+
+        return work
+
+    def look(module, inputs, output):
+        if not gate.is_set() and "before" in seen:
+            seen["extra"] = torch.equal(model.extra.weight, seen["before"]["extra.weight"])
+            seen["first"] = torch.equal(model.first.weight, seen["before"]["first.weight"])
+            gate.set()
+
+    model.first.register_forward_hook(look)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with PriorityExchange(model, optimizer, make_sum=make_sum, slice_values=200, fuse_values=0) as exchange:
+        loss_of(model, 0).backward()
+        exchange.step()
+        seen["before"] = {name: each.detach().clone() for name, each in model.named_parameters()}
+        loss_of(model, 2)
+        assert exchange.waited_s > 0
+    assert seen["extra"], "the layer that is next was updated too early"
+    assert not seen["first"], "the layer was not updated before its turn"
+    assert not torch.equal(model.extra.weight, seen["before"]["extra.weight"])
+
+
+def test_layers_that_are_run_without_being_called_are_updated_at_once():
+    class Bare(Net):
+        def forward(self, x):
+            return self.last.forward(self.first.forward(x).tanh())
+
+    ours, theirs = make(Bare), make(Bare)
+    optimizer = SGD(ours.parameters(), lr=0.1)
+    with PriorityExchange(ours, optimizer, **SMALL) as exchange:
+        for step in range(STEPS):
+            (ours.forward(batch(step)) - 1).square().mean().backward()
+            exchange.step()
+    train_plainly(theirs, SGD(theirs.parameters(), lr=0.1))
+    assert_equal(ours, theirs)
+
+
+def test_an_evaluation_and_a_state_see_the_last_update():
+    ours, theirs = make(), make()
+    mine, other = (Adam(model.parameters(), lr=0.01) for model in (ours, theirs))
+    with PriorityExchange(ours, mine, **SMALL) as exchange:
+        train(exchange, ours, mine, steps=1)
+        train_plainly(theirs, other, steps=1)
+        with torch.inference_mode():
+            assert torch.equal(ours(batch(1)), theirs(batch(1)))
+        state = ours.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in theirs.state_dict().items())
+        steps = [each["step"] for each in mine.state_dict()["state"].values()]
+        assert steps == [1] * 6
+        train(exchange, ours, mine)  # Adam's state, made under inference mode, can still be changed
+    train_plainly(theirs, other)
+    assert_equal(ours, theirs)
+
+
+def failing_sum(name_of_failing, after):
+    """Sums slices of so many values, and fails after some of them."""
+    calls = [0]
+
+    def make_sum(num_values):
+        def work(vector):
+            if num_values == name_of_failing:
+                calls[0] += 1
+                if calls[0] > after:
+                    raise ConnectionError("rank 1 is gone")
+            return vector
+
+        return work
+
+    return make_sum
+
+
+def test_an_error_in_the_thread_reaches_the_next_wait_with_the_slices_name():
+    model = make()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    make_sum = failing_sum(120, after=2)  # the weight of `first`
+    exchange = PriorityExchange(model, optimizer, make_sum=make_sum, slice_values=200, fuse_values=0)
+    with pytest.raises(ExchangeError, match=r"first\.weight in step 3 .* rank 1 is gone"), exchange:
+        train(exchange, model, optimizer)
+
+
+def test_two_backward_passes_in_a_step_are_refused():
+    model = make()
+    with PriorityExchange(model, SGD(model.parameters(), lr=0.1)):
+        loss_of(model, 0).backward()
+        with pytest.raises(RuntimeError, match=r"got a second gradient before PriorityExchange\.step"):
+            loss_of(model, 0).backward()
+
+
+def test_a_parameter_that_is_used_past_its_module_is_refused():
+    """It would be one step old."""
+    model = make()
+    exchange = PriorityExchange(model, SGD(model.parameters(), lr=0.1))
+    loss_of(model, 0).backward()
+    exchange.step()
+    past_the_modules = Fused.forward(model, batch(0)).sum()
+    with pytest.raises(RuntimeError, match="was used before the update of the last step"), exchange:
+        past_the_modules.backward()
+
+
+def test_afterwards_the_model_is_as_it_was():
+    ours, theirs = make(), make()
+    mine, other = (SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, theirs))
+    with PriorityExchange(ours, mine, **SMALL) as exchange:
+        train(exchange, ours, mine)
+    train_plainly(ours, mine)
+    train_plainly(theirs, other)
+    train_plainly(theirs, other)
+    assert_equal(ours, theirs)
+    assert not ours.first._forward_pre_hooks
+
+
+def test_gradients_that_are_no_numbers_travel():
+    model = make()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with PriorityExchange(model, optimizer, **SMALL) as exchange:
+        (loss_of(model, 0) * float("nan")).backward()
+        exchange.step()
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+
+
+def test_a_weight_laid_out_by_columns():
+    """Fused optimizers go through weight and gradient side by side in memory."""
+    ours, theirs = make(), make()
+    for model in (ours, theirs):
+        model.first.weight.data = model.first.weight.data.t().contiguous().t()
+    mine, other = (Adagrad(model.parameters(), lr=0.1, fused=True) for model in (ours, theirs))
+    with PriorityExchange(ours, mine, **SMALL) as exchange:
+        train(exchange, ours, mine)
+    for step in range(STEPS):
+        other.zero_grad()
+        loss_of(theirs, step).backward()
+        for parameter in theirs.parameters():
+            gradient = torch.zeros_like(parameter)
+            parameter.grad = gradient if parameter.grad is None else gradient.copy_(parameter.grad)
+        other.step()
+    assert_equal(ours, theirs)
+
+
+def test_only_the_optimizers_parameters_are_exchanged():
+    model = make()
+    frozen = model.extra.weight.detach().clone()
+    optimizer = SGD([*model.first.parameters(), *model.last.parameters()], lr=0.1)
+    with PriorityExchange(model, optimizer, **SMALL) as exchange:
+        assert not any("extra" in name for name in exchange.order)
+        train(exchange, model, optimizer)
+    assert torch.equal(model.extra.weight, frozen)
+
+
+def test_parameters_of_another_model_are_refused():
+    with pytest.raises(ValueError, match="of the 6 parameters that the optimizer trains, 0 are the model's"):
+        PriorityExchange(make(), SGD(make().parameters(), lr=0.1))

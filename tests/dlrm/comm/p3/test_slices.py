@@ -1,0 +1,88 @@
+"""Slices cover the gradient once, are neither too large nor needlessly small, and go as P3's queue would."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm.comm.p3.slices import SLICE_VALUES, issue_order, lay_out
+
+SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
+
+
+def named(sizes):
+    return {f"p{index}": size for index, size in enumerate(sizes)}
+
+
+def test_the_papers_limit():
+    layout = lay_out({"weight": 120_000})
+    assert SLICE_VALUES == 50_000
+    assert [each.end - each.begin for each in layout.slices] == [40_000] * 3
+    assert layout.slices[1].name == "weight[40000:80000]"
+
+
+@given(sizes=SIZES, slice_values=st.integers(40, 200), fuse_values=st.integers(0, 20))
+def test_every_value_lies_in_one_slice(sizes, slice_values, fuse_values):
+    layout = lay_out(named(sizes), slice_values, fuse_values)
+    bounds = [(each.begin, each.end) for each in layout.slices]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == sum(sizes)
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(bounds))
+    assert all(0 < end - begin <= slice_values for begin, end in bounds)
+    places = sorted((place.start, place.stop) for place in layout.places)
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(places))
+    for index, (size, place) in enumerate(zip(sizes, layout.places, strict=True)):
+        assert place.stop - place.start == size
+        holders = [
+            number for number, (begin, end) in enumerate(bounds) if begin < place.stop and place.start < end
+        ]
+        assert list(layout.slices_of[index]) == holders
+        assert all(index in layout.slices[number].parameters for number in holders)
+
+
+def test_small_tensors_share_a_slice_and_large_ones_do_not():
+    layout = lay_out({"w0": 90, "b0": 4, "w1": 90, "b1": 4, "w2": 90, "b2": 4}, 100, 10)
+    assert [each.name for each in layout.slices] == ["w0", "b0, b1, b2", "w1", "w2"]
+
+
+def test_fusion_ends_when_it_is_worth_a_message():
+    layout = lay_out({"a": 6, "b": 6, "c": 6}, 100, 10)
+    assert [each.name for each in layout.slices] == ["a, b", "c"]
+
+
+def test_nothing_is_fused_where_that_is_not_wanted():
+    assert len(lay_out({"a": 1, "b": 1}, 100, 0).slices) == 2
+
+
+def test_slices_that_cannot_hold_what_is_fused_are_refused():
+    with pytest.raises(ValueError, match="make slice_values at least twice fuse_values"):
+        lay_out({"a": 1}, slice_values=10, fuse_values=8)
+
+
+def test_what_is_needed_first_overtakes():
+    """The last layer is ready first and travels first; once it is away, the first layer does, and so on."""
+    ready_s, needed, takes_s = [4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3], [2.5] * 4
+    assert issue_order(ready_s, needed, takes_s) == [3, 1, 0, 2]
+
+
+def test_on_a_fast_link_slices_go_as_they_come():
+    assert issue_order([4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3], [0.1] * 4) == [3, 2, 1, 0]
+
+
+def test_on_a_slow_link_they_go_as_they_are_needed():
+    assert issue_order([0.4, 0.3, 0.2, 0.1], [0, 1, 2, 3], [100.0] * 4) == [3, 0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5), st.floats(0.001, 3)), min_size=1, max_size=20))
+def test_no_slice_waits_behind_one_that_is_needed_later(slices):
+    ready_s, needed, takes_s = zip(*slices, strict=True)
+    order = issue_order(ready_s, needed, takes_s)
+    assert sorted(order) == list(range(len(slices)))
+    now_s = 0.0
+    for position, index in enumerate(order):
+        waiting = order[position:]
+        now_s = max(now_s, min(ready_s[each] for each in waiting))
+        assert ready_s[index] <= now_s, "the link was idle though something was ready"
+        assert needed[index] == min(needed[each] for each in waiting if ready_s[each] <= now_s)
+        now_s += takes_s[index]

@@ -1,0 +1,167 @@
+"""The hook of a DDP model of one rank; of several, see tests/system/test_comm_exchange."""
+
+import gc
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from dlrm.comm import ddp_hook as module
+from dlrm.comm.collectives import SparseAllGather
+from dlrm.comm.config import CommConfig
+from dlrm.comm.ddp_hook import register
+from tests.cpr.shards.models import bags, batch, shard
+
+
+def gradients(model, inputs):
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def test_a_world_of_one_has_its_own_gradients(world_of_one):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = DistributedDataParallel(plain, bucket_cap_mb=1e-5)
+    hook = register(model, CommConfig(exchange="hi_topk", ratio=0.1))
+    for seed in range(3):
+        inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        through_ddp = gradients(model, inputs)
+        assert all(map(torch.equal, through_ddp, gradients(plain, inputs)))
+    assert hook.take_figures().steps == 3
+    assert hook.load_state_dict(hook.state_dict()) is None
+
+
+def examples():
+    """The snippets that README and docstring show."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (snippet,) = [each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.hook" in each]
+    lines = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
+    return {"README": snippet, "docstring": textwrap.dedent("\n".join(lines[:2]))}
+
+
+@pytest.mark.parametrize("place", ["README", "docstring"])
+def test_the_example_runs_and_sends_a_share_on_one_node_too(world_of_one, place):
+    names = {
+        "model": nn.Linear(2, 2),
+        "DistributedDataParallel": DistributedDataParallel,
+        "CommConfig": CommConfig,
+        "register": register,
+    }
+    exec(examples()[place], names)
+    gradients(names["model"], torch.ones(1, 2))
+    assert isinstance(names["hook"].exchange.collective, SparseAllGather)
+
+
+@pytest.mark.parametrize("exchange", ["priority", "selsync"])
+def test_an_exchange_that_a_hook_cannot_take_is_refused_with_those_that_it_can(world_of_one, exchange):
+    taken = "dense, ring, tree, two_level, all_gather, star, star_tree, var, var_tree, hi_topk, auto"
+    with pytest.raises(ValueError, match=f"{exchange} does not sum whole gradients.* choose one of {taken}"):
+        register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
+
+
+def test_a_hook_looks_at_its_optimizer_and_lets_go_of_it_with_the_model(world_of_one):
+    gc.collect()  # hooks of other tests
+    before = set(_global_optimizer_pre_hooks)
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    hook = register(model, CommConfig(exchange="all_gather", ratio=0.5))
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    hook.exchange.residual.is_owed = True  # a world of one sends all that it has
+    with pytest.raises(RuntimeError, match="GradScaler"):
+        scaler.step(optimizer)
+    assert len(set(_global_optimizer_pre_hooks) - before) == 1
+    del model, hook, optimizer, scaler
+    gc.collect()
+    assert set(_global_optimizer_pre_hooks) == before
+
+
+def test_a_model_that_ddp_has_not_wrapped_is_refused():
+    with pytest.raises(ValueError, match="wrapped in DistributedDataParallel, not a Linear: wrap it first"):
+        register(nn.Linear(2, 2), CommConfig())
+
+
+def test_options_of_another_type_are_refused(world_of_one):
+    with pytest.raises(ValueError, match=r"takes a dlrm\.comm\.config\.CommConfig, not 'ring'"):
+        register(DistributedDataParallel(nn.Linear(2, 2)), "ring")
+
+
+def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"weight is torch.bfloat16.*compute under autocast"):
+        register(model, CommConfig())
+
+
+def test_parameters_that_were_frozen_in_between_are_told_of(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
+    model.module.bias.requires_grad_(False)
+    register(model, CommConfig())
+    with pytest.raises(RuntimeError, match=r"6 values in all, of 4: .* wrap it again"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_parameters_that_are_frozen_later_send_zeros(world_of_one):
+    model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
+    hook = register(model, CommConfig())
+    model.module.bias.requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[1, 1], [1, 1]]
+    assert hook.take_figures().steps == 1
+
+
+def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkeypatch):
+    told, now_s = [], iter([1.0, 3.5, 7.0])
+    monkeypatch.setattr(module, "finish", lambda device: told.append(device.type))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: told.append("time") or next(now_s))
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    hook = register(model, CommConfig(exchange="ring"))
+    for is_planned in (False, True, True):
+        monkeypatch.setattr(type(hook.exchange), "is_planned", is_planned)
+        monkeypatch.setattr(hook.exchange, "combine", lambda flat, **_: (flat, None))
+        monkeypatch.setattr(hook.exchange, "observe", told.append)
+        gradients(model, torch.ones(1, 2))
+    assert told == ["time", "cpu", "time", 2.5, "cpu", "time", 3.5]
+
+
+def test_what_is_owed_is_not_dropped_by_a_hook_that_has_no_place_for_it(world_of_one):
+    hooks = [
+        register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
+        for exchange in ("star", "dense", "ring")
+    ]
+    state = hooks[0].state_dict()
+    state["residual"] = {**state["residual"], "memory": {"residual": torch.ones(6)}}
+    with pytest.raises(ValueError, match=r"with comm.exchange=ring, where it is dense"):
+        hooks[1].load_state_dict(state)
+    assert hooks[2].load_state_dict(state) is None
+
+
+def test_a_model_with_nothing_to_train_is_refused(world_of_one):
+    class Frozen(DistributedDataParallel):  # which itself refuses such a model
+        parameters_to_ignore = frozenset()
+        process_group = torch.distributed.group.WORLD
+
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.module = nn.Linear(2, 2).requires_grad_(False)
+
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        register(Frozen(), CommConfig())
+
+
+def test_a_torchrec_models_dense_part_goes_through_it_and_its_tables_do_not(world_of_one):
+    rows = {"a": 20, "b": 9}
+    model = shard({"a": "tw", "b": "rw"}, ebc=bags(**rows))
+    (data_parallel,) = (each for each in model.modules() if isinstance(each, DistributedDataParallel))
+    hook = register(data_parallel, CommConfig(exchange="all_gather", ratio=0.1))
+    dense = dict(model.module.dense.named_parameters())
+    for seed in range(2):
+        model.zero_grad()
+        model({"ebc": batch(seed, 4, **rows)}).square().sum().backward()
+    assert hook.take_figures().steps == 2
+    assert hook.exchange.num_values == sum(each.numel() for each in dense.values())
+    assert all(each.grad.any() for each in dense.values())

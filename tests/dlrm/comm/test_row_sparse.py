@@ -1,0 +1,81 @@
+"""Which rows travel, and when they are fewer bytes; tests.system.comm.test_rows has sums over ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlrm.comm.row_sparse import (
+    RowSums,
+    _parts,
+    _tall_tables,
+    bytes_by_rows,
+    bytes_dense,
+    send_touched_rows,
+    touched_rows,
+)
+
+
+def test_touched_is_what_has_anything_to_add():
+    gradient = torch.zeros(6, 3)
+    gradient[1, 2], gradient[3, 0], gradient[4, 1], gradient[5, 0] = 1.0, float("nan"), -0.0, 1e-45
+    assert touched_rows(gradient).tolist() == [1, 3, 5]
+    assert touched_rows(torch.zeros(4, 2)).tolist() == []
+
+
+def test_rows_are_fewer_bytes_until_all_ranks_touch_their_share():
+    """Of 1000 rows of 16, 2 ranks may touch 1000 * 16 / 17 each, and 8 ranks a quarter of that."""
+    for num_ranks, most in ((2, 941), (8, 235)):
+        dense = bytes_dense(1000 * 16, num_ranks)
+        for busiest, fewer in ((most, True), (most + 1, False)):
+            counts = [busiest, *[0] * (num_ranks - 1)]
+            assert (bytes_by_rows(counts, 16) < dense) == fewer, (num_ranks, busiest)
+
+
+@given(st.integers(0, 50), st.integers(1, 20))
+def test_numbers_and_rows_share_a_message(num_rows, columns):
+    numbers = torch.randint(0, 2**31 - 1, (num_rows,))
+    rows = torch.randn(num_rows, columns)
+    message = torch.full((num_rows * (1 + columns),), torch.nan)
+    for part, values in zip(_parts(message, columns), (numbers, rows), strict=True):
+        part.copy_(values)
+    found = _parts(message.clone(), columns)
+    assert torch.equal(found[0].long(), numbers)
+    assert torch.equal(found[1], rows)
+
+
+def test_neighbours_of_one_width_are_one_tall_table():
+    flat = torch.arange(3 * 4 + 2 * 4 + 5 * 8 + 1 * 4.0)
+    tall = _tall_tables(flat, [(3, 4), (2, 4), (5, 8), (1, 4)])
+    assert [tuple(table.shape) for table in tall] == [(5, 4), (5, 8), (1, 4)]
+    assert torch.equal(torch.cat([table.view(-1) for table in tall]), flat)
+    tall[1].zero_()
+    assert flat.count_nonzero() == flat.numel() - 40 - 1  # they are views; one value was 0 before
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_rank_keeps_what_it_has(alone):
+    gradient = torch.randn(3, 2)
+    before = gradient.clone()
+    RowSums().sum_([gradient])
+    assert torch.equal(gradient, before)
+    module = DistributedDataParallel(nn.EmbeddingBag(5, 2, mode="sum"))
+    send_touched_rows(module, {module.module.weight: [(5, 2)]})
+    module(torch.tensor([[1, 1], [3, 1]])).sum().backward()
+    assert module.module.weight.grad.tolist() == [[0, 0], [3, 3], [0, 0], [1, 1], [0, 0]]
+
+
+def test_tables_that_do_not_fill_their_parameter_are_refused(alone):
+    for table, shapes in ((nn.Embedding(5, 2), [(4, 2)]), (nn.Embedding(5, 2).half(), [(5, 2)])):
+        module = DistributedDataParallel(table)
+        with pytest.raises(ValueError, match="name all of its tables, or leave it out"):
+            send_touched_rows(module, {table.weight: shapes})

@@ -1,0 +1,188 @@
+"""Recipes and `--set`: what comes out, and what a user is told who gets it wrong."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from dlrm.config.recipe import load_config, load_warm_started, recipe_names
+from dlrm.config.schema import Config
+
+KEYS = {
+    "data": "uri train_days test_days global_batch_size shuffle order window_batches prefetch_batches "
+    "cache_folder cache_disk_gb cache_memory_gb",
+    "model": "kind embedding_dim bottom_mlp top_mlp cross_layers cross_rank",
+    "tables": "optimizer learning_rate eps max_rows dynamic dynamic_rows admit_after",
+    "dense": "optimizer learning_rate weight_decay trust_coefficient clip_norm",
+    "schedule": "warmup_steps decay_start_step decay_steps power",
+    "sharding": "kinds data_parallel_rows min_column_dim strategy wire_dtype exchange_dtype "
+    "data_parallel_gradients",
+    "comm": "exchange compressor ratio threshold wire_dtype error_feedback controller min_gain window_steps "
+    "sync_change",
+    "checkpoint": "every_steps target_pls mean_hours_to_failure priority ratio uri moment host_memory_mb "
+    "keep_last give_up_after stop_within_s",
+    "recovery": "enabled max_lost_share max_pls timeout_s",
+    "train": "device precision epochs max_steps seed evaluate_every_steps log_every_steps run_folder "
+    "warm_start",
+}
+"""Options are few and chosen for the user: a new one is a decision, not an accident."""
+
+
+def test_configuration_keys_are_pinned():
+    config = Config()
+    found = {
+        section.name: {key.name for key in fields(getattr(config, section.name))}
+        for section in fields(config)
+    }
+    assert found == {section: set(keys.split()) for section, keys in KEYS.items()}
+
+
+def test_recipes_are_the_ones_promised():
+    assert recipe_names() == ["kaggle", "mlperf-dcnv2", "terabyte", "tiny"]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_survives_being_dumped(name):
+    config = load_config(name)
+    assert config.to_dict()["model"]["kind"] == config.model.kind
+    assert config.train.device == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "bottom", "top", "batch", "cap"),
+    [
+        ("kaggle", 16, (512, 256, 64, 16), (512, 256, 1), 128, 0),
+        ("terabyte", 64, (512, 256, 64), (512, 512, 256, 1), 2048, 10_000_000),
+    ],
+)
+def test_published_values(name, dim, bottom, top, batch, cap):
+    """The recipes of facebookresearch/dlrm; the papers compare with these."""
+    config = load_config(name)
+    assert config.model.kind == "dlrm"
+    assert config.model.embedding_dim == dim
+    assert config.model.bottom_mlp == bottom
+    assert config.model.top_mlp == top
+    assert config.data.global_batch_size == batch
+    assert config.tables.max_rows == cap
+    assert (config.tables.optimizer, config.tables.learning_rate) == ("sgd", 0.1)
+    assert (config.dense.optimizer, config.dense.learning_rate) == ("sgd", 0.1)
+    assert config.train.epochs == 1
+
+
+def test_mlperf_shape():
+    config = load_config("mlperf-dcnv2")
+    assert config.model.kind == "dcnv2"
+    assert config.model.embedding_dim == 128
+    assert config.model.bottom_mlp == (512, 256, 128)
+    assert config.model.top_mlp == (1024, 1024, 512, 256, 1)
+    assert (config.model.cross_layers, config.model.cross_rank) == (3, 512)
+    assert config.data.global_batch_size == 65536
+    assert config.tables.max_rows == 40_000_000
+
+
+def test_overrides_are_toml_or_else_text():
+    config = load_config(
+        "tiny",
+        [
+            "train.epochs=3",
+            "data.shuffle=false",
+            "model.top_mlp=[64, 1]",
+            "tables.learning_rate=1",
+            "data.uri=s3://bucket/x=y",
+            'train.run_folder="2026"',
+            "data.test_days = [3]",
+            "sharding.kinds=['table_wise']",
+        ],
+    )
+    assert config.train.epochs == 3
+    assert config.data.shuffle is False
+    assert config.model.top_mlp == (64, 1)
+    assert config.tables.learning_rate == 1.0
+    assert isinstance(config.tables.learning_rate, float)
+    assert config.data.uri == "s3://bucket/x=y"
+    assert config.train.run_folder == "2026"
+    assert config.data.test_days == (3,)
+    assert config.sharding.kinds == ("table_wise",)
+
+
+def test_a_warm_start_is_configured_as_the_other_run_but_saves_elsewhere(tmp_path):
+    config = load_config("tiny", ["data.global_batch_size=64", "checkpoint.uri=s3://bucket/a"])
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
+    recipe, warm = load_warm_started(tmp_path, ["data.uri=tomorrow"])
+    assert (recipe, warm.train.warm_start, warm.checkpoint.uri) == ("tiny", "s3://bucket/a", "")
+    assert (warm.data.uri, warm.data.global_batch_size) == ("tomorrow", 64)
+    with pytest.raises(ValueError, match="only reads the other run's checkpoint"):
+        load_warm_started(tmp_path, ["checkpoint.uri=s3://bucket/a"])
+    config = load_config("tiny")
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "tiny", **config.to_dict()}))
+    assert load_warm_started(tmp_path)[1].train.warm_start == str(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        load_warm_started(tmp_path / "nothing")
+
+
+def test_the_last_override_wins():
+    assert load_config("tiny", ["train.seed=1", "train.seed=2"]).train.seed == 2
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("[train]\nepochs = 4\n")
+    assert load_config(str(path), ["train.seed=5"]).train.epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epoch=2", r"unknown configuration key train\.epoch; did you mean train\.epochs\?"),
+        ("tabels.eps=1", r"unknown configuration key tabels; did you mean tables\?"),
+        ("train.zzz=2", r"train\.zzz; known: .*epochs"),
+        ("model.top_mlp.x=1", r"unknown configuration key model\.top_mlp\.x; did you mean model\.top_mlp"),
+        ("train.epochs", "section.key=value, not 'train.epochs'"),
+        ("epochs=2", "section.key=value"),
+        (".epochs=2", "section.key=value"),
+        ("train.=2", "section.key=value"),
+        ("", "section.key=value"),
+        ("train.epochs=two", r"train\.epochs must be a whole number, not 'two'"),
+        ("train.epochs=1.5", r"train\.epochs must be a whole number"),
+        ("train.epochs=true", r"train\.epochs must be a whole number"),
+        ("train.epochs=", r"train\.epochs must be a whole number, not ''"),
+        ("data.shuffle=1", r"data\.shuffle must be true or false"),
+        ("data.shuffle=yes", r"data\.shuffle must be true or false"),
+        ("data.uri=2026", r"data\.uri must be a \"text\""),
+        ("tables.learning_rate=true", r"tables\.learning_rate must be a number"),
+        ("model.top_mlp=1", r"model\.top_mlp must be a list"),
+        ("model.top_mlp=[64, 'x', 1]", r"model\.top_mlp\[1\] must be a whole number"),
+    ],
+)
+def test_wrong_overrides_are_refused(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_config("tiny", [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train = 3", "train must be a section"),
+        ("[train\n", "not valid TOML"),
+        ("[train]\nepochs = 0", "train.epochs must be positive"),
+        ("[trainer]\nepochs = 1", "did you mean train"),
+    ],
+)
+def test_wrong_recipe_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(str(path), ["train.seed=1"])
+
+
+def test_a_recipe_that_is_not_text(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"mine\.toml is not valid TOML"):
+        load_config(str(path))
+
+
+@pytest.mark.parametrize("recipe", ["nosuch", "nosuch.toml", ""])
+def test_unknown_recipes_name_the_known_ones(recipe):
+    with pytest.raises(ValueError, match=r"there is no recipe .*kaggle, mlperf-dcnv2, terabyte, tiny"):
+        load_config(recipe)

@@ -1,0 +1,73 @@
+"""Replicas of one rank, and a run that changes its way of exchange; of several ranks, see tests/system."""
+
+import logging
+
+import torch
+from torch import nn
+
+from dlrm.comm.config import CommConfig
+from dlrm.dense_sync import Replicas
+from dlrm.dense_sync.base import warn_of_dropped
+from dlrm.dense_sync.selsync import Apart
+
+
+def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
+    for comm in (None, CommConfig(exchange="all_gather")):
+        layer = nn.Linear(3, 1)
+        replicas = Replicas(list(layer.parameters()), 2, comm)
+        layer(torch.ones(3)).backward()
+        before = [parameter.grad for parameter in layer.parameters()]
+        scalars = torch.tensor([1.0, 2.0])
+        assert replicas.average(scalars) is scalars
+        assert all(parameter.grad is each for parameter, each in zip(layer.parameters(), before, strict=True))
+        replicas.updated(0.1)
+        assert replicas.take_figures() is None
+        assert replicas.settle() is None
+
+
+def test_what_ranks_that_are_gone_owed_reaches_a_rank_alone(world_of_one):
+    layer = nn.Linear(3, 1)
+    replicas = Replicas(list(layer.parameters()), 1, CommConfig(exchange="star"))
+    residual = {"rank": 1, "num_ranks": 2, "memory": {"residual": torch.arange(4.0)}, "compressor": {}}
+    replicas.own.inherit([residual, {**residual, "rank": 0, "memory": {}}])
+    replicas.settle()
+    layer(torch.ones(3)).backward()
+    assert replicas.average(torch.zeros(1)).tolist() == [0]
+    assert [parameter.grad.tolist() for parameter in layer.parameters()] == [[[1, 2, 3]], [4]]
+
+
+def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog):
+    with caplog.at_level(logging.WARNING):
+        warn_of_dropped({})
+        warn_of_dropped({"exchange": {"owners": 0}})
+        assert caplog.messages == []
+        layer = nn.Linear(2, 1)
+        apart = Apart(list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0)
+        apart.load_state_dict({"exchange": {"owners": 2}}, steps_done=9)
+    assert len(caplog.messages) == 1
+    assert "go on with comm.exchange=ring for some steps" in caplog.messages[0]
+    assert apart.state_dict() == {"apart": {"is_apart": False}}
+
+
+def test_what_a_rank_draws_is_saved_though_it_owes_nothing(world_of_one):
+    parameters = list(nn.Linear(3, 1).parameters())
+    options = {"exchange": "all_gather", "error_feedback": False}
+    drawing = Replicas(parameters, 1, CommConfig(compressor="random", **options))
+    assert set(drawing.own.state_dict()["compressor"]) == {"RandomK"}
+    assert Replicas(parameters, 1, CommConfig(**options)).own is None
+
+
+def test_replicas_meet_in_steps_that_are_saved_whenever_they_were_taken_up(world_of_one):
+    """A run of 8 steps goes on in this way; it saves after step 10, and after step 15."""
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    apart = Apart(list(layer.parameters()), optimizer, 1e9, save_every_steps=5)
+    apart.load_state_dict({}, steps_done=8)
+    joined = []
+    for _ in range(8):
+        layer(torch.ones(2)).sum().backward()
+        apart.average(torch.zeros(1))
+        optimizer.step()
+        apart.updated(0.1)
+        joined.append(not apart.state_dict()["apart"]["is_apart"])
+    assert [step for step, is_joined in enumerate(joined, start=9) if is_joined] == [10, 15]

@@ -1,0 +1,104 @@
+"""The session that saves now and then: what it says when it lets go."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from cpr.checkpoint.collectives import Alone
+from cpr.errors import MismatchError, SaveFailedError
+from dlrm.config.schema import CheckpointConfig
+from dlrm.fault_tolerance.session import Checkpoints
+
+
+class Saved:
+    """Stands for a checkpointer with a directory in which `newest_step` is safe, once it has looked."""
+
+    def __init__(self, newest_step: int | None, loads: bool = True) -> None:
+        self.steps_done, self.newest_step, self.agreement = 0, None, Alone()
+        self._there, self._loads = newest_step, loads
+
+    def claim(self) -> None:
+        pass
+
+    prepare = claim
+
+    def load(self) -> SimpleNamespace:
+        if not self._loads:
+            raise MismatchError("other tables")
+        self.steps_done = self.newest_step = self._there
+        newest = SimpleNamespace(created="today", moment="consistent", world_size=1)
+        state = SimpleNamespace(sequence=0, step=self._there, newest=newest)
+        return SimpleNamespace(state=state, seconds=1.0, same_ranks=True)
+
+    def step(self) -> None:
+        self.steps_done += 1
+
+    def close(self, abandon: bool) -> None:
+        assert abandon
+
+
+def open_session(checkpointer: Saved, resume: bool) -> Checkpoints:
+    return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume, lambda checkpointer: None)
+
+
+def test_a_refused_resume_does_not_say_that_there_is_no_save(caplog):
+    session = open_session(Saved(40, loads=False), resume=True)
+    with pytest.raises(MismatchError):
+        session.restore()
+    session.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_who_leaves_before_the_first_step_has_lost_nothing(resume, caplog):
+    session = open_session(Saved(40), resume)
+    session.restore()
+    session.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("resume", "said"),
+    [
+        (False, "not saved before leaving at step 2: there is no save"),
+        (True, "not saved before leaving at step 42: the newest save is from step 40"),
+    ],
+)
+def test_who_leaves_later_says_what_is_lost(resume, said, caplog):
+    session = open_session(Saved(40), resume)
+    with caplog.at_level(logging.WARNING, "dlrm"):
+        session.restore()
+        session.step()
+        session.step()
+        session.close()
+    assert [record.message for record in caplog.records] == [said]
+
+
+class Full(Saved):
+    """Whose disk is full."""
+
+    def save(self, moment: str, timeout_s: float | None = None) -> None:
+        raise SaveFailedError("the disk is full")
+
+
+def train(config: CheckpointConfig, steps: int) -> None:
+    session = Checkpoints(Full(None), config, False, lambda checkpointer: None)
+    session.restore()
+    for _ in range(steps):
+        session.step()
+
+
+def test_saves_that_fail_do_not_end_training_unless_they_do_so_for_too_long(caplog, monkeypatch):
+    monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
+    train(CheckpointConfig(every_steps=2), 100)
+    assert caplog.text.count("the disk is full. Training goes on") > 3
+    with pytest.raises(SaveFailedError, match=r"the disk is full\. Saves have failed for .* is 1 ms"):
+        train(CheckpointConfig(every_steps=2, give_up_after="1ms"), 10**6)
+
+
+def test_the_limit_is_a_span_of_time():
+    assert CheckpointConfig(give_up_after="1h30m").give_up_after_s == 5400
+    for wrong in ("soon", "0s", "90"):
+        with pytest.raises(ValueError, match=r"checkpoint\.give_up_after"):
+            CheckpointConfig(give_up_after=wrong)

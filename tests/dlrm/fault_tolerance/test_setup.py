@@ -1,0 +1,186 @@
+"""When partial recovery is on, and which folder a restarted run takes for its own."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cpr.checkpoint.collectives import Alone
+from cpr.faults import AtStep, Plan, Raise
+from cpr.priority.config import SCHEMES
+from cpr.recovery.worker.launch_id import launch_of_this_worker
+from data.synthetic import SyntheticConfig, generate
+from dlrm.config.recipe import load_config
+from dlrm.config.schema import PRIORITIES
+from dlrm.fault_tolerance.setup import LAUNCHES, open_recovery
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recovery") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=2, rows_per_day=500, rows_per_block=500, rows_per_file=500), folder
+    )
+    return folder
+
+
+@pytest.fixture
+def config(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+
+    def work(*overrides):
+        runs = tmp_path / "runs"
+        runs.mkdir(exist_ok=True)
+        base = (f"data.uri={dataset}", f"train.run_folder={runs}", "data.global_batch_size=100")
+        return load_config("tiny", [*base, "checkpoint.every_steps=2", *overrides])
+
+    return work
+
+
+def test_it_is_on_where_workers_are_started_again_and_the_run_saves(config, monkeypatch):
+    assert open_recovery(config(), None) is not None
+    assert open_recovery(config("checkpoint.every_steps=0"), None) is None
+    assert open_recovery(config("recovery.enabled=false"), None) is None
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert open_recovery(config(), None) is None
+    monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
+    assert open_recovery(config(), None) is not None
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("checkpoint.priority=mfu",),
+        ("checkpoint.every_steps=0", "checkpoint.target_pls=0.1", "checkpoint.mean_hours_to_failure=28"),
+    ],
+)
+def test_saving_by_priority_or_target_needs_somebody_who_starts_workers_again(config, monkeypatch, how):
+    assert open_recovery(config(*how), None) is not None
+    with pytest.raises(ValueError, match="partial recovery: give torchrun --max-restarts"):
+        open_recovery(config(*how, "recovery.enabled=false"), None)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    with pytest.raises(ValueError, match="partial recovery"):
+        open_recovery(config(*how), None)
+
+
+def test_failures_are_injected_or_refused(config, tmp_path, monkeypatch):
+    path = tmp_path / "faults.json"
+    monkeypatch.setenv("CPR_FAULTS", str(path))
+    with pytest.raises(ValueError, match=r"CPR_FAULTS=.*faults\.json.* cannot be read"):
+        open_recovery(config(), None)
+    path.write_text(json.dumps(Plan(schedules=(AtStep(step=3, kind=Raise()),)).to_json()))
+    assert open_recovery(config(), None) is not None
+    for without in ("checkpoint.every_steps=0", "recovery.enabled=false"):
+        with pytest.raises(ValueError, match=r"CPR_FAULTS=.*faults\.json asks for failures.* --max-restarts"):
+            open_recovery(config(without), None)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    with pytest.raises(ValueError, match="asks for failures"):
+        open_recovery(config(), None)
+
+
+def test_the_schemes_of_the_recipes_are_those_that_there_are():
+    assert ("none", *SCHEMES) == PRIORITIES
+
+
+@pytest.fixture
+def at_meeting(config):
+    """Recoveries whose workers have met."""
+
+    def work(session_id, continues):
+        recovery = open_recovery(config(), None)
+        recovery._partial._meeting = SimpleNamespace(
+            session_id=session_id,
+            continues=continues,
+            rank=0,
+            world_size=1,
+            launches=frozenset({launch_of_this_worker()}),
+            offers=(),
+        )
+        recovery._partial._group = Alone()
+        recovery._partial._memory.segment = SimpleNamespace(folder=None)
+        return recovery
+
+    return work
+
+
+def make_runs(tmp_path, **launches):
+    """Run folders with these names in their notes, oldest first."""
+    for age, (name, known) in enumerate(launches.items()):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / LAUNCHES).write_text("".join(f"{each}\n" for each in known))
+        os.utime(folder, (age, age))
+    return tmp_path / "runs"
+
+
+def test_a_restarted_run_finds_the_folder_of_its_session(at_meeting, tmp_path):
+    runs = make_runs(tmp_path, other=["x"], mine=["s1", "y"], newer=["z"])
+    assert at_meeting("s1", continues=True).find_folder(runs) == runs / "mine"
+    assert at_meeting("unknown", continues=True).find_folder(runs) is None
+
+
+def test_a_new_run_takes_no_folder_though_its_launch_is_known(at_meeting, tmp_path):
+    recovery = at_meeting("new", continues=False)
+    runs = make_runs(tmp_path, before=recovery._partial.meeting.launches)
+    assert recovery.find_folder(runs) is None
+    assert at_meeting("new", continues=True).find_folder(runs) == runs / "before"
+
+
+def test_the_folder_is_known_by_session_and_launch_from_then_on(at_meeting, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    first = at_meeting("s1", continues=False)
+    first.save_in(folder)
+    at_meeting("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
+    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.meeting.launches}
+
+
+def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_path):
+    """All agents were lost with all memory: who is rank 0 now need not be where rank 0 was."""
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    first, second = at_meeting("s1", continues=False), at_meeting("s2", continues=True)
+    first._partial.meeting.launches = {"of node 0", "of node 1"}
+    first.save_in(folder)
+    second._partial.meeting.launches = {"of node 1", "of a new node"}
+    assert second.find_folder(tmp_path / "runs") == folder
+
+
+def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(at_meeting, tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+
+    def die(path, text):
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", die)
+    with pytest.raises(KeyboardInterrupt):
+        at_meeting("s1", continues=True).save_in(folder)
+    assert at_meeting("s1", continues=True).find_folder(tmp_path / "runs") == folder
+
+
+def test_another_launch_with_the_same_rdzv_id_takes_no_folder_though_its_first_workers_died_early(
+    at_meeting, tmp_path, monkeypatch
+):
+    """They met anew, so the session tells nothing, and torchrun says that the run continues."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))  # another torchrun than our parent
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") is None
+
+
+def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(at_meeting, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    at_meeting("s1", continues=False).save_in(folder)
+    monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))
+    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder

@@ -1,0 +1,175 @@
+"""Stopping: at once where it can be, after the step where it must be, by force where nothing else helps."""
+
+# ruff: noqa: PT012  # where in a block it is raised is what these tests are about
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from data.loader.background import Feed
+from dlrm.launch.stop_signal import SIGNALS, StopRequested, StopSignal
+
+SOON = timedelta(seconds=0.2)
+LONG = timedelta(seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def signals_given_back():
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    yield
+    assert [signal.getsignal(signum) for signum in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", SIGNALS, ids=str)
+def test_at_once_outside_a_step(signum):
+    with pytest.raises(StopRequested) as caught, StopSignal() as stop:
+        send(signum)
+        pytest.fail("went on")
+    assert stop.requested
+    assert stop.signum == caught.value.signum == signum
+    assert caught.value.exit_code == 128 + signum
+    assert str(caught.value) == f"stopped by {signum.name}"
+
+
+def test_it_is_no_error_that_somebody_could_swallow():
+    with pytest.raises(StopRequested), StopSignal(), suppress(Exception):
+        send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("signum", SIGNALS, ids=str)
+def test_inside_a_step_it_is_noted(signum):
+    with StopSignal(grace=LONG) as stop:
+        assert not stop.requested
+        with stop.deferred():
+            send(signum)
+            time.sleep(0.05)
+            assert stop.requested
+        with pytest.raises(StopRequested) as caught:
+            stop.leave()
+    assert caught.value.signum == signum
+
+
+def test_leaving_because_another_rank_was_asked():
+    with StopSignal() as stop, pytest.raises(StopRequested, match="SIGTERM"):
+        stop.leave()
+
+
+def test_a_step_that_does_not_end_is_left_after_the_grace_time():
+    began = time.monotonic()
+    with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop, stop.deferred():
+        send(signal.SIGINT)
+        while time.monotonic() - began < 30:
+            time.sleep(0.01)
+    assert time.monotonic() - began >= SOON.total_seconds()
+
+
+def test_so_is_what_comes_after_the_step():
+    """The signal came at the end of a step, and then the storage hangs."""
+    with pytest.raises(StopRequested), StopSignal(grace=SOON) as stop:
+        with stop.deferred():
+            send(signal.SIGINT)
+        time.sleep(30)
+
+
+def test_a_second_signal_does_not_wait():
+    with pytest.raises(StopRequested), StopSignal(grace=LONG) as stop, stop.deferred():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        time.sleep(30)
+
+
+def test_sigterm_lets_the_end_of_a_run_be_saved():
+    with StopSignal(grace=SOON) as stop:
+        with stop.extended(LONG):
+            send(signal.SIGTERM)
+            time.sleep(2 * SOON.total_seconds())
+            send(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_but_not_for_ever():
+    began = time.monotonic()
+    with pytest.raises(StopRequested, match="SIGTERM"), StopSignal(grace=SOON) as stop, stop.extended(SOON):
+        send(signal.SIGTERM)
+        time.sleep(30)
+    assert time.monotonic() - began >= 2 * SOON.total_seconds()
+
+
+def test_nor_does_ctrl_c_wait_for_it():
+    with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=LONG) as stop, stop.extended(LONG):
+        send(signal.SIGINT)
+        pytest.fail("went on")
+
+
+def test_nor_a_ctrl_c_that_came_before():
+    with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop:
+        with stop.deferred():
+            send(signal.SIGINT)
+        with stop.extended(LONG):
+            time.sleep(30)
+
+
+def test_a_step_in_time_is_not_disturbed():
+    with StopSignal(grace=SOON) as stop, stop.deferred():
+        send(signal.SIGTERM)
+    time.sleep(2 * SOON.total_seconds())
+    assert stop.requested
+
+
+def test_a_loader_that_waits_for_its_storage_is_interrupted():
+    def never(closed):
+        while not closed():
+            time.sleep(0.01)
+        return iter(())
+
+    feed = Feed(never, ahead=1, name="blocked")
+    feed.start()
+    try:
+        with pytest.raises(StopRequested), StopSignal():
+            killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -INT {os.getpid()}"])
+            next(feed)
+    finally:
+        feed.close()
+        killer.wait()
+
+
+STUCK = """
+import ctypes
+import threading
+from datetime import timedelta
+from dlrm.stop import StopSignal
+
+pthread = ctypes.CDLL(None)
+mutex = ctypes.create_string_buffer(64)
+pthread.pthread_mutex_lock(mutex)
+with StopSignal(grace=timedelta(seconds=0.2), tidy_up=timedelta(seconds=0.2)):
+    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()  # when this thread is long stuck
+    pthread.pthread_mutex_lock(mutex)  # never returns, and no signal interrupts it
+"""
+
+
+def test_native_code_that_does_not_return_is_left_by_force():
+    """A collective whose peer hangs, storage that hangs: Python runs no signal handler there."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said == "stopped by SIGTERM, by force: a call did not return\n"

@@ -1,0 +1,236 @@
+"""The learning rate over time, and that every optimizer moves what it owns and nothing else."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from cpr.shards import table_groups
+from dlrm.config.schema import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.optim.build import Optimizers, ReplicatedTables, arithmetic_dtype, dense_parameters, schedule_factor
+
+KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [
+        (0, 0.25),
+        (1, 0.5),
+        (3, 1.0),
+        (4, 1.0),
+        (9, 1.0),
+        (10, 1.0),
+        (11, 0.9**2),
+        (15, 0.5**2),
+        (19, 0.1**2),
+        (20, 0.0),
+        (1000, 0.0),
+    ],
+)
+def test_schedule(step, factor):
+    config = ScheduleConfig(warmup_steps=4, decay_start_step=10, decay_steps=10)
+    assert schedule_factor(config, step) == pytest.approx(factor, abs=1e-12)
+
+
+def test_no_schedule_is_constant():
+    assert {schedule_factor(ScheduleConfig(), step) for step in (0, 1, 10**9)} == {1.0}
+
+
+def test_linear_decay():
+    config = ScheduleConfig(decay_steps=10, power=1.0)
+    assert [schedule_factor(config, step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
+
+
+def fused_rates(model):
+    modules = [group.emb_module for group in table_groups(model)]
+    return [tbe.get_learning_rate() for tbe in modules if hasattr(tbe, "get_learning_rate")]
+
+
+def test_one_schedule_for_all(shard_model):
+    model = shard_model(KINDS)
+    schedule = ScheduleConfig(warmup_steps=4, decay_start_step=4, decay_steps=2, power=1.0)
+    optimizers = Optimizers(model, DenseConfig(learning_rate=0.4), TablesConfig(learning_rate=0.8), schedule)
+    for step, factor in enumerate([0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0, 0.0]):
+        optimizers.begin_step(step)
+        assert optimizers.learning_rates == pytest.approx({"dense": 0.4 * factor, "tables": 0.8 * factor})
+        assert fused_rates(model)
+        assert fused_rates(model) == pytest.approx([0.8 * factor] * len(fused_rates(model)))
+        groups = optimizers._dense.param_groups + optimizers._replicated.optimizer.param_groups
+        assert [group["lr"] for group in groups] == pytest.approx([0.4 * factor, 0.8 * factor])
+
+
+def test_who_owns_which_parameters(shard_model):
+    model = shard_model(KINDS)
+    (tall,) = ReplicatedTables(model, TablesConfig()).optimizer.param_groups[0]["params"]
+    assert tall.shape == (50 + 7, 8)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all("embedding_bags" not in names[id(parameter)] for parameter in dense_parameters(model))
+    assert len(dense_parameters(model)) == 8  # two layers at the bottom and two on top
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("tables", "dense"), list(product(SPARSE_OPTIMIZERS, DENSE_OPTIMIZERS)), ids=lambda value: value
+)
+def test_all_combinations_learn(tables, dense, precision, shard_model, whole_tables, make_batch):
+    """Every table and every dense parameter moves, rows that were not read do not, and the loss falls."""
+    config = TablesConfig(optimizer=tables, learning_rate=0.05)
+    model = shard_model(KINDS, tables=config, precision=precision)
+    optimizers = Optimizers(model, DenseConfig(optimizer=dense, learning_rate=0.05), config, ScheduleConfig())
+    batch = make_batch(16, seed=1)
+    tables_before = whole_tables(model)
+    dense_before = [parameter.detach().clone() for parameter in dense_parameters(model)]
+    losses = []
+    for step in range(10):
+        optimizers.begin_step(step)
+        loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
+        loss.backward()
+        optimizers.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for name, after in whole_tables(model).items():
+        read = torch.zeros(after.shape[0], dtype=torch.bool)
+        read[batch.sparse[name].values()] = True
+        moved = (after != tables_before[name]).any(1)
+        assert moved[read].any(), name
+        assert not moved[~read].any(), name
+        assert after.isfinite().all(), name
+    for before, parameter in zip(dense_before, dense_parameters(model), strict=True):
+        assert not torch.equal(before, parameter)
+
+
+def step_once(model, dense, make_batch):
+    """The dense parameters before and after a step in which a plain SGD of rate 1 would move them far."""
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig())
+    before = [parameter.detach().clone() for parameter in dense_parameters(model)]
+    batch = make_batch(16, seed=1)
+    optimizers.begin_step(0)
+    (model(batch.dense, batch.sparse) * 100).sum().backward()
+    optimizers.step()
+    return before, [parameter.detach() for parameter in dense_parameters(model)]
+
+
+def test_clipping_is_of_all_dense_parameters_together(shard_model, make_batch):
+    dense = DenseConfig(optimizer="sgd", learning_rate=1.0, clip_norm=0.25)
+    before, after = step_once(shard_model(KINDS), dense, make_batch)
+    moved = torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.25, rel=1e-4)
+
+
+def test_clipping_leaves_tables_alone(shard_model, whole_tables, make_batch):
+    tables = []
+    for clip_norm in (0.0, 1e-3):
+        model = shard_model(KINDS)
+        step_once(model, DenseConfig(clip_norm=clip_norm), make_batch)
+        tables.append(whole_tables(model))
+    for name, unclipped in tables[0].items():
+        assert torch.equal(tables[1][name], unclipped), name
+
+
+def test_lamb_moves_each_layer_by_the_rate(shard_model, make_batch):
+    dense = DenseConfig(optimizer="lamb", learning_rate=0.01)
+    for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_lars_moves_each_layer_by_the_trust_coefficient(shard_model, make_batch):
+    dense = DenseConfig(optimizer="lars", learning_rate=2.0, trust_coefficient=0.02)
+    for old, new in zip(*step_once(shard_model(KINDS), dense, make_batch), strict=True):
+        assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.04, rel=1e-3)
+
+
+def test_large_batch_optimizers_take_weight_decay(shard_model, make_batch):
+    ended = []
+    for decay in (0.0, 0.5):
+        dense = DenseConfig(optimizer="lars", learning_rate=2.0, weight_decay=decay)
+        ended.append(step_once(shard_model(KINDS), dense, make_batch)[1])
+    for plain, decayed in zip(*ended, strict=True):
+        assert torch.equal(plain, decayed) == (plain.dim() == 1)
+
+
+def test_without_replicated_tables_there_is_nothing_to_update(shard_model):
+    replicated = ReplicatedTables(shard_model(), TablesConfig())
+    assert replicated.optimizer is None
+    replicated.zero_grad()
+    replicated.step()
+
+
+def loaded(model, state, dense):
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig())
+    optimizers.load_state_dict(state)
+    return optimizers
+
+
+def state_after_a_step(model, dense, make_batch):
+    optimizers = Optimizers(model, dense, TablesConfig(), ScheduleConfig(warmup_steps=4))
+    batch = make_batch(16, seed=1)
+    optimizers.begin_step(0)
+    model(batch.dense, batch.sparse).sum().backward()
+    optimizers.step()
+    return optimizers.state_dict()
+
+
+def test_a_run_goes_on_with_the_options_of_its_configuration_and_the_state_that_was_saved(
+    shard_model, make_batch
+):
+    model = shard_model(KINDS)
+    old = DenseConfig(optimizer="lars", learning_rate=0.4, weight_decay=0.1, trust_coefficient=0.01)
+    state = state_after_a_step(model, old, make_batch)
+    new = DenseConfig(optimizer="lars", learning_rate=0.8, weight_decay=0.3, trust_coefficient=0.02)
+    optimizers = loaded(model, state, new)
+    (group,) = optimizers.dense.param_groups
+    assert (group["lr"], group["weight_decay"], group["trust_coefficient"]) == (0.8 * 0.25, 0.3, 0.02)
+    for parameter, before in zip(dense_parameters(model), state["dense"]["state"].values(), strict=True):
+        now = optimizers.dense.state[parameter]
+        assert torch.equal(now["momentum_buffer"], before["momentum_buffer"])
+
+
+def test_so_do_replicated_tables_whose_options_came_back_with_their_optimizer(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(), make_batch)
+    optimizers = Optimizers(model, DenseConfig(), TablesConfig(eps=0.5), ScheduleConfig())
+    (tables,) = optimizers.table_optimizers
+    tables.param_groups[0]["eps"] = 1e-8  # as whoever keeps this optimizer's state has it
+    optimizers.load_state_dict(state)
+    assert tables.param_groups[0]["eps"] == 0.5
+
+
+def test_a_warm_start_goes_on_with_the_schedule_and_hands_that_on(shard_model):
+    def made(decay_steps=60):
+        schedule = ScheduleConfig(warmup_steps=40, decay_start_step=40, decay_steps=decay_steps)
+        return Optimizers(shard_model(KINDS), DenseConfig(), TablesConfig(), schedule)
+
+    first, second, third = made(), made(), made()
+    first.begin_step(9)
+    second.load_state_dict(first.state_dict())
+    assert second.go_on_after(10) == schedule_factor(second._schedule, 10)
+    second.begin_step(5)
+    assert second.learning_rates["dense"] == DenseConfig.learning_rate * schedule_factor(second._schedule, 15)
+    third.load_state_dict(second.state_dict())
+    third.begin_step(6)  # resumed
+    assert third.learning_rates["tables"] == TablesConfig.learning_rate * schedule_factor(third._schedule, 16)
+    assert third.go_on_after(20) == schedule_factor(third._schedule, 30)
+    with pytest.raises(ValueError, match=r"come to 0 after 110 steps.*schedule.decay_steps to 0"):
+        third.go_on_after(80)
+
+
+def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(optimizer="adagrad"), make_batch)
+    with pytest.raises(ValueError, match=r"optimizer=adagrad, .* resume with dense.optimizer=adagrad"):
+        loaded(model, state, DenseConfig(optimizer="adam"))
+
+
+def test_a_state_of_before_optimizers_were_named_is_taken(shard_model, make_batch):
+    model = shard_model(KINDS)
+    state = state_after_a_step(model, DenseConfig(), make_batch)
+    del state["optimizer"]
+    assert loaded(model, state, DenseConfig()).state_dict()["factor"] == state["factor"]
+
+
+def test_arithmetic_dtype():
+    assert arithmetic_dtype("fp32") == torch.float32
+    assert arithmetic_dtype("bf16") == torch.bfloat16

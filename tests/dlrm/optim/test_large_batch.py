@@ -1,0 +1,174 @@
+"""LARS and LAMB against the formulas, written down once more in float64 and without any cleverness."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dlrm.optim import LAMB, LARS
+
+SHAPES = {"weight": (7, 5), "bias": (7,), "deep": (3, 2, 2), "zeros": (4, 4), "without gradient": (2, 2)}
+STEPS = 12
+
+
+def make_parameters():
+    generator = torch.Generator().manual_seed(3)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES.values()]
+    parameters[3].data.zero_()
+    return parameters
+
+
+def make_gradients(step):
+    """Of all but the last; now and then one is all 0."""
+    generator = torch.Generator().manual_seed(100 + step)
+    gradients = [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
+    gradients[0] *= 1.0 - (step % 4 == 2)
+    return [*gradients[:-1], None]
+
+
+def lars_by_the_formula(weight, gradients, *, lr, trust, momentum, decay):
+    w = weight.detach().double()
+    v = torch.zeros_like(w)
+    beta = decay if w.dim() > 1 else 0.0
+    for gradient in gradients:
+        g = gradient.double()
+        w_norm, g_norm = w.pow(2).sum().sqrt().item(), g.pow(2).sum().sqrt().item()
+        rate = trust * w_norm / (g_norm + beta * w_norm) if w_norm > 0 and g_norm > 0 else trust
+        v = momentum * v + lr * rate * (g + beta * w)
+        w = w - v
+    return w
+
+
+def lamb_by_the_formula(weight, gradients, *, lr, betas, eps, decay):
+    w = weight.detach().double()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    beta = decay if w.dim() > 1 else 0.0
+    for t, gradient in enumerate(gradients, start=1):
+        g = gradient.double()
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        u = (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps) + beta * w
+        w_norm, u_norm = math.sqrt((w**2).sum()), math.sqrt((u**2).sum())
+        w = w - lr * (w_norm / u_norm if w_norm > 0 and u_norm > 0 else 1.0) * u
+    return w
+
+
+def train(make):
+    parameters = make_parameters()
+    optimizer = make(parameters)
+    for step in range(STEPS):
+        for parameter, gradient in zip(parameters, make_gradients(step), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return parameters
+
+
+CASES = [
+    (
+        lambda decay: (
+            lambda parameters: LARS(
+                parameters, lr=2.0, momentum=0.9, weight_decay=decay, trust_coefficient=0.01
+            )
+        ),
+        lambda decay: {"lr": 2.0, "trust": 0.01, "momentum": 0.9, "decay": decay},
+        lars_by_the_formula,
+    ),
+    (
+        lambda decay: lambda parameters: LAMB(parameters, lr=0.02, weight_decay=decay),
+        lambda decay: {"lr": 0.02, "betas": (0.9, 0.999), "eps": 1e-6, "decay": decay},
+        lamb_by_the_formula,
+    ),
+]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("make", "options", "formula"), CASES, ids=["lars", "lamb"])
+def test_as_by_the_formula(make, options, formula, decay):
+    trained = train(make(decay))
+    of_steps = [make_gradients(step) for step in range(STEPS)]
+    for index, start in enumerate(make_parameters()[:-1]):
+        expected = formula(start, [each[index] for each in of_steps], **options(decay))
+        torch.testing.assert_close(trained[index].detach().double(), expected, rtol=2e-5, atol=2e-6)
+        assert not torch.equal(trained[index], start)
+    assert torch.equal(trained[-1], make_parameters()[-1])  # it never had a gradient
+
+
+@pytest.mark.parametrize("make", [case[0] for case in CASES], ids=["lars", "lamb"])
+def test_biases_do_not_decay(make):
+    plain, decayed = train(make(0.0)), train(make(0.3))
+    assert torch.equal(plain[1], decayed[1])
+    assert not torch.equal(plain[0], decayed[0])
+
+
+def test_a_lamb_step_is_as_long_as_the_rate_says():
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(50, 40, generator=generator))
+    before = weight.detach().clone()
+    weight.grad = torch.randn(50, 40, generator=generator) * 1e-4  # whatever the scale of gradients
+    LAMB([weight], lr=0.01).step()
+    assert ((weight - before).norm() / before.norm()).item() == pytest.approx(0.01, rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [case[0](0.1) for case in CASES], ids=["lars", "lamb"])
+def test_going_on_from_a_state_is_as_if_nothing_had_been(make):
+    parameters = make_parameters()
+    optimizer = make(parameters)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            state = copy.deepcopy(optimizer.state_dict())
+            parameters = [nn.Parameter(each.detach().clone()) for each in parameters]
+            optimizer = make(parameters)
+            optimizer.load_state_dict(state)
+        for parameter, gradient in zip(parameters, make_gradients(step), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    for mine, other in zip(parameters, train(make), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("make", [LARS, LAMB])
+def test_zero_gradients_of_zeros_change_nothing(make):
+    weight = nn.Parameter(torch.zeros(3, 3))
+    weight.grad = torch.zeros(3, 3)
+    make([weight], lr=1.0, weight_decay=0.1).step()
+    assert not weight.any()
+
+
+@pytest.mark.parametrize("make", [LARS, LAMB])
+def test_what_is_no_number_is_not_hidden(make):
+    weight = nn.Parameter(torch.ones(3, 3))
+    weight.grad = torch.full((3, 3), float("nan"))
+    make([weight], lr=1.0).step()
+    assert weight.isnan().all()
+
+
+@pytest.mark.parametrize("make", [LARS, LAMB])
+def test_a_closure_is_called_once_with_gradients(make):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = make([weight], lr=0.1)
+
+    def closure():
+        loss = (weight**2).sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 3.0
+    assert (weight < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (LARS, {"lr": -1.0}),
+        (LARS, {"lr": 1.0, "momentum": 1.0}),
+        (LARS, {"lr": 1.0, "trust_coefficient": 0.0}),
+        (LAMB, {"lr": 1.0, "weight_decay": -0.1}),
+        (LAMB, {"lr": 1.0, "betas": (0.9, 1.0)}),
+        (LAMB, {"lr": 1.0, "eps": 0.0}),
+    ],
+)
+def test_options_out_of_range_are_refused(make, options):
+    with pytest.raises(ValueError, match="must"):
+        make([nn.Parameter(torch.ones(3))], **options)

@@ -1,0 +1,69 @@
+"""Contenders take turns until one has clearly won, and the slowest rank's times count."""
+
+import time
+from itertools import cycle
+
+import pytest
+import torch
+
+from dlrm.comm.autotune.significance import LEAST_ROUNDS
+from dlrm.sharding.splitting.planning import benchmark as module
+from dlrm.sharding.splitting.planning.benchmark import CALLS, WARM_UP, race
+
+CPU = torch.device("cpu")
+
+
+def test_all_take_turns_and_what_is_slower_takes_longer(world_of_one):
+    order = []
+
+    def contender(name, seconds):
+        def work():
+            order.append(name)
+            time.sleep(seconds)
+
+        return work
+
+    quick, slow = race([contender("quick", 0.001), contender("slow", 0.02)], CPU)
+    assert 0.001 <= quick < 0.02 <= slow
+    rounds = order[2 * WARM_UP :]
+    turns = rounds[:: 1 + CALLS]
+    assert turns[:4] == ["quick", "slow", "slow", "quick"]  # who comes first changes
+    assert rounds == [name for name in turns for _ in range(1 + CALLS)]
+    assert len(turns) == 2 * LEAST_ROUNDS  # it has won all of them
+
+
+def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
+    monkeypatch.setattr(module, "LASTS_S", 0.0)
+    seconds = cycle([0.02, *[0.001] * CALLS])
+    for _ in range(WARM_UP):
+        next(seconds)
+    calls = []
+
+    def work():
+        calls.append(time.sleep(next(seconds) if len(calls) >= WARM_UP else 0.0))
+
+    assert WARM_UP % (1 + CALLS) == 0
+    assert race([work], CPU)[0] < 0.02 / (1 + CALLS)
+
+
+def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monkeypatch):
+    monkeypatch.setattr(module, "LASTS_S", 0.0)
+    calls = [0, 0]
+    # each wins every other round
+    naps = [0.002, 0.004]
+
+    def contender(number):
+        def work():
+            calls[number] += 1
+            rounds_done = (calls[number] - WARM_UP - 1) // (1 + CALLS)
+            time.sleep(naps[(rounds_done + number) % 2])
+
+        return work
+
+    race([contender(0), contender(1)], CPU)
+    assert calls == [WARM_UP + LEAST_ROUNDS * (1 + CALLS)] * 2
+
+
+def test_an_error_of_a_contender_is_no_time(world_of_one):
+    with pytest.raises(ZeroDivisionError):
+        race([lambda: 1 / 0], CPU)

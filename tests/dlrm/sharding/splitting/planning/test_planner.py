@@ -1,0 +1,184 @@
+"""From a configuration to the plan that a run trains with, on one rank; several are `tests/system`'s."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data.dataset import Feature
+from dlrm.config.schema import Config, DenseConfig, ModelConfig, ShardingConfig, TablesConfig
+from dlrm.models.build import build_model
+from dlrm.sharding.plan import make_plan, make_sharder
+from dlrm.sharding.splitting import laying
+from dlrm.sharding.splitting.planning import planner
+from dlrm.sharding.splitting.planning.choice_file import CHOICE_NAME, remembered
+from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
+from dlrm.training import build
+
+CPU = torch.device("cpu")
+FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((300, 700, 500)))
+
+
+@pytest.fixture
+def shapes(world_of_one):
+    """Of a model's heads, by path, as if there were several ranks."""
+
+    def work(kind, num_ranks, dim=16, dense="adagrad", ids=None, device=CPU, dtype=torch.float32):
+        config = ModelConfig(kind=kind, embedding_dim=dim, bottom_mlp=(8, dim), top_mlp=(8, 1), cross_rank=8)
+        model = build_model(config, FEATURES, 13, dtype)
+        sharder = make_sharder(TablesConfig(), CPU, dtype)
+        plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
+        setting = Setting(
+            num_ranks=num_ranks, ids=ids or {}, dense=DenseConfig(optimizer=dense), device=device
+        )
+        return {shape.path: shape for shape in shapes_of(model, plan, sharder, setting)}
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"),
+    [
+        ("lr", {"wide"}),
+        ("fm", {"wide", "sparse"}),
+        ("deepfm", {"wide", "sparse"}),
+        ("dlrm", {"sparse"}),
+        ("dcnv2", {"sparse"}),
+    ],
+)
+def test_every_model_has_heads_that_can_be_split(kind, heads, shapes):
+    found = shapes(kind, num_ranks=2)
+    assert set(found) == heads
+    assert not any(shape.refusal for shape in found.values())
+    assert all(sum(shape.split_bags) >= 3 for shape in found.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kind": "dlrm", "num_ranks": 5}, "16 columns make 4 pieces of 4 .*, too few for 5 ranks"),
+        ({"kind": "deepfm", "num_ranks": 2, "dense": "adam"}, "on cpu .* by adam; set dense.optimizer"),
+        ({"kind": "dcnv2", "num_ranks": 2, "dense": "adam"}, "on cpu .* by adam; set dense.optimizer"),
+        ({"kind": "dlrm", "num_ranks": 1}, "there is one rank"),
+    ],
+)
+def test_what_cannot_be_split_says_why(options, reason, shapes):
+    assert re.search(reason, shapes(**options)["sparse"].refusal)
+
+
+def test_a_linear_part_is_split_whatever_the_dense_optimizer(shapes):
+    assert shapes("deepfm", num_ranks=2, dense="adam")["wide"].refusal == ""
+
+
+def test_ids_are_counted_by_feature(shapes):
+    shape = shapes("lr", num_ranks=2, ids={"cat_1": 10.0})["wide"]
+    assert shape.ids == 12
+    assert shape.looked_up == (12, 0)  # the ordinary plan is of one rank
+    assert sorted(shape.split_ids) == [2, 10]
+
+
+def test_embeddings_are_exchanged_in_the_dtype_of_the_arithmetic(shapes):
+    found = shapes("fm", num_ranks=2, dtype=torch.bfloat16)
+    assert {path: shape.value_bytes for path, shape in found.items()} == {"wide": 4, "sparse": 2}
+
+
+@pytest.fixture
+def sharded(world_of_one, tmp_path):
+    """Builds a model on one rank, where nothing can be split."""
+
+    def work(strategy, kind="dlrm", folder=tmp_path):
+        config = Config(
+            model=ModelConfig(kind=kind, embedding_dim=8, bottom_mlp=(8, 8), top_mlp=(8, 1)),
+            sharding=ShardingConfig(strategy=strategy),
+        )
+        inputs = SimpleNamespace(
+            config=config,
+            ranks=SimpleNamespace(rank=0),
+            device=CPU,
+            manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
+            loader=SimpleNamespace(config=SimpleNamespace(batch_size=16)),
+            ids={},
+        )
+        return build.shard(inputs, folder=folder)
+
+    return work
+
+
+def test_what_is_wanted_but_not_possible_is_the_ordinary_plan_and_a_warning(sharded, caplog):
+    model = sharded("des")
+    assert set(model.plan.plan) == {"sparse.tables"}
+    assert "sparse keeps TorchRec's plan" in caplog.text
+    assert "there is one rank" in caplog.text
+
+
+def test_a_split_beyond_the_memory_of_a_rank_is_the_ordinary_plan_and_a_warning(sharded, monkeypatch, caplog):
+    monkeypatch.setattr(laying, "memory_for_tables", lambda device: 50_000)
+    assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
+    assert re.search("sparse keeps .* because rank 0 would need .* kB of 50.0 kB for tables", caplog.text)
+
+
+def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
+    """So that it goes on with what several ranks have saved; but by itself `auto` does not choose so."""
+    assert set(sharded("des", "deepfm", None).plan.plan) == {"wide.tables", "sparse"}
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
+    choice = tmp_path / CHOICE_NAME
+    choice.write_text(choice.read_text().replace("exchange", "split"))
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+
+
+def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypatch):
+    sharded("auto")
+    text = (tmp_path / CHOICE_NAME).read_text()
+    assert remembered(tmp_path) == {"sparse": "exchange"}
+    monkeypatch.setattr(planner, "measure", lambda device: pytest.fail("measured again"))
+    sharded("auto")
+    assert (tmp_path / CHOICE_NAME).read_text() == text
+
+
+def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shapes, caplog):
+    (shape,) = shapes("dlrm", num_ranks=2).values()
+    assert planner._possible(shape, {"sparse": "two_level"}, num_nodes=2) == "two_level"
+    assert planner._possible(shape, {"sparse": "two_level"}, num_nodes=1) == "split"
+    assert planner._possible(shape, {}, num_nodes=1) == "exchange"
+    assert "keeps TorchRec's plan" not in caplog.text
+    assert planner._possible(replace(shape, refusal="of this"), {"sparse": "split"}, 1) == "exchange"
+    assert "because of this" in caplog.text
+
+
+@pytest.mark.parametrize(("before", "now"), [("des", "torchrec"), ("torchrec", "des")])
+def test_what_does_not_fit_how_the_run_began_is_refused(sharded, before, now):
+    sharded(before, "deepfm")
+    sharded(before, "deepfm")
+    with pytest.raises(ValueError, match=r"'exchange'.*'split'|'split'.*'exchange'") as caught:
+        sharded(now, "deepfm")
+    assert "sharding.strategy" in str(caught.value)
+
+
+def test_auto_goes_on_with_whatever_the_run_began_with(sharded):
+    sharded("des", "deepfm")
+    assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
+
+
+def test_heads_without_weights_fit_any_strategy(sharded):
+    for strategy in ("des", "torchrec", "auto"):
+        sharded(strategy, "dlrm")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"heads": {"sparse": {"strategy": "spilt"}}}',
+            "gives sparse the strategy 'spilt'; known .* two_level",
+        ),
+        ('{"heads": {"sparse": 1}}', "does not say which strategy"),
+        ("{", "does not say which strategy"),
+    ],
+)
+def test_a_file_that_was_edited_wrongly_is_refused(sharded, tmp_path, content, message):
+    (tmp_path / CHOICE_NAME).write_text(content)
+    for strategy in ("auto", "torchrec"):
+        with pytest.raises(ValueError, match=message):
+            sharded(strategy)

@@ -1,0 +1,194 @@
+"""What `prepare` refuses before ranks meet."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+
+from data.loader import order
+from data.synthetic import SyntheticConfig, generate
+from dlrm.config import schema as config
+from dlrm.config.recipe import load_config
+from dlrm.training.data import Ranks, prepare, resolve_device
+
+ALONE = Ranks(rank=0, local_rank=0, world_size=1)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=128, rows_per_file=256), folder
+    )
+    return folder
+
+
+@pytest.fixture
+def dataset(original, tmp_path):
+    """A copy that a test may change."""
+    return Path(shutil.copytree(original, tmp_path / "dataset"))
+
+
+def prepare_with(dataset, *overrides, ranks=ALONE):
+    config = load_config("tiny", [f"data.uri={dataset}", "data.global_batch_size=32", *overrides])
+    inputs = prepare(config, "tiny", ranks)
+    inputs.close()
+    return inputs
+
+
+def file_of(dataset, part):
+    return dataset / json.loads((dataset / "dataset.json").read_text())["parts"][part]["path"]
+
+
+def change_part(dataset, change, part=0):
+    """Rewrite a file with `change` of its table, and the manifest to fit the new file."""
+    manifest = json.loads((dataset / "dataset.json").read_text())
+    part = manifest["parts"][part]
+    path = dataset / part["path"]
+    pq.write_table(change(pq.read_table(path, partitioning=None)), path, row_group_size=128)
+    part["num_bytes"] = path.stat().st_size
+    (dataset / "dataset.json").write_text(json.dumps(manifest))
+
+
+def test_days_and_batches(dataset):
+    inputs = prepare_with(dataset)
+    assert inputs.loader.manifest.days == (0, 1)
+    assert inputs.test_loader.manifest.days == (2,)
+    assert len(inputs.loader) == 2 * 256 // 32
+    assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
+
+
+def test_the_order_is_that_of_the_training_days_alone(dataset):
+    assert set(config.ORDERS) == set(order.ORDERS)
+    inputs = prepare_with(dataset, "data.order=seldp")
+    assert (inputs.loader.config.order, inputs.test_loader.config.order) == ("seldp", "stripes")
+
+
+@pytest.mark.parametrize("multi_hot", [False, True])
+def test_ids_of_a_sample_are_counted(multi_hot, tmp_path):
+    shape = SyntheticConfig(
+        scale=1e-4, days=2, rows_per_day=256, rows_per_block=256, rows_per_file=256, multi_hot=multi_hot
+    )
+    generate(shape, tmp_path / "dataset")
+    ids = prepare_with(tmp_path / "dataset").ids
+    part = pq.read_table(next((tmp_path / "dataset").glob("day=0/*.parquet")), partitioning=None)
+    assert len(ids) == 26
+    for name, of_sample in ids.items():
+        column = part.column(name).combine_chunks()
+        assert of_sample == pytest.approx(len(column.flatten()) / 256 if multi_hot else 1)
+    assert (max(ids.values()) > 1) == multi_hot
+
+
+def test_ranks_share_the_global_batch(dataset):
+    inputs = prepare_with(dataset, ranks=Ranks(rank=1, local_rank=1, world_size=4))
+    assert inputs.loader.config.batch_size == 8
+    assert len(inputs.loader) == 2 * 256 // 32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.uri=nowhere"], r"nowhere holds no dataset\.json.*python -m data\.prepare"),
+        (["data.train_days=[7]"], r"the data set has no day \[7\]; it has days \[0, 1, 2\]"),
+        (["data.test_days=[7]"], r"the data set has no day \[7\]"),
+        (["data.test_days=[0,1,2]"], "set data.train_days and data.test_days"),
+        (["data.global_batch_size=100000"], "fewer than one step"),
+        (["tables.max_rows=100"], r"rows, more than tables\.max_rows 100; make the data .* --cap 100"),
+        (["train.device=cpu", "sharding.kinds=['table_row_wise']"], "no table_row_wise sharding on cpu"),
+    ],
+)
+def test_mistakes_are_found_before_ranks_meet(dataset, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        prepare_with(dataset, *overrides)
+    assert not dist.is_initialized()
+
+
+def test_a_batch_that_ranks_cannot_share(dataset):
+    with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
+        prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(dataset):
+    with pytest.raises(ValueError, match=r"no GPU here; set train\.device=cpu"):
+        prepare_with(dataset, "train.device=cuda")
+    assert resolve_device("auto", ALONE) == CPU
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop(["cat_3"]), r"lacks the columns \['cat_3'\]"),
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("int_0"),
+                "int_0",
+                pa.array(["text"] * table.num_rows),
+            ),
+            "column int_0 should be float32 but is string",
+        ),
+        (
+            lambda table: table.set_column(
+                table.schema.get_field_index("cat_8"),
+                "cat_8",
+                pa.array([10**6] * table.num_rows, pa.int32()),
+            ),
+            "column cat_8 holds id 1000000, but its table has 3 rows",
+        ),
+    ],
+    ids=["missing_column", "wrong_type", "id_outside_its_table"],
+)
+@pytest.mark.parametrize("part", [0, 2], ids=["of_training", "of_evaluation"])
+def test_data_that_does_not_fit_its_manifest(dataset, change, message, part):
+    change_part(dataset, change, part)
+    with pytest.raises(ValueError, match=message):
+        prepare_with(dataset)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_file_that_is_missing_or_cut_short_is_found_before_anything_is_trained(dataset, part):
+    path = file_of(dataset, part)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match=rf"{path.name} has \d+ bytes instead of \d+: copy it again"):
+        prepare_with(dataset)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"{path.name} is in the data set's manifest but not in"):
+        prepare_with(dataset)
+    path.parent.rmdir()
+    with pytest.raises(FileNotFoundError, match=f"{path.name} is in the data set's manifest but not in"):
+        prepare_with(dataset)
+
+
+def test_only_the_days_that_are_read_are_looked_at(dataset):
+    change_part(dataset, lambda table: table.drop(["cat_3"]))
+    prepare_with(dataset, "data.train_days=[1]")
+    file_of(dataset, 0).unlink()
+    prepare_with(dataset, "data.train_days=[1]")
+
+
+def test_the_environment_of_torchrun(monkeypatch):
+    for name, value in (("RANK", "5"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")):
+        monkeypatch.setenv(name, value)
+    assert Ranks.from_environment() == Ranks(rank=5, local_rank=1, world_size=8)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert Ranks.from_environment() == ALONE
+
+
+def test_a_cache_between_files_and_loader(dataset, tmp_path):
+    folder = tmp_path / "cache"
+    config = [f"data.cache_folder={folder}", "data.cache_disk_gb=0.1", "data.cache_memory_gb=0.1"]
+    assert prepare_with(dataset, *config).source is not None
+    assert any(path.is_file() for path in Path(folder).rglob("*"))
+
+
+def test_data_that_cannot_be_read_is_told_with_its_key(tmp_path):
+    for uri, kind in ((tmp_path, ValueError), ("floppy://a", ValueError), ("a" * 300, OSError)):
+        with pytest.raises(kind, match=r"^data\.uri: .*(holds no|cannot be (opened|read))"):
+            prepare_with(uri)

@@ -1,0 +1,42 @@
+"""The caching experiment runs, and its slow storage is as slow as it says."""
+
+import json
+import time
+
+import pytest
+
+from data.dataset import read_manifest
+from data.loader import ParquetSource
+from data.synthetic import SyntheticConfig, generate
+from experiments.caching import run as caching
+from experiments.caching.slow_storage import slow_filesystem
+
+
+@pytest.mark.system
+def test_quick_run_gives_the_figures_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert caching.main(["--quick"]) == 0
+    stored = json.loads((tmp_path / "runs" / "quick" / "caching.json").read_text())
+    assert stored["figures"].keys() == {"second_epoch_speedup", "first_epoch_ratio"}
+    assert all(value > 0 for value in stored["figures"].values())
+    assert stored["figures"]["second_epoch_speedup"] > 1, (
+        "reading from memory was slower than from slow storage"
+    )
+    assert (tmp_path / "runs" / "quick" / "caching.png").stat().st_size > 0
+
+
+def test_slow_storage_takes_its_time_and_changes_nothing(tmp_path):
+    generate(SyntheticConfig(days=1, rows_per_day=2000, rows_per_block=1000, rows_per_file=2000), tmp_path)
+    manifest = read_manifest(str(tmp_path))
+    part = manifest.parts[0]
+    filesystem = slow_filesystem(latency_s=0.05, bytes_per_s=1e6)
+    slow = ParquetSource(str(tmp_path), manifest, filesystem=filesystem)
+    start_s = time.monotonic()
+    table = slow.read(part, 0)
+    took_s = time.monotonic() - start_s
+    assert table == ParquetSource(str(tmp_path), manifest).read(part, 0)
+    column_bytes = sum(
+        slow._open(f"{tmp_path}/{part.path}", part).metadata.row_group(0).column(i).total_compressed_size
+        for i in range(table.num_columns)
+    )
+    assert took_s >= 0.05 + column_bytes / 1e6

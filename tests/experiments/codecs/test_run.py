@@ -1,0 +1,102 @@
+import json
+
+import pytest
+import torch.distributed as dist
+from scipy.stats import ttest_rel
+
+from data.synthetic import SyntheticConfig, generate
+from dlrm.config.recipe import load_config
+from dlrm.training.data import Ranks, prepare
+from dlrm.training.evaluation import evaluate
+from experiments.codecs import run as codecs
+from experiments.codecs.run import Job, differences, figures_of, main
+from experiments.codecs.worker import main as work
+from experiments.harness.training import Training
+
+EXACT = [0.76, 0.77, 0.755]
+ROWS = [
+    {
+        "seed": seed,
+        "auc": {"exact": auc, "fp16": auc, "int8": auc - 0.0001 * seed, "int4": auc - 0.002 + 0.001 * seed},
+        "max_error": {"exact": 0.0, "fp16": 1e-4, "int8": 1e-3, "int4": 0.01 * (seed + 1)},
+    }
+    for seed, auc in enumerate(EXACT)
+]
+
+
+def test_ends_are_compared_seed_by_seed():
+    assert differences(ROWS, "fp16") == [0, 0, 0]
+    assert differences(ROWS, "int8") == pytest.approx([0, -0.0001, -0.0002])
+
+
+def test_figures_are_those_of_a_paired_t_test():
+    figures = figures_of(ROWS)
+    assert figures["auc_fp16_minus_exact"] == figures["auc_fp16_minus_exact_ci"] == 0
+    interval = ttest_rel([row["auc"]["int4"] for row in ROWS], EXACT).confidence_interval(0.95)
+    centre, reach = figures["auc_int4_minus_exact"], figures["auc_int4_minus_exact_ci"]
+    assert (centre - reach, centre + reach) == pytest.approx((interval.low, interval.high))
+    assert figures["max_error_int4"] == pytest.approx(0.03)
+    assert figures["auc_exact"] == pytest.approx(sum(EXACT) / 3)
+
+
+def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generate(SyntheticConfig(rows_per_day=2000, days=2), tmp_path / "dataset")
+    asked = []
+
+    def measure(job):
+        asked.append((job.seed, job.max_steps, job.dataset))
+        return ROWS[job.seed]
+
+    monkeypatch.setattr(codecs, "_measure", measure)
+    assert main(["--quick", "dataset"]) == 0
+    assert asked == [(seed, 8, str(tmp_path / "dataset")) for seed in (0, 1)]
+    stored = json.loads((tmp_path / "runs/quick/codecs.json").read_text())
+    assert stored["figures"] == pytest.approx(figures_of(ROWS[:2]))
+    assert (tmp_path / "runs/quick/codecs.png").stat().st_size > 10_000
+
+
+@pytest.mark.system
+def test_one_seed_on_one_worker(tmp_path):
+    """Exactly saved and loaded, training ends as if nothing had happened; coded rows make another end."""
+    generate(SyntheticConfig(rows_per_day=8 * 1024, days=2), tmp_path / "dataset")
+    job = {"dataset": str(tmp_path / "dataset"), "seed": 3, "max_steps": 6}
+    out = tmp_path / "measured.json"
+    assert work([json.dumps({"job": job, "scratch": str(tmp_path), "out": str(out)})]) == 0
+    measured = json.loads(out.read_text())
+    assert (measured["steps"], measured["saved_at"]) == (6, 4)
+    assert measured["auc"]["exact"] == undisturbed_auc(Job(**job), tmp_path)
+    assert len(set(measured["auc"].values())) == 4
+    errors = measured["max_error"]
+    assert 0 == errors["exact"] < errors["fp16"] < errors["int8"] < errors["int4"]
+
+
+def undisturbed_auc(job, tmp_path):
+    overrides = [f"data.uri={job.dataset}", f"train.seed={job.seed}", "train.device=cpu"]
+    ranks = Ranks(0, 0, 1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    inputs = prepare(load_config("tiny", [*overrides, f"train.run_folder={tmp_path}"]), "tiny", ranks)
+    try:
+        training = Training(inputs, iter(list(inputs.loader)))
+        training.timed_steps(job.max_steps)
+        return evaluate(training.model, inputs.test_loader, inputs.device).auc
+    finally:
+        inputs.close()
+        dist.destroy_process_group()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forks")
+def test_quick_run_with_two_workers(tmp_path, monkeypatch):
+    """The first seed; the second, which would be more of the same, is made up."""
+    monkeypatch.chdir(tmp_path)
+    measure = codecs._measure
+    monkeypatch.setattr(codecs, "_measure", lambda job: ROWS[1] if job.seed else measure(job))
+    assert main(["--quick"]) == 0
+    stored = json.loads((tmp_path / "runs/quick/codecs.json").read_text())
+    assert [row["seed"] for row in stored["rows"]] == [0, 1]
+    measured = stored["rows"][0]
+    assert len(set(measured["auc"].values())) == 4
+    errors = measured["max_error"]
+    assert 0 == errors["exact"] < errors["fp16"] < errors["int8"] < errors["int4"]

@@ -1,0 +1,85 @@
+import json
+
+import numpy as np
+import pytest
+
+from experiments.memory_growth.run import end_over_start, figures_of, growth_per_1000_steps, main
+from experiments.memory_growth.worker import EVERY_STEPS, bytes_in_use
+
+STEPS = list(range(100, 10_001, 100))
+NOISE = np.random.default_rng(0).normal(0, 200_000, len(STEPS))
+
+
+def memory(bytes_per_step):
+    return [int(5e8 + bytes_per_step * step + noise) for step, noise in zip(STEPS, NOISE, strict=True)]
+
+
+def test_growth_is_seen_and_its_interval_holds_it():
+    slope, reach = growth_per_1000_steps(STEPS, memory(bytes_per_step=1024))
+    assert abs(slope - 1_024_000) < reach < 300_000
+
+
+def test_without_growth_the_interval_holds_zero():
+    slope, reach = growth_per_1000_steps(STEPS, memory(bytes_per_step=0))
+    assert abs(slope) < reach
+
+
+def test_only_the_second_half_counts_for_the_slope():
+    warming_up = [value if step > 5000 else 10 for step, value in zip(STEPS, memory(0), strict=True)]
+    assert growth_per_1000_steps(STEPS, warming_up) == growth_per_1000_steps(STEPS, memory(0))
+
+
+def test_what_comes_and_goes_is_no_growth():
+    evaluating = [value + 5e7 * (step % 1000 == 0) for step, value in zip(STEPS, memory(0), strict=True)]
+    slope, reach = growth_per_1000_steps(STEPS, evaluating)
+    assert abs(slope) < reach < 300_000
+
+
+def test_bytes_in_use_are_counted_whatever_their_size_and_not_once_they_are_freed():
+    for count, num_bytes in ((2000, 10_000), (20, 1_000_000), (1, 100_000_000)):
+        before = bytes_in_use()
+        blocks = [np.empty(num_bytes, dtype=np.uint8) for _ in range(count)]
+        assert bytes_in_use() - before == pytest.approx(count * num_bytes, rel=0.02)
+        del blocks
+        assert abs(bytes_in_use() - before) <= 0.02 * count * num_bytes  # what pytest itself does meanwhile
+
+
+def test_start_is_after_the_warm_up():
+    values = [1 if step <= 1000 else 100 if step <= 2000 else 7 if step <= 9000 else 150 for step in STEPS]
+    assert end_over_start(STEPS, values) == 1.5
+
+
+def test_figures_are_those_of_the_worker_that_grew_most():
+    samples = [
+        {
+            "step": step,
+            "in_use_bytes": [growing, calm],
+            "rss_bytes": [calm, 2 * growing],
+            "pss_bytes": [calm] * 2,
+        }
+        for step, calm, growing in zip(STEPS, memory(0), memory(5000), strict=True)
+    ]
+    figures = figures_of(samples)
+    slope, reach = growth_per_1000_steps(STEPS, memory(5000))
+    assert figures["growth_bytes_per_1000_steps"] == slope
+    assert figures["growth_bytes_per_1000_steps_ci"] == reach
+    assert figures["rss_growth_bytes_per_1000_steps"] == pytest.approx(2 * slope)
+    assert figures["rss_end_over_start"] > 1.05
+    assert figures["pss_end_over_start"] < 1.01
+
+
+@pytest.mark.system
+@pytest.mark.timeout(180)
+def test_quick_run_watches_both_workers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quick"]) == 0
+    stored = json.loads((tmp_path / "runs/quick/memory_growth.json").read_text())
+    (row,) = stored["rows"]
+    assert len(row["samples"]) == 440 // EVERY_STEPS
+    for sample in row["samples"]:
+        assert len(sample["rss_bytes"]) == 2
+        assert min(sample["pss_bytes"]) > 1e8  # a worker with torch in it
+        assert all(
+            0 < used < rss for used, rss in zip(sample["in_use_bytes"], sample["rss_bytes"], strict=True)
+        )
+    assert (tmp_path / "runs/quick/memory_growth.png").stat().st_size > 10_000

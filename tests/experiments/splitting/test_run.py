@@ -1,0 +1,247 @@
+"""The experiment of what operator splitting is worth: its figures, its links, and that the command runs."""
+
+import json
+import os
+from dataclasses import asdict, replace
+from statistics import mean
+
+import numpy as np
+import pytest
+
+from dlrm.sharding.splitting.planning import costs
+from dlrm.training.data import Ranks
+from experiments.harness import network, record
+from experiments.harness.network import Network
+from experiments.harness.workers import Workers
+from experiments.splitting import run as splitting
+from experiments.splitting.figures import Cell, byte_figures, error_figures, notes_of, time_figures
+from experiments.splitting.traffic import check, formulas, id_formulas, replicated_bytes, unique_rows
+from experiments.splitting.workload import BAGS, MODELS, Workload
+from tests.experiments.harness.namespaces import own_namespaces
+
+SMALL = Workload(max_rows=500, global_batch_size=64, num_batches=2)
+ALL_STEADY = (1.0,) * 20
+"""Speeds of a machine in 20 rounds."""
+
+
+def cell(torchrec, des, auto, strategies=("split",), speeds=ALL_STEADY, model="lr"):
+    """Whose contenders take so long, in rounds on a machine whose speed changes from one to the next."""
+    rounds = [
+        {"torchrec": torchrec * speed, "des": des_s * speed, "auto": auto * speed}
+        for des_s, speed in zip(des, speeds, strict=True)
+    ]
+    chosen = {f"head {place}": strategy for place, strategy in enumerate(strategies)}
+    return Cell(model=model, workers=2, gbit_per_s=1.0, rounds=rounds, chosen=chosen)
+
+
+def steady(seconds):
+    return [seconds] * len(ALL_STEADY)
+
+
+def shaky(share):
+    """Seconds that are as often shorter as longer than 1."""
+    return [1 - share, 1 + share] * (len(ALL_STEADY) // 2)
+
+
+WINS = cell(1.0, steady(0.5), 0.5)
+LOSES = cell(1.0, steady(2.0), 2.0)
+TIES = cell(1.0, shaky(0.02), 1.0)
+OPEN = cell(1.0, shaky(0.2), 1.0)
+
+
+def test_ratios_are_those_of_rounds():
+    uneven = cell(1.0, steady(0.5), 0.625, speeds=tuple(np.linspace(1, 30, 20)))
+    ratio = uneven.ratio("des", "torchrec")
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
+    assert uneven.better == "des"
+    assert uneven.auto_ratio.value == 1  # it is that plan
+    mixed = replace(uneven, chosen={"wide": "split", "sparse": "exchange"})
+    assert mixed.auto_ratio.value == pytest.approx(0.8)
+    wrong = replace(uneven, chosen={"wide": "exchange"})
+    assert wrong.auto_ratio.value == pytest.approx(0.5)
+
+
+def test_hits_misses_and_ties():
+    figures = time_figures([WINS, LOSES, TIES, OPEN, replace(LOSES, chosen={"head": "exchange"})])
+    assert figures["planner_hits_share"] == 3 / 5
+    assert figures["planner_firm_hits_share"] == 2 / 5
+    assert figures["ties_share"] == figures["open_share"] == 1 / 5
+    assert figures["best_throughput_ratio"] == pytest.approx(2)
+    assert figures["auto_worst_ratio"] == pytest.approx(0.5)
+
+
+def test_a_clear_difference_is_no_tie_however_small():
+    slightly = cell(1.0, steady(1.001), 1.0)
+    assert time_figures([slightly])["planner_hits_share"] == 0
+
+
+def test_a_mixture_is_compared_itself():
+    mixed = cell(1.0, steady(2.0), 0.9, strategies=("split", "exchange"))
+    assert mixed.plan is None
+    assert time_figures([mixed])["planner_firm_hits_share"] == 1
+    assert time_figures([replace(mixed, chosen={"head": "rows"})])["planner_firm_hits_share"] == 1
+
+
+def row_of(cell):
+    """As it is stored."""
+    heads = {path: {"strategy": strategy} for path, strategy in cell.chosen.items()}
+    return {**asdict(cell), "chosen": {"by": "auto", "heads": heads}}
+
+
+def test_notes_name_the_cells():
+    cells = [WINS, replace(LOSES, model="fm"), replace(OPEN, model="dcn"), TIES]
+    errors = {"bf16": {"gradients": 0.1}, "fp16": {"gradients": 0.2}}
+    rows = [*map(row_of, cells), {"model": "lr", "wire_errors": errors}]
+    notes = notes_of(rows)
+    assert notes["wire_error_fp16"] == "lr"
+    assert "times" not in notes
+    assert notes_of([{**row, "commit": "abc"} for row in rows])["times"].endswith("at commit abc")
+    assert notes["best_throughput_ratio"] == "lr, 2 workers, 1 Gb/s"
+    assert notes["auto_worst_ratio"] == "fm, 2 workers, 1 Gb/s"
+    assert notes["planner_hits_share"] == ("wrong: fm, 2 workers, 1 Gb/s. Left open: dcn, 2 workers, 1 Gb/s")
+
+
+def test_shares_of_bytes_are_of_the_better_plan():
+    row = {
+        "model": "lr",
+        "split": 2.0,
+        "all_to_all": 4.0,
+        "pull_and_push": {"multi_hot": 20.0, "one_hot": 8.0},
+    }
+    ids = {"multi_hot": {"split": 12.0, "all_to_all": 3.0}, "one_hot": {"split": 1.0, "all_to_all": 1.0}}
+    figures = byte_figures(
+        [
+            {**row, "workers": 4},
+            {**row, "workers": 8, "all_to_all": 1.0},
+            *({"model": "lr", "workers": workers, "id_bytes": ids} for workers in (4, 8)),
+        ]
+    )
+    assert figures == pytest.approx(
+        {
+            "bytes_saved_lr": 0.9,
+            "bytes_saved_lr_with_ids": 1 - 7 / 20,  # the exchange is the better one then
+            "bytes_saved_lr_one_hot": 0.75,
+            "bytes_saved_lr_with_ids_one_hot": 1 - 3 / 8,
+            "bytes_saved_lr_a2a": 0.5,
+            "bytes_saved_lr_8_workers": 0.95,
+            "bytes_saved_lr_with_ids_8_workers": 1 - 4 / 20,
+            "bytes_saved_lr_one_hot_8_workers": 0.875,
+            "bytes_saved_lr_with_ids_one_hot_8_workers": 1 - 2 / 8,
+            "bytes_saved_lr_a2a_8_workers": 0.0,
+        }
+    )
+
+
+def test_errors_are_those_of_the_worst_model():
+    def row(model, gradients, logits):
+        errors = {"gradients": gradients, "logits": logits}
+        return {"model": model, "wire_errors": {"bf16": errors, "fp16": {"gradients": 0.1, "logits": 0.2}}}
+
+    assert error_figures([row("lr", 0.5, 0.25), row("fm", 0.375, 0.75)]) == {
+        "wire_error_bf16": 0.5,
+        "wire_error_bf16_logits": 0.75,
+        "wire_error_fp16": 0.1,
+        "wire_error_fp16_logits": 0.2,
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ids_that_are_sent_for_each_head(model):
+    """By hand: 3 of 4 ranks' ids and lengths go elsewhere, once a head, or to all where columns are split."""
+    found = id_formulas(model, 4, SMALL)["id_bytes"]
+    heads = {"lr": 1, "dlrm": 1, "dcn": 1}.get(model, 2)
+    for bags, num_ids in (("multi_hot", 214), ("one_hot", 26)):
+        once = 16 * (num_ids + 26) * 8 * 3 / 4
+        assert found[bags]["all_to_all"] == pytest.approx(heads * once)
+        assert found[bags]["split"] == pytest.approx((4 if model == "dlrm" else heads) * once)
+
+
+def test_different_rows_are_those_of_a_rank_of_its_own_samples():
+    parts = [SMALL.keys(0, "multi_hot", Ranks(rank, rank, 2)) for rank in range(2)]
+    whole = SMALL.keys(0, "multi_hot", Ranks(0, 0, 1))
+    for first, second, both in zip(*parts, whole, strict=True):
+        assert np.array_equal(np.union1d(first, second), both)
+    counted = unique_rows(replace(SMALL, num_batches=1), "multi_hot", 2)
+    assert counted == tuple(mean([len(first), len(second)]) for first, second in zip(*parts, strict=True))
+    assert all(rows <= 32 * bag for rows, bag in zip(counted, BAGS["multi_hot"], strict=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_other_bytes_than_the_formulas_are_refused(model):
+    expected = formulas(model, 2, SMALL)
+    outside = replicated_bytes(SMALL.unsharded(model), 2)
+    dims = {"lr": [1], "fm": [1, 64], "deepfm": [1, 64]}.get(model, [64])
+    pulled = {
+        bags: [sum(costs.pull_and_push(unique_rows(SMALL, bags, 2), [dim] * 26, 2) for dim in dims)] * 2
+        for bags in BAGS
+    }
+    counted = {
+        "des": [expected["split"] + outside] * 2,
+        # the second has one table less
+        "torchrec": [expected["all_to_all"] + outside + more for more in (1000, -1000)],
+        "pull_and_push": pulled,
+    }
+    check(expected, counted, SMALL)
+    for wrong in (
+        counted | {"des": [expected["split"] + outside, expected["split"] + outside + 4]},
+        counted | {"torchrec": [expected["all_to_all"] + outside + 4] * 2},
+        counted | {"pull_and_push": pulled | {"one_hot": [1.05 * pulled["one_hot"][0]] * 2}},
+    ):
+        with pytest.raises(RuntimeError, match=r"bytes were counted, the formula says"):
+            check(expected, wrong, SMALL)
+
+
+def test_without_root_the_command_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(network.shutil, "which", lambda command: command)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert splitting.main(["--quick"]) == 1
+    assert "take root" in capsys.readouterr().err
+    monkeypatch.setattr(network.shutil, "which", lambda command: None)
+    assert splitting.main(["--quick"]) == 1
+    assert "install iproute2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_times_that_are_not_stored_cannot_be_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(splitting, "check_possible", lambda: None)
+    with pytest.raises(SystemExit):
+        splitting.main(["--keep-times"])
+    assert "measure all of them" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("links")
+def test_a_worker_that_fails_is_told_of():
+    wrong = replace(SMALL, global_batch_size=-2)
+    job = {"model": "lr", "workload": asdict(wrong)}
+    with (
+        Network(2) as two,
+        Workers(two, splitting.WORKER, job, threads=1) as workers,
+        pytest.raises(RuntimeError, match="a worker has ended:\nrank 0:\n"),
+    ):
+        workers.ask(do="time")
+    assert not own_namespaces()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("links")
+def test_the_command_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert splitting.main(["--quick"]) == 0
+    result = json.loads((tmp_path / "runs" / "quick" / "splitting.json").read_text())
+    figures = result["figures"]
+    endings = ("", "_a2a", "_one_hot", "_with_ids", "_with_ids_one_hot")
+    assert {f"bytes_saved_{model}{ending}" for model in MODELS for ending in endings} <= {*figures}
+    assert 0 <= figures["planner_hits_share"] <= 1
+    assert figures["auto_worst_ratio_low"] <= figures["auto_worst_ratio"] <= figures["auto_worst_ratio_high"]
+    for ending in ("", "_logits"):  # 8 and 11 binary digits
+        assert 0 < figures[f"wire_error_fp16{ending}"] < figures[f"wire_error_bf16{ending}"] < 0.05
+    # two models, two speeds
+    assert sum("rounds" in row for row in result["rows"]) == 4
+    assert (tmp_path / "runs" / "quick" / "splitting.png").stat().st_size
+    assert not own_namespaces()

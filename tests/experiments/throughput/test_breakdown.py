@@ -1,0 +1,88 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from dlrm.models.interaction import DotInteraction
+from dlrm.sharding.host_lookup import _Lookup
+from experiments.throughput.breakdown import KINDS, REST, _lineage, breakdown_ms, kind_of
+
+
+@dataclass
+class Event:
+    name: str
+    cpu_parent: "Event | None"
+    self_cpu_time_total: float
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["aten::mm", "aten::matmul", "_LayersBackward"], "matrix products"),
+        (["mkldnn::_linear_pointwise", "_Layers"], "matrix products"),
+        (["aten::copy_", "aten::to", "_Layers"], "casts and copies"),
+        (["aten::copy_", "aten::_to_copy", "aten::linear"], "casts and copies"),
+        (["aten::cat", "All2All_Pooled_WaitBackward"], "exchange"),
+        (["c10d::allreduce_"], "exchange"),
+        (["aten::bmm", "the rival's"], "interaction"),
+        (["aten::_index_put_impl_", "IndexBackward0"], "interaction"),
+        (["aten::sort", f"{_Lookup.__name__}Backward"], "embedding update"),
+        (["aten::embedding_bag", _Lookup.__name__], "embedding read"),
+        (["fbgemm::split_embedding_codegen_forward_cpu", "[lookup]_[tables]"], "embedding read"),
+        (["fbgemm::split_embedding_backward_codegen_sgd_cpu", "SplitLookupFunction"], "embedding update"),
+        (["aten::_fused_sgd_", "Optimizer.step#SGD.step"], "optimizer"),
+        (["aten::threshold_backward", "ReluBackward0"], REST),
+        (["ProfilerStep*"], REST),
+    ],
+)
+def test_an_operator_counts_for_the_kind_of_it_or_of_its_callers(names, kind):
+    assert kind_of([*names, "ProfilerStep*"]) == kind
+
+
+def test_each_kind_is_the_median_over_steps_and_other_threads_are_left_out():
+    events = []
+    for number, time_us in enumerate([1000.0, 2000.0, 90_000.0]):
+        step = Event(f"ProfilerStep#{number}", None, 500.0)
+        call = Event("_Layers", step, 0.0)
+        events += [step, call, Event("aten::mm", call, time_us), Event("aten::cat", step, 10.0)]
+    events.append(Event("aten::mm", None, 1e9))
+    found = breakdown_ms(events)
+    assert found["matrix products"] == 2.0
+    assert found["casts and copies"] == 0.01
+    assert found[REST] == 0.5
+    assert list(found) == list(KINDS)
+
+
+def profiled(step):
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=3, repeat=1)
+    ) as profiler:
+        for _ in range(4):
+            step()
+            profiler.step()
+    return profiler.events()
+
+
+def test_a_real_profile_is_read():
+    found = breakdown_ms(profiled(lambda: torch.mm(torch.ones(200, 200), torch.ones(200, 200))))
+    assert found["matrix products"] > 0
+    assert found[REST] > 0  # Python between the operators
+    assert found["exchange"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_dot_interaction_is_interaction_and_nothing_else(dtype):
+    """Its copies and gathers too; the profiler names them by the class of its autograd function."""
+    names = ["a", "b", "c"]
+    interaction = DotInteraction(names, 8)
+    dense, pooled = (torch.rand(64, width, dtype=dtype, requires_grad=True) for width in (8, 3 * 8))
+    gradient = torch.ones_like(interaction(dense, pooled, names))
+    events = profiled(
+        lambda: torch.autograd.grad(interaction(dense, pooled, names), (dense, pooled), gradient)
+    )
+    operators = [event for event in events if event.name.startswith("aten::")]
+    assert {event.name for event in operators} >= {"aten::cat", "aten::bmm", "aten::gather"}
+    kinds = {event.name: kind_of(each.name for each in _lineage(event)) for event in operators}
+    assert kinds == dict.fromkeys(kinds, "interaction")
+    assert breakdown_ms(events)["interaction"] > 0

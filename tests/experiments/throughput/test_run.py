@@ -1,0 +1,128 @@
+"""The logic of the comparison on made-up speeds, and single workers as they run."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch.distributed as dist
+
+from experiments.harness.launch import torchrun
+from experiments.harness.record import Record
+from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
+from experiments.throughput import run as throughput
+from experiments.throughput.breakdown import KINDS
+from experiments.throughput.run import best, figures_of, main, rates_by_round, turns
+from experiments.throughput.worker import main as work
+
+TINY = Workload(rows=2000, global_batch_size=64, warm_up_steps=2, steps=3, num_batches=2)
+SPEEDS = {
+    "ours bf16 1x2": 60.0, "ours bf16 2x1": 50.0, "ours fp32 1x2": 26.0, "ours fp32 2x1": 20.0,
+    "torchrec bf16 1x2": 24.0, "torchrec bf16 1x2 pipelined": 25.0,
+    "torchrec bf16 2x1": 20.0, "torchrec bf16 2x1 pipelined": 10.0,
+    "torchrec fp32 1x2": 12.0, "torchrec fp32 1x2 pipelined": 13.0,
+    "torchrec fp32 2x1": 11.0, "torchrec fp32 2x1 pipelined": 1.0,
+    "torchrec bf16 1x2 pipelined keeps memory": 30.0,
+}  # fmt: skip
+
+
+def test_the_figures_compare_the_best_of_each_side_within_each_round():
+    slower = {name: speed / 2 for name, speed in SPEEDS.items()}
+    unlucky = SPEEDS | {"torchrec fp32 2x1": 40.0}  # the rival's best counts, whatever setting it is
+    figures = figures_of([SPEEDS, slower, unlucky])
+    assert figures["ratio_to_torchrec_best"] == 60 / 25
+    assert figures["ratio_to_torchrec_best_low"] == 60 / 40
+    assert figures["ratio_to_torchrec_best_high"] == 60 / 25
+    assert figures["ratio_to_torchrec_fp32"] == 2.0
+    assert figures["ratio_1_process"] == 60 / 25
+    assert figures["ratio_2_processes"] == 50 / 20
+    assert figures["ratio_to_torchrec_keeping_memory"] == 2.0
+    assert figures["samples_per_s"] == 60.0
+
+
+def test_a_figure_without_its_settings_is_none():
+    assert figures_of([{"ours bf16 1x2": 2.0, "torchrec bf16 1x2": 1.0}])["ratio_to_torchrec_fp32"] is None
+
+
+def test_the_best_setting_is_the_one_with_the_highest_median():
+    rounds = [{"torchrec bf16 1x2": speed, "torchrec bf16 2x1": 2.0} for speed in (1.0, 1.0, 9.0)]
+    assert best(rounds, TORCHREC).name == "torchrec bf16 2x1"
+
+
+def test_the_sides_alternate():
+    order = [setting.trainer for setting in turns(OURS, TORCHREC)]
+    assert sorted(order) == ["ours"] * 4 + ["torchrec"] * 8
+    assert all("ours" in order[start : start + 3] for start in range(0, 12, 3))
+
+
+def test_an_interrupted_comparison_goes_on_and_ends_with_the_same_figures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launched = []
+
+    def launch(setting, workload, profiled):
+        if len(launched) == 3:
+            launched.append("killed")
+            raise KeyboardInterrupt
+        launched.append(setting.name)
+        return {"samples_per_s": SPEEDS[setting.name]} | (
+            {"breakdown_ms": dict.fromkeys(KINDS, 1.0)} if profiled else {}
+        )
+
+    monkeypatch.setattr(throughput, "_launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--quick"])
+    assert main(["--quick"]) == 0
+    measured = ["ours bf16 1x2", "torchrec bf16 1x2 pipelined", "torchrec bf16 1x2 pipelined keeps memory"]
+    assert launched == [*measured, "killed", *measured[:2]]  # the last two: profiles
+    stored = json.loads((tmp_path / "runs/quick/throughput.json").read_text())
+    assert stored["figures"]["ratio_to_torchrec_best"] == 60 / 25
+    assert stored["finished"]
+    assert (tmp_path / "runs/quick/throughput.png").stat().st_size > 10_000
+
+
+def test_rounds_run_backwards_every_other_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        throughput, "_launch", lambda setting, *_, **__: {"samples_per_s": SPEEDS[setting.name]}
+    )
+    record = Record("throughput", {}, seeds=[], folder=tmp_path)
+    for number in range(2):
+        throughput._play_round(record, number, TINY, turns(OURS, TORCHREC))
+    names = [row["setting"] for row in record.rows]
+    assert names[:12] == names[13:25][::-1]
+    assert names[12] == names[25] == "torchrec bf16 1x2 pipelined keeps memory"
+    assert rates_by_round(record.rows, 2) == [SPEEDS, SPEEDS]
+
+
+def job(setting, out, profiled=False):
+    return json.dumps(
+        {"setting": asdict(setting), "workload": asdict(TINY), "profiled": profiled, "out": str(out)}
+    )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "setting",
+    [
+        OURS[0],
+        Setting(trainer="torchrec", precision="bf16", processes=1),
+        Setting(trainer="torchrec", precision="fp32", processes=1, pipelined=True),
+    ],
+    ids=lambda setting: setting.name,
+)
+def test_a_worker_measures_its_setting(setting, tmp_path):
+    out = tmp_path / "measured.json"
+    assert work([job(setting, out, profiled=True)]) == 0
+    assert not dist.is_initialized()
+    measured = json.loads(out.read_text())
+    assert measured["samples_per_s"] == pytest.approx(64 / measured["step_s"])
+    breakdown = measured["breakdown_ms"]
+    for kind in ("matrix products", "interaction", "embedding read", "embedding update", "optimizer"):
+        assert breakdown[kind] > 0, kind
+
+
+@pytest.mark.system
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("forks")
+def test_two_workers_under_torchrun(tmp_path):
+    out = tmp_path / "measured.json"
+    torchrun("experiments.throughput.worker", [job(OURS[1], out)], processes=2, threads=1)
+    assert json.loads(out.read_text())["step_s"] > 0

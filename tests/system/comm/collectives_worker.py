@@ -1,0 +1,353 @@
+"""What the ranks of `test_comm_collectives` do: sum vectors in all ways; what must come out is known."""
+
+import os
+import time
+from collections import Counter
+from contextlib import contextmanager
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlrm.comm.autotune import cost
+from dlrm.comm.autotune import drift as replanning
+from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
+from dlrm.comm.autotune.links import Link, Links, measure_links
+from dlrm.comm.autotune.online_trial import Trial
+from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
+from dlrm.comm.collectives.process_groups import make_nodes
+from dlrm.comm.collectives.timeouts import timeout_of
+from dlrm.comm.compression.codecs import Half, Int8, Plain
+from dlrm.comm.compression.compressors import Threshold, TopK
+from tests.system.ranks import PATIENCE
+
+CPU = torch.device("cpu")
+PLAIN = Plain()
+LOSSY = (Half(torch.float16), Half(torch.bfloat16), Int8())
+SIZES = (1000, 1003, 3, 1, 0)
+"""Of vectors: divisible by the ranks, not so, fewer values than ranks, none."""
+
+
+@cache
+def nodes_of(per_node, group=None):
+    os.environ["LOCAL_WORLD_SIZE"] = str(per_node)
+    return make_nodes(CPU, group)
+
+
+def flat(codec, group=None, *, exact=True):
+    return [
+        Ring(codec, group),
+        Tree(codec, group),
+        SparseAllGather(codec, exact=exact, group=group),
+        ARTopK("star", Ring(codec, group), exact=exact),
+        ARTopK("star", Tree(codec, group), exact=exact),
+        ARTopK("var", Ring(codec, group), exact=exact),
+    ]
+
+
+def in_levels(codec, nodes, *, exact=True):
+    return [TwoLevel(codec, nodes), HiTopK(codec, nodes, exact=exact)]
+
+
+def in_all_ways(codec, *, exact=True, nodes=(2,)):
+    """All collectives of the default group, those in levels once for each number of ranks a node."""
+    levels = [each for per_node in nodes for each in in_levels(codec, nodes_of(per_node), exact=exact)]
+    return flat(codec, exact=exact) + levels
+
+
+def gathered(tensor, group=None):
+    """Of all ranks, in fp64 where it is not compared to the bit."""
+    pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    if tensor.numel():
+        dist.all_gather(pieces, tensor, group=group)
+    return torch.stack(pieces)
+
+
+def assert_same_bits(tensor, group=None):
+    everybody = gathered(tensor.view(torch.int32), group)
+    assert (everybody == everybody[0]).all()
+
+
+def integers(size, seed):
+    """Whose sums are exact in any order; another vector on each rank."""
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randint(-40, 40, (size,), generator=generator).float()
+
+
+def reals(size, seed):
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randn(size, generator=generator)
+
+
+def total_and_rest(collective, vector, select, group=None):
+    """Of one exchange, whose sums are checked."""
+    before = gathered(vector, group).double().sum(0)
+    total = collective.reduce(vector, select)
+    assert_same_bits(total, group)
+    after = gathered(vector, group).double().sum(0)
+    torch.testing.assert_close(total.double() + after, before, rtol=1e-5, atol=1e-5, msg=collective.name)
+    return before, total
+
+
+def sums_are_kept() -> None:
+    """What is sent and what is left make the whole, in two steps with what the first has left."""
+    for codec, sizes in ((PLAIN, SIZES), *((codec, (1003, 3)) for codec in LOSSY)):
+        for size in sizes:
+            select = keeping(TopK(), max(size // 10, 1), size)
+            for collective in in_all_ways(codec):
+                vector = reals(size, 1)
+                total_and_rest(collective, vector, select)
+                vector += reals(size, 2)
+                total_and_rest(collective, vector, select)
+
+
+def dense_and_density_one_are_exact() -> None:
+    """Every collective that sends everything gives the sum of integers to the bit, and leaves zeros."""
+    for size in SIZES:
+        select = keeping(TopK(), size, size)
+        for collective in in_all_ways(PLAIN, nodes=(1, 2, 4)):
+            vector = integers(size, 3)
+            in_place = vector.clone()
+            before, total = total_and_rest(collective, vector, select)
+            assert torch.equal(total.double(), before), (collective.name, size)
+            assert not vector.any()
+            if collective.is_lossless:
+                collective.sum_in_place(in_place)
+                assert torch.equal(in_place, total)
+
+
+def hundred_steps() -> None:
+    """Weights stay equal to the bit, and nothing is lost on the way."""
+    size, num_ranks = 203, dist.get_world_size()
+    select = keeping(TopK(), 20, size)
+    lossy = [Ring(LOSSY[0]), SparseAllGather(LOSSY[2])]  # the rest only combine these
+    for collective in in_all_ways(PLAIN) + lossy:
+        weights, vector, put_in = torch.zeros(size), torch.zeros(size), torch.zeros(size)
+        for step in range(100):
+            gradient = weights - reals(size, step)
+            put_in += gradient
+            vector += gradient
+            weights -= 0.1 * collective.reduce(vector, select) / num_ranks
+        assert_same_bits(weights)
+        moved = -weights.double() * num_ranks / 0.1
+        torch.testing.assert_close(
+            moved + gathered(vector).double().sum(0),
+            gathered(put_in).double().sum(0),
+            rtol=1e-4,
+            atol=1e-3,
+            msg=collective.name,
+        )
+
+
+def groups_of_some_ranks() -> None:
+    """Three ranks, which make no binary tree and no nodes of two; and one alone."""
+    three, one = dist.new_group([0, 1, 2]), dist.new_group([3])
+    group = one if dist.get_rank() == 3 else three
+    size = 101
+    select = keeping(TopK(), 7, size)
+    nodes = nodes_of(2, group)
+    assert (nodes.per_node, nodes.num_nodes) == (dist.get_world_size(group), 1)
+    inside = nodes_of(2).inside
+    assert timeout_of(CPU, inside) == timeout_of(CPU) == PATIENCE
+    apart = nodes_of(1, group)
+    assert (apart.per_node, apart.num_nodes) == (1, dist.get_world_size(group))
+    for codec in (PLAIN, *LOSSY):
+        collectives = flat(codec, group) + in_levels(codec, nodes) + in_levels(codec, apart)
+        for collective in collectives:
+            vector = reals(size, 4)
+            before = vector.clone()
+            _, total = total_and_rest(collective, vector, select, group)
+            if group is one:
+                assert torch.equal(total, before)
+                assert not vector.any()
+    links = measure_links(CPU, group)
+    assert links.num_ranks == links.ranks_per_node * links.num_nodes == dist.get_world_size(group)
+
+
+@contextmanager
+def counted():
+    """Bytes that this rank sends: by target (a rank of all); under None those that no target is known of."""
+    sent = Counter()
+    batch, all_reduce, broadcast = dist.batch_isend_irecv, dist.all_reduce, dist.broadcast
+
+    def counting_batch(messages):
+        for message in messages:
+            if message.op is dist.isend:
+                sent[message.peer] += message.tensor.nbytes
+        return batch(messages)
+
+    def counting_all_reduce(tensor, group=None):
+        num_ranks = dist.get_world_size(group)
+        sent[None] += 2 * (num_ranks - 1) / num_ranks * tensor.nbytes
+        return all_reduce(tensor, group=group)
+
+    def counting_broadcast(tensor, group=None, group_src=None):
+        if dist.get_rank(group) == group_src:
+            sent[None] += (dist.get_world_size(group) - 1) * tensor.nbytes
+        return broadcast(tensor, group=group, group_src=group_src)
+
+    dist.batch_isend_irecv = counting_batch
+    dist.all_reduce, dist.broadcast = counting_all_reduce, counting_broadcast
+    try:
+        yield sent
+    finally:
+        dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = batch, all_reduce, broadcast
+
+
+def bytes_are_those_of_the_formulas() -> None:
+    """What leaves ranks is what `sent_bytes` says, and what leaves nodes is what the paper says."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    for size, num_kept in ((1024, 64), (1003, 50)):
+        select = keeping(TopK(), num_kept, size)
+        for codec in (PLAIN, LOSSY[0], LOSSY[2]):
+            for exact in (True, False):
+                for collective in in_all_ways(codec, exact=exact, nodes=(1, 2)):
+                    with counted() as sent:
+                        collective.reduce(reals(size, 5), select)
+                    mean = gathered(torch.tensor([float(sent.total())])).mean()
+                    said = collective.sent_bytes(size, num_kept)
+                    assert float(mean) == pytest.approx(said), (collective.name, size)
+    size, density = 1024, 1 / 16
+    for per_node in (1, 2):
+        num_nodes = num_ranks // per_node
+        select = keeping(TopK(), int(density * size), size)
+        for codec, value_bytes in ((PLAIN, 4), (LOSSY[0], 2)):
+            with counted() as sent:
+                HiTopK(codec, nodes_of(per_node)).reduce(reals(size, 6), select)
+            away = sum(sent[target] for target in sent if target // per_node != rank // per_node)
+            of_nodes = gathered(torch.tensor([float(away)])).view(num_nodes, per_node).sum(1)
+            assert of_nodes.tolist() == [(num_nodes - 1) * density * size * (value_bytes + 4)] * num_nodes
+
+
+def predictions_are_those_of_the_papers() -> None:
+    """On nodes of one rank, B.1's formulas; and HiTopK breaks even where A.2 says."""
+    num_ranks, size, kept = dist.get_world_size(), 1024, 64
+    none, link = Link(latency_s=0.0, bytes_per_s=float("inf")), Link(latency_s=1e-3, bytes_per_s=1e9)
+    links = Links(num_ranks=num_ranks, ranks_per_node=1, inside=none, between=link)
+    arguments = (1e-3, 1e-9, num_ranks, 4 * size, kept / size)
+    for collective, formula in (
+        (SparseAllGather(PLAIN), cost.sparse_all_gather_s),
+        (ARTopK("star", Ring(PLAIN)), cost.ar_topk_ring_s),
+        (ARTopK("star", Tree(PLAIN)), cost.ar_topk_tree_s),
+    ):
+        assert collective.predict_s(links, size, kept) == pytest.approx(formula(*arguments))
+    no_latency = Link(latency_s=0.0, bytes_per_s=1e9)
+    for per_node in (1, 2):
+        links = Links(num_ranks=num_ranks, ranks_per_node=per_node, inside=none, between=no_latency)
+        for codec, value_bytes in ((PLAIN, 4), (LOSSY[0], 2)):
+            nodes = nodes_of(per_node)
+            density = 2 * value_bytes / (nodes.num_nodes * (value_bytes + 4))
+            size = 12 * 1024
+            dense_s = TwoLevel(codec, nodes).predict_s(links, size, 0)
+            sparse_s = HiTopK(codec, nodes).predict_s(links, size, round(density * size))
+            assert sparse_s == pytest.approx(dense_s, rel=1e-3)
+
+
+def ranks_that_disagree() -> None:
+    """Other lengths on each rank, or a NaN on one: nobody waits for ever, and all get the same."""
+    rank, size = dist.get_rank(), 300
+    choices = [
+        lambda vector: TopK().select(vector, 3 * rank),
+        lambda vector: Threshold(0.5 + rank).select(vector, vector.numel()),
+        lambda vector: TopK().select(vector, vector.numel() if rank == 1 else 0),
+        lambda vector: TopK().select(vector, 0),
+    ]
+    for select in choices:
+        for codec in (PLAIN, LOSSY[2]):
+            for collective in in_all_ways(codec, exact=False):
+                total_and_rest(collective, reals(size, 9), select)
+
+
+def not_finite_values_are_seen_by_all() -> None:
+    """And are gone afterwards; STAR needs as many steps as there are ranks."""
+    rank, size, place = dist.get_rank(), 300, 123
+    select = keeping(TopK(), 30, size)
+    for wrong, codec in (("nan", PLAIN), ("inf", PLAIN), ("inf", LOSSY[0]), ("nan", LOSSY[2])):
+        for collective in in_all_ways(codec):
+            vector = reals(size, 7)
+            vector[place] = float(wrong) if rank == 2 else 0.0
+            seen = []
+            for _ in range(dist.get_world_size()):
+                total = collective.reduce(vector, select)
+                assert_same_bits(total)
+                seen.append(not total[place].isfinite())
+            assert sum(seen) == 1, (collective.name, wrong)
+            assert seen[0] or "STAR" in collective.name
+            assert vector.isfinite().all()
+
+
+def who_chooses_for_all() -> None:
+    """STAR: ranks in turn, also after a restart; VAR: the one with most energy."""
+    rank, num_ranks, size = dist.get_rank(), dist.get_world_size(), 40
+    chosen = torch.tensor([2 * rank, 2 * rank + 1])
+    star = ARTopK("star", Ring(PLAIN))
+    for step in range(num_ranks + 1):
+        total = star.reduce(torch.ones(size), lambda _: chosen)
+        source = step % num_ranks
+        assert total.nonzero().flatten().tolist() == [2 * source, 2 * source + 1]
+        assert total.max() == num_ranks
+        restored = ARTopK("star", Ring(PLAIN))
+        restored.load_state_dict(star.state_dict())
+        star = restored
+    richest = torch.ones(size) * (3.0 if rank == 2 else -0.5)
+    total = ARTopK("var", Tree(PLAIN)).reduce(richest, lambda _: chosen)
+    assert total.nonzero().flatten().tolist() == [4, 5]
+    with pytest.raises(ValueError, match="contiguous fp32 vector"):
+        star.reduce(torch.ones(2, 3), lambda _: chosen)
+
+
+class Hesitating(Ring):
+    """One rank of it is slow."""
+
+    def _sum_in_place(self, vector):
+        time.sleep(0.05 * (dist.get_rank() == 1))
+        super()._sum_in_place(vector)
+
+
+def plans_are_agreed() -> None:
+    """Whatever each rank sees, all choose the same, and not what is slow on one of them."""
+    size = 5000
+    gradient = reals(size, 8)
+    before = gradient.clone()
+    select = keeping(TopK(), 50, size)
+    candidates = [
+        Candidate(name=name, collective=collective, select=select, num_kept=50)
+        for name, collective in (
+            ("hesitating", Hesitating(PLAIN)),
+            ("ring", Ring(PLAIN)),
+            ("sparse", SparseAllGather(PLAIN)),
+            ("levels", TwoLevel(PLAIN, nodes_of(2))),
+        )
+    ]
+    links = measure_links(CPU)
+    found = estimate(candidates, gradient, links)
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, found)
+    assert everybody == [found] * len(everybody)
+    assert torch.equal(gradient, before)
+    # what a rank makes slow is not tried first, however long the rest of a step is
+    assert found[finalists(found, rest_of_step_s=100.0)[0]].name != "hesitating"
+    with pytest.raises(ValueError, match="add a lossless candidate"):
+        estimate(candidates[2:3], gradient, links)
+
+
+def trials_are_agreed() -> None:
+    """The finalist that is slow on one rank alone is slow for all, and rounds end at the same step."""
+    trial = Trial([0, 1], CPU)
+    while not trial.is_over:
+        hesitates = trial.turn == 0 and dist.get_rank() == 1
+        trial.observe(2.0 if hesitates else 1.0)
+    assert trial.times_s == {0: 2.0, 1: 1.0}
+
+
+def plans_are_made_again_together() -> None:
+    """When the exchange itself has become slower or faster, not when ranks wait for one of them."""
+    rank = dist.get_rank()
+    replanning.CHECK_STEPS = 4
+    watch = replanning.Watch(CPU)
+    steady, waiting = 1.0 + 0.1 * rank, 10.0 if rank else 1.1
+    windows = [steady, steady, waiting, 2 * steady, 2 * steady, steady, steady]
+    said = [[watch.observe(seconds) for _ in range(4)] for seconds in windows]
+    assert not any(any(window[:3]) for window in said)
+    assert [window[3] for window in said] == [False, False, False, True, False, True, False]

@@ -1,0 +1,136 @@
+"""What the four ranks of `test_comm_exchange` do with whole exchanges."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlrm.comm.config import CODECS, COMPRESSORS, CONTROLLERS, SPARSE
+from tests.system.comm.exchanges import (
+    SIZE,
+    STEPS,
+    SUMMING,
+    assert_same_bits,
+    build,
+    drawn,
+    of_all,
+    owed_by,
+    with_room,
+)
+
+
+def in_pairs():
+    """Few combinations in which each two values of different options meet at least once."""
+    values = {
+        "exchange": SPARSE,
+        "compressor": COMPRESSORS,
+        "wire_dtype": CODECS,
+        "controller": CONTROLLERS,
+        "error_feedback": (True, False),
+    }
+    every = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    # a threshold says itself how much is sent
+    every = [each for each in every if each["compressor"] != "threshold" or each["controller"] == "fixed"]
+    left = {pair for each in every for pair in itertools.combinations(each.items(), 2)}
+    while left:
+        best = max(every, key=lambda each: len(left.intersection(itertools.combinations(each.items(), 2))))
+        left.difference_update(itertools.combinations(best.items(), 2))
+        threshold = 0.5 if best["compressor"] == "threshold" else 0.0
+        yield {**best, "threshold": threshold, "ratio": 0.05, "window_steps": 7}
+
+
+def by_themselves():
+    """Every exchange by default, and sums in other encodings."""
+    for exchange in SUMMING:
+        yield {"exchange": exchange, "ratio": 0.05}
+    for exchange, wire_dtype in (("ring", "int8"), ("tree", "bf16"), ("two_level", "fp16")):
+        yield {"exchange": exchange, "wire_dtype": wire_dtype}
+        yield {"exchange": exchange, "wire_dtype": wire_dtype, "error_feedback": False}
+
+
+def replicas_stay_equal_and_nothing_is_forgotten():
+    """SGD towards another target on each rank, so that gradients depend on what was exchanged before."""
+    for options in (*by_themselves(), *in_pairs()):
+        exchange = build(**options)
+        parameters, target = torch.zeros(SIZE), drawn(SIZE, 1)
+        computed = torch.zeros(SIZE, dtype=torch.float64)
+        sent = torch.zeros(SIZE, dtype=torch.float64)
+        for step in range(STEPS):
+            gradient = (parameters - target) / dist.get_world_size()
+            computed += gradient
+            total = exchange.sum(gradient)
+            sent += total
+            parameters = parameters - 0.05 * total
+            exchange.observe(0.001 * (1 + step % 3))
+        assert_same_bits(parameters)
+        figures = exchange.take_figures()
+        assert (figures.steps, figures.kept_share <= 1) == (STEPS, True)
+        if not options.get("error_feedback", True):
+            assert not owed_by(exchange).any()
+            continue
+        everything = of_all(computed).sum(0)
+        left = everything - sent - of_all(owed_by(exchange).double()).sum(0)
+        assert float(left.abs().max()) <= 1e-4 * float(everything.abs().max()), options
+        mean = of_all(target).mean(0)
+        assert float((parameters - mean).norm() / mean.norm()) < 0.8, options
+        assert figures.residual_energy is None or figures.residual_energy > 0
+
+
+def everything_kept_is_dense():
+    """To the bit, scalars included, and a mean as well."""
+    for exchange in ("dense", *SPARSE):
+        for mean in (False, True):
+            expected = torch.cat([drawn(SIZE, 2), torch.tensor([0.1, float(dist.get_rank())])])
+            made = build(exchange=exchange, ratio=1.0)
+            flat = with_room(made, expected, num_scalars=2)
+            dist.all_reduce(expected)
+            if mean:
+                expected /= dist.get_world_size()
+            total, scalars = made.combine(flat, num_scalars=2, mean=mean)
+            assert torch.equal(total, expected[:SIZE]), exchange
+            torch.testing.assert_close(scalars, expected[SIZE:])
+            assert exchange != "dense" or torch.equal(scalars, expected[SIZE:])
+            assert_same_bits(scalars)
+
+
+def scalars_arrive_whatever_becomes_of_the_gradient():
+    made = build(exchange="all_gather", ratio=0.01, wire_dtype="int8")
+    for step in range(5):
+        scalars = torch.tensor([1e-30, 3.0 + dist.get_rank(), float("nan")])
+        gradient = drawn(SIZE, step)
+        _, summed = made.combine(with_room(made, torch.cat([gradient, scalars]), 3), num_scalars=3)
+        assert summed[1] == 3.0 * 4 + 6
+        assert summed[0] == pytest.approx(4e-30)
+        assert summed[2].isnan()
+
+
+def figures_of_a_threshold_tell_what_was_sent():
+    gradient = torch.zeros(SIZE)
+    gradient[[20, 60, 130, 170]] = 1.0  # on all ranks, and in both shards of a node
+    for exchange in ("all_gather", "star", "hi_topk"):
+        made = build(exchange=exchange, compressor="threshold", threshold=0.5, ratio=0.5)
+        for _ in range(3):
+            made.sum(gradient)
+        figures = made.take_figures()
+        assert figures.kept_share == pytest.approx(4 / SIZE, rel=0.02), exchange
+        if exchange == "all_gather":  # values, indices and a length, to 3 others
+            assert figures.sent_bytes == 3 * (4 * 8 + 8)
+
+
+def gradients_that_are_no_numbers_reach_all_and_do_not_stay():
+    remembering = [options for options in in_pairs() if options["error_feedback"]]
+    for options in (*by_themselves(), *remembering):
+        made, num_seen = build(**options), 0
+        for step in range(2 * dist.get_world_size()):
+            gradient = drawn(SIZE, step)
+            if step == 1 and dist.get_rank() == 2:
+                gradient[17] = float("nan")
+            total = made.sum(gradient)
+            assert_same_bits(total)
+            num_seen += int(total.isnan().any())
+        assert num_seen == 1, options
+        assert owed_by(made).isfinite().all(), options
+        zeros = build(**options)
+        for _ in range(3):
+            assert not zeros.sum(torch.zeros(SIZE)).any()

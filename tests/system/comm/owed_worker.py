@@ -1,0 +1,192 @@
+"""What the four ranks of `test_comm_exchange` do with what they owe: go on with it, hand it on, lose it."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlrm.comm.build import Collectives
+from dlrm.comm.collectives import keeping
+from dlrm.comm.compression.compressors import MSTopK
+from dlrm.comm.config import COMPRESSORS
+from dlrm.comm.controllers import Fixed
+from dlrm.comm.exchange import Exchange
+from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
+from dlrm.comm.feedback.residual import LostResiduals
+from tests.system.comm.exchanges import (
+    CPU,
+    PER_NODE,
+    SIZE,
+    assert_same_bits,
+    build,
+    drawn,
+    of_all,
+    owed_by,
+)
+
+
+class InTurn:
+    """A planner that has another collective for each step."""
+
+    is_settled = True
+
+    def __init__(self, collectives):
+        self._collectives, self._step = collectives, 0
+
+    @property
+    def chosen(self):
+        return self._collectives[self._step % len(self._collectives)]
+
+    def choose(self, gradient):
+        chosen = self.chosen
+        self._step += 1
+        return chosen
+
+    def observe(self, step_s, exchange_s):
+        pass
+
+    def state_dict(self):
+        return {"step": self._step}
+
+    def load_state_dict(self, state):
+        self._step = state["step"]
+
+
+def collectives_in_turn():
+    os.environ["LOCAL_WORLD_SIZE"] = str(PER_NODE)
+    make = Collectives("fp32", exact=True, device=CPU, group=None)
+    names = (
+        ("ring", "fp32"),
+        ("all_gather", "fp32"),
+        ("ring", "int8"),
+        ("star", "fp32"),
+        ("hi_topk", "fp32"),
+    )
+    return [make(*name) for name in names]
+
+
+def exchange_in_turn(error_feedback):
+    collectives = collectives_in_turn()
+    memory = (ErrorFeedback if error_feedback else NoMemory)(SIZE, CPU)
+    planner = InTurn(collectives)
+    return Exchange(
+        SIZE, collectives[0], MSTopK(), memory, Fixed(0.1), dense=collectives[0], device=CPU, planner=planner
+    )
+
+
+def what_is_owed_goes_on_from_one_collective_to_the_next():
+    """Lossless and lossy ones in turn, a NaN of one rank on its way, and new exchanges from its state on."""
+    exchange, num_seen, place = exchange_in_turn(error_feedback=True), 0, 17
+    others = torch.arange(SIZE) != place
+    computed = sent = torch.zeros(SIZE, dtype=torch.float64)
+    for step in range(23):
+        gradient = drawn(SIZE, step)
+        if step == 8 and dist.get_rank() == 2:  # rank 0 or another chooses for all then
+            gradient[place] = float("nan")
+        total = exchange.sum(gradient)
+        assert_same_bits(total)
+        num_seen += int(total[place].isnan())
+        assert total[others].isfinite().all()
+        computed, sent = computed + gradient, sent + total
+        left = of_all(computed).sum(0) - sent - of_all(owed_by(exchange).double()).sum(0)
+        assert float(left[others].abs().max()) < 1e-4, step
+        if step % 5 == 0:  # in the ring, all that was owed was sent
+            assert not owed_by(exchange).any()
+        if step in {11, 14}:
+            state, residual = exchange.state_dict(), exchange.residual.state_dict()
+            exchange = exchange_in_turn(error_feedback=True)
+            exchange.load_state_dict(state)
+            exchange.residual.load_state_dict(residual)
+            assert exchange.settle() is None
+    assert num_seen == 1
+    assert owed_by(exchange).isfinite().all()
+
+
+def without_error_feedback_each_step_stands_alone():
+    exchange, by_hand = exchange_in_turn(error_feedback=False), collectives_in_turn()
+    select = keeping(MSTopK(), round(0.1 * SIZE), SIZE)
+    for step in range(13):
+        gradient = drawn(SIZE, step)
+        if step in {3, 6} and dist.get_rank() == 2:
+            gradient[17] = float("nan")
+        expected = by_hand[step % len(by_hand)].reduce(gradient.clone(), select)
+        torch.testing.assert_close(exchange.sum(gradient), expected, rtol=0, atol=0, equal_nan=True)
+        assert not exchange.residual.is_owed
+        if step == 6:
+            state, exchange = exchange.state_dict(), exchange_in_turn(error_feedback=False)
+            exchange.load_state_dict(state)
+            assert exchange.settle() is None
+            exchange._planner._collectives[3].load_state_dict(by_hand[3].state_dict())
+
+
+def options_of(compressor):
+    threshold = 0.5 if compressor == "threshold" else 0.0
+    return {"exchange": "star", "compressor": compressor, "threshold": threshold, "ratio": 0.1}
+
+
+def after_four_steps(**options):
+    """An exchange that owes something, its state, and a copy of what it owes."""
+    made = build(**options)
+    for step in range(4):
+        made.sum(drawn(SIZE, step))
+    owed = made.residual.state_dict()
+    return made, made.state_dict(), {**owed, "memory": {"residual": owed["memory"]["residual"].clone()}}
+
+
+def what_was_owed_comes_back():
+    for compressor in COMPRESSORS:
+        made, state, owed = after_four_steps(**options_of(compressor))
+        again = build(**options_of(compressor))
+        again.load_state_dict(state)
+        again.residual.load_state_dict(owed)
+        assert again.settle() is None
+        for step in range(4, 8):
+            assert torch.equal(again.sum(drawn(SIZE, step)), made.sum(drawn(SIZE, step)))
+
+
+def what_was_owed_is_handed_on_to_fewer_ranks():
+    options = options_of("mstopk")
+    _, state, owed = after_four_steps(**options)
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, owed)
+    heir, rank = build(**options), dist.get_rank()
+    heir.load_state_dict(state)
+    heir.residual.inherit(everybody[rank::2] if rank < 2 else [])
+    assert heir.settle() is None
+    taken = of_all(heir.residual.state_dict()["memory"]["residual"])
+    torch.testing.assert_close(taken.sum(0), sum(each["memory"]["residual"] for each in everybody))
+    assert not taken[2:].any()
+
+
+def what_was_owed_by_one_rank_counts_as_lost():
+    options = options_of("mstopk")
+    _, state, owed = after_four_steps(**options)
+    lossy = build(**options)
+    lossy.load_state_dict(state)
+    if dist.get_rank() != 3:
+        lossy.residual.load_state_dict(owed)
+    lost = lossy.settle()
+    assert lost == LostResiduals(step=4, ranks=(3,), of_ranks=4, energy_share=lost.energy_share)
+    # energies were measured before the second exchange
+    first = build(**options)
+    first.sum(drawn(SIZE, 0))
+    energies = of_all(torch.tensor(first.residual.energy, dtype=torch.float64)).tolist()
+    assert lost.energy_share == pytest.approx(energies[3] / sum(energies))
+    assert lossy.losses == (lost,)
+    lossy.sum(drawn(SIZE, 4))
+    going_on = build(exchange="dense")
+    going_on.load_state_dict(lossy.state_dict())
+    assert going_on.settle().ranks == (0, 1, 2, 3)  # it has no place for what was owed
+    assert len(going_on.losses) == 2
+
+
+def what_was_owed_is_sent_by_an_exchange_that_keeps_nothing():
+    _, state, owed = after_four_steps(**options_of("mstopk"))
+    sending = build(exchange="ring")
+    sending.load_state_dict(state)
+    sending.residual.load_state_dict(owed)
+    assert sending.settle() is None
+    everything = of_all(owed["memory"]["residual"]).sum(0)
+    torch.testing.assert_close(sending.sum(torch.zeros(SIZE)), everything)
+    assert not sending.sum(torch.zeros(SIZE)).any()

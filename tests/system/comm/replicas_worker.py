@@ -1,0 +1,100 @@
+"""What the four ranks of `test_comm_exchange` do to keep replicas alike."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlrm.dense_sync import Replicas
+from dlrm.dense_sync.p3 import Prioritized
+from dlrm.dense_sync.selsync import Apart
+from tests.system.comm.exchanges import STEPS, Layers, assert_same_bits, of_all, samples
+
+
+class Stepping:
+    """What `Prioritized` and the loop below need of `Optimizers`."""
+
+    def __init__(self, parameters):
+        self.dense = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        self.step_dense = self.dense.step
+
+
+def trained(make_kept, steps=6):
+    """Layers after some steps on other samples on each rank, and whoever kept them alike."""
+    model = Layers()
+    optimizers = Stepping(list(model.parameters()))
+    kept = make_kept(model, optimizers)
+    for step in range(steps):
+        inputs, targets, mine = samples((4, 4, 4, 4), step)
+        optimizers.dense.zero_grad()
+        loss = (model(inputs[mine], step % 2 == 0) - targets[mine]).square().mean()
+        loss.backward()
+        told = torch.stack([loss.detach(), torch.tensor(float(dist.get_rank() == 1))])
+        mean_loss, wish = kept.average(told).tolist()
+        assert mean_loss > 0
+        assert wish == 0.25
+        optimizers.step_dense()
+        kept.updated(0.01)
+    return model, optimizers, kept
+
+
+def apart(change, save_every_steps=0):
+    def work(model, optimizers):
+        return Apart(list(model.parameters()), optimizers.dense, change, save_every_steps)
+
+    return work
+
+
+def flat_values(module):
+    return torch.cat([parameter.detach().view(-1) for parameter in module.parameters()])
+
+
+def averaged():
+    """What replicas are whose gradients are averaged in each step."""
+    model, _, _ = trained(lambda model, _: Replicas(list(model.parameters()), 2))
+    return flat_values(model)
+
+
+def averaged_replicas_are_alike():
+    assert_same_bits(averaged())
+
+
+def prioritized_replicas_are_the_averaged_ones():
+    model, _, kept = trained(lambda model, optimizers: Prioritized(model, optimizers, reads_each_step=False))
+    kept.join()
+    expected = averaged()
+    torch.testing.assert_close(flat_values(model), expected)
+    figures = kept.take_figures()
+    assert figures.steps == 6
+    assert figures.sent_bytes == 1.5 * 4 * expected.numel()
+    kept.close()
+
+
+def replicas_that_never_part_are_the_averaged_ones():
+    model, _, _ = trained(apart(change=0.0))
+    torch.testing.assert_close(flat_values(model), averaged())
+    model, _, kept = trained(apart(change=0.0), STEPS)
+    assert_same_bits(flat_values(model))
+    assert kept.take_figures().kept_share == 1
+
+
+def replicas_that_part_meet_again_when_joined():
+    model, _, kept = trained(apart(change=0.05), STEPS)
+    assert 0 < kept.take_figures().kept_share < 1
+    kept.join()
+    assert_same_bits(flat_values(model))
+
+
+def replicas_that_parted_meet_after_a_failure():
+    model, optimizers, kept = trained(apart(change=1e9, save_every_steps=5))
+    mine = flat_values(model)
+    assert not torch.equal(of_all(mine)[0], of_all(mine)[1])
+    figures = kept.take_figures()
+    assert figures.kept_share == pytest.approx(1 / 6)
+    num_exchanged = 2 * mine.numel() / 6 + 1  # with momentum, in one of the steps; and a flag in each
+    assert figures.sent_bytes == pytest.approx(1.5 * 4 * num_exchanged)
+    state = kept.state_dict()
+    other = apart(change=1e9)(model, optimizers)  # with live parameters
+    other.load_state_dict(state, steps_done=6)
+    assert other.settle() is None
+    torch.testing.assert_close(flat_values(model), of_all(mine).mean(0))
+    assert_same_bits(flat_values(model))

@@ -1,0 +1,173 @@
+"""Ranks that exchange gradients by priority, and share small work, while they differ in all that they may."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import SGD
+
+from dlrm.comm.p3 import scheduler as scheduling
+from dlrm.comm.p3.scheduler import PriorityExchange
+from dlrm.optim import LAMB, LARS
+from dlrm.optim.norms import SharedNorms, choose_norms, clip_gradients, divide, local_norms
+
+STEPS = 100
+SMALL = {"slice_values": 100, "fuse_values": 20}
+
+
+class Net(nn.Module):
+    """A rank may take its two middle layers in another order, and leave out a third."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+        self.first = nn.Linear(8, 16)
+        self.left, self.right, self.extra = (nn.Linear(16, 16) for _ in range(3))
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, x, step):
+        x = self.first(x).tanh()
+        if self.rank == 1:
+            right, left = self.right(x), self.left(x)
+        else:
+            left, right = self.left(x), self.right(x)
+        x = (left + right).tanh()
+        if (self.rank + step) % 3:
+            x = x + self.extra(x).tanh()
+        return self.last(x)
+
+
+def make(rank):
+    torch.manual_seed(1)
+    return Net(rank)
+
+
+def losses(model, rank):
+    """Of one step after the other, on data of this rank."""
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(STEPS):
+        x = torch.randn(4, 8, generator=generator)
+        yield step, (model(x, step) - x.sum(1, keepdim=True)).square().mean()
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def assert_same_on_all_ranks(value):
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value.tolist() if isinstance(value, torch.Tensor) else value)
+    assert all(each == values[0] for each in values), values
+
+
+def train_by_priority():
+    """100 steps on ranks of different speed; the parameters, and the order in which slices went."""
+    rank = dist.get_rank()
+    model = make(rank)
+    optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+    with PriorityExchange(model, optimizer, **SMALL) as exchange:
+        for step, loss in losses(model, rank):
+            if step % 10 == rank:
+                time.sleep(0.002)
+            loss.backward()
+            exchange.step()
+        exchange.finish()
+        assert_same_on_all_ranks(exchange.order)
+        return flat(model), exchange.order
+
+
+def train_plainly():
+    rank = dist.get_rank()
+    model = make(rank)
+    optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _, loss in losses(model, rank):
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+    return flat(model)
+
+
+def check_priority():
+    """Whatever ranks take first and leave out, they stay equal, and what comes out depends on no order."""
+    by_priority, _ = train_by_priority()
+    assert_same_on_all_ranks(by_priority)
+    torch.testing.assert_close(by_priority, train_plainly(), rtol=1e-4, atol=1e-5)
+    usual, orders = scheduling.issue_order, []
+    for reverse in (False, True):  # and each rank would choose another one
+        shift = dist.get_rank()
+        scheduling.issue_order = lambda ready_s, needed, takes_s, reverse=reverse, shift=shift: sorted(
+            range(len(needed)), key=lambda index: (index + shift) % len(needed), reverse=reverse
+        )
+        again, order = train_by_priority()
+        assert torch.equal(again, by_priority)
+        orders.append(order)
+    assert orders[0] == orders[1][::-1]
+    scheduling.issue_order = usual
+
+
+def check_that_all_ranks_hear_of_other_parameters():
+    rank = dist.get_rank()
+    model = nn.Linear(4, 5 if rank == 1 else 4)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"rank 1 .* gradient of weight .* \[5, 4\], and rank 0 .* \[4, 4\]"):
+        PriorityExchange(model, optimizer)
+    if rank == 1:
+        optimizer = SGD([model.weight], lr=0.1)
+    with pytest.raises(ValueError, match="build the same model and optimizer on all ranks"):
+        PriorityExchange(model, optimizer)
+
+
+def replicas():
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(40, 30), (40,), (30, 50), (30,), (50, 1), (50,), (1,)]
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return parameters
+
+
+def check_norms():
+    """Shared norms are those that every rank computes alone, of many tensors and of fewer than ranks."""
+    shared = SharedNorms()
+    for count in (0, 1, 2, 7):
+        tensors = [parameter.detach() for parameter in replicas()[:count]]
+        assert torch.equal(shared(tensors), local_norms(tensors))
+    own = divide(tuple(tensor.numel() for tensor in tensors), dist.get_world_size())[dist.get_rank()]
+    others_spoilt = [
+        tensor if index in own else torch.full_like(tensor, torch.nan) for index, tensor in enumerate(tensors)
+    ]
+    assert torch.equal(shared(others_spoilt), local_norms(tensors))  # a rank looks at its own share alone
+    chosen = choose_norms(replicas())
+    assert_same_on_all_ranks(type(chosen).__name__)
+
+
+def check_clipping():
+    ours, theirs = replicas(), replicas()
+    total = clip_gradients(ours, 3.0, SharedNorms())
+    assert torch.equal(total, clip_gradients(theirs, 3.0))
+    assert total > 3.0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def check_large_batch_optimizers():
+    """100 steps with shared norms end with the same bits as with norms of one's own, on all ranks."""
+    for make_optimizer, options in ((LARS, {"lr": 1.0}), (LAMB, {"lr": 0.01})):
+        ended = []
+        for norms in (SharedNorms(), local_norms):
+            parameters = replicas()
+            optimizer = make_optimizer(parameters, weight_decay=0.01, norms=norms, **options)
+            generator = torch.Generator().manual_seed(9)
+            for _ in range(STEPS):
+                for parameter in parameters:
+                    parameter.grad = torch.randn(parameter.shape, generator=generator)
+                optimizer.step()
+            ended.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+        assert torch.equal(*ended)
+        assert_same_on_all_ranks(ended[0])

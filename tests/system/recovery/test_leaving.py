@@ -1,0 +1,34 @@
+"""Leaving the block of `PartialRecovery`, which all ranks do alike."""
+
+import pytest
+
+from cpr.checkpoint.format.manifest import Manifest
+from cpr.cli.main import entry
+from cpr.resident.folders import UNSAVED_FILE
+from tests.system.recovery import leaving_worker
+
+
+@pytest.mark.system
+@pytest.mark.timeout(100)
+def test_one_rank_that_leaves_alone_waits_for_the_others_so_long_and_loses_nothing(
+    start_ranks, tmp_path, monkeypatch
+):
+    start_ranks(leaving_worker.main, tmp_path, world_size=2).wait(timeout_s=80)
+    # what nobody goes on with can be rescued, from the memory of both
+    monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
+    (home,) = (tmp_path / "memory").glob("*/*")
+    for segment in home.glob("rank*"):
+        (segment / UNSAVED_FILE).touch(0o600)
+    for keeper in home.glob("keeper-*"):
+        keeper.unlink()
+    assert entry(["rescue", "--out", str(tmp_path / "rescued")]) == 0
+    (path,) = (tmp_path / "rescued").glob("saves/*/manifest.json")
+    saved = Manifest.from_json(path.read_bytes(), str(path))
+    assert (saved.step, saved.world_size) == (3, 2)
+    assert sorted((each.table_fqn[-1], each.row_offset, each.num_rows) for each in saved.rows) == [
+        ("a", 0, 50),
+        ("a", 50, 50),
+        ("b", 0, 20),
+        ("b", 20, 20),
+    ]
+    assert entry(["verify", str(tmp_path / "rescued")]) == 0

@@ -1,0 +1,82 @@
+"""The trainer with operators split: the same run as with TorchRec's plan, and a choice that stays."""
+
+import json
+
+import pytest
+
+from cpr.faults import AtStep, KillWorker, Plan
+from data.synthetic import SyntheticConfig, generate
+from tests.system.training.test_resume import only_folder, report_of, settings
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=2, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
+    )
+    return folder
+
+
+@pytest.fixture
+def train(start, dataset, tmp_path):
+    """Trains on two ranks or more; what was said, and the run folder."""
+
+    def work(name, *arguments, ranks=2, more=(), **options):
+        runs = tmp_path / name
+        command = arguments
+        if "--resume" not in arguments:
+            command = (
+                *settings(dataset, runs, f"train.max_steps={STEPS}", "train.precision=fp32", *more),
+                *arguments,
+            )
+        process = start("-m", "dlrm.train", *command, ranks=ranks, forks=True, **options)
+        _, said = process.communicate(timeout=150)
+        assert process.returncode == 0, said
+        return said, only_folder(runs)
+
+    return work
+
+
+def losses(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
+def test_split_with_a_worker_killed_is_the_same_run_as_exchanged(train, memory, tmp_path):
+    model = ["model.kind=deepfm", "model.top_mlp=[16,1]", "sharding.data_parallel_rows=0"]
+    plan = tmp_path / "faults.json"
+    plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))
+    said, split = train(
+        "des",
+        "--sharding",
+        "des",
+        more=[*model, "checkpoint.every_steps=10"],
+        restarts=1,
+        environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
+    )
+    assert "table_wise, split" in said
+    assert "the memory of all workers outlived them" in said
+    assert report_of(split)["failures"]["pls"] == 0
+    said, exchanged = train("torchrec", more=model)
+    assert "split" not in said
+    assert len(losses(split)) >= 4
+    assert losses(split) == pytest.approx(losses(exchanged), rel=1e-4)
+
+
+def test_what_auto_chose_stays_on_resume_and_on_other_ranks(train):
+    said, folder = train("auto", "--sharding", "auto", more=["checkpoint.every_steps=20"])
+    assert "strategies on 2 ranks" in said
+    choice = folder / "sharding.json"
+    content = json.loads(choice.read_text())
+    chosen = content["heads"]["sparse"]["strategy"]
+    other = "split" if chosen == "exchange" else "exchange"
+    content["heads"]["sparse"]["strategy"] = other  # as if the links had been others
+    choice.write_text(json.dumps(content))
+    said, _ = train("auto", "--resume", folder, "--set", f"train.max_steps={STEPS + 10}", ranks=4)
+    assert "strategies on" not in said
+    assert (", split" in said) == (other == "split")
