@@ -3,11 +3,27 @@
 Standard library alone, as `cpr run` and the janitor use it as well. Linux only: it reads proc(5).
 """
 
+import ctypes
 import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+AGENT_PID: Final = "CPR_AGENT_PID"
+"""Set in workers that are forks of a prepared process (`cpr.forkserver`), whose parent is not the agent: the
+agent's pid, and behind a colon the worker's own, because what the worker starts inherits its environment and
+has another parent."""
+LAUNCH_PID: Final = "CPR_LAUNCH_PID"
+"""Set by `cpr run`: its pid. It starts agents again."""
+SERVER_NAME: Final = "cpr-standby"
+"""By this name people (`ps -o comm`) and programs tell apart processes that share one command line."""
+WORKER_NAME: Final = "cpr-worker"
+"""A fork of the prepared process."""
+PROXY_NAME: Final = "cpr-for-"
+"""Followed by the pid of the fork that does this process's work; at most 15 characters, as Linux has it."""
+_PR_SET_NAME: Final = 15
 
 
 @dataclass(frozen=True, order=True)
@@ -84,3 +100,19 @@ class Status:
         if fields[0] in {b"Z", b"X"}:
             return None
         return cls(Process(pid, int(fields[19])), parent=int(fields[1]), session=int(fields[3]))
+
+
+def agent_pid() -> int:
+    """Of the process that started this worker and would start it again."""
+    agent, _, worker = os.environ.get(AGENT_PID, "").partition(":")
+    return int(agent) if agent and worker in {"", str(os.getpid())} else os.getppid()
+
+
+def launcher_of_this_worker() -> Process | None:
+    """What starts workers again for as long as it lives: `cpr run`, or else the agent; None if it is gone."""
+    return Process.find(int(os.environ.get(LAUNCH_PID) or agent_pid()))
+
+
+def name_this_process(name: str) -> None:
+    """Give this process's main thread a name."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from cpr import forkserver as standby
-from cpr.forkserver.process_names import STAND_IN
-from cpr.launch.agent import LAUNCH_PID
+from cpr.processes import LAUNCH_PID, PROXY_NAME
 
 LENDER = "CPR_TESTS_LENDER"
 OWN_LAUNCH_PID = "CPR_TESTS_LAUNCH_PID"
@@ -94,7 +93,7 @@ def _enter(network: str) -> None:
 def at_work(pid: int) -> int:
     """The process that does the work of a program that was started as this process: a fork, or itself."""
     name = Path(f"/proc/{pid}/comm").read_text().strip()
-    return int(name.removeprefix(STAND_IN)) if name.startswith(STAND_IN) else pid
+    return int(name.removeprefix(PROXY_NAME)) if name.startswith(PROXY_NAME) else pid
 
 
 if __name__ == "__main__":

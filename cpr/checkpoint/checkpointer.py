@@ -20,18 +20,18 @@ from cpr.checkpoint.catalog.resolve import find_newest, load_newest, on_rank_0, 
 from cpr.checkpoint.collectives import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
 from cpr.checkpoint.format.manifest import Kind, Moment
+from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.format.row_schema import place_of
 from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.load.reading import LoadStats
-from cpr.checkpoint.ownership.collective import Ownership
+from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.ownership.records import NOBODYS, Claimant
-from cpr.checkpoint.save.rank_writer import table_entry
 from cpr.checkpoint.save.request import Wish, agree
 from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.save.stager import Copier, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
-from cpr.checkpoint.save.writer_thread import Save, Saver, States
-from cpr.checkpoint.state.model_state import Heir, ModelState, Stateful
+from cpr.checkpoint.save.writer_thread import Save, Saver
+from cpr.checkpoint.state.model_state import Heir, ModelState, Stateful, States
 from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.state.random_state import RandomGenerators
 from cpr.checkpoint.storage.base import Storage, open_storage

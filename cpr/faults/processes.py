@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cpr.forkserver.process_names import STAND_IN, WORKER
-from cpr.launch.agent import LAUNCH_PID
-from cpr.processes import Process, Status
+from cpr.processes import LAUNCH_PID, PROXY_NAME, WORKER_NAME, Process, Status
 
 PROC: Final = Path("/proc")
 POLL_S: Final = 0.02
@@ -111,11 +109,11 @@ def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterato
 def _behind(process: Process) -> Process:
     """The process that does the work of one that only stands for it, and says so by its name."""
     name = _name(process.pid)
-    if not name.startswith(STAND_IN) or not name[len(STAND_IN) :].isdigit():
+    if not name.startswith(PROXY_NAME) or not name[len(PROXY_NAME) :].isdigit():
         return process
-    pid = int(name[len(STAND_IN) :])
+    pid = int(name[len(PROXY_NAME) :])
     worker = Process.find(pid)
-    return worker if worker and _is_own(pid) and _name(pid) == WORKER else process
+    return worker if worker and _is_own(pid) and _name(pid) == WORKER_NAME else process
 
 
 def _name(pid: int) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from cpr.forkserver.process_names import STAND_IN, name_this_process
 from cpr.forkserver.protocol import NUMBER, REQUEST_S, Request, program, receive, send_request
-from cpr.launch.agent import agent_pid
+from cpr.processes import PROXY_NAME, agent_pid, name_this_process
 
 PASSED_ON: Final = (
     signal.SIGTERM,
@@ -58,7 +57,7 @@ def borrow(connection: socket.socket) -> None:
             signal.signal(signum, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
     connection.settimeout(None)
-    name_this_process(f"{STAND_IN}{fork}")
+    name_this_process(f"{PROXY_NAME}{fork}")
     _end_like_it(connection)
 
 

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpr.forkserver.fork_safety import LoadedCode
-from cpr.forkserver.process_names import PREPARED, WORKER, name_this_process
 from cpr.forkserver.protocol import NUMBER, STREAMS, Request, is_same_user, receive_request
-from cpr.launch.agent import AGENT_PID
-from cpr.processes import Process
+from cpr.processes import AGENT_PID, SERVER_NAME, WORKER_NAME, Process, name_this_process
 
 PR_SET_PDEATHSIG: Final = 1
 DYING_S: Final = 3.0
@@ -73,13 +71,13 @@ def _detach() -> None:
     for stream in STREAMS:
         os.dup2(nothing, stream)
     os.close(nothing)
-    name_this_process(PREPARED)
+    name_this_process(SERVER_NAME)
 
 
 def _become(request: Request, streams: list[int]) -> None:
     """In a fork: be the worker that asked."""
     os.setsid()
-    name_this_process(WORKER)
+    name_this_process(WORKER_NAME)
     for stream, theirs in zip(STREAMS, streams, strict=True):
         os.dup2(theirs, stream)
         os.close(theirs)

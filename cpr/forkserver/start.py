@@ -11,8 +11,7 @@ from cpr.forkserver.fork_safety import why_not_to_fork
 from cpr.forkserver.protocol import connect, listen, program
 from cpr.forkserver.proxy import borrow
 from cpr.forkserver.server import serve
-from cpr.launch.agent import LAUNCH_PID, launcher_of_this_worker
-from cpr.processes import Process
+from cpr.processes import LAUNCH_PID, Process, launcher_of_this_worker
 
 log = logging.getLogger(__name__)
 

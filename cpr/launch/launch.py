@@ -23,9 +23,8 @@ from types import FrameType
 from typing import Final
 from uuid import uuid4
 
-from cpr.launch.agent import LAUNCH_PID
 from cpr.launch.finished import FOLDER_VARIABLE, FinishWatch
-from cpr.processes import Process, Status, is_tag_alive
+from cpr.processes import LAUNCH_PID, Process, Status, is_tag_alive
 
 GRACE_S: Final = 30.0
 """How long workers that are told to stop may take, as torchrun has it."""

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import committed, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
+from cpr.checkpoint.format.part import Part, merge_tables, tables_of
 from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import Owner
-from cpr.checkpoint.save.rank_writer import Part, PartWriter, merge_tables, tables_of
+from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.snapshot import Piece
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError

@@ -14,8 +14,7 @@ from typing import Final
 
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
-from cpr.launch.agent import agent_pid
-from cpr.processes import Process
+from cpr.processes import Process, agent_pid
 from cpr.resident.folders import (
     OWNER_FILE,
     PRIVATE_FOLDER,

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cpr.launch.agent import agent_pid, launcher_of_this_worker
-from cpr.processes import Process
+from cpr.processes import Process, agent_pid, launcher_of_this_worker
 from cpr.resident.cleanup import free_leftovers
 from cpr.resident.folders import (
     KEEPER_PREFIX,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpr.errors import DamagedMemoryError
-from cpr.launch.agent import launcher_of_this_worker
-from cpr.processes import Process
+from cpr.processes import Process, launcher_of_this_worker
 from cpr.resident.folders import open_private, other_version, reading
 from cpr.resident.regions import allocate
 

@@ -24,7 +24,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dlrm.comm.autotune.links import finish
+from dlrm.comm.links import finish
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
 from dlrm.comm.consistency.parameters import check_alike

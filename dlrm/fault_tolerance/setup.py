@@ -21,12 +21,12 @@ from cpr.priority.config import PriorityConfig, Scheme
 from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
+from dlrm.config.dataset import open_manifest, steps_in_epoch, total_samples
 from dlrm.config.schema import CheckpointConfig, Config
 from dlrm.fault_tolerance.recovery_session import Recovering
+from dlrm.launch.files import replace_text
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.tables import initialize_tables
-from dlrm.telemetry.folder import replace_text
-from dlrm.training.data import open_manifest, steps_in_epoch, total_samples
 
 LAUNCHES: Final = "launches"
 """File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""

@@ -20,6 +20,7 @@ from dlrm.models import mlp
 from dlrm.models.mlp import Linear
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
+from dlrm.sharding.splitting.layout import neighbour_of_dense
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 from dlrm.sharding.splitting.planning.costs import Crossing, SplitTraffic
 
@@ -183,13 +184,6 @@ class CrossHead(Head):
         )
 
 
-def neighbour_of_dense(owners: Sequence[int]) -> int:
-    """Place of the field beside which the dense vector is kept: on the rank that owns the fewest.
-
-    Args:
-        owners: rank of each field, in canonical order.
-    """
-    return min(range(len(owners)), key=lambda place: (owners.count(owners[place]), -owners[place]))
 
 
 def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[int]]:

@@ -15,6 +15,7 @@ from cpr.shards import table_groups
 from dlrm.config.schema import LARGE_BATCH_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.optim import LAMB, LARS
 from dlrm.optim.norms import Norms, choose_norms, clip_gradients, local_norms
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
 TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
@@ -35,9 +36,6 @@ def schedule_factor(config: ScheduleConfig, step: int) -> float:
     return float((1.0 - progress) ** config.power)
 
 
-def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters outside all tables."""
-    return [parameter for name, parameter in model.named_parameters() if ".embedding_bags." not in name]
 
 
 class ReplicatedTables:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlrm.comm.autotune.links import best_time_s, finish
+from dlrm.comm.links import best_time_s, finish
 
 Norms = Callable[[Sequence[Tensor]], Tensor]
 """From tensors, on one device, to their Euclidean norms, fp32 `[len(tensors)]`."""

@@ -4,11 +4,9 @@
 machine and command.
 """
 
-import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -48,20 +46,8 @@ def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
             return folder
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for people to read as well; a kill leaves the old or the new."""
-    replace_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Put `text` in the place of what is in a file; a kill or a full disk leaves the old or the new."""
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def circumstances() -> dict[str, Any]:

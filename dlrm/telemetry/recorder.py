@@ -18,9 +18,10 @@ from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
+from dlrm.launch.files import write_json
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
 from dlrm.telemetry.costs import Costs
-from dlrm.telemetry.folder import circumstances, write_json
+from dlrm.telemetry.folder import circumstances
 from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.progress import open_progress
 from dlrm.telemetry.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report

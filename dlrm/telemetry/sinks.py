@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from dlrm.telemetry.folder import replace_text
+from dlrm.launch.files import replace_text
 
 _PLAIN: Final = (bool, int, float, str)
 

@@ -15,26 +15,29 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from data.dataset import DatasetManifest
 from dlrm.comm.feedback.step_check import warn_of_momentum
+from dlrm.config.dataset import total_samples
 from dlrm.config.schema import Config
 from dlrm.dense_sync import KeptAlike, Replicas
 from dlrm.dense_sync.p3 import Prioritized
 from dlrm.dense_sync.selsync import Apart
 from dlrm.fault_tolerance.session import Checkpoints, NoRecovery
 from dlrm.fault_tolerance.setup import Recovery, save_config
-from dlrm.fault_tolerance.warm_start import warm_start
+from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan, placements
 from dlrm.sharding.splitting.laying import Layout, Planned
 from dlrm.sharding.splitting.planning.choice_file import remembered
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.telemetry import make_run_folder, open_telemetry
-from dlrm.training.data import Inputs, Ranks, total_samples
+from dlrm.training.data import Inputs
 from dlrm.training.evaluation import evaluate
 from dlrm.training.model import Unsharded, lay_out, unsharded
 from dlrm.training.proxy_model import StandIn
 from dlrm.training.trainer import NUM_SCALARS, Trainer
+from dlrm.training.warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 

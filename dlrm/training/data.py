@@ -3,7 +3,6 @@
 What a user can get wrong is found here, while no process group exists that could hang.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,29 +11,13 @@ from pathlib import Path
 import torch
 
 from data.cache import CacheConfig, CachedSource
-from data.dataset import DatasetManifest, read_manifest
+from data.dataset import DatasetManifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
 from data.loader.columns import Rows
 from data.loader.decode import decode
-from dlrm.config.schema import Config, DataConfig
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Where this process stands among all, from torchrun's environment; alone without it."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-    @classmethod
-    def from_environment(cls) -> "Ranks":
-        """Read RANK, LOCAL_RANK and WORLD_SIZE."""
-        return cls(
-            rank=int(os.environ.get("RANK", "0")),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        )
+from dlrm.config.dataset import open_manifest, split_days
+from dlrm.config.schema import Config
+from dlrm.launch.device import Ranks, resolve_device
 
 
 @dataclass(frozen=True)
@@ -62,71 +45,14 @@ class Inputs:
             self.source.close()
 
 
-def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device of this rank.
-
-    Raises:
-        ValueError: cuda is asked for and not there, or there are more local ranks than GPUs.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
-    if ranks.local_rank >= torch.cuda.device_count():
-        raise ValueError(
-            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
-            "start at most that many processes with --nproc-per-node"
-        )
-    return torch.device("cuda", ranks.local_rank)
 
 
-def open_manifest(data: DataConfig) -> DatasetManifest:
-    """The manifest of the data; errors name the key that says where it is.
-
-    Raises:
-        ValueError: there is no data set.
-        OSError: it cannot be read.
-    """
-    try:
-        return read_manifest(data.uri)
-    except ValueError as error:
-        raise ValueError(f"data.uri: {error}") from error
-    except OSError as error:
-        raise OSError(f"data.uri: {error}") from error
 
 
-def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The days to train on and those to evaluate on.
-
-    Raises:
-        ValueError: none is left to train on.
-    """
-    test_days = data.test_days or manifest.days[-1:]
-    train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
-    if not train_days:
-        raise ValueError(
-            f"{data.uri} has only day {list(manifest.days)}, which is the test day; prepare more days, "
-            "or set data.train_days and data.test_days"
-        )
-    return train_days, test_days
 
 
-def steps_in_epoch(data: DataConfig, manifest: DatasetManifest) -> int:
-    """Batches that the training days give, as the loader counts them.
-
-    Raises:
-        ValueError: there are no days to train on.
-    """
-    train_days, _ = split_days(data, manifest)
-    return manifest.on_days(train_days).num_rows // data.global_batch_size
 
 
-def total_samples(config: Config, steps_in_epoch: int) -> int:
-    """Samples that the whole run trains on, over all ranks."""
-    steps = steps_in_epoch * config.train.epochs
-    return min(steps, config.train.max_steps or steps) * config.data.global_batch_size
 
 
 def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:

@@ -12,13 +12,13 @@ from torchrec.distributed.types import ShardingPlan
 from cpr.shards import table_groups
 from data.dataset import Feature
 from dlrm.models.build import build_model
-from dlrm.models.tables import PooledFeatures
 from dlrm.optim.build import arithmetic_dtype
 from dlrm.sharding.bounds import IdBounds
 from dlrm.sharding.dynamic import make_dynamic
 from dlrm.sharding.exchange_codecs import exchange_codecs
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_plan, make_sharder, tables_of
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.replicated import average_touched_rows
 from dlrm.sharding.splitting.laying import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder

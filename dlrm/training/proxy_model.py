@@ -17,7 +17,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.laying import Layout
 from dlrm.sharding.splitting.planning.choose import Strategy
 from dlrm.training.data import Inputs

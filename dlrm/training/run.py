@@ -8,13 +8,14 @@ import torch.distributed as dist
 from dlrm.config.ranks_agree import check_agreed
 from dlrm.config.schema import Config
 from dlrm.fault_tolerance.setup import Recovery, open_recovery
+from dlrm.launch.device import Ranks, resolve_device
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.process import quiet_libraries
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.launch.versions import check_versions
 from dlrm.telemetry.report import Report, format_report
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import Inputs, Ranks, prepare, resolve_device
+from dlrm.training.data import Inputs, prepare
 
 
 def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = None) -> None:

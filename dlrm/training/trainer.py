@@ -22,8 +22,9 @@ from dlrm.dense_sync import KeptAlike
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.metrics import MetricValues
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers
 from dlrm.optim.norms import local_norms
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.telemetry.recorder import Recorder
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import torch
 
 from data.loader import DataLoader
 from dlrm.config.recipe import load_config
-from dlrm.training.data import Inputs, Ranks
+from dlrm.launch.device import Ranks
+from dlrm.training.data import Inputs
 from experiments.harness.training import Training
 from experiments.harness.workload import TimedBatches, Workload
 

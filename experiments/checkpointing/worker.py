@@ -16,8 +16,8 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from dlrm.launch.device import Ranks
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Ranks
 from experiments.checkpointing.bench import Bench, Measured
 from experiments.checkpointing.job import Job, start_training
 

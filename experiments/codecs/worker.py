@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from dlrm.config.recipe import load_config
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Ranks, prepare
+from dlrm.training.data import prepare
 from dlrm.training.evaluation import evaluate
 from experiments.codecs.run import EXACT, LOSSY, Job
 from experiments.harness.training import Training

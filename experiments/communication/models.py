@@ -15,11 +15,11 @@ from data.criteo import CATEGORY_NAMES, NUM_DENSE
 from data.dataset import Feature
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
+from dlrm.launch.device import Ranks
 from dlrm.models.build import build_model
 from dlrm.models.cross import LowRankCross
 from dlrm.models.dcn import DCNv2
 from dlrm.models.dlrm import DLRM
-from dlrm.training.data import Ranks
 
 SEED: Final = 1
 NUM_BATCHES: Final = 4

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dlrm.comm.autotune import tuner as automatic
 from dlrm.comm.stats.figures import ExchangeFigures
-from dlrm.training.data import Ranks
+from dlrm.launch.device import Ranks
 from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS
 from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
 from experiments.communication.rounds import Effort, is_over, still_in

@@ -24,8 +24,10 @@ from dlrm.config.recipe import load_config
 from dlrm.dense_sync import Replicas
 from dlrm.dense_sync.base import mean_over_ranks
 from dlrm.dense_sync.selsync import Apart
-from dlrm.optim.build import Optimizers, dense_parameters
-from dlrm.training.data import Inputs, Ranks, prepare
+from dlrm.launch.device import Ranks
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.parameters import dense_parameters
+from dlrm.training.data import Inputs, prepare
 from dlrm.training.evaluation import evaluate
 from experiments.communication.contenders import CONTENDERS, LIMIT, Contender, Rival
 from experiments.communication.rounds import Effort, is_known

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from dlrm.comm.autotune import cost
+from dlrm.comm import cost
 
 NUM_RANKS: Final = 8
 ALPHA_S: Final = 1e-3

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Ranks
 from experiments.communication.rounds import Effort
 from experiments.communication.steps import Contest
 from experiments.communication.whole import Trainings, time_share

@@ -25,10 +25,11 @@ from cpr.priority import Prioritizer, PriorityConfig
 from cpr.priority.config import Scheme
 from cpr.recovery.run.pls import Charge, pls_added
 from dlrm.config.recipe import load_config
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.metrics import ClickMetrics
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Inputs, Ranks, prepare
+from dlrm.training.data import Inputs, prepare
 from experiments.emulation.data import SLICES, Ids, prioritised_tables, skewed_dataset, slice_of
 from experiments.emulation.emulation import (
     NODES,

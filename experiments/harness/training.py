@@ -13,7 +13,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from data.batch import Batch
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import shard
 from dlrm.training.data import Inputs
 

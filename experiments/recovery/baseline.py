@@ -26,9 +26,9 @@ def main() -> int:
     import torch
     import torch.distributed as dist
 
+    from dlrm.launch.device import Ranks
     from dlrm.launch.malloc import keep_freed_memory
     from dlrm.training.build import start_process_group
-    from dlrm.training.data import Ranks
     from experiments.checkpointing.baselines import DcpSave
     from experiments.checkpointing.job import Job, start_training
 

@@ -15,7 +15,7 @@ import numpy as np
 from cpr.faults import AtStep, KillWorker, Plan
 from data.loader import DataLoader
 from data.synthetic import SyntheticConfig, generate
-from dlrm.training.data import Ranks
+from dlrm.launch.device import Ranks
 from experiments.harness.launch import torchrun
 from experiments.harness.record import Row
 from experiments.recovery.exactness_worker import ExactnessJob, digest, inputs_of

@@ -27,9 +27,11 @@ from cpr.shards import dense_tensors, find_shards
 from data.batch import Batch
 from dlrm.config.recipe import load_config
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.launch.device import Ranks
+from dlrm.optim.build import Optimizers
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import shard
-from dlrm.training.data import Inputs, Ranks, prepare
+from dlrm.training.data import Inputs, prepare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,8 @@ def work() -> int:
     import logging
 
     from cpr.session import PartialRecovery
+    from dlrm.launch.device import Ranks
     from dlrm.launch.malloc import keep_freed_memory
-    from dlrm.training.data import Ranks
     from experiments.checkpointing.job import Job, start_training
 
     logging.getLogger("torchrec").setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ class Claim:
     """What a recovery says of itself."""
 
     kind: str
-    """See `cpr.recovery.decide.decision.Kind`."""
+    """See `cpr.recovery.run.report.Kind`."""
     step: int
     save_step: int | None
     lost: Mapping[str, int]

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlrm.launch.device import Ranks
 from dlrm.models.linear import LinearHead
 from dlrm.sharding.splitting.planning.shapes import heads_of
 from dlrm.sharding.splitting.wire import Wire, counted
-from dlrm.training.data import Ranks
 from experiments.harness.training import Training
 from experiments.splitting.workload import BAGS, Ids, Workload
 

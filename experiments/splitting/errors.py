@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dlrm.optim.build import dense_parameters
-from dlrm.training.data import Ranks
+from dlrm.launch.device import Ranks
+from dlrm.sharding.parameters import dense_parameters
 from experiments.harness.training import NUM_SCALARS, Training
 from experiments.splitting.workload import Workload
 

@@ -15,11 +15,11 @@ import numpy as np
 from torch import nn
 
 from dlrm.comm.consistency.error_flags import NUM_PLACES
+from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning import costs
 from dlrm.sharding.splitting.planning.savings import id_traffic_of, traffic_of
 from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
-from dlrm.training.data import Ranks
 from experiments.harness.record import Row
 from experiments.harness.training import NUM_SCALARS
 from experiments.splitting.counting import table_dims

@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from data.batch import Batch
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.sharding.splitting.planning.choice_file import CHOICE_NAME
 from dlrm.training.build import settle_strategies, start_process_group
-from dlrm.training.data import Inputs, Ranks
+from dlrm.training.data import Inputs
 from experiments.harness.training import Training, of_rank_0
 from experiments.harness.workers import ANSWER
 from experiments.splitting.counting import count

@@ -17,8 +17,9 @@ from data.synthetic.config import BAG_SIZES
 from data.synthetic.popularity import Popularity
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
+from dlrm.launch.device import Ranks
 from dlrm.models.build import build_model
-from dlrm.training.data import Inputs, Ranks
+from dlrm.training.data import Inputs
 from experiments.harness.workload import one_hot
 
 RECIPE: Final = "terabyte"

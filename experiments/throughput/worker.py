@@ -20,10 +20,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from data.loader import DataLoader
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import Config
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import Inputs, Ranks
+from dlrm.training.data import Inputs
 from experiments.harness.workload import Setting, TimedBatches, Workload
 from experiments.throughput.breakdown import breakdown_ms
 from experiments.throughput.torchrec_dlrm import Rival

@@ -22,9 +22,9 @@ from torch import Tensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 
 from cpr.priority import Prioritizer, PriorityConfig
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Ranks
 from experiments.checkpointing.job import Job, start_training
 from experiments.harness.training import Training
 from experiments.tracking.run import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Pace

@@ -12,10 +12,10 @@ from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
-from dlrm.models.tables import PooledFeatures
+from dlrm.launch.device import Ranks
 from dlrm.sharding import plan
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.training.build import shard
-from dlrm.training.data import Ranks
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from cpr.checkpoint.catalog.retention import Retention, delete_save
 from cpr.checkpoint.catalog.verify import FileEntry, verify_files
 from cpr.checkpoint.collectives import RankGroup, shareable
 from cpr.checkpoint.format.manifest import Kind, Manifest, StateFileEntry, save_folder
+from cpr.checkpoint.format.part import Part
 from cpr.checkpoint.format.row_schema import ShardPlace, place_of
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.checkpoint.save.rank_writer import Part
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import CheckpointError, CorruptFileError, LockedError, SaveFailedError, SaveGivenUpError

@@ -23,6 +23,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.storage.base import Sink
 from cpr.errors import CorruptFileError
 from cpr.strict_json import parse
@@ -291,3 +292,31 @@ def _content(name: pa.Scalar, shape: pa.Scalar, itemsize: int, data: pa.Scalar) 
 
 
 LEAVES: Final = {"bytes": _bytes, "tensor": _tensor, "ndarray": _array}
+
+
+def decode_state(data: memoryview, path: str, save: Manifest, rank: int | None) -> Any:
+    """The tree in a state file whose bytes have been verified.
+
+    Raises:
+        CorruptFileError: there is something else in it than a save writes.
+    """
+    try:
+        tree = read_state(data)
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{path}: {error}") from error
+    if not isinstance(tree, dict):
+        raise CorruptFileError(f"{path} holds a {type(tree).__name__}, not states by name")
+    if rank is None and (fault := _fault_of_common(tree, save)):
+        raise CorruptFileError(f"{path}: {fault}; load an older state")
+    return tree
+
+
+def _fault_of_common(tree: dict[Any, Any], save: Manifest) -> str | None:
+    dense, registered, steps_done = (tree.get(name) for name in ("dense", "registered", "steps_done"))
+    if not isinstance(dense, dict) or not isinstance(registered, dict):
+        return "it holds no dense parameters, or no registered states"
+    if not all(isinstance(each, Tensor) for each in dense.values()):
+        return "its dense parameters are not all tensors"
+    if steps_done != save.step:
+        return f"it is of step {steps_done}, its manifest of step {save.step}"
+    return None

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import committed, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
+from cpr.checkpoint.format.part import merge_tables
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.interop.dcp_source import DcpSource
 from cpr.checkpoint.interop.dcp_tables import Block, DcpTable
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.checkpoint.save.rank_writer import PartWriter, merge_tables
+from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.snapshot import Piece
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError

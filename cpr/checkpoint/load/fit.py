@@ -6,8 +6,8 @@ import numpy as np
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import Manifest, RowFileEntry, TableEntry
+from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.checkpoint.save.rank_writer import table_entry
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.format.manifest import Manifest, digest
-from cpr.checkpoint.format.tree_file import read_state
+from cpr.checkpoint.format.manifest import digest
+from cpr.checkpoint.format.tree_file import decode_state
 from cpr.checkpoint.load.fit import check_fit
 from cpr.checkpoint.load.reading import LoadStats, Read, plan_reads, run_reads
 from cpr.checkpoint.load.scatter import Target
@@ -131,32 +131,8 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
     return None
 
 
-def decode_state(data: memoryview, path: str, save: Manifest, rank: int | None) -> Any:
-    """The tree in a state file whose bytes have been verified.
-
-    Raises:
-        CorruptFileError: there is something else in it than a save writes.
-    """
-    try:
-        tree = read_state(data)
-    except CorruptFileError as error:
-        raise CorruptFileError(f"{path}: {error}") from error
-    if not isinstance(tree, dict):
-        raise CorruptFileError(f"{path} holds a {type(tree).__name__}, not states by name")
-    if rank is None and (fault := _fault_of_common(tree, save)):
-        raise CorruptFileError(f"{path}: {fault}; load an older state")
-    return tree
 
 
-def _fault_of_common(tree: dict[Any, Any], save: Manifest) -> str | None:
-    dense, registered, steps_done = (tree.get(name) for name in ("dense", "registered", "steps_done"))
-    if not isinstance(dense, dict) or not isinstance(registered, dict):
-        return "it holds no dense parameters, or no registered states"
-    if not all(isinstance(each, Tensor) for each in dense.values()):
-        return "its dense parameters are not all tensors"
-    if steps_done != save.step:
-        return f"it is of step {steps_done}, its manifest of step {save.step}"
-    return None
 
 
 def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:

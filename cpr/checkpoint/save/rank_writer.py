@@ -1,20 +1,14 @@
 """One rank's part of a save: its row files and its state file, on their way to the storage."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
 from cpr.checkpoint.format.manifest import (
-    ROW,
-    ColumnEntry,
-    RowFileEntry,
     StateFileEntry,
     TableEntry,
 )
+from cpr.checkpoint.format.part import Part, column_entries
 from cpr.checkpoint.format.row_file import RowFileWriter
 from cpr.checkpoint.format.row_schema import place_of
 from cpr.checkpoint.format.tree_file import write_state
@@ -24,15 +18,6 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import SaveFailedError
 from cpr.shards.shard import TableShard
-
-
-@dataclass(kw_only=True)
-class Part:
-    """What one rank has written; travels to rank 0."""
-
-    rows: list[RowFileEntry] = field(default_factory=list)
-    states: list[StateFileEntry] = field(default_factory=list)
-    tables: dict[str, TableEntry] = field(default_factory=dict)
 
 
 class PartWriter:
@@ -104,7 +89,7 @@ class PartWriter:
         self._writer = RowFileWriter(
             sink,
             shard=place_of(shard),
-            columns=_column_entries(piece.rows.columns),  # those of the live shard may be others by now
+            columns=column_entries(piece.rows.columns),  # those of the live shard may be others by now
             codec=self._codec,
             with_ids=self._with_ids,
         )
@@ -123,36 +108,9 @@ class PartWriter:
             self._closing.result()
 
 
-def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:
-    """What a manifest says of the tables that shards are from, by name; their counters as of now."""
-    return {shard.table_fqn: table_entry(shard) for shard in shards}
 
 
-def table_entry(shard: TableShard) -> TableEntry:
-    """What a manifest says of the table that a shard is from."""
-    return TableEntry(
-        rows=shard.table_shape[0],
-        cols=shard.table_shape[1],
-        columns=_column_entries(shard.columns),
-        counters={name: counter.item() for name, counter in shard.counters.items()},
-    )
 
 
-def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
-    """The tables of all ranks, by name.
-
-    Their columns are those that were written. An optimizer may have made its state since a rolling save
-    began, and a row belongs together with the state that was copied with it.
-    """
-    tables = {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
-    for entry in (entry for part in parts for entry in part.rows):
-        columns = {name: column for name, column in entry.columns.items() if name != ROW}
-        tables[entry.table_fqn] = replace(tables[entry.table_fqn], columns=columns)
-    return tables
 
 
-def _column_entries(columns: Mapping[str, Tensor]) -> dict[str, ColumnEntry]:
-    return {
-        name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
-        for name, column in columns.items()
-    }

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from cpr.checkpoint.save.snapshot import Piece, Snapshot
 from cpr.checkpoint.save.staging import PIECE_BYTES, StagingPool
-from cpr.checkpoint.save.writer_thread import Save, States, describe
+from cpr.checkpoint.save.writer_thread import Save, describe
+from cpr.checkpoint.state.model_state import States
 
 ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
 """What a rolling save copies between two training steps at most: some milliseconds."""

@@ -9,17 +9,17 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from cpr.checkpoint.catalog.committer import History
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.format.manifest import Kind, Manifest, Moment, Parent, TableEntry, save_folder
+from cpr.checkpoint.format.manifest import Kind, Manifest, Moment, Parent, save_folder
+from cpr.checkpoint.format.part import Part, merge_tables
 from cpr.checkpoint.save.niceness import give_way
-from cpr.checkpoint.save.rank_writer import Part, PartWriter, merge_tables
+from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.snapshot import Piece
 from cpr.checkpoint.save.staging import StagingPool
+from cpr.checkpoint.state.model_state import States
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import (
     CheckpointError,
@@ -32,18 +32,6 @@ from cpr.errors import (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class States:
-    """What is saved beside the rows, captured in one moment."""
-
-    step: int
-    """Training steps done at that moment."""
-    tables: dict[str, TableEntry]
-    """Those that this rank holds shards of, with the counters of that moment."""
-    common: Any | None
-    """The same on all ranks; None on ranks that do not write it."""
-    own: Any | None
-    """Of this rank; None if there is nothing."""
 
 
 class Save:

@@ -6,17 +6,35 @@ belongs to one rank (random generators, for example) each rank writes for itself
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cpr.checkpoint.save.rank_writer import tables_of
-from cpr.checkpoint.save.writer_thread import States
-from cpr.errors import CheckpointError, MismatchError
+from cpr.checkpoint.format.manifest import TableEntry
+from cpr.checkpoint.format.part import tables_of
+from cpr.errors import (
+    CheckpointError,
+    MismatchError,
+)
 from cpr.shards import dense_tensors
 from cpr.shards.shard import TableShard
+
+
+@dataclass(frozen=True)
+class States:
+    """What is saved beside the rows, captured in one moment."""
+
+    step: int
+    """Training steps done at that moment."""
+    tables: dict[str, TableEntry]
+    """Those that this rank holds shards of, with the counters of that moment."""
+    common: Any | None
+    """The same on all ranks; None on ranks that do not write it."""
+    own: Any | None
+    """Of this rank; None if there is nothing."""
 
 
 class Stateful(Protocol):

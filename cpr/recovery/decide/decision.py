@@ -1,14 +1,9 @@
 """Partial recovery or full: what speaks for which, in words that end up in the log."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cpr.recovery.run.policy import RecoveryPolicy
-
-Kind = Literal["start", "resume", "process", "partial", "full"]
-"""`start`: from the beginning; `resume`: a new run that loads the newest checkpoint; `process`: workers died
-and everything they held is still there; `partial`: what nobody holds comes from the checkpoint; `full`:
-everybody goes back to it."""
+from cpr.recovery.run.report import Kind
 
 
 @dataclass(frozen=True)

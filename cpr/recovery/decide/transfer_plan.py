@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from cpr.checkpoint.format.row_schema import ShardPlace
+from cpr.recovery.run.report import RowOrigin, ShardLoss
 
 Interval = tuple[int, int]
 """From the first to before the last."""
@@ -190,3 +191,44 @@ def _contains(outer: Interval, inner: Interval) -> bool:
 def _common(one: Interval, other: Interval) -> Interval | None:
     begin, end = max(one[0], other[0]), min(one[1], other[1])
     return (begin, end) if begin < end else None
+
+
+def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
+    """Rows by origin, for each table."""
+    counts: dict[str, list[int]] = {}
+    for each in sources:
+        place = each.needed.place
+        count = counts.setdefault(place.table_fqn, [0, 0, 0])
+        count[0] += place.num_rows if each.needed.adopted else 0
+        count[1] += each.moved_rows
+        count[2] += each.lost_rows
+    return tuple(
+        RowOrigin(table_fqn=name, adopted=adopted, moved=moved, lost=lost)
+        for name, (adopted, moved, lost) in sorted(counts.items())
+    )
+
+
+def losses(
+    sources: list[ShardSources], samples: int, pls: float | None, expected: float | None
+) -> tuple[ShardLoss, ...]:
+    """What each shard has lost.
+
+    Args:
+        sources: of all shards.
+        samples: trained between the save and the failure.
+        pls: added by the failure; None: not known.
+        expected: of such a failure; None: not known.
+    """
+    lost_bytes = sum(each.lost_bytes for each in sources)
+    return tuple(
+        ShardLoss(
+            rank=each.needed.rank,
+            table_fqn=each.needed.place.table_fqn,
+            num_rows=each.lost_rows,
+            samples=samples,
+            pls=None if pls is None else pls * each.lost_bytes / lost_bytes,
+            pls_expected=None if expected is None else expected * each.lost_bytes / lost_bytes,
+        )
+        for each in sources
+        if each.lost_rows
+    )

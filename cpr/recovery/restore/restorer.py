@@ -13,13 +13,13 @@ from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.decision import Decision, Findings, decide
 from cpr.recovery.decide.inventory import COURSE, Survey, refuse_unreadable, survey
 from cpr.recovery.decide.lineage import Directory
-from cpr.recovery.decide.transfer_plan import ShardSources, lost_share, plan_sources
+from cpr.recovery.decide.transfer_plan import ShardSources, losses, lost_share, origins, plan_sources
 from cpr.recovery.restore.pls_budget import Accounts, Cost
 from cpr.recovery.restore.transfer import Mover
 from cpr.recovery.run.phases import Phases
 from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import Course
-from cpr.recovery.run.report import Recovery, losses, origins
+from cpr.recovery.run.report import Recovery
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree, put_back, put_counters, share_tree
 from cpr.resident.segment import Segment

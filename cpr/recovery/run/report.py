@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from cpr.recovery.decide.decision import Kind
-from cpr.recovery.decide.transfer_plan import ShardSources
 from cpr.recovery.run.phases import PHASES
 
 NO_LAST_WORD = "no last word: kill -9, out of memory, or told to stop while it waited for others"
 MEMORY_GONE = "gone with its memory"
+
+Kind = Literal["start", "resume", "process", "partial", "full"]
+"""`start`: from the beginning; `resume`: a new run that loads the newest checkpoint; `process`: workers died
+and everything they held is still there; `partial`: what nobody holds comes from the checkpoint; `full`:
+everybody goes back to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,45 +137,8 @@ class Recovery:
         return "\n".join(lines)
 
 
-def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
-    """Rows by origin, for each table."""
-    counts: dict[str, list[int]] = {}
-    for each in sources:
-        place = each.needed.place
-        count = counts.setdefault(place.table_fqn, [0, 0, 0])
-        count[0] += place.num_rows if each.needed.adopted else 0
-        count[1] += each.moved_rows
-        count[2] += each.lost_rows
-    return tuple(
-        RowOrigin(table_fqn=name, adopted=adopted, moved=moved, lost=lost)
-        for name, (adopted, moved, lost) in sorted(counts.items())
-    )
 
 
-def losses(
-    sources: list[ShardSources], samples: int, pls: float | None, expected: float | None
-) -> tuple[ShardLoss, ...]:
-    """What each shard has lost.
-
-    Args:
-        sources: of all shards.
-        samples: trained between the save and the failure.
-        pls: added by the failure; None: not known.
-        expected: of such a failure; None: not known.
-    """
-    lost_bytes = sum(each.lost_bytes for each in sources)
-    return tuple(
-        ShardLoss(
-            rank=each.needed.rank,
-            table_fqn=each.needed.place.table_fqn,
-            num_rows=each.lost_rows,
-            samples=samples,
-            pls=None if pls is None else pls * each.lost_bytes / lost_bytes,
-            pls_expected=None if expected is None else expected * each.lost_bytes / lost_bytes,
-        )
-        for each in sources
-        if each.lost_rows
-    )
 
 
 def _told(origin: RowOrigin, save_step: int | None) -> str:

@@ -7,7 +7,7 @@ several nodes, any of which may be replaced; one that is still there is enough.
 import os
 import socket
 
-from cpr.launch.agent import launcher_of_this_worker
+from cpr.processes import launcher_of_this_worker
 from cpr.resident.home import LAUNCH_VARIABLE
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
-from cpr.launch.agent import launcher_of_this_worker
-from cpr.processes import Process
+from cpr.processes import Process, launcher_of_this_worker
 from cpr.recovery.worker.launch_id import launch_of_this_worker
 from cpr.rendezvous import HeldSegment, Meeting, Offer
 from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key

@@ -1,7 +1,7 @@
 """Which exchange is fastest here: predicted for all candidates, timed for some, tried in training by a few.
 
-Predictions need the speeds of the links (`dlrm.comm.autotune.links`), the formulas that each collective
-composes of `dlrm.comm.autotune.cost`, and the time that a compressor takes; encoding all values takes time
+Predictions need the speeds of the links (`dlrm.comm.links`), the formulas that each collective
+composes of `dlrm.comm.cost`, and the time that a compressor takes; encoding all values takes time
 that they leave out. They only choose what is timed: in place, on the gradient's own size and values. Times of
 the exchange alone only choose what is tried: in a step caches are cold, and ranks are not there at the same
 moment. Steps decide. Whatever leaves something behind costs accuracy, so that it must be worth it: where the
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.autotune.links import Links, best_time_s, finish
+from dlrm.comm.links import Links, best_time_s, finish
 from dlrm.comm.collectives import Collective, Select
 
 MAX_TIMED: Final = 3

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from dlrm.comm.autotune.links import Links, measure_links
+from dlrm.comm.links import Links, measure_links
 
 CHECK_STEPS: Final = 500
 """Steps between the times that ranks compare what they see."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlrm.comm.autotune.candidates import Candidate, Estimate, Plan, decide, estimate, finalists, slowest
 from dlrm.comm.autotune.drift import Watch
-from dlrm.comm.autotune.links import measure_links
+from dlrm.comm.links import measure_links
 from dlrm.comm.autotune.online_trial import Trial
 from dlrm.comm.collectives import Collective
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.autotune.links import Links
+from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.compression.compressors import Compressor
 
@@ -113,7 +113,7 @@ class Collective(ABC):
 
     @abstractmethod
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
-        """Seconds on the wire of a step; `dlrm.comm.autotune.cost` has the formulas.
+        """Seconds on the wire of a step; `dlrm.comm.cost` has the formulas.
 
         Args:
             links: of this group's ranks.

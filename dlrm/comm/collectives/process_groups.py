@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlrm.comm.autotune.links import ranks_per_node
+from dlrm.comm.links import ranks_per_node
 from dlrm.comm.collectives.timeouts import timeout_of
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.autotune import cost
-from dlrm.comm.autotune.links import Links
+from dlrm.comm import cost
+from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective, Select
 from dlrm.comm.collectives.messages import share

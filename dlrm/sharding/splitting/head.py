@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from dlrm.models.tables import PooledFeatures
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.operator_tables import Placement
 from dlrm.sharding.splitting.planning.costs import SplitTraffic

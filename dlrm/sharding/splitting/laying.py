@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-from dlrm.comm.autotune.links import ranks_per_node
+from dlrm.comm.links import ranks_per_node
 from dlrm.config.schema import Config
 from dlrm.sharding.plan import memory_for_tables
 from dlrm.sharding.splitting.head import Head

@@ -1,6 +1,6 @@
 """How the tables of a split head may lie over the ranks, and what follows for the columns of each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
@@ -91,3 +91,12 @@ def _check_columns(name: str, layouts: Mapping[str, list[tuple[int, int, int]]])
 
 def _described(pieces: Iterable[tuple[int, int, int]]) -> str:
     return ", ".join(f"{width} on rank {rank}" for rank, _, width in pieces)
+
+
+def neighbour_of_dense(owners: Sequence[int]) -> int:
+    """Place of the field beside which the dense vector is kept: on the rank that owns the fewest.
+
+    Args:
+        owners: rank of each field, in canonical order.
+    """
+    return min(range(len(owners)), key=lambda place: (owners.count(owners[place]), -owners[place]))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.format.manifest import Manifest, Parent, save_folder
+from cpr.checkpoint.format.part import merge_tables, tables_of
 from cpr.checkpoint.format.row_file import Rows
-from cpr.checkpoint.save.rank_writer import PartWriter, merge_tables, tables_of
+from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.snapshot import Piece
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard

@@ -9,7 +9,7 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.committer import History
 from cpr.checkpoint.catalog.resolve import load_newest, on_rank_0
 from cpr.checkpoint.catalog.retention import Retention
-from cpr.checkpoint.save.rank_writer import Part
+from cpr.checkpoint.format.part import Part
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
 from cpr.recovery.worker import replicated_state as replicated
 from cpr.saving.cadence import FIRST_STEPS, AutoPace

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from cpr import forkserver as standby
-from cpr.launch.agent import agent_pid
+from cpr.processes import agent_pid
 
 PREPARED_BY = []
 

@@ -17,10 +17,10 @@ from cpr.checkpoint.catalog.resolve import find_newest, survey
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.format.manifest import Manifest
+from cpr.checkpoint.format.part import Part
 from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.checkpoint.ownership.collective import Ownership
+from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.ownership.records import Claimant
-from cpr.checkpoint.save.rank_writer import Part
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.decide.decision import Findings, decide

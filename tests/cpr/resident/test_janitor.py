@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cpr.launch.agent import AGENT_PID, LAUNCH_PID
-from cpr.processes import Process, pid_namespace
+from cpr.processes import AGENT_PID, LAUNCH_PID, Process, pid_namespace
 from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor

@@ -8,7 +8,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr.shards import table_groups
 from dlrm.config.schema import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
-from dlrm.optim.build import Optimizers, ReplicatedTables, arithmetic_dtype, dense_parameters, schedule_factor
+from dlrm.optim.build import Optimizers, ReplicatedTables, arithmetic_dtype, schedule_factor
+from dlrm.sharding.parameters import dense_parameters
 
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
 

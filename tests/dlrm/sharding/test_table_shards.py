@@ -6,7 +6,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr.shards import dense_tensors, find_shards
 from dlrm.config.schema import SPARSE_OPTIMIZERS, DenseConfig, ModelConfig, ScheduleConfig, TablesConfig
-from dlrm.optim.build import Optimizers, ReplicatedTables, dense_parameters
+from dlrm.optim.build import Optimizers, ReplicatedTables
+from dlrm.sharding.parameters import dense_parameters
 
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
 STATE_SHAPES = {

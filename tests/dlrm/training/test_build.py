@@ -18,12 +18,13 @@ from dlrm.config.schema import ModelConfig
 from dlrm.dense_sync import Replicas
 from dlrm.dense_sync.p3 import Prioritized
 from dlrm.dense_sync.selsync import Apart
+from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.build import build_model
 from dlrm.sharding.host_lookup import HostLookup, ReplicatedLookup
 from dlrm.training import build as module
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import Ranks, prepare
+from dlrm.training.data import prepare
 from dlrm.training.model import move_dense
 from dlrm.training.trainer import DivergedError
 

@@ -14,7 +14,8 @@ from data.loader import order
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config import schema as config
 from dlrm.config.recipe import load_config
-from dlrm.training.data import Ranks, prepare, resolve_device
+from dlrm.launch.device import Ranks, resolve_device
+from dlrm.training.data import prepare
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 CPU = torch.device("cpu")

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
 from dlrm.fault_tolerance.session import NoRecovery
+from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.training.build import build, start_process_group
-from dlrm.training.data import Ranks, prepare
+from dlrm.training.data import prepare
 
 BATCH_BYTES = 1024 * (13 * 4 + 26 * 8 + 4)
 """A batch of the recipe: the least that a step could leave behind, were it to leave its tensors."""

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from cpr.shards import find_shards
+from dlrm.launch.device import Ranks
 from dlrm.training.build import start_process_group
-from dlrm.training.data import Ranks
 from experiments.checkpointing.baselines import DcpAsyncSave, DcpSave, RawWrite, TorchSave, local_tensors
 from experiments.checkpointing.bench import Bench
 from experiments.checkpointing.files import folder_bytes, forget_cached

@@ -6,7 +6,8 @@ from scipy.stats import ttest_rel
 
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
-from dlrm.training.data import Ranks, prepare
+from dlrm.launch.device import Ranks
+from dlrm.training.data import prepare
 from dlrm.training.evaluation import evaluate
 from experiments.codecs import run as codecs
 from experiments.codecs.run import Job, differences, figures_of, main

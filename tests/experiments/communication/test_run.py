@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from dlrm.training.data import Ranks
+from dlrm.launch.device import Ranks
 from experiments.communication import run as communication
 from experiments.communication.contenders import (
     BASELINE,

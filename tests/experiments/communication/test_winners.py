@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from dlrm.comm.autotune import cost
+from dlrm.comm import cost
 from experiments.communication import winners as communication_winners
 from experiments.communication.winners import cells, table_vi_hits
 

@@ -9,7 +9,8 @@ from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.recovery.run.pls import pls_added
 from data.dataset import read_manifest
 from data.synthetic import SyntheticConfig, generate
-from dlrm.training.data import Ranks, prepare
+from dlrm.launch.device import Ranks
+from dlrm.training.data import prepare
 from experiments.emulation import worker as emulation_worker
 from experiments.emulation.data import Ids
 from experiments.emulation.emulation import NODES, Event, Run, events_of, rows_of_node

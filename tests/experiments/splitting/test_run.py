@@ -8,8 +8,8 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting.planning import costs
-from dlrm.training.data import Ranks
 from experiments.harness import network, record
 from experiments.harness.network import Network
 from experiments.harness.workers import Workers

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlrm.comm.autotune import cost
+from dlrm.comm import cost
 from dlrm.comm.autotune import drift as replanning
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
-from dlrm.comm.autotune.links import Link, Links, measure_links
+from dlrm.comm.links import Link, Links, measure_links
 from dlrm.comm.autotune.online_trial import Trial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
 from dlrm.comm.collectives.process_groups import make_nodes

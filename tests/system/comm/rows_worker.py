@@ -22,10 +22,10 @@ from dlrm.config.schema import (
     TablesConfig,
     TrainConfig,
 )
+from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import shard
-from dlrm.training.data import Ranks
 
 RANKS = 2
 DIM = 16

@@ -27,11 +27,12 @@ from dlrm.config.schema import (
     TrainConfig,
 )
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.launch.device import Ranks
+from dlrm.optim.build import Optimizers
 from dlrm.sharding import plan
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.training import build
 from dlrm.training import model as sharded
-from dlrm.training.data import Ranks
 from dlrm.training.evaluation import evaluate
 
 CPU = torch.device("cpu")

@@ -35,7 +35,7 @@ from dlrm.config.schema import DenseConfig
 from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
-from dlrm.optim.build import dense_parameters
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import split_plan

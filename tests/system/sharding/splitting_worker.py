@@ -21,8 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import dense_parameters
 from dlrm.sharding.host_lookup import use_host_lookups
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead

@@ -13,11 +13,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.comm.autotune.links import Link
+from dlrm.comm.links import Link
 from dlrm.comm.consistency.error_flags import NUM_PLACES
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.dense_sync import Replicas
-from dlrm.optim.build import dense_parameters
+from dlrm.launch.device import Ranks
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import laying
 from dlrm.sharding.splitting.planning import choose, costs, planner
 from dlrm.sharding.splitting.planning.cluster import Cluster
@@ -25,7 +26,6 @@ from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training import build
 from dlrm.training import model as sharded
-from dlrm.training.data import Ranks
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11)))
 CPU = torch.device("cpu")

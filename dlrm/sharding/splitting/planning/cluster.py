@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from dlrm.comm.autotune.links import PROBE_BYTES, Links, best_time_s, finish, measure_links
+from dlrm.comm.links import PROBE_BYTES, Links, best_time_s, finish, measure_links
 from dlrm.sharding.splitting.planning.costs import Collective
 
 PROBE_IDS: Final = 50_000

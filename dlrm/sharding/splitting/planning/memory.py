@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from dlrm.models.tables import PooledFeatures
 from dlrm.sharding.plan import FP32_BYTES, format_bytes
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning.shapes import numbers_outside_tables
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dlrm.config.schema import Config
-from dlrm.models.tables import PooledFeatures
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.laying import WIRE_DTYPES, Layout, Planned
 from dlrm.sharding.splitting.planning import choose

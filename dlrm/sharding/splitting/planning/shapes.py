@@ -10,11 +10,11 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
 
 from dlrm.config.schema import COLUMN_STEP, DenseConfig
-from dlrm.models.cross import neighbour_of_dense
-from dlrm.models.tables import PooledFeatures
-from dlrm.optim.build import dense_parameters
 from dlrm.sharding.exchange_codecs import exchanged_width
+from dlrm.sharding.parameters import dense_parameters
+from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
+from dlrm.sharding.splitting.layout import neighbour_of_dense
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
 from dlrm.sharding.splitting.planning.choose import HeadShape

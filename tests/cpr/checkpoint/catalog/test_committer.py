@@ -12,8 +12,8 @@ from cpr.checkpoint.catalog.committer import History
 from cpr.checkpoint.catalog.resolve import find_newest, survey
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
+from cpr.checkpoint.format.part import Part, tables_of
 from cpr.checkpoint.load.loader import load_shards
-from cpr.checkpoint.save.rank_writer import Part, tables_of
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 from tests.cpr.checkpoint.world import run_ranks
 

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources
+from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources, origins
 from cpr.recovery.run.phases import Phases, process_began_ns
-from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin, origins
+from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin
 
 STORY = Recovery(
     kind="partial",

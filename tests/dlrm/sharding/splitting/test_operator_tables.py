@@ -14,8 +14,9 @@ from data.dataset import Feature
 from dlrm.config.schema import DenseConfig, ScheduleConfig, TablesConfig
 from dlrm.models.deepfm import DeepFM, DeepFMHead
 from dlrm.models.linear import LinearHead
-from dlrm.optim.build import Optimizers, dense_parameters
+from dlrm.optim.build import Optimizers
 from dlrm.sharding.host_lookup import use_host_lookups
+from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import make_sharder
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement, make_operator_sharder
 from dlrm.sharding.splitting.sharded import HeadSharder

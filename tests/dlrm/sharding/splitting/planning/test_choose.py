@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.comm.autotune.links import Link
+from dlrm.comm.links import Link
 from dlrm.sharding.splitting.planning.choose import (
     HeadShape,
     candidates,

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dlrm.comm.autotune.links import Link, Links
+from dlrm.comm.links import Link, Links
 
 NONE = Link(latency_s=0.0, bytes_per_s=math.inf)
 FAST = Link(latency_s=1e-5, bytes_per_s=1e10)

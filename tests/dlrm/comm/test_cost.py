@@ -1,6 +1,6 @@
 import pytest
 
-from dlrm.comm.autotune import cost
+from dlrm.comm import cost
 
 ALPHA_S = 1e-3
 BETA_S = 8 / 10e9

@@ -1,4 +1,4 @@
-"""The embedding tables of a model, and what every model does with their output."""
+"""Sum-pooled embedding tables, one a feature."""
 
 from collections.abc import Sequence
 

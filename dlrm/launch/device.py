@@ -1,0 +1,44 @@
+"""The place of this process among all ranks, and its device."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among all, from torchrun's environment; alone without it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls) -> "Ranks":
+        """Read RANK, LOCAL_RANK and WORLD_SIZE."""
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        )
+
+
+def resolve_device(name: str, ranks: Ranks) -> torch.device:
+    """The device of this rank.
+
+    Raises:
+        ValueError: cuda is asked for and not there, or there are more local ranks than GPUs.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("train.device is cuda, but torch finds no GPU here; set train.device=cpu")
+    if ranks.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"local rank {ranks.local_rank} has no GPU of its own: there are {torch.cuda.device_count()}; "
+            "start at most that many processes with --nproc-per-node"
+        )
+    return torch.device("cuda", ranks.local_rank)

@@ -1,0 +1,8 @@
+"""Which parameters of a sharded model are dense, and not in tables."""
+
+from torch import nn
+
+
+def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters outside all tables."""
+    return [parameter for name, parameter in model.named_parameters() if ".embedding_bags." not in name]
