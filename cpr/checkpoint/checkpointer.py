@@ -16,15 +16,14 @@ from tqdm import tqdm
 
 from cpr.checkpoint.catalog.chain import Rejected, State
 from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, load_newest, on_rank_0, survey
 from cpr.checkpoint.collectives import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
 from cpr.checkpoint.config import WRITER_BYTES, CheckpointConfig
 from cpr.checkpoint.format.manifest import Kind, Moment
 from cpr.checkpoint.format.part import table_entry
-from cpr.checkpoint.format.row_schema import place_of
 from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.load.reading import LoadStats
-from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.ownership.records import NOBODYS, Claimant
 from cpr.checkpoint.save.request import Wish, agree
 from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows, shards_named
@@ -720,10 +719,10 @@ class Checkpointer:
         if not self._history.chain:
             raise ValueError("a row save needs a base to build on: call save() first")
         base = self._history.chain[0]
-        places = {place_of(entry) for entry in base.rows}
+        places = {entry.extent for entry in base.rows}
         for shard in shards:
             same_columns = base.tables[shard.table_fqn].columns == table_entry(shard).columns
-            if place_of(shard) not in places or not same_columns:
+            if shard.extent not in places or not same_columns:
                 raise MismatchError(
                     f"{shard.name} is no shard of base {base.sequence}, which was saved under another "
                     "sharding plan or optimizer: call save() first, so that row saves have a base of this one"

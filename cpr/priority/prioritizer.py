@@ -14,7 +14,7 @@ from cpr.priority.covering import fused_tables, largest_tables, table_sizes
 from cpr.priority.schemes import TRACKERS
 from cpr.priority.tracker import Allocate, TrackedGroup, TrackedTable, Tracker
 from cpr.shards import find_shards, table_groups
-from cpr.shards.groups import PlacedTable, TableGroup
+from cpr.shards.groups import TableGroup
 from cpr.shards.lookups import LookupLayout, Lookups, watch_lookups
 from cpr.shards.shard import TableShard
 
@@ -253,12 +253,11 @@ class Prioritizer:
                 self._places[table.shard.name] = _Place(tracker, place)
         return tracker
 
-    def _tracked_table(self, table: PlacedTable, first_row: int) -> TrackedTable:
+    def _tracked_table(self, table: TableShard, first_row: int) -> TrackedTable:
         num_rows = table.weights.shape[0]
-        is_prioritised = table.fqn in self.prioritised
-        name = f"{table.fqn}/r{table.row_offset}-c{table.col_offset}"
+        is_prioritised = table.table_fqn in self.prioritised
         return TrackedTable(
-            shard=self._shards.get(name),
+            shard=self._shards.get(table.name),
             first_row=first_row,
             num_rows=num_rows,
             budget=math.ceil(self._config.ratio * num_rows) if is_prioritised else 0,

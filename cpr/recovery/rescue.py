@@ -6,26 +6,21 @@ The same reports and conclusions as in a recovery tell which state is the newest
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.catalog.chain import committed, find_states
-from cpr.checkpoint.format.manifest import Manifest, save_folder
-from cpr.checkpoint.format.part import Part, merge_tables, tables_of
-from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.checkpoint.format.rows import Rows
-from cpr.checkpoint.ownership.lock import DirectoryLock
+from cpr.checkpoint.catalog.chain import find_states
+from cpr.checkpoint.format.manifest import Manifest
+from cpr.checkpoint.format.part import Part, tables_of
 from cpr.checkpoint.ownership.records import Owner
 from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.save.snapshot import Piece
+from cpr.checkpoint.save.whole_base import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
@@ -34,12 +29,8 @@ from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed
 from cpr.recovery.worker.replicated_state import Counters
 from cpr.resident.home import Home
+from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard
-
-CHUNK_BYTES: Final = 8 * 2**20
-"""Of rows that can be read alone later."""
-
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -108,40 +99,14 @@ def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None
         LockedError: a run that is alive writes there.
         CheckpointError: something cannot be written; nothing counts then.
     """
-    lock = DirectoryLock(storage, uuid.uuid4().hex)
-    lock.acquire(partial(committed, storage))
-    try:
-        sequence, run_id = _next_save(storage, rescued, lock.previous)
-        folder = save_folder(sequence, lock.epoch)
-        writer = PartWriter(storage, folder, "exact", with_ids=False)
-        try:
-            part = _write(rescued, writer, progress)
-        except BaseException:
-            writer.abandon()
-            storage.delete(folder)
-            raise
-        manifest = Manifest(
-            run_id=run_id,
-            sequence=sequence,
-            epoch=lock.epoch,
-            kind="base",
-            parent=None,
-            base=sequence,
-            moment="rolling" if rescued.interrupted else "consistent",
-            step=rescued.step,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            world_size=rescued.world_size,
-            tables=merge_tables([part]),
-            rows=tuple(part.rows),
-            states=tuple(part.states),
-        )
-        lock.check()
-        with storage.create(manifest.path) as sink:
-            sink.write(memoryview(manifest.to_json()))
-        lock.check()
-    finally:
-        lock.release()
-    return manifest
+    return write_base(
+        storage,
+        lambda lock: _next_save(storage, rescued, lock.previous),
+        lambda writer: _write(rescued, writer, progress),
+        moment="rolling" if rescued.interrupted else "consistent",
+        step=rescued.step,
+        world_size=rescued.world_size,
+    )
 
 
 def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued:
@@ -183,15 +148,15 @@ def _missing(state: Assessment, refused: Sequence[str]) -> str:
 
 def _sharded(state: Assessment, found: Survey, counters: Counters) -> Iterator[TableShard]:
     """The newest memory of each part of the sharded tables; together they are whole tables."""
-    taken: dict[str, list[ShardPlace]] = {}
+    taken: dict[str, list[Extent]] = {}
     for held in sorted(state.held, key=lambda each: (each.generation, each.step), reverse=True):
-        places = taken.setdefault(held.place.table_fqn, [])
-        if not any(_overlap(held.place, place) for place in places):
-            places.append(held.place)
-            yield _shard(held.place, found.columns[held.index], counters)
-    for table, places in taken.items():
-        rows, cols = places[0].table_shape
-        here = sum(place.num_rows * place.num_cols for place in places)
+        extents = taken.setdefault(held.extent.table_fqn, [])
+        if not any(held.extent.overlap(each) for each in extents):
+            extents.append(held.extent)
+            yield _shard(held.extent, found.columns[held.index], counters)
+    for table, extents in taken.items():
+        rows, cols = extents[0].table_shape
+        here = sum(each.num_rows * each.num_cols for each in extents)
         if here != rows * cols:
             raise ResidentMemoryError(
                 f"memory holds {here} of the {rows * cols} weights of table {table}: it cannot be saved as a "
@@ -199,36 +164,20 @@ def _sharded(state: Assessment, found: Survey, counters: Counters) -> Iterator[T
             )
 
 
-def _overlap(one: ShardPlace, other: ShardPlace) -> bool:
-    def meet(a: int, a_size: int, b: int, b_size: int) -> bool:
-        return a < b + b_size and b < a + a_size
-
-    rows = meet(one.row_offset, one.num_rows, other.row_offset, other.num_rows)
-    return rows and meet(one.col_offset, one.num_cols, other.col_offset, other.num_cols)
-
-
 def _replicated(saved: Mapping[str, Mapping[str, Tensor]], counters: Counters) -> Iterator[TableShard]:
     """Tables that every worker had a whole copy of, by the names of their shards."""
     for name, columns in saved.items():
-        rows, cols = columns["weights"].shape
-        place = ShardPlace(
-            table_fqn=name.rpartition("/")[0],
-            table_shape=(rows, cols),
-            row_offset=0,
-            num_rows=rows,
-            col_offset=0,
-            num_cols=cols,
-        )
-        yield _shard(place, columns, counters)
+        extent = Extent.of_table(name.rpartition("/")[0], tuple(columns["weights"].shape))
+        yield _shard(extent, columns, counters)
 
 
-def _shard(place: ShardPlace, columns: Mapping[str, Tensor], counters: Counters) -> TableShard:
-    known = counters.get(place.table_fqn, {})
+def _shard(extent: Extent, columns: Mapping[str, Tensor], counters: Counters) -> TableShard:
+    known = counters.get(extent.table_fqn, {})
     return TableShard(
-        table_fqn=place.table_fqn,
-        table_shape=place.table_shape,
-        row_offset=place.row_offset,
-        col_offset=place.col_offset,
+        table_fqn=extent.table_fqn,
+        table_shape=extent.table_shape,
+        row_offset=extent.row_offset,
+        col_offset=extent.col_offset,
         replicated=False,
         weights=columns["weights"],
         optimizer_state={name: column for name, column in columns.items() if name != "weights"},
@@ -259,12 +208,7 @@ def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple
 def _write(rescued: Rescued, writer: PartWriter, progress: Progress) -> Part:
     last_step = rescued.step + rescued.interrupted
     for shard in rescued.shards:
-        rows_at_once = max(1, CHUNK_BYTES // shard.bytes_per_row)
-        for begin in range(0, shard.num_rows, rows_at_once):
-            rows = {name: values[begin : begin + rows_at_once] for name, values in shard.columns.items()}
-            chunk = Rows(shard.row_offset + begin, None, rows)
-            writer.write(Piece(shard, chunk, torch.empty(0), last_step))
-            progress(sum(values.nbytes for values in rows.values()))
+        write_rows(writer, shard.extent, shard.row_offset, shard.columns, last_step, progress)
     writer.write_state(rescued.common, None)
     for rank, state in sorted(rescued.own.items()):
         writer.write_state(state, rank)

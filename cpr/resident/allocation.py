@@ -26,7 +26,7 @@ from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import ResidentMemoryError
 from cpr.resident.layout import KernelMemory
 from cpr.resident.segment import Segment
-from cpr.shards.groups import PlacedTable
+from cpr.shards.shard import TableShard
 
 KERNELS: Final = "torchrec.distributed.batched_embedding_kernel"
 COLLECTIONS: Final = "torchrec.distributed.embedding"
@@ -188,16 +188,14 @@ class _Births:
 
     def _adding(self, original: Any) -> Any:
         @wraps(original)
-        def allocate(
-            columns: Any, table: PlacedTable, dtypes: Mapping[str, torch.dtype]
-        ) -> dict[str, Tensor]:
+        def allocate(columns: Any, table: TableShard, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
             num_rows = table.weights.shape[0]
             if table.weights.device.type != "cpu" or num_rows == 0:
                 made: dict[str, Tensor] = original(columns, table, dtypes)
                 return made
             names = {name: str(dtype) for name, dtype in dtypes.items()}
-            signature = json.dumps([table.fqn, table.row_offset, table.col_offset, num_rows, names])
-            files = self._files(signature, list(names), f"the columns of {table.fqn}")
+            signature = json.dumps([table.table_fqn, table.row_offset, table.col_offset, num_rows, names])
+            files = self._files(signature, list(names), f"the columns of {table.table_fqn}")
             regions = {
                 name: self.segment.region(files[name], dtype, num_rows) for name, dtype in dtypes.items()
             }

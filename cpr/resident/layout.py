@@ -18,10 +18,11 @@ from torch import Tensor
 
 from cpr.errors import DamagedMemoryError
 from cpr.resident.folders import open_private, other_version, reading
+from cpr.shards.extent import Extent
 
 LAYOUT_FILE: Final = "layout.json"
 FORMAT_NAME: Final = "cpr-resident"
-FORMAT: Final = f"{FORMAT_NAME} 2"
+FORMAT: Final = f"{FORMAT_NAME} 3"
 REGION_SUFFIX: Final = ".memory"
 
 
@@ -60,13 +61,10 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedShard:
-    """A table shard in memory; names as in `cpr.shards.TableShard`."""
+class StoredShard:
+    """A table shard in memory."""
 
-    table_fqn: str
-    table_shape: tuple[int, int]
-    row_offset: int
-    col_offset: int
+    extent: Extent
     columns: dict[str, Place]
     """Weights and optimizer state by column name."""
 
@@ -103,7 +101,7 @@ class Layout:
     files: dict[str, RegionFile]
     kernels: tuple[KernelMemory, ...]
     """In the order in which they were built."""
-    shards: tuple[PlacedShard, ...]
+    shards: tuple[StoredShard, ...]
     companions: dict[str, str]
     """File by name of what belongs to these tables and is no part of them, such as counters of lookups."""
 
@@ -170,12 +168,12 @@ def _parsed(stored: dict[str, Any]) -> Layout:
     )
 
 
-def _shard(stored: dict[str, Any]) -> PlacedShard:
-    rows, cols = stored["table_shape"]
+def _shard(stored: dict[str, Any]) -> StoredShard:
+    rows, cols = stored["extent"]["table_shape"]
     columns = {
         name: Place(**place | {"shape": tuple(place["shape"])}) for name, place in stored["columns"].items()
     }
-    return PlacedShard(**stored | {"table_shape": (rows, cols), "columns": columns})
+    return StoredShard(extent=Extent(**stored["extent"] | {"table_shape": (rows, cols)}), columns=columns)
 
 
 def _check_files(folder: Path, layout: Layout) -> None:
@@ -189,4 +187,5 @@ def _check_files(folder: Path, layout: Layout) -> None:
         for column, place in shard.columns.items():
             file_bytes = layout.files[place.file].num_bytes if place.file in layout.files else -1
             if place.offset * place.torch_dtype.itemsize + place.num_bytes > file_bytes:
-                raise DamagedMemoryError(f"{column} of {shard.table_fqn} lies outside of {place.file!r}")
+                table = shard.extent.table_fqn
+                raise DamagedMemoryError(f"{column} of {table} lies outside of {place.file!r}")

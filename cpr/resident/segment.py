@@ -31,14 +31,15 @@ from cpr.resident.layout import (
     KernelMemory,
     Layout,
     Place,
-    PlacedShard,
     RegionFile,
+    StoredShard,
     read_layout,
     region_path,
 )
 from cpr.resident.regions import create_region, map_region
 from cpr.resident.replica import Replica
 from cpr.resident.status_page import Marks
+from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard
 
 MARKS_FILE: Final = "marks"
@@ -60,24 +61,11 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HeldShard:
-    """Rows x columns of a table in resident memory, readable without the model. Fields as in `TableShard`."""
+    """Rows x columns of a table in resident memory, readable without the model."""
 
-    table_fqn: str
-    table_shape: tuple[int, int]
-    row_offset: int
-    col_offset: int
+    extent: Extent
     columns: Mapping[str, Tensor]
     """Weights `[num_rows, num_cols]` and optimizer state `[num_rows, ...]`, live in shared memory."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows here."""
-        return self.columns["weights"].shape[0]
-
-    @property
-    def num_cols(self) -> int:
-        """Columns here."""
-        return self.columns["weights"].shape[1]
 
 
 class Segment:
@@ -285,10 +273,7 @@ class Segment:
                 raise DamagedMemoryError(f"{region_path(self.folder, name)} differs from its digest")
         return [
             HeldShard(
-                table_fqn=shard.table_fqn,
-                table_shape=shard.table_shape,
-                row_offset=shard.row_offset,
-                col_offset=shard.col_offset,
+                extent=shard.extent,
                 columns={name: place.view(regions[place.file]) for name, place in shard.columns.items()},
             )
             for shard in layout.shards
@@ -353,19 +338,13 @@ class Segment:
                 shutil.rmtree(self.folder)
         self.release()
 
-    def _placed(self, shard: TableShard) -> PlacedShard | None:
+    def _placed(self, shard: TableShard) -> StoredShard | None:
         """Where a shard's columns lie; None if some lie elsewhere."""
         columns = {name: self._find(tensor) for name, tensor in shard.columns.items()}
         found = {name: place for name, place in columns.items() if place}
         if len(found) < len(columns):
             return None
-        return PlacedShard(
-            table_fqn=shard.table_fqn,
-            table_shape=shard.table_shape,
-            row_offset=shard.row_offset,
-            col_offset=shard.col_offset,
-            columns=found,
-        )
+        return StoredShard(extent=shard.extent, columns=found)
 
     def _find(self, tensor: Tensor) -> Place | None:
         """The region in which a tensor lies, by its address."""

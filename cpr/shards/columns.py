@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from cpr.shards.groups import PlacedTable, TableGroup
+from cpr.shards.groups import TableGroup
+from cpr.shards.shard import TableShard
 
 ATTRIBUTE: Final = "row_columns_of_tables"
 """Of an FBGEMM module: its `RowColumns`, by the place of their table in it."""
@@ -27,13 +28,13 @@ class RowColumns:
     """
 
     def __init__(
-        self, table: PlacedTable, dtypes: Mapping[str, torch.dtype], written: Callable[[], object]
+        self, table: TableShard, dtypes: Mapping[str, torch.dtype], written: Callable[[], object]
     ) -> None:
         self.written = written
         self.tensors: Mapping[str, Tensor] = self.allocate(table, dtypes)
         """Live, `[num_rows]` each."""
 
-    def allocate(self, table: PlacedTable, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    def allocate(self, table: TableShard, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """Their memory, of zeros; `cpr.resident.allocation` gives another, maybe that of a dead worker."""
         num_rows, device = table.weights.shape[0], table.weights.device
         return {name: torch.zeros(num_rows, dtype=dtype, device=device) for name, dtype in dtypes.items()}
@@ -65,7 +66,8 @@ def add_row_columns(
     states = group.emb_module.get_optimizer_state()
     taken = {"weights", "row", *(states[place] if states else ())}
     if clash := taken & dtypes.keys() or (dtypes.keys() if place in added else set()):
-        raise ValueError(f"{group.tables[place].fqn} has columns already that are called {sorted(clash)}")
+        table = group.tables[place].table_fqn
+        raise ValueError(f"{table} has columns already that are called {sorted(clash)}")
     columns = RowColumns(group.tables[place], dtypes, written)
     setattr(group.emb_module, ATTRIBUTE, {**added, place: columns})
     return columns.tensors

@@ -1,15 +1,16 @@
 """From a model to the table shards of this rank."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from cpr.shards.columns import RowColumns, row_columns
-from cpr.shards.groups import PlacedTable, TableGroup, table_groups
+from cpr.shards.groups import TableGroup, table_groups
 from cpr.shards.matching import match_state
 from cpr.shards.shard import TableShard
 from cpr.shards.updates import UPDATED_IN_FORWARD
@@ -39,7 +40,7 @@ def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[
     shards = [shard for group in table_groups(model) for shard in _shards(group, optimizers)]
     return sorted(
         (shard for shard in shards if shard.num_rows),
-        key=lambda shard: (shard.table_fqn, shard.row_offset, shard.col_offset),
+        key=lambda shard: shard.extent,
     )
 
 
@@ -48,8 +49,8 @@ def _shards(group: TableGroup, optimizers: Sequence[Optimizer]) -> Iterator[Tabl
         yield from _fused_shards(group)
         return
     for table in group.tables:
-        state, counters = match_state(table.fqn, table.weights, optimizers)
-        yield _shard(table, state, counters)
+        state, counters = match_state(table.table_fqn, table.weights, optimizers)
+        yield replace(table, optimizer_state=state, counters=counters)
 
 
 def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
@@ -63,33 +64,14 @@ def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
     for place, (table, by_name) in enumerate(zip(group.tables, states, strict=True)):
         state = {name: tensor.detach() for name, tensor in by_name.items() if name != "iter"}
         more = added.get(place)
-        yield _shard(
+        yield replace(
             table,
-            state if more is None else {**state, **more.tensors},
-            counters,
+            optimizer_state=state if more is None else {**state, **more.tensors},
+            counters=counters,
             updated_in_backward=tbe.optimizer not in UPDATED_IN_FORWARD and more is None,
             flush=tbe.flush,
             invalidate=partial(_invalidate, tbe, more),
         )
-
-
-def _shard(
-    table: PlacedTable,
-    state: Mapping[str, Tensor],
-    counters: Mapping[str, Tensor],
-    **of_fused: Any,
-) -> TableShard:
-    return TableShard(
-        table_fqn=table.fqn,
-        table_shape=table.shape,
-        row_offset=table.row_offset,
-        col_offset=table.col_offset,
-        replicated=table.replicated,
-        weights=table.weights,
-        optimizer_state=state,
-        counters=counters,
-        **of_fused,
-    )
 
 
 def _invalidate(tbe: Any, more: RowColumns | None) -> None:

@@ -24,6 +24,8 @@ from torchrec.distributed.model_parallel import (
 )
 from torchrec.distributed.types import ShardingType
 
+from cpr.shards.shard import TableShard
+
 COLLECTIONS: Final[dict[type[nn.Module], str]] = {
     ShardedEmbeddingBagCollection: "embedding_bags",
     ShardedEmbeddingCollection: "embeddings",
@@ -32,33 +34,12 @@ COLLECTIONS: Final[dict[type[nn.Module], str]] = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PlacedTable:
-    """A table, or a piece of one, in an FBGEMM module of this rank."""
-
-    fqn: str
-    """As in `model.state_dict()`, without `.weight`."""
-    shape: tuple[int, int]
-    """Rows and columns of the whole table."""
-    row_offset: int
-    col_offset: int
-    replicated: bool
-    """Data-parallel: every rank holds the whole table."""
-    weights: Tensor
-    """Live, `[rows, columns]` of the piece."""
-
-    @property
-    def name(self) -> str:
-        """The table's own name, which other modules may use as well."""
-        return self.fqn.rpartition(".")[2]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class TableGroup:
     """One FBGEMM module (a "table batched embedding") and what lies in it."""
 
     emb_module: Any
-    tables: tuple[PlacedTable, ...]
-    """In the order of `emb_module.split_embedding_weights()`."""
+    tables: tuple[TableShard, ...]
+    """In the order of `emb_module.split_embedding_weights()`; `cpr.shards.discovery` adds optimizer state."""
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -127,15 +108,15 @@ def _group(prefix: str, plan: Any, kernel: Any) -> TableGroup:
     return TableGroup(emb_module=tbe, tables=tuple(placed))
 
 
-def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> PlacedTable:
-    shape = (table.num_embeddings, table.embedding_dim)
+def _placed(fqn: str, table: ShardedEmbeddingTable, kind: str, weights: Tensor) -> TableShard:
     metadata = table.local_metadata  # None: the whole table
     row_offset, col_offset = metadata.shard_offsets if metadata else (0, 0)
-    return PlacedTable(
-        fqn=fqn,
-        shape=shape,
+    return TableShard(
+        table_fqn=fqn,
+        table_shape=(table.num_embeddings, table.embedding_dim),
         row_offset=row_offset,
         col_offset=col_offset,
         replicated=kind == ShardingType.DATA_PARALLEL.value,
         weights=weights.detach(),
+        optimizer_state={},
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from cpr.shards.extent import Extent
+
 
 def _nothing() -> None:
     return None
@@ -57,6 +59,18 @@ class TableShard:
         return self.weights.shape[1]
 
     @property
+    def extent(self) -> Extent:
+        """Which rows and columns of the table these are."""
+        return Extent(
+            table_fqn=self.table_fqn,
+            table_shape=self.table_shape,
+            row_offset=self.row_offset,
+            num_rows=self.num_rows,
+            col_offset=self.col_offset,
+            num_cols=self.num_cols,
+        )
+
+    @property
     def columns(self) -> dict[str, Tensor]:
         """Weights and optimizer state by column name: what is saved and restored together."""
         return {"weights": self.weights, **self.optimizer_state}
@@ -67,9 +81,14 @@ class TableShard:
         return sum(bytes_per_row(tensor) for tensor in self.columns.values())
 
     @property
+    def table_name(self) -> str:
+        """The table's own name, which tables of other modules may have as well."""
+        return self.table_fqn.rpartition(".")[2]
+
+    @property
     def name(self) -> str:
         """A name that is unique among all shards of a model and fit for a path."""
-        return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
+        return self.extent.name
 
     def narrow(self, begin: int, end: int) -> "TableShard":
         """A part of this shard: live views of the rows from row id `begin` to before `end`.

@@ -24,13 +24,13 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dlrm.comm.links import finish
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import CommConfig
 from dlrm.comm.consistency.parameters import check_alike
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.feedback.step_check import StepCheck
+from dlrm.comm.links import finish
 from dlrm.comm.stats.figures import ExchangeFigures
 
 

@@ -184,8 +184,6 @@ class CrossHead(Head):
         )
 
 
-
-
 def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[int]]:
     """The dense vector as a first field.
 

@@ -28,6 +28,7 @@ class LinearHead(Head):
 
     split_by: ClassVar[SplitBy] = "tables"
     also_by: ClassVar[tuple[SplitBy, ...]] = ("rows",)
+    weight_dim: ClassVar[int | None] = 1
 
     def __init__(self, features: Sequence[Feature], prefix: str = "") -> None:
         super().__init__(features, WIDE_DIM, torch.float32, prefix)

@@ -36,8 +36,6 @@ def schedule_factor(config: ScheduleConfig, step: int) -> float:
     return float((1.0 - progress) ** config.power)
 
 
-
-
 class ReplicatedTables:
     """The data-parallel tables of a model: TorchRec averages their gradients but leaves their update to us.
 

@@ -8,9 +8,9 @@ import hashlib
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cpr.shards import table_groups
+from cpr.shards import TableShard, table_groups
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
 INIT_CHUNK_ROWS: Final = 65_536
@@ -23,22 +23,22 @@ def initialize_tables(model: nn.Module, seed: int) -> None:
     """
     for group in table_groups(model):
         for table in group.tables:
-            _fill(table.weights, table.name, table.shape, (table.row_offset, table.col_offset), seed)
+            _fill(table, seed)
     for module in model.modules():
         if isinstance(module, OperatorTables):
             module.initialize()
 
 
-def _fill(shard: Tensor, name: str, shape: tuple[int, int], offsets: tuple[int, int], seed: int) -> None:
-    (num_rows, dim), (first_row, first_column) = shape, offsets
+def _fill(table: TableShard, seed: int) -> None:
+    num_rows, dim = table.table_shape
+    first_row, after_last = table.extent.rows
     bound = num_rows**-0.5
-    last_row = first_row + shard.shape[0]
-    for chunk in range(first_row // INIT_CHUNK_ROWS, -(-last_row // INIT_CHUNK_ROWS)):
+    for chunk in range(first_row // INIT_CHUNK_ROWS, -(-after_last // INIT_CHUNK_ROWS)):
         start = chunk * INIT_CHUNK_ROWS
-        digest = hashlib.sha256(f"{seed}/{name}/{chunk}".encode()).digest()
+        digest = hashlib.sha256(f"{seed}/{table.table_name}/{chunk}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         values = torch.empty(min(INIT_CHUNK_ROWS, num_rows - start), dim)
         values.uniform_(-bound, bound, generator=generator)
-        low, high = max(first_row, start), min(last_row, start + values.shape[0])
-        columns = slice(first_column, first_column + shard.shape[1])
-        shard[low - first_row : high - first_row].copy_(values[low - start : high - start, columns])
+        low, high = max(first_row, start), min(after_last, start + values.shape[0])
+        columns = slice(*table.extent.cols)
+        table.weights[low - first_row : high - first_row].copy_(values[low - start : high - start, columns])

@@ -46,10 +46,6 @@ def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
             return folder
 
 
-
-
-
-
 def circumstances() -> dict[str, Any]:
     """With what this process runs: command, machine, Python and all installed packages."""
     packages = {each.name: each.version for each in metadata.distributions()}

@@ -45,16 +45,6 @@ class Inputs:
             self.source.close()
 
 
-
-
-
-
-
-
-
-
-
-
 def prepare(config: Config, recipe: str, ranks: Ranks, resume: Path | None = None) -> Inputs:
     """Check the configuration against machine and data, and open the data.
 

@@ -526,7 +526,7 @@ def test_leaving_with_an_error_keeps_the_memory(new_worker, tmp_path, leave, cod
 def test_a_clean_exit_whose_last_save_fails_is_none(new_worker, monkeypatch):
     worker = new_worker(restarted=False).restore().train(7)
     monkeypatch.setattr(
-        "cpr.checkpoint.format.part.PartWriter.write", Mock(side_effect=OSError(28, "disk full"))
+        "cpr.checkpoint.save.rank_writer.PartWriter.write", Mock(side_effect=OSError(28, "disk full"))
     )
     with pytest.raises(SaveFailedError, match="disk full"), worker.recovery:
         sys.exit(0)

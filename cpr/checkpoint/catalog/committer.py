@@ -16,11 +16,11 @@ from cpr.checkpoint.catalog.verify import FileEntry, verify_files
 from cpr.checkpoint.collectives import RankGroup, shareable
 from cpr.checkpoint.format.manifest import Kind, Manifest, StateFileEntry, save_folder
 from cpr.checkpoint.format.part import Part
-from cpr.checkpoint.format.row_schema import ShardPlace, place_of
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import CheckpointError, CorruptFileError, LockedError, SaveFailedError, SaveGivenUpError
+from cpr.shards.extent import Extent
 
 logger = logging.getLogger(__name__)
 
@@ -204,10 +204,10 @@ class History:
         """For each rank, the files of each shard that it merges, oldest first; None on ranks other than 0."""
         if self.group.rank:
             return None
-        layers: dict[ShardPlace, list[Layer]] = {place_of(entry): [] for entry in self.chain[0].rows}
+        layers: dict[Extent, list[Layer]] = {entry.extent: [] for entry in self.chain[0].rows}
         for manifest in self.chain:
             for entry in manifest.rows:
-                if (place := place_of(entry)) in layers:
+                if (place := entry.extent) in layers:
                     layers[place].append((manifest.folder, entry))
         world_size = self.group.world_size
         return [[layers[place] for place in sorted(layers)[rank::world_size]] for rank in range(world_size)]

@@ -12,7 +12,6 @@ import torch
 
 from cpr.checkpoint.format.manifest import ROW, RowFileEntry
 from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
-from cpr.checkpoint.format.row_schema import place_of
 from cpr.checkpoint.storage.base import Sink, Storage
 from cpr.errors import CorruptFileError
 
@@ -41,7 +40,7 @@ def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, pat
     folder, base = layers[0]
     writer = RowFileWriter(
         target,
-        shard=place_of(base),
+        shard=base.extent,
         columns=base.columns,
         codec="exact",
         with_ids=False,
@@ -103,7 +102,7 @@ def _check(storage: Storage, layers: Sequence[Layer]) -> None:
         if (ROW in entry.columns) != (index > 0):
             raise ValueError(f"{path} is layer {index}: the first must be a base, the others row saves")
         columns = {name: column for name, column in entry.columns.items() if name != ROW}
-        if place_of(entry) != place_of(base) or columns != base.columns:
+        if entry.extent != base.extent or columns != base.columns:
             raise ValueError(f"{path} holds another shard, or other columns, than the base {base.path}")
         _check_order(entry, path)
 

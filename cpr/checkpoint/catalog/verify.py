@@ -13,10 +13,10 @@ import numpy as np
 import xxhash
 
 from cpr.checkpoint.catalog.chain import Rejected, State, is_committed, own_states
+from cpr.checkpoint.catalog.cover import check_tables
 from cpr.checkpoint.format.manifest import ChunkEntry, Manifest, RowFileEntry, StateFileEntry, digest
 from cpr.checkpoint.format.row_file import decode_chunk
 from cpr.checkpoint.format.tree_file import decode_state
-from cpr.checkpoint.load.fit import check_tables
 from cpr.checkpoint.ownership.records import damaged_records
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, CorruptFileError

@@ -15,6 +15,7 @@ import xxhash
 
 from cpr.checkpoint.storage.errors import check_path
 from cpr.errors import CorruptFileError
+from cpr.shards.extent import Extent
 from cpr.strict_json import build, parse
 
 FORMAT: Final = "cpr-checkpoint"
@@ -116,6 +117,18 @@ class RowFileEntry:
     last_step: int
     """Training step of the newest row in it; in a rolling save it may be later than the manifest's `step`."""
     chunks: Sequence[ChunkEntry]
+
+    @property
+    def extent(self) -> Extent:
+        """Of the shard that the rows are from."""
+        return Extent(
+            table_fqn=self.table_fqn,
+            table_shape=self.table_shape,
+            row_offset=self.row_offset,
+            num_rows=self.num_rows,
+            col_offset=self.col_offset,
+            num_cols=self.num_cols,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

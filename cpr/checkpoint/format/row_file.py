@@ -15,14 +15,15 @@ from torch import Tensor
 
 from cpr.checkpoint.format.codecs import codec_named
 from cpr.checkpoint.format.manifest import ROW, WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
-from cpr.checkpoint.format.row_schema import DTYPES, ShardPlace, schema_of, stored_columns
+from cpr.checkpoint.format.row_schema import DTYPES, schema_of, stored_columns
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.format.tree_file import DAMAGE
 from cpr.checkpoint.storage.base import Sink, Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import CorruptFileError
+from cpr.shards.extent import Extent
 
-__all__ = ["RowFileWriter", "Rows", "ShardPlace", "decode_chunk", "read_chunk"]
+__all__ = ["Extent", "RowFileWriter", "Rows", "decode_chunk", "read_chunk"]
 
 _MAGIC_BYTES: Final = 8
 """Before the schema in an Arrow file."""
@@ -47,7 +48,7 @@ class RowFileWriter:
         self,
         sink: Sink,
         *,
-        shard: ShardPlace,
+        shard: Extent,
         columns: Mapping[str, ColumnEntry],
         codec: str,
         with_ids: bool,

@@ -15,9 +15,8 @@ from cpr.checkpoint.format.manifest import (
     VERSION,
     WEIGHTS,
     ColumnEntry,
-    RowFileEntry,
 )
-from cpr.shards.shard import TableShard
+from cpr.shards.extent import Extent
 
 _ARROW_TYPES: Final = {
     torch.float64: pa.float64(),
@@ -30,33 +29,6 @@ _ARROW_TYPES: Final = {
 }
 DTYPES: Final = {name: getattr(torch, name) for name in COLUMN_DTYPES}
 """Of live columns, by name."""
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class ShardPlace:
-    """Where in which table a shard is: what tells shards apart, and puts them in order."""
-
-    table_fqn: str
-    table_shape: tuple[int, int]
-    """Rows and columns of the whole table."""
-    row_offset: int
-    """Row id of its first row."""
-    num_rows: int
-    col_offset: int
-    """Column of the table that is its first."""
-    num_cols: int
-
-
-def place_of(part: TableShard | RowFileEntry) -> ShardPlace:
-    """Of a shard, or of the one that a file's rows are from."""
-    return ShardPlace(
-        table_fqn=part.table_fqn,
-        table_shape=part.table_shape,
-        row_offset=part.row_offset,
-        num_rows=part.num_rows,
-        col_offset=part.col_offset,
-        num_cols=part.num_cols,
-    )
 
 
 @dataclass(frozen=True)
@@ -128,17 +100,17 @@ def stored_columns(
     return stored
 
 
-def schema_of(place: ShardPlace, columns: Mapping[str, StoredColumn], codec: Codec) -> pa.Schema:
+def schema_of(extent: Extent, columns: Mapping[str, StoredColumn], codec: Codec) -> pa.Schema:
     """Schema of a shard's file; its metadata says whose rows they are, for readers without the manifest."""
     metadata: dict[str, Any] = {
         "format": f"{FORMAT} {VERSION} rows",
-        "table_fqn": place.table_fqn,
-        "table_rows": place.table_shape[0],
-        "table_cols": place.table_shape[1],
-        "row_offset": place.row_offset,
-        "num_rows": place.num_rows,
-        "col_offset": place.col_offset,
-        "num_cols": place.num_cols,
+        "table_fqn": extent.table_fqn,
+        "table_rows": extent.table_shape[0],
+        "table_cols": extent.table_shape[1],
+        "row_offset": extent.row_offset,
+        "num_rows": extent.num_rows,
+        "col_offset": extent.col_offset,
+        "num_cols": extent.num_cols,
         "codec": codec.name,
     }
     texts = {key: str(value) for key, value in metadata.items()}

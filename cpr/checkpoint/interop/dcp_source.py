@@ -90,7 +90,7 @@ def _exported_table(directory: DcpDirectory, fqn: str, entry: Mapping[str, Any])
     columns = {name: ColumnEntry(**column) for name, column in entry["columns"].items()}
     table = TableEntry(**{**entry, "columns": columns})
     names = {column.name: flat_name(column.path) for column in table_columns(fqn, table)}
-    blocks = blocks_of(directory.tensors[names["weights"]].chunks)
+    blocks = blocks_of(fqn, directory.tensors[names["weights"]])
     return DcpTable(fqn=fqn, entry=table, names=names, blocks=blocks)
 
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorSt
 
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry
 from cpr.checkpoint.interop.dcp_directory import DcpDirectory
+from cpr.shards.extent import Extent, Interval
 
 TABLE_PATTERNS: Final = ("*.embedding_bags.*.weight", "*.embeddings.*.weight")
 """Names of tables in TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`."""
@@ -22,20 +23,13 @@ FIRST_STATE: Final = "momentum1"
 """What TorchRec calls the first state of any fused optimizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Block:
     """Rows of a table that lie one after the other in pieces of the same columns."""
 
-    row_offset: int
-    col_offset: int
-    num_cols: int
+    extent: Extent
     pieces: tuple[int, ...]
     """Rows of each piece."""
-
-    @property
-    def num_rows(self) -> int:
-        """Of all pieces."""
-        return sum(self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +44,15 @@ class DcpTable:
     counter_names: Sequence[str] = ()
     """Names in the directory of the counters in `entry`."""
 
-    def state_offset(self, column: str, block: Block, directory: DcpDirectory) -> int:
+    def state_offset(self, column: str, piece: Extent, directory: DcpDirectory) -> int:
         """What is to be added to a row to find its value of a column that has one number a row.
 
         Of a table that is split by columns TorchRec saves one such state after the other.
         """
         if directory.tensors[self.names[column]].size[0] == self.entry.rows:
             return 0
-        return sorted({each.col_offset for each in self.blocks}).index(block.col_offset) * self.entry.rows
+        splits = sorted({block.extent.col_offset for block in self.blocks})
+        return splits.index(piece.col_offset) * self.entry.rows
 
 
 def find_tables(directory: DcpDirectory, patterns: Sequence[str]) -> tuple[list[DcpTable], list[str]]:
@@ -113,12 +108,13 @@ def _state_of(name: str, owners: Mapping[str, str]) -> tuple[str, str] | None:
 def _table(name: str, states: Mapping[str, str], directory: DcpDirectory) -> tuple[DcpTable, list[str]]:
     weights = directory.tensors[name]
     rows, cols = weights.size
-    blocks = blocks_of(weights.chunks)
+    fqn = str(directory.path(name)[-1]).removesuffix(".weight")
+    blocks = blocks_of(fqn, weights)
     names, columns = {"weights": name}, {"weights": _column(weights, per_row=False)}
     counters: dict[str, int | float] = {}
     counter_names, left_out = [], []
-    col_splits = len({block.col_offset for block in blocks})
-    row_splits = len({block.row_offset for block in blocks})
+    col_splits = len({block.extent.col_offset for block in blocks})
+    row_splits = len({block.extent.row_offset for block in blocks})
     for state, entry_name in states.items():
         entry = directory.tensors[entry_name]
         per_row = [(rows,), (rows, 1)] + ([(rows * col_splits,)] if row_splits == 1 else [])
@@ -132,7 +128,7 @@ def _table(name: str, states: Mapping[str, str], directory: DcpDirectory) -> tup
         else:
             left_out.append(entry_name)
     table = DcpTable(
-        fqn=str(directory.path(name)[-1]).removesuffix(".weight"),
+        fqn=fqn,
         entry=TableEntry(rows=rows, cols=cols, columns=columns, counters=counters),
         names=names,
         blocks=blocks,
@@ -152,30 +148,28 @@ def _state_name(state: str, all_states: Mapping[str, str]) -> str:
     return "exp_avg" if "exp_avg_sq" in all_states else "sum"
 
 
-def blocks_of(pieces: Sequence[ChunkStorageMetadata]) -> tuple[Block, ...]:
+def blocks_of(table_fqn: str, tensor: TensorStorageMetadata) -> tuple[Block, ...]:
     """The pieces of a tensor `[rows, cols]` as few blocks."""
-    return tuple(_blocks(pieces))
+    rows, cols = tensor.size
+    table = Extent.of_table(table_fqn, (rows, cols))
+    return tuple(_blocks(table, tensor.chunks))
 
 
-def _blocks(pieces: Sequence[ChunkStorageMetadata]) -> Iterator[Block]:
-    def columns(piece: ChunkStorageMetadata) -> tuple[int, int]:
-        return piece.offsets[1], piece.sizes[1]
+def _blocks(table: Extent, pieces: Sequence[ChunkStorageMetadata]) -> Iterator[Block]:
+    def columns(piece: ChunkStorageMetadata) -> Interval:
+        return piece.offsets[1], piece.offsets[1] + piece.sizes[1]
 
     in_order = sorted(pieces, key=lambda piece: (columns(piece), piece.offsets[0]))
-    for (col_offset, num_cols), group in groupby(in_order, key=columns):
+    for cols, group in groupby(in_order, key=columns):
         run: list[ChunkStorageMetadata] = []
         for piece in group:
             if run and run[-1].offsets[0] + run[-1].sizes[0] != piece.offsets[0]:
-                yield _block(run, col_offset, num_cols)
+                yield _block(table, run, cols)
                 run = []
             run.append(piece)
-        yield _block(run, col_offset, num_cols)
+        yield _block(table, run, cols)
 
 
-def _block(run: Sequence[ChunkStorageMetadata], col_offset: int, num_cols: int) -> Block:
-    return Block(
-        row_offset=run[0].offsets[0],
-        col_offset=col_offset,
-        num_cols=num_cols,
-        pieces=tuple(piece.sizes[0] for piece in run),
-    )
+def _block(table: Extent, run: Sequence[ChunkStorageMetadata], cols: Interval) -> Block:
+    rows = run[0].offsets[0], run[-1].offsets[0] + run[-1].sizes[0]
+    return Block(table.narrowed(rows, cols), tuple(piece.sizes[0] for piece in run))

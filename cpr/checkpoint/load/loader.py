@@ -131,10 +131,6 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
     return None
 
 
-
-
-
-
 def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
     """Counters of a shard and the values for them; kernels differ in what they count."""
     saved = state.newest.tables[shard.table_fqn].counters
@@ -156,8 +152,8 @@ def _plan(
 ) -> tuple[list[Read], list[Target]]:
     for shard in shards:
         check_fit(state, shard)
-    files = [entry for save in state.saves for entry in save.rows]
-    targets = [Target(shard, files, ids) for shard in shards]
+    sources = [entry.extent for save in state.saves for entry in save.rows]
+    targets = [Target(shard, sources, ids) for shard in shards]
     return plan_reads(state, targets), targets
 
 

@@ -17,7 +17,6 @@ import torch
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
 from cpr.checkpoint.format.row_file import read_chunk
-from cpr.checkpoint.load.fit import overlap
 from cpr.checkpoint.load.scatter import Target
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError
@@ -82,7 +81,7 @@ def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
     for save in state.saves:
         stages = {target.shard.table_fqn: _Stage(newest.get(target.shard.table_fqn)) for target in targets}
         for entry in save.rows:
-            holders = [target for target in targets if overlap(entry, target.shard)]
+            holders = [target for target in targets if target.extent.overlap(entry.extent)]
             for chunk in entry.chunks:
                 wanting = [target for target in holders if target.wants(chunk.first_row, chunk.last_row)]
                 if wanting:
@@ -121,7 +120,7 @@ def run_reads(
             rows = read_chunk(storage, read.folder, read.entry, read.chunk, buffer)
             read.stage.await_turn()
             for target in read.targets:
-                target.lay(rows, read.entry)
+                target.lay(rows, read.entry.extent)
         except BaseException:
             stop.set()
             raise

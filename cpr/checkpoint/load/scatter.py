@@ -16,10 +16,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.format.manifest import RowFileEntry
 from cpr.checkpoint.format.row_file import Rows
-from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.checkpoint.load.fit import overlap
+from cpr.shards.extent import Extent, common
 from cpr.shards.shard import TableShard
 
 Index = slice | Tensor
@@ -36,20 +34,16 @@ class Target:
 
     Args:
         shard: where they go.
-        files: all that will be laid into it, or the shards that it comes from; others do not matter.
+        sources: of all that will be laid into it; others do not matter.
         ids: the rows of the table that are wanted, int64 `[n]` on the CPU, ascending, without duplicates, all
             in the shard; None: all rows of the shard.
     """
 
-    def __init__(
-        self, shard: TableShard, files: Iterable[RowFileEntry | ShardPlace], ids: Tensor | None = None
-    ) -> None:
-        self.shard = shard
+    def __init__(self, shard: TableShard, sources: Iterable[Extent], ids: Tensor | None = None) -> None:
+        self.shard, self.extent = shard, shard.extent
         self._ids = ids
         self._columns = {name: column.detach() for name, column in shard.columns.items()}
-        edges = {
-            edge for entry in files if (common := overlap(entry, shard)) is not None for edge in common[1]
-        }
+        edges = {edge for each in sources if (part := each.overlap(self.extent)) for edge in part.cols}
         self._ranges = list(pairwise(sorted(edges)))
         self._apart: dict[str, list[Tensor]] = {}
         if len(self._ranges) > 1:
@@ -60,20 +54,18 @@ class Target:
     def wants(self, first_row: int, last_row: int) -> bool:
         """Whether some row from first to last is to be laid."""
         if self._ids is None:
-            return (
-                first_row < self.shard.row_offset + self.shard.num_rows and self.shard.row_offset <= last_row
-            )
+            return common(self.extent.rows, (first_row, last_row + 1)) is not None
         begin, end = _search(self._ids, first_row, last_row + 1)
         return begin < end
 
-    def lay(self, rows: Rows, entry: RowFileEntry | ShardPlace) -> None:
-        """Copy what is wanted of `rows`, which are from the file or place `entry`, over what is there."""
-        common = overlap(entry, self.shard)
-        if common is None:
+    def lay(self, rows: Rows, source_extent: Extent) -> None:
+        """Copy what is wanted of `rows`, which are some of those of `source_extent`, over what is there."""
+        part = source_extent.overlap(self.extent)
+        if part is None:
             return
-        begin, end = common[1]
-        here = slice(begin - self.shard.col_offset, end - self.shard.col_offset)
-        there = slice(begin - entry.col_offset, end - entry.col_offset)
+        begin, end = part.cols
+        here = slice(begin - self.extent.col_offset, end - self.extent.col_offset)
+        there = slice(begin - source_extent.col_offset, end - source_extent.col_offset)
         source, target = self._choose(rows)
         for name, column in self._columns.items():
             saved = rows.columns[name]
@@ -98,12 +90,12 @@ class Target:
 
     def _choose(self, rows: Rows) -> tuple[Index, Index]:
         """What to take of `rows`, and the rows of the shard where it goes."""
-        first, offset = rows.first_row, self.shard.row_offset
+        first, (offset, after_last) = rows.first_row, self.extent.rows
         if self._ids is None:
             if rows.ids is None:
-                begin, end = max(first, offset), min(first + len(rows), offset + self.shard.num_rows)
+                begin, end = max(first, offset), min(first + len(rows), after_last)
                 return slice(begin - first, end - first), slice(begin - offset, end - offset)
-            chosen = slice(*_search(rows.ids, offset, offset + self.shard.num_rows))
+            chosen = slice(*_search(rows.ids, offset, after_last))
             return chosen, rows.ids[chosen] - offset
         if rows.ids is None:
             wanted = self._ids[slice(*_search(self._ids, first, first + len(rows)))]

@@ -10,14 +10,13 @@ from cpr.checkpoint.format.manifest import (
 )
 from cpr.checkpoint.format.part import Part, column_entries
 from cpr.checkpoint.format.row_file import RowFileWriter
-from cpr.checkpoint.format.row_schema import place_of
+from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.format.tree_file import write_state
 from cpr.checkpoint.save.niceness import give_way
-from cpr.checkpoint.save.snapshot import Piece
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import SaveFailedError
-from cpr.shards.shard import TableShard
+from cpr.shards.extent import Extent
 
 
 class PartWriter:
@@ -39,19 +38,25 @@ class PartWriter:
         self._codec = codec
         self._with_ids = with_ids
         self._part = Part()
-        self._shard: TableShard | None = None
+        self._extent: Extent | None = None
         self._file = ExitStack()
         self._steps: list[int] = []
         self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=give_way)
         self._closing: Future[None] | None = None
 
-    def write(self, piece: Piece) -> None:
-        """Append a piece; pieces of one shard come one after the other."""
-        if piece.shard is not self._shard:
+    def write(self, extent: Extent, rows: Rows, step: int) -> None:
+        """Append rows of a shard; those of one shard come one after the other.
+
+        Args:
+            extent: of the shard.
+            rows: some of its rows.
+            step: training steps done when they were copied.
+        """
+        if extent != self._extent:
             self._finish_file()
-            self._open(piece)
-        self._writer.write(piece.rows)
-        self._steps.append(piece.step)
+            self._open(extent, rows)
+        self._writer.write(rows)
+        self._steps.append(step)
 
     def write_state(self, tree: Any, rank: int | None) -> None:
         """Write everything that is no table row.
@@ -82,35 +87,26 @@ class PartWriter:
         with self._closer, suppress(Exception):  # what went wrong first is what people hear of
             self._file.__exit__(type(error), error, None)
 
-    def _open(self, piece: Piece) -> None:
-        shard = piece.shard
-        self._shard, self._steps, self._path = shard, [], f"{shard.name}.arrow"
+    def _open(self, extent: Extent, rows: Rows) -> None:
+        self._extent, self._steps, self._path = extent, [], f"{extent.name}.arrow"
         sink = self._file.enter_context(self._storage.create(f"{self._folder}/{self._path}"))
         self._writer = RowFileWriter(
             sink,
-            shard=place_of(shard),
-            columns=column_entries(piece.rows.columns),  # those of the live shard may be others by now
+            shard=extent,
+            columns=column_entries(rows.columns),  # those of the live shard may be others by now
             codec=self._codec,
             with_ids=self._with_ids,
         )
 
     def _finish_file(self) -> None:
-        if self._shard is None:
+        if self._extent is None:
             return
         entry = self._writer.finish(self._path, min(self._steps), max(self._steps))
         self._wait_for_closed()
         self._closing = self._closer.submit(self._file.pop_all().close)
         self._part.rows.append(entry)
-        self._shard = None
+        self._extent = None
 
     def _wait_for_closed(self) -> None:
         if self._closing is not None:
             self._closing.result()
-
-
-
-
-
-
-
-

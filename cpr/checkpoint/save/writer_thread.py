@@ -32,8 +32,6 @@ from cpr.errors import (
 logger = logging.getLogger(__name__)
 
 
-
-
 class Save:
     """A save that is under way, or over.
 
@@ -244,7 +242,7 @@ class Saver:
             try:
                 if problem is None:
                     if isinstance(item, Piece):
-                        writer.write(item)
+                        writer.write(item.shard.extent, item.rows, item.step)
                     else:
                         self._write_states(writer, item)
             except Exception as error:

@@ -6,11 +6,11 @@ All of it is plain data that all ranks have in the same order, so that each come
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import Held, Needed
 from cpr.recovery.run.pls import lost_workers
 from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD, Ending
+from cpr.shards.extent import Extent
 
 Columns = tuple[tuple[str, str, int], ...]
 """Name, dtype and number of dimensions of each column, by name."""
@@ -20,7 +20,7 @@ Columns = tuple[tuple[str, str, int], ...]
 class ShardReport:
     """A shard: of the new model, or in memory that a worker holds."""
 
-    place: ShardPlace
+    extent: Extent
     columns: Columns
     bytes_per_row: int
     in_segment: bool = True
@@ -147,9 +147,9 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     """
     everything = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
     stale = {
-        each.place: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
+        each.extent: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
     }
-    fresh = [each for each in everything if each.place not in stale]
+    fresh = [each for each in everything if each.extent not in stale]
     slots = [
         (each.segment.slot, (-each.report.rank, -each.at)) for each in fresh if each.segment.slot is not None
     ]
@@ -233,7 +233,7 @@ class _Found:
             yield Held(
                 rank=self.report.rank,
                 index=index,
-                place=shard.place,
+                extent=shard.extent,
                 step=self.step,
                 generation=self.segment.generation,
             )
@@ -241,7 +241,7 @@ class _Found:
 
 def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]:
     taken_over = {
-        shard.place
+        shard.extent
         for each in current
         if each.report is report and each.at == 0 and report.adopted
         for shard in each.segment.shards
@@ -249,9 +249,9 @@ def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]
     for shard in report.shards:
         yield Needed(
             rank=report.rank,
-            place=shard.place,
+            extent=shard.extent,
             bytes_per_row=shard.bytes_per_row,
-            adopted=shard.in_segment and shard.place in taken_over,
+            adopted=shard.in_segment and shard.extent in taken_over,
         )
 
 
@@ -280,10 +280,10 @@ def _endings(best: Mapping[int, _Found], old_world_size: int) -> tuple[Ending, .
 
 def _objection(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> str | None:
     """Shards of one table that cannot be of the same model."""
-    model = {shard.place.table_fqn: shard for report in reports for shard in report.shards}
+    model = {shard.extent.table_fqn: shard for report in reports for shard in report.shards}
     for each in current:
         for shard in each.segment.shards:
-            name = shard.place.table_fqn
+            name = shard.extent.table_fqn
             if name not in model:
                 return f"the model has no table {name} any more, which memory holds"
             now, then = _kind(model[name]), _kind(shard)
@@ -302,7 +302,7 @@ def _refused(
         yield from report.refused
     for each in everything:
         whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
-        why = stale.get(each.place) or (each.why_not(newest) if newest is not None else None)
+        why = stale.get(each.extent) or (each.why_not(newest) if newest is not None else None)
         if why:
             yield f"{whose}: {why}"
         if each.segment.problem:
@@ -310,9 +310,9 @@ def _refused(
 
 
 def _kind(shard: ShardReport) -> str:
-    rows, cols = shard.place.table_shape
+    rows, cols = shard.extent.table_shape
     return f"{rows} x {cols} ({', '.join(f'{name} {dtype} {dims}-d' for name, dtype, dims in shard.columns)})"
 
 
 def _bytes(shard: ShardReport) -> int:
-    return shard.place.num_rows * shard.bytes_per_row
+    return shard.extent.num_rows * shard.bytes_per_row

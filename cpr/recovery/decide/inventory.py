@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from cpr.checkpoint.format.row_schema import ShardPlace, place_of
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.pls import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory
 from cpr.recovery.worker.replicated_state import counters_in
-from cpr.resident.layout import PlacedShard
+from cpr.resident.layout import StoredShard
+from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard, bytes_per_row
 
 COURSE = "recovery"
@@ -30,7 +30,7 @@ class Survey:
     report: WorkerReport
     columns: list[Mapping[str, Tensor]] = field(default_factory=list)
     """Of everything that is held, in the order of the report's segments and shards."""
-    places: list[ShardPlace] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
     """Of the same."""
     trees: list[Any] = field(default_factory=list)
     """Replicated state of each segment; None where there is none."""
@@ -56,7 +56,7 @@ def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopte
         segments=segments,
         shards=tuple(
             replace(
-                _report(place_of(shard), shard.columns),
+                _report(shard.extent, shard.columns),
                 in_segment=memory.segment is not None and memory.segment.holds(shard),
             )
             for shard in shards
@@ -90,16 +90,8 @@ def examine(claimed: Claimed, found: Survey) -> SegmentReport:
     shards: list[ShardReport] = []
     try:
         for held in segment.held_shards():
-            place = ShardPlace(
-                table_fqn=held.table_fqn,
-                table_shape=held.table_shape,
-                row_offset=held.row_offset,
-                num_rows=held.num_rows,
-                col_offset=held.col_offset,
-                num_cols=held.num_cols,
-            )
-            shards.append(_report(place, held.columns))
-            found.places.append(place)
+            shards.append(_report(held.extent, held.columns))
+            found.extents.append(held.extent)
             found.columns.append(held.columns)
     except DamagedMemoryError as error:
         problems.append(str(error))
@@ -143,13 +135,13 @@ def _slot(step: int, course: Mapping[str, Any]) -> Slot:
     )
 
 
-def _report(place: ShardPlace, columns: Mapping[str, Tensor]) -> ShardReport:
+def _report(extent: Extent, columns: Mapping[str, Tensor]) -> ShardReport:
     return ShardReport(
-        place=place,
+        extent=extent,
         columns=tuple((name, dtype_name(columns[name]), columns[name].dim()) for name in sorted(columns)),
         bytes_per_row=sum(bytes_per_row(column) for column in columns.values()),
     )
 
 
-def _bytes(shard: PlacedShard) -> int:
+def _bytes(shard: StoredShard) -> int:
     return sum(place.num_bytes for place in shard.columns.values())

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from cpr.checkpoint.catalog.chain import State
+from cpr.checkpoint.catalog.ownership import patiently
 from cpr.checkpoint.catalog.resolve import on_rank_0
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.catalog.ownership import patiently
 from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, RunFinished

@@ -9,11 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.recovery.run.report import RowOrigin, ShardLoss
-
-Interval = tuple[int, int]
-"""From the first to before the last."""
+from cpr.shards.extent import Extent, Interval, common, contains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +21,7 @@ class Held:
     """Which worker of the new generation holds it."""
     index: int
     """Its number among what that worker holds."""
-    place: ShardPlace
+    extent: Extent
     step: int
     """Training steps that its worker had finished."""
     generation: int
@@ -36,7 +33,7 @@ class Needed:
     """A shard of the new generation."""
 
     rank: int
-    place: ShardPlace
+    extent: Extent
     bytes_per_row: int
     adopted: bool = False
     """It lives in memory that was taken over as it is."""
@@ -108,13 +105,13 @@ def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSo
     """
     by_table: dict[str, list[Held]] = {}
     for each in held:
-        by_table.setdefault(each.place.table_fqn, []).append(each)
-    return [_sources(each, by_table.get(each.place.table_fqn, [])) for each in needed]
+        by_table.setdefault(each.extent.table_fqn, []).append(each)
+    return [_sources(each, by_table.get(each.extent.table_fqn, [])) for each in needed]
 
 
 def lost_share(sources: Sequence[ShardSources]) -> float:
     """The share of the bytes of all shards that nobody holds; 0 without shards."""
-    total = sum(each.needed.place.num_rows * each.needed.bytes_per_row for each in sources)
+    total = sum(each.needed.extent.num_rows * each.needed.bytes_per_row for each in sources)
     return sum(each.lost_bytes for each in sources) / total if total else 0.0
 
 
@@ -130,17 +127,17 @@ def lost_share_by_rank(sources: Sequence[ShardSources]) -> dict[int, float]:
 def _sources(needed: Needed, held: Sequence[Held]) -> ShardSources:
     if needed.adopted:
         return ShardSources(needed, ())
-    place = needed.place
+    extent = needed.extent
     candidates = sorted(
-        (each for each in held if each.place.table_shape == place.table_shape),
+        (each for each in held if each.extent.table_shape == extent.table_shape),
         key=lambda each: (-each.generation, -each.step, each.rank != needed.rank, each.rank, each.index),
     )
-    rows, cols = _rows(place), _cols(place)
+    rows, cols = extent.rows, extent.cols
     edges = {
         edge
         for each in candidates
-        for edge in _rows(each.place)
-        if rows[0] < edge < rows[1] and _common(_cols(each.place), cols)
+        for edge in each.extent.rows
+        if rows[0] < edge < rows[1] and common(each.extent.cols, cols)
     }
     bands = (
         Band(interval, _pieces(interval, cols, candidates)) for interval in pairwise(sorted({*rows, *edges}))
@@ -153,16 +150,16 @@ def _pieces(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> tuple
     missing = [cols]
     pieces: list[Piece] = []
     for each in candidates:
-        if not _contains(_rows(each.place), rows):
+        if not contains(each.extent.rows, rows):
             continue
         still: list[Interval] = []
         for gap in missing:
-            common = _common(gap, _cols(each.place))
-            if common is None:
+            found = common(gap, each.extent.cols)
+            if found is None:
                 still.append(gap)
                 continue
-            pieces.append(Piece(each.rank, each.index, common))
-            still += [part for part in ((gap[0], common[0]), (common[1], gap[1])) if part[0] < part[1]]
+            pieces.append(Piece(each.rank, each.index, found))
+            still += [part for part in ((gap[0], found[0]), (found[1], gap[1])) if part[0] < part[1]]
         missing = still
         if not missing:
             return tuple(sorted(pieces, key=lambda piece: piece.cols))
@@ -176,30 +173,13 @@ def _joined(bands: Iterator[Band]) -> Iterator[Band]:
         yield Band((group[0].rows[0], group[-1].rows[1]), pieces)
 
 
-def _rows(place: ShardPlace) -> Interval:
-    return place.row_offset, place.row_offset + place.num_rows
-
-
-def _cols(place: ShardPlace) -> Interval:
-    return place.col_offset, place.col_offset + place.num_cols
-
-
-def _contains(outer: Interval, inner: Interval) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]
-
-
-def _common(one: Interval, other: Interval) -> Interval | None:
-    begin, end = max(one[0], other[0]), min(one[1], other[1])
-    return (begin, end) if begin < end else None
-
-
 def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
     """Rows by origin, for each table."""
     counts: dict[str, list[int]] = {}
     for each in sources:
-        place = each.needed.place
-        count = counts.setdefault(place.table_fqn, [0, 0, 0])
-        count[0] += place.num_rows if each.needed.adopted else 0
+        extent = each.needed.extent
+        count = counts.setdefault(extent.table_fqn, [0, 0, 0])
+        count[0] += extent.num_rows if each.needed.adopted else 0
         count[1] += each.moved_rows
         count[2] += each.lost_rows
     return tuple(
@@ -223,7 +203,7 @@ def losses(
     return tuple(
         ShardLoss(
             rank=each.needed.rank,
-            table_fqn=each.needed.place.table_fqn,
+            table_fqn=each.needed.extent.table_fqn,
             num_rows=each.lost_rows,
             samples=samples,
             pls=None if pls is None else pls * each.lost_bytes / lost_bytes,

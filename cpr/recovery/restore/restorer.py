@@ -7,7 +7,6 @@ from typing import Any
 
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.format.row_schema import place_of
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.decision import Decision, Findings, decide
@@ -217,7 +216,7 @@ class Restorer:
             self._unseal_if_overwritten(own)
         if full := self._agree_on(self._put_back(tree, *self._own_states(found, own))):
             return full
-        mover = Mover(self._group, self._checkpointer.shards, own.columns, own.places)
+        mover = Mover(self._group, self._checkpointer.shards, own.columns, own.extents)
         read.bytes_moved = mover.move(plan)
         if full := self._agree_on(self._load_lost(plan, found.interrupted, read)):
             return full
@@ -289,9 +288,9 @@ class Restorer:
             interrupted: whether the step after the last one had begun, of which live rows may hold a part.
             read: what was read is noted here.
         """
-        names = {place_of(shard): shard.name for shard in self._checkpointer.shards}
+        names = {shard.extent: shard.name for shard in self._checkpointer.shards}
         lost = {
-            names[each.needed.place]: each.lost_ranges
+            names[each.needed.extent]: each.lost_ranges
             for each in plan
             if each.needed.rank == self._group.rank and each.lost_rows
         }

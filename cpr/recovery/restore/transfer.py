@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.load.scatter import Target
 from cpr.recovery.decide.transfer_plan import Band, Interval, Piece, ShardSources
+from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard, bytes_per_row
 
 PIECE_BYTES: Final = 32 * 2**20
@@ -30,7 +30,7 @@ class Mover:
         group: all ranks.
         shards: of this rank.
         held: columns of what this rank holds, `[num_rows, ...]` on the CPU, in the order of `Held.index`.
-        places: where in which tables that is, in the same order.
+        extents: of that, in the same order.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Mover:
         group: RankGroup,
         shards: Sequence[TableShard],
         held: Sequence[Columns],
-        places: Sequence[ShardPlace],
+        extents: Sequence[Extent],
     ) -> None:
         self._group = group
-        self._shards = {(s.table_fqn, s.row_offset, s.col_offset): s for s in shards}
-        self._held = list(zip(held, places, strict=True))
+        self._shards = {shard.extent: shard for shard in shards}
+        self._held = list(zip(held, extents, strict=True))
         self._bytes = 0
 
     @torch.no_grad()
@@ -53,20 +53,20 @@ class Mover:
             Bytes that were copied into shards of this rank.
         """
         for sources in plan:
-            place = sources.needed.place
+            extent = sources.needed.extent
             mine = None
             if sources.needed.rank == self._group.rank:
-                mine = self._shards[place.table_fqn, place.row_offset, place.col_offset]
+                mine = self._shards[extent]
                 mine.flush()
             for band in sources.bands:
                 if band.pieces:
-                    self._move_band(sources.needed.rank, mine, place, band)
+                    self._move_band(sources.needed.rank, mine, extent, band)
             if mine is not None:
                 mine.invalidate()
         return self._bytes
 
-    def _move_band(self, rank: int, mine: TableShard | None, place: ShardPlace, band: Band) -> None:
-        parts = [_part(place, band.rows, piece.cols) for piece in band.pieces]
+    def _move_band(self, rank: int, mine: TableShard | None, extent: Extent, band: Band) -> None:
+        parts = [extent.narrowed(band.rows, piece.cols) for piece in band.pieces]
         target = Target(mine.narrow(*band.rows), parts) if mine is not None else None
         for piece, part in zip(band.pieces, parts, strict=True):
             if piece.rank == rank:
@@ -85,12 +85,12 @@ class Mover:
             data = [columns[name].contiguous().view(-1).view(torch.uint8) for name in sorted(columns)]
             self._group.send(torch.cat(data), rank)
 
-    def _receive(self, target: Target, piece: Piece, part: ShardPlace) -> None:
+    def _receive(self, target: Target, piece: Piece, part: Extent) -> None:
         like = {
             name: column[:, : part.num_cols] if column.dim() == 2 else column
             for name, column in target.shard.columns.items()
         }
-        for begin, end in _blocks((part.row_offset, part.row_offset + part.num_rows), _row_bytes(like)):
+        for begin, end in _blocks(part.rows, _row_bytes(like)):
             data = torch.empty((end - begin) * _row_bytes(like), dtype=torch.uint8)
             self._group.receive(data, piece.rank)
             columns, first = {}, 0
@@ -101,29 +101,18 @@ class Mover:
                 first = last
             self._lay(target, part, begin, columns)
 
-    def _lay(self, target: Target, part: ShardPlace, first_row: int, columns: Columns) -> None:
+    def _lay(self, target: Target, part: Extent, first_row: int, columns: Columns) -> None:
         target.lay(Rows(first_row, None, dict(columns)), part)
         self._bytes += sum(column.numel() * column.element_size() for column in columns.values())
 
     def _columns(self, piece: Piece, rows: Interval) -> Columns:
         """Views of what this rank holds."""
-        held, place = self._held[piece.index]
-        here = slice(rows[0] - place.row_offset, rows[1] - place.row_offset)
-        cols = slice(piece.cols[0] - place.col_offset, piece.cols[1] - place.col_offset)
+        held, extent = self._held[piece.index]
+        here = slice(rows[0] - extent.row_offset, rows[1] - extent.row_offset)
+        cols = slice(piece.cols[0] - extent.col_offset, piece.cols[1] - extent.col_offset)
         return {
             name: column[here, cols] if column.dim() == 2 else column[here] for name, column in held.items()
         }
-
-
-def _part(place: ShardPlace, rows: Interval, cols: Interval) -> ShardPlace:
-    return ShardPlace(
-        table_fqn=place.table_fqn,
-        table_shape=place.table_shape,
-        row_offset=rows[0],
-        num_rows=rows[1] - rows[0],
-        col_offset=cols[0],
-        num_cols=cols[1] - cols[0],
-    )
 
 
 def _row_bytes(columns: Columns) -> int:

@@ -137,10 +137,6 @@ class Recovery:
         return "\n".join(lines)
 
 
-
-
-
-
 def _told(origin: RowOrigin, save_step: int | None) -> str:
     parts = [
         (origin.adopted, "in place"),

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.links import Links, best_time_s, finish
 from dlrm.comm.collectives import Collective, Select
+from dlrm.comm.links import Links, best_time_s, finish
 
 MAX_TIMED: Final = 3
 """Candidates of each kind, lossless, encoded and sparse, that are timed."""

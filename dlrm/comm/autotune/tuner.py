@@ -18,9 +18,9 @@ from torch import Tensor
 
 from dlrm.comm.autotune.candidates import Candidate, Estimate, Plan, decide, estimate, finalists, slowest
 from dlrm.comm.autotune.drift import Watch
-from dlrm.comm.links import measure_links
 from dlrm.comm.autotune.online_trial import Trial
 from dlrm.comm.collectives import Collective
+from dlrm.comm.links import measure_links
 
 DENSE_STEPS: Final = 10
 """Steps before the first plan; the first few are slower than those that follow."""

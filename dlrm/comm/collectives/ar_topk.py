@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.collective import Collective, Select
 from dlrm.comm.collectives.messages import share
 from dlrm.comm.collectives.ring import Ring
 from dlrm.comm.collectives.sparse import INDEX_BYTES, LENGTH_BYTES, agree_on_lengths, check_length
 from dlrm.comm.collectives.tree import Tree
+from dlrm.comm.links import Links
 
 Policy = Literal["star", "var"]
 ENERGY_BYTES: Final = torch.float32.itemsize

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.compression.compressors import Compressor
+from dlrm.comm.links import Links
 
 Select = Callable[[Tensor], Tensor]
 """From a vector fp32 `[n]`, or this rank's shard of it, to the indices int64 that are to travel."""

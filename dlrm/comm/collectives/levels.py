@@ -5,11 +5,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective, Select, share_of
 from dlrm.comm.collectives.messages import after, share, slices, swap
 from dlrm.comm.collectives.process_groups import Nodes
+from dlrm.comm.links import Links
 
 
 class Levels(Collective):

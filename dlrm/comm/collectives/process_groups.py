@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlrm.comm.links import ranks_per_node
 from dlrm.comm.collectives.timeouts import timeout_of
+from dlrm.comm.links import ranks_per_node
 
 
 @dataclass(frozen=True, kw_only=True)

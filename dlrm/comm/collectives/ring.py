@@ -5,10 +5,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.collective import Select
 from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import after, share, slices, swap
+from dlrm.comm.links import Links
 
 
 class Ring(EncodedSum):

@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective, Select
 from dlrm.comm.collectives.messages import share
 from dlrm.comm.compression.codecs import Codec
 from dlrm.comm.compression.packing import Packing
+from dlrm.comm.links import Links
 
 INDEX_BYTES: Final = torch.int32.itemsize
 LENGTH_BYTES: Final = torch.int64.itemsize

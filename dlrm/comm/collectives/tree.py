@@ -5,12 +5,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.links import Links
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Select
 from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import swap
 from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.links import Links
 
 
 class Tree(EncodedSum):

@@ -54,7 +54,8 @@ def make_dynamic(model: nn.Module, admit_after: Mapping[str, int], seed: int) ->
     _check_tables(model, admit_after)
     made: list[DynamicTable] = []
     for group in table_groups(model):
-        chosen = {place: table.name for place, table in enumerate(group.tables) if table.name in admit_after}
+        names = [table.table_name for table in group.tables]
+        chosen = {place: name for place, name in enumerate(names) if name in admit_after}
         if chosen:
             _check_module(group, next(iter(chosen.values())))
             tables = {
@@ -72,7 +73,7 @@ def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> D
     columns = add_row_columns(group, place, columns_of_rows(admit_after), written)
     states = group.emb_module.get_optimizer_state()
     table = DynamicTable(
-        group.tables[place].name,
+        group.tables[place].table_name,
         group.tables[place].weights,
         [state.detach() for state in states[place].values()] if states else [],
         columns,

@@ -44,6 +44,8 @@ class Head(PooledFeatures):
     """What is dealt out to the ranks: whole tables, or the columns or rows of each table."""
     also_by: ClassVar[tuple[SplitBy, ...]] = ()
     """What else `split` is exact for."""
+    weight_dim: ClassVar[int | None] = None
+    """Columns that a parameter server's tables would need; None: as many as TorchRec's tables have."""
 
     @abstractmethod
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:

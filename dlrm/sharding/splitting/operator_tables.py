@@ -132,7 +132,7 @@ class OperatorTables(nn.Module):
         assert self._initial is not None
         for group in table_groups(self):
             for table in group.tables:
-                table.weights.copy_(self._initial[table.name])
+                table.weights.copy_(self._initial[table.table_name])
         self._initial = None
 
     def weight(self) -> Tensor:

@@ -12,7 +12,6 @@ from cpr.checkpoint.format.manifest import Manifest, Parent, save_folder
 from cpr.checkpoint.format.part import merge_tables, tables_of
 from cpr.checkpoint.format.row_file import Rows
 from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.save.snapshot import Piece
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
 
@@ -160,7 +159,7 @@ def save(
             if len(some):
                 columns = {name: each[some - shard.row_offset] for name, each in shard.columns.items()}
                 rows = Rows(int(some[0]), None if parent is None else some, columns)
-                writer.write(Piece(shard, rows, torch.empty(0), 10 * sequence))
+                writer.write(shard.extent, rows, 10 * sequence)
     if state is not None:
         common = {"steps_done": step, "dense": {}, "registered": {}}
         writer.write_state({**common, **state, "steps_done": step}, None)

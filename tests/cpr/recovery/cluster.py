@@ -13,13 +13,12 @@ from types import SimpleNamespace
 
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, survey
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.format.part import Part
-from cpr.checkpoint.format.row_schema import ShardPlace
-from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
@@ -32,6 +31,7 @@ from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import Course
 from cpr.rendezvous.rank_assignment import HeldSegment, Offer
 from cpr.rendezvous.rank_assignment import decide as decide_ranks
+from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 RANKS = 2
@@ -144,7 +144,7 @@ class Run:
 
 
 def place(rank):
-    return ShardPlace(
+    return Extent(
         table_fqn="t", table_shape=(2 * RANKS, 1), row_offset=2 * rank, num_rows=2, col_offset=0, num_cols=1
     )
 

@@ -30,12 +30,10 @@ def make_shard(segment=None, fill=1.0, fqn="model.t", rows=ROWS):
 
 def assert_same(shards, held):
     """Whether held shards are those, in place and content."""
-    by_place = {(h.table_fqn, h.row_offset, h.col_offset): h for h in held}
-    assert len(by_place) == len(shards)
+    by_extent = {each.extent: each for each in held}
+    assert len(by_extent) == len(shards)
     for shard in shards:
-        other = by_place[shard.table_fqn, shard.row_offset, shard.col_offset]
-        assert other.table_shape == shard.table_shape
-        assert (other.num_rows, other.num_cols) == (shard.num_rows, shard.num_cols)
+        other = by_extent[shard.extent]
         assert other.columns.keys() == shard.columns.keys()
         for name, tensor in shard.columns.items():
             assert torch.equal(other.columns[name], tensor), (shard.name, name)

@@ -138,7 +138,7 @@ def test_every_view_of_the_model_is_the_memory_that_the_next_worker_reads(home):
     segment = home.create("rank0")
     model, _ = born(segment)
     segment.seal(**RUN, shards=find_shards(model))
-    held = {h.table_fqn: h for h in segment.held_shards()}
+    held = {h.extent.table_fqn: h for h in segment.held_shards()}
     whole = held["bag.embedding_bags.a"].columns["weights"]
     for view in (
         model.state_dict()["bag.embedding_bags.a.weight"].local_shards()[0].tensor,

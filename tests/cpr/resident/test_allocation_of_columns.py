@@ -62,6 +62,6 @@ def test_with_other_columns_all_is_new_and_the_old_is_still_held(home, dtypes, r
     assert reason in birth.reason
     assert not any(again[0].columns[name].any() for name in dtypes)
     assert again[1].weights.abs().max() < 6
-    old = {held.table_fqn: held for held in found.held_shards()}
+    old = {held.extent.table_fqn: held for held in found.held_shards()}
     assert old["bags.embedding_bags.a"].columns["id"].eq(5).all()
     assert old["bags.embedding_bags.b"].columns["weights"].eq(6).all()

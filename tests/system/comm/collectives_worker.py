@@ -13,13 +13,13 @@ import torch.distributed as dist
 from dlrm.comm import cost
 from dlrm.comm.autotune import drift as replanning
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
-from dlrm.comm.links import Link, Links, measure_links
 from dlrm.comm.autotune.online_trial import Trial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
 from dlrm.comm.collectives.process_groups import make_nodes
 from dlrm.comm.collectives.timeouts import timeout_of
 from dlrm.comm.compression.codecs import Half, Int8, Plain
 from dlrm.comm.compression.compressors import Threshold, TopK
+from dlrm.comm.links import Link, Links, measure_links
 from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")

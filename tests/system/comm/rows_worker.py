@@ -240,7 +240,7 @@ def a_table_that_diverged_shows_everywhere():
     model, _ = sharded(sharding, kind="fm")  # no ReLU, which would hide it
     for group in table_groups(model):
         for table in group.tables:
-            if table.name == "cat_2":
+            if table.table_name == "cat_2":
                 table.weights.fill_(torch.nan)
     dense, _, bags = batch(0)
     assert model(dense, bags).isnan().all()

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dlrm.models.linear import LinearHead
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning import costs
 from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
@@ -108,7 +107,7 @@ def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[
         for collective in costs.crossing(crossing, sizes, columns, costs.FP32_BYTES)
     ]
     # TorchRec's tables have more columns than a linear part has weights, a parameter server's do not
-    weight_dim = 1 if isinstance(head, LinearHead) else dim
+    weight_dim = head.weight_dim or dim
     rows = costs.pull_and_push(unique_rows, [weight_dim] * len(tables), num_ranks)
     return Traffic(
         split=costs.most_sent(moved),

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
 from cpr.checkpoint.format.manifest import ColumnEntry, RowFileEntry
-from cpr.checkpoint.format.row_file import RowFileWriter, Rows, ShardPlace, read_chunk
+from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
+from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 PATH = "model.t/r100-c4.arrow"
-PLACE = ShardPlace(
+PLACE = Extent(
     table_fqn="model.t", table_shape=(1_000, 16), row_offset=100, num_rows=40, col_offset=4, num_cols=3
 )
 COLUMNS = {

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 from cpr.checkpoint.format.codecs import CODECS
 from cpr.checkpoint.format.manifest import ChunkEntry, ColumnEntry, RowFileEntry
-from cpr.checkpoint.format.row_file import RowFileWriter, Rows, ShardPlace, read_chunk
+from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
 from cpr.checkpoint.format.row_schema import DTYPES
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
+from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 FOLDER, PATH = "saves/00000003", "model.t/r100-c16.arrow"
-PLACE = ShardPlace(
+PLACE = Extent(
     table_fqn="model.t", table_shape=(1_000, 32), row_offset=100, num_rows=60, col_offset=16, num_cols=8
 )
 COLUMNS = {

@@ -7,8 +7,7 @@ import torch
 
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest
-from cpr.checkpoint.format.row_schema import place_of
-from cpr.checkpoint.load.fit import check_fit, overlap
+from cpr.checkpoint.load.fit import check_fit
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, save
@@ -116,15 +115,16 @@ def test_a_shard_and_its_file_are_in_the_same_place():
     """Also when the file's entry went through JSON; the row saves of one shard are found by it."""
     left, right = make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(2, 6))
     entries = state_of(left, right).newest.rows
-    assert [place_of(entry) for entry in entries] == [place_of(left), place_of(right)]
-    assert len({place_of(part) for part in (left, right, *entries)}) == 2
-    assert place_of(left) < place_of(right)
+    assert [entry.extent for entry in entries] == [left.extent, right.extent]
+    assert len({part.extent for part in (left, right, *entries)}) == 2
+    assert left.extent < right.extent
 
 
 def test_what_a_file_and_a_shard_have_in_common():
     manifest: Manifest = state_of(make_shard(rows=(20, 60), cols=(2, 6))).newest
     (entry,) = manifest.rows
-    assert overlap(entry, make_shard(rows=(50, 100), cols=(0, 4))) == ((50, 60), (2, 4))
-    assert overlap(entry, make_shard(rows=(60, 100))) is None
-    assert overlap(entry, make_shard(cols=(6, 8))) is None
-    assert overlap(entry, make_shard("other")) is None
+    shared = entry.extent.overlap(make_shard(rows=(50, 100), cols=(0, 4)).extent)
+    assert (shared.rows, shared.cols) == ((50, 60), (2, 4))
+    assert entry.extent.overlap(make_shard(rows=(60, 100)).extent) is None
+    assert entry.extent.overlap(make_shard(cols=(6, 8)).extent) is None
+    assert entry.extent.overlap(make_shard("other").extent) is None

@@ -14,15 +14,17 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
-from cpr.checkpoint.load.fit import Box, box, overlap
 from cpr.checkpoint.load.loader import bytes_to_read, load_rows, load_shards, read_state_file
 from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CorruptFileError, MismatchError
+from cpr.shards.extent import Interval
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 
 ROWS, COLS = 100, 8
+Box = tuple[Interval, Interval]
+"""Rows and columns."""
 
 
 def newest_state(storage: MemoryStorage) -> State:
@@ -46,7 +48,7 @@ class Reference:
         self.elements: dict[str, Tensor] = {}
 
     def save(self, shard: TableShard, ids: Tensor) -> None:
-        cols = slice(*box(shard)[1])
+        cols = slice(*shard.extent.cols)
         for name, column in shard.columns.items():
             saved = column[ids - shard.row_offset].double()
             whole = self.elements.setdefault(name, torch.full(self.shape, torch.nan, dtype=torch.double))
@@ -54,7 +56,7 @@ class Reference:
 
     def column(self, shard: TableShard, name: str) -> Tensor:
         """What a shard should hold: state that is per row is the mean over the shard's columns."""
-        rows, cols = box(shard)
+        rows, cols = shard.extent.rows, shard.extent.cols
         whole, live = self.elements[name][slice(*rows), slice(*cols)], shard.columns[name]
         return (whole if live.dim() == 2 else whole.sum(1) / whole.shape[1]).to(live.dtype)
 
@@ -143,7 +145,7 @@ def overlapping_chunks(state: State, shards: Sequence[TableShard]) -> set[tuple[
         for entry in manifest.rows
         for chunk in entry.chunks
         for shard in shards
-        if overlap(entry, shard)
+        if entry.extent.overlap(shard.extent)
         and chunk.first_row < shard.row_offset + shard.num_rows
         and shard.row_offset <= chunk.last_row
     }

@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 from pyarrow.fs import FileSelector
 
+from cpr.checkpoint.catalog import ownership as ownership_module
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.verify import verify
-from cpr.checkpoint.catalog import ownership as ownership_module
 from cpr.checkpoint.ownership import lock as lock_module
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import OWNERS, epochs, newest_owner

@@ -9,25 +9,14 @@ import torch
 from cpr.checkpoint.format.manifest import save_folder
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.save.snapshot import Piece
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
-from cpr.shards.shard import TableShard
+from cpr.shards.extent import Extent
 
 
-def piece_of(table):
-    weights = torch.ones(3, 4)
-    shard = TableShard(
-        table_fqn=table,
-        table_shape=(3, 4),
-        row_offset=0,
-        col_offset=0,
-        replicated=False,
-        weights=weights,
-        optimizer_state={},
-    )
-    rows = Rows(first_row=0, ids=None, columns={"weights": weights})
-    return Piece(shard=shard, rows=rows, buffer=torch.empty(0), step=7)
+def rows_of(table):
+    rows = Rows(first_row=0, ids=None, columns={"weights": torch.ones(3, 4)})
+    return Extent.of_table(table, (3, 4)), rows, 7
 
 
 class Disk(LocalStorage):
@@ -48,7 +37,7 @@ class Disk(LocalStorage):
 
 def write_all(writer, *tables):
     for table in tables:
-        writer.write(piece_of(table))
+        writer.write(*rows_of(table))
     return writer.finish({})
 
 
@@ -59,8 +48,8 @@ def names(folder):
 def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finished(tmp_path):
     disk = Disk(tmp_path)
     writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
-    writer.write(piece_of("first"))
-    writer.write(piece_of("second"))  # the first one has not settled
+    writer.write(*rows_of("first"))
+    writer.write(*rows_of("second"))  # the first one has not settled
     assert not any(name.endswith(".arrow") for name in names(tmp_path))
     disk.may_settle.set()
     part = writer.finish({})

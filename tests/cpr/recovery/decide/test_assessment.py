@@ -1,19 +1,19 @@
 """Conclusions from what workers report."""
 
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD
+from cpr.shards.extent import Extent
 
 NOTHING_SAVED = Directory()
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
 
 
 def shard(rank, rows=10, columns=FLOATS):
-    place = ShardPlace(
+    place = Extent(
         table_fqn=f"t{rank}", table_shape=(rows, 8), row_offset=0, num_rows=rows, col_offset=0, num_cols=8
     )
-    return ShardReport(place=place, columns=columns, bytes_per_row=36)
+    return ShardReport(extent=place, columns=columns, bytes_per_row=36)
 
 
 def segment(
@@ -165,12 +165,12 @@ def test_who_lost_what_and_how_they_ended():
 
 def test_segments_of_one_worker_are_numbered_through():
     found = assess_all([worker(0, segment(0), segment(1))])
-    assert [(held.index, held.place.table_fqn) for held in found.held] == [(0, "t0"), (1, "t1")]
+    assert [(held.index, held.extent.table_fqn) for held in found.held] == [(0, "t0"), (1, "t1")]
     assert [need.adopted for need in found.needed] == [True]
 
 
 def test_what_lies_on_a_gpu_is_moved_and_not_adopted():
-    on_gpu = ShardReport(place=shard(0).place, columns=FLOATS, bytes_per_row=36, in_segment=False)
+    on_gpu = ShardReport(extent=shard(0).extent, columns=FLOATS, bytes_per_row=36, in_segment=False)
     (needed,) = assess_all([worker(0, segment(0), shards=(on_gpu,))]).needed
     assert not needed.adopted
 

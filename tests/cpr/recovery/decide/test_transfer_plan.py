@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.recovery.decide.transfer_plan import Held, Needed, lost_share, lost_share_by_rank, plan_sources
+from cpr.shards.extent import Extent
 
 DIM = 8
 
 
 def place(rows, cols=(0, DIM), shape=(40, DIM), table="a"):
-    return ShardPlace(
+    return Extent(
         table_fqn=table,
         table_shape=shape,
         row_offset=rows[0],
@@ -24,11 +24,11 @@ def place(rows, cols=(0, DIM), shape=(40, DIM), table="a"):
 
 
 def held(rows, cols=(0, DIM), *, rank=0, index=0, step=5, generation=0, **options):
-    return Held(rank=rank, index=index, place=place(rows, cols, **options), step=step, generation=generation)
+    return Held(rank=rank, index=index, extent=place(rows, cols, **options), step=step, generation=generation)
 
 
 def needed(rows, cols=(0, DIM), *, rank=0, **options):
-    return Needed(rank=rank, place=place(rows, cols, **options), bytes_per_row=4 * (cols[1] - cols[0] + 1))
+    return Needed(rank=rank, extent=place(rows, cols, **options), bytes_per_row=4 * (cols[1] - cols[0] + 1))
 
 
 def split(table, shape, kind, world_size, shift):
@@ -73,21 +73,21 @@ def layouts(draw):
 def test_every_row_of_every_new_shard_has_exactly_one_source(case):
     tables, old, new, dead = case
     holders = [
-        Held(rank=rank, index=index, place=each, step=5, generation=0)
+        Held(rank=rank, index=index, extent=each, step=5, generation=0)
         for index, (rank, each) in enumerate(old)
         if rank not in dead
     ]
     is_held = {name: np.zeros(shape, dtype=bool) for name, shape in tables.items()}
     for each in holders:
-        at = each.place
+        at = each.extent
         is_held[at.table_fqn][
             at.row_offset : at.row_offset + at.num_rows, at.col_offset : at.col_offset + at.num_cols
         ] = True
 
-    plan = plan_sources([Needed(rank=rank, place=each, bytes_per_row=4) for rank, each in new], holders)
+    plan = plan_sources([Needed(rank=rank, extent=each, bytes_per_row=4) for rank, each in new], holders)
 
     for sources in plan:
-        at = sources.needed.place
+        at = sources.needed.extent
         end = at.row_offset + at.num_rows
         counts = np.zeros((at.num_rows, at.num_cols), dtype=int)
         for band in sources.bands:
@@ -96,11 +96,11 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
                 counts[rows] += 1
             for piece in band.pieces:
                 (source,) = [each for each in holders if (each.rank, each.index) == (piece.rank, piece.index)]
-                begin, stop = source.place.row_offset, source.place.row_offset + source.place.num_rows
-                assert source.place.table_fqn == at.table_fqn
+                begin, stop = source.extent.row_offset, source.extent.row_offset + source.extent.num_rows
+                assert source.extent.table_fqn == at.table_fqn
                 assert begin <= band.rows[0] < band.rows[1] <= stop
-                assert source.place.col_offset <= piece.cols[0]
-                assert piece.cols[1] <= source.place.col_offset + source.place.num_cols
+                assert source.extent.col_offset <= piece.cols[0]
+                assert piece.cols[1] <= source.extent.col_offset + source.extent.num_cols
                 counts[rows, piece.cols[0] - at.col_offset : piece.cols[1] - at.col_offset] += 1
         assert (counts == 1).all()
         mine = is_held[at.table_fqn][at.row_offset : end, at.col_offset : at.col_offset + at.num_cols]
@@ -113,7 +113,7 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
 
 
 def test_nothing_is_moved_where_the_memory_was_adopted():
-    adopted = Needed(rank=0, place=place((0, 40)), bytes_per_row=4, adopted=True)
+    adopted = Needed(rank=0, extent=place((0, 40)), bytes_per_row=4, adopted=True)
     (sources,) = plan_sources([adopted], [])
     assert (sources.bands, sources.lost_rows) == ((), 0)
 
@@ -147,8 +147,8 @@ def test_a_table_of_another_size_is_no_source():
 
 
 def test_lost_share_counts_bytes():
-    wide = Needed(rank=0, place=place((0, 10), shape=(10, DIM)), bytes_per_row=30)
-    narrow = Needed(rank=1, place=place((0, 10), shape=(10, DIM), table="b"), bytes_per_row=10)
+    wide = Needed(rank=0, extent=place((0, 10), shape=(10, DIM)), bytes_per_row=30)
+    narrow = Needed(rank=1, extent=place((0, 10), shape=(10, DIM), table="b"), bytes_per_row=10)
     held_wide = [held((0, 10), shape=(10, DIM))]
     assert lost_share(plan_sources([wide, narrow], held_wide)) == 0.25
     assert lost_share([]) == 0.0

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from cpr.checkpoint.format.row_schema import ShardPlace
 from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources, origins
 from cpr.recovery.run.phases import Phases, process_began_ns
 from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin
+from cpr.shards.extent import Extent
 
 STORY = Recovery(
     kind="partial",
@@ -54,11 +54,11 @@ def test_an_unknown_pls_is_called_so():
 
 def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
     def need(rows, adopted=False):
-        place = ShardPlace(
+        place = Extent(
             table_fqn="a", table_shape=(90, 8), row_offset=rows[0], num_rows=rows[1] - rows[0], col_offset=0,
             num_cols=8,
         )  # fmt: skip
-        return Needed(rank=0, place=place, bytes_per_row=4, adopted=adopted)
+        return Needed(rank=0, extent=place, bytes_per_row=4, adopted=adopted)
 
     moved = Band((30, 50), (Piece(0, 0, (0, 8)),))
     plan = [

@@ -181,7 +181,7 @@ def test_follow_the_dense_learning_rate(model):
     for step, factor in enumerate((0.25, 0.5, 0.75, 1.0, 1.0)):
         optimizers.begin_step(step)
         rates = {
-            group.tables[0].fqn.rsplit(".", 2)[0]: group.emb_module.get_learning_rate()
+            group.tables[0].table_fqn.rsplit(".", 2)[0]: group.emb_module.get_learning_rate()
             for group in table_groups(model)
         }
         assert rates == {
