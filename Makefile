@@ -42,6 +42,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Two files of tests at a time: within a file, tests share what is slow to start. Three were slower on 2 cores.
 # Not those with most tests go first, as xdist has it, but those that take longest: see tests/conftest.py.
