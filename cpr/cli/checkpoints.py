@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cpr.cli.command import BAD, FINE, Command
 from cpr.cli.progress_bar import Bar
-from cpr.quantities import count_text, size_text
+from cpr.humanize import count_text, size_text
 
 if TYPE_CHECKING:
     from cpr.checkpoint.catalog.chain import Rejected, State

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpr.durations import parse_duration
+from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
     from cpr.estimator.history import RunHistory

@@ -4,8 +4,8 @@ import argparse
 from typing import Final
 
 from cpr.cli.command import FINE, Command
+from cpr.humanize import count_text, size_text
 from cpr.launch import launch
-from cpr.quantities import count_text, size_text
 from cpr.resident.cleanup import free, occupied
 from cpr.resident.folders import user_folder
 

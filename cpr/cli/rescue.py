@@ -7,7 +7,7 @@ from typing import Final
 
 from cpr.cli.command import FINE, Command
 from cpr.cli.progress_bar import Bar
-from cpr.quantities import size_text
+from cpr.humanize import size_text
 from cpr.resident.cleanup import occupied
 from cpr.resident.folders import UNSAVED_FILE, unsaved_segments, user_folder
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cpr.cli.command import FINE, Command
 from cpr.cli.job_flags import add_job_arguments, inputs_of
 from cpr.cli.plot_option import add_plot_argument, check_picture
-from cpr.durations import parse_duration
+from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
     from cpr.estimator.failures.arrivals import FailureModel

@@ -11,8 +11,8 @@ from typing import Final
 
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.save.writer_thread import Save
-from cpr.durations import duration_text
 from cpr.errors import SaveFailedError, SaveRefusedError
+from cpr.humanize import duration_text
 
 FIRST_LOOK_STEPS: Final = 8
 """After a save has begun, until ranks ask each other what became of it."""

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cpr.durations import parse_duration
 from cpr.fields import check_fields
+from cpr.humanize import parse_duration
 from dlrm.comm.config import CommConfig
 
 SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")

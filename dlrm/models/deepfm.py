@@ -10,10 +10,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from data.dataset import Feature
 from dlrm.models import mlp
 from dlrm.models.fm import LogisticRegression, pairs_of, sums_of
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
-from dlrm.sharding.splitting.planning.costs import Crossing, SplitTraffic
 
 
 class DeepFMHead(Head):

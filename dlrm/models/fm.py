@@ -10,9 +10,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from data.dataset import Feature
 from dlrm.models.linear import LinearHead
 from dlrm.models.mlp import Linear
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
-from dlrm.sharding.splitting.planning.costs import Crossing, SplitTraffic
 
 
 class FMHead(Head):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
-from dlrm.sharding.splitting.planning.costs import Crossing, SplitTraffic
 
 
 def _as_bits(x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
+from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
-from dlrm.sharding.splitting.planning.costs import Crossing, SplitTraffic
 
 WIDE_DIM: Final = 4
 """Columns of the tables of the linear part: FBGEMM's smallest. Their sum is the one weight of an id."""

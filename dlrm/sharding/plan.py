@@ -4,10 +4,8 @@ Small tables are replicated (data_parallel), because exchanging their rows costs
 them equal; the rest is sharded by the kinds that the configuration allows and the device has.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,8 +20,10 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from cpr.humanize import size_text
 from dlrm.config.schema import ShardingConfig, TablesConfig
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
+from dlrm.sharding.memory import FP32_BYTES, local_world_size, memory_bytes
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
@@ -32,9 +32,6 @@ FUSED_OPTIMIZERS: Final = {
     "adagrad": EmbOptimType.EXACT_ADAGRAD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
-FP32_BYTES: Final = 4
-RESERVED_SHARE: Final = 0.15
-"""Of a rank's memory, for whatever is neither tables nor dense parameters; as TorchRec's planner has it."""
 WHOLE: Final = ParameterConstraints(
     sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
 )
@@ -101,11 +98,11 @@ def make_plan(
         ValueError: the device lacks a kind, or the tables do not fit.
     """
     config.check_device(device.type)
-    world_size, memory = dist.get_world_size(), _memory_bytes(device)
+    world_size, memory = dist.get_world_size(), memory_bytes(device)
     planner = EmbeddingShardingPlanner(
         topology=Topology(
             world_size=world_size,
-            local_world_size=_local_world_size(),
+            local_world_size=local_world_size(),
             compute_device=device.type,
             **memory,
         ),
@@ -116,9 +113,9 @@ def make_plan(
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
         reason, *_ = str(error).splitlines()  # the rest is a page of the planner's internals
-        held = format_bytes(memory.get("hbm_cap", memory["ddr_cap"]))
+        held = size_text(memory.get("hbm_cap", memory["ddr_cap"]))
         raise ValueError(
-            f"the tables ({format_bytes(_table_bytes(model))} and their optimizer state) cannot be laid over "
+            f"the tables ({size_text(_table_bytes(model))} and their optimizer state) cannot be laid over "
             f"{world_size} rank{'s'[: world_size > 1]} with {held} of "
             f"memory each: {reason.strip()} Use more ranks, a smaller model.embedding_dim, a lower cap when "
             "preparing the data, or more sharding.kinds"
@@ -152,38 +149,6 @@ def tables_of(model: nn.Module) -> Iterator[EmbeddingBagConfig]:
 
 def _table_bytes(model: nn.Module) -> int:
     return sum(table.num_embeddings * table.embedding_dim * FP32_BYTES for table in tables_of(model))
-
-
-def memory_for_tables(device: torch.device) -> int:
-    """Bytes that a rank may have in tables, of the rank that has least; all ranks call it together.
-
-    Args:
-        device: where the tables live.
-    """
-    memory = _memory_bytes(device)
-    least = torch.tensor(memory.get("hbm_cap", memory["ddr_cap"]), device=device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return int(int(least) * (1 - RESERVED_SHARE))
-
-
-def _memory_bytes(device: torch.device) -> dict[str, int]:
-    """Of this rank, by TorchRec's names: its part of the host's memory, and its GPU's, if it has one."""
-    memory = {"ddr_cap": _host_memory_bytes() // _local_world_size()}
-    if device.type == "cuda":
-        memory["hbm_cap"] = torch.cuda.get_device_properties(device).total_memory
-    return memory
-
-
-def _local_world_size() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-
-
-def _host_memory_bytes() -> int:
-    cgroup = Path("/sys/fs/cgroup/memory.max")
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if cgroup.exists() and (limit := cgroup.read_text().strip()).isdigit():
-        return min(total, int(limit))
-    return total
 
 
 def placements(
@@ -225,17 +190,8 @@ def format_plan(tables: list[TablePlacement]) -> str:
         ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"{len(table.ranks)} ranks"
         lines.append(
             f"{table.table:<16} {table.rows:>13,} {table.dim:>4}  {table.kind:<19} {ranks:<10} "
-            f"{format_bytes(table.num_bytes):>9}"
+            f"{size_text(table.num_bytes):>9}"
         )
     total = sum(table.num_bytes for table in tables)
-    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {format_bytes(total)}")
+    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {size_text(total)}")
     return "\n".join(lines)
-
-
-def format_bytes(num_bytes: float) -> str:
-    """For people, in powers of 1000."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while num_bytes >= 1000 and len(units) > 1:
-        num_bytes /= 1000
-        units.pop(0)
-    return f"{num_bytes:.0f} B" if units[0] == "B" else f"{num_bytes:.1f} {units[0]}"

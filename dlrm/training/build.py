@@ -28,9 +28,9 @@ from dlrm.models.mlp import ONEDNN_DTYPES
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan, placements
-from dlrm.sharding.splitting.laying import Layout, Planned
-from dlrm.sharding.splitting.planning.choice_file import remembered
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
+from dlrm.sharding.splitting.planning.saved_choice import remembered
+from dlrm.sharding.splitting.planning.torchrec_plan import Layout, Planned
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.training.data import Inputs
 from dlrm.training.evaluation import evaluate

@@ -20,7 +20,7 @@ from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_plan, make_sharder, tables_of
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.replicated import average_touched_rows
-from dlrm.sharding.splitting.laying import WIRE_DTYPES, Planned
+from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Planned
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import ShardedHead
 from dlrm.sharding.tables import initialize_tables

@@ -19,8 +19,8 @@ from data.dataset import Feature
 from dlrm.dense_sync import Replicas
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.splitting.laying import Layout
-from dlrm.sharding.splitting.planning.choose import Strategy
+from dlrm.sharding.splitting.planning.strategies import Strategy
+from dlrm.sharding.splitting.planning.torchrec_plan import Layout
 from dlrm.training.data import Inputs
 from dlrm.training.model import features_of, lay_out, unsharded
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from dlrm.comm.consistency.error_flags import NUM_PLACES
 from dlrm.launch.device import Ranks
+from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.planning import costs
 from dlrm.sharding.splitting.planning.savings import id_traffic_of, traffic_of
 from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
 from experiments.harness.record import Row
@@ -96,7 +96,7 @@ def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None
         if not isclose(found, formula, rel_tol=tolerance):
             raise RuntimeError(
                 f"{model} on {num_ranks} ranks, {name}: {found:,.0f} bytes were counted, the formula says "
-                f"{formula:,.0f}; one of dlrm/sharding/splitting/planning/costs.py and wire.py is wrong"
+                f"{formula:,.0f}; one of dlrm/sharding/splitting/costs.py and wire.py is wrong"
             )
 
 

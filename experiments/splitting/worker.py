@@ -23,7 +23,7 @@ import torch.distributed as dist
 from data.batch import Batch
 from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
-from dlrm.sharding.splitting.planning.choice_file import CHOICE_NAME
+from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
 from dlrm.training.build import settle_strategies, start_process_group
 from dlrm.training.data import Inputs
 from experiments.harness.training import Training, of_rank_0

@@ -5,7 +5,7 @@ from typing import Final
 
 from cpr.checkpoint.catalog.describe import Description, SaveInfo, TableInfo
 from cpr.checkpoint.ownership.records import Owner
-from cpr.quantities import age_text, count_text, size_text
+from cpr.humanize import age_text, count_text, size_text
 
 CHAIN_LINES: Final = 10
 TABLE_LINES: Final = 30

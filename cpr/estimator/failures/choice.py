@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from cpr.durations import duration_text
 from cpr.estimator.failures import arrivals, fits
 from cpr.estimator.failures.log import FailureLog
 from cpr.estimator.failures.report import DOUBTFUL
-from cpr.quantities import count_text
+from cpr.humanize import count_text, duration_text
 
 
 @dataclass(frozen=True, kw_only=True)

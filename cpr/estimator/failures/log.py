@@ -20,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from cpr.durations import parse_duration
 from cpr.estimator.history import RunHistory
+from cpr.humanize import parse_duration
 
 ANSWERS: Final = {
     **dict.fromkeys(("yes", "true", "1", "y"), True),

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.fits import FEWEST, Fit, fit_all, mean_time_interval, p_value
 from cpr.estimator.failures.log import FailureLog
-from cpr.quantities import count_text
+from cpr.humanize import count_text, duration_text
 
 TELLS: Final = 2.0
 """A difference in Akaike's criterion that says something."""

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.log import FailureLog, log_of_runs
 from cpr.estimator.history import RunHistory
 from cpr.estimator.planning.formulas import Job
-from cpr.quantities import count_text
+from cpr.humanize import count_text, duration_text
 
 FLAGS: Final = {
     "T_total": "--total",

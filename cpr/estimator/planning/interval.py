@@ -10,10 +10,9 @@ have the numbers of `cpr.estimator.planning.formulas`.
 from dataclasses import dataclass
 from typing import Final
 
-from cpr.durations import duration_text
 from cpr.estimator.planning.formulas import check_target
 from cpr.fields import check_fields
-from cpr.quantities import share_text
+from cpr.humanize import duration_text, share_text
 
 TOLERANCE: Final = 0.25
 """An interval is kept while the best one differs by no more than this share of it: measurements jitter."""

@@ -6,12 +6,11 @@ from typing import Any, Final
 import matplotlib.pyplot as plt
 import numpy as np
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.fits import kaplan_meier
 from cpr.estimator.failures.report import FailureReport
 from cpr.estimator.planning.formulas import overhead_full, overhead_partial
 from cpr.estimator.planning.recommend import Recommendation
-from cpr.quantities import count_text
+from cpr.humanize import count_text, duration_text
 
 POINTS: Final = 400
 TICKS_S: Final = (1, 10, 60, 600, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600, 30 * 24 * 3600)

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.report import FailureReport
 from cpr.estimator.planning.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
 from cpr.estimator.planning.inputs import Inputs
 from cpr.estimator.planning.recommend import MAX_OVERHEAD, Plan, Recommendation, recommend
-from cpr.quantities import share_text
+from cpr.humanize import duration_text, share_text
 
 WIDTH: Final = 100
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import (
     FAR_SHORTER,
@@ -18,6 +17,7 @@ from cpr.estimator.planning.formulas import (
 from cpr.estimator.planning.recommend import recommended_interval
 from cpr.estimator.simulation.means import Mean
 from cpr.estimator.simulation.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
+from cpr.humanize import duration_text
 
 RECOVERIES: Final[tuple[Recovery, ...]] = ("full", "partial")
 MATTERS: Final = 0.05

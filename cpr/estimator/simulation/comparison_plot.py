@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from cpr.durations import duration_text
 from cpr.estimator.simulation.comparison import Comparison
 from cpr.estimator.simulation.comparison_text import PART_NAMES
 from cpr.estimator.simulation.simulation import PARTS
+from cpr.humanize import duration_text
 
 COLORS = {"full": "tab:orange", "partial": "tab:blue"}
 

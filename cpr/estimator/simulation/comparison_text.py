@@ -1,10 +1,10 @@
 """What `cpr simulate` prints."""
 
-from cpr.durations import duration_text
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.simulation.comparison import Compared, Comparison, departures
 from cpr.estimator.simulation.means import Mean
 from cpr.estimator.simulation.simulation import PARTS
+from cpr.humanize import duration_text
 
 PART_NAMES = {"save": "saves", "lost": "work done again", "load": "loading", "reschedule": "rescheduling"}
 

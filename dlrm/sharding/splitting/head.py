@@ -13,9 +13,9 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.sharding.pooled import PooledFeatures
+from dlrm.sharding.splitting.costs import SplitTraffic
 from dlrm.sharding.splitting.exchange import Exchange
 from dlrm.sharding.splitting.operator_tables import Placement
-from dlrm.sharding.splitting.planning.costs import SplitTraffic
 
 SplitBy = Literal["tables", "columns", "rows"]
 

@@ -95,7 +95,7 @@ def test_kinds_that_the_device_lacks_are_refused(world_of_one, features):
 def two_nodes_of_two(world_of_one, monkeypatch):
     """Four GPUs, as far as a planner asks."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(plan, "_memory_bytes", lambda _: {"ddr_cap": 10**11, "hbm_cap": 10**10})
+    monkeypatch.setattr(plan, "memory_bytes", lambda _: {"ddr_cap": 10**11, "hbm_cap": 10**10})
     monkeypatch.setattr(plan.dist, "get_world_size", lambda: 4)
 
 

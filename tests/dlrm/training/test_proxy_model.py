@@ -8,7 +8,7 @@ import torch
 from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig
 from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning.choice_file import remembered
+from dlrm.sharding.splitting.planning.saved_choice import remembered
 from dlrm.training import build
 from dlrm.training import proxy_model as stand_in
 from dlrm.training.build import settle_strategies

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlrm.launch.device import Ranks
-from dlrm.sharding.splitting.planning import costs
+from dlrm.sharding.splitting import costs
 from experiments.harness import network, record
 from experiments.harness.network import Network
 from experiments.harness.workers import Workers

@@ -38,7 +38,7 @@ from dlrm.models.linear import LinearHead
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
-from dlrm.sharding.splitting.placing import split_plan
+from dlrm.sharding.splitting.placement import split_plan
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder
 from tests.system.recovery.recovery_worker import values

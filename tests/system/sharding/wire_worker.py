@@ -19,8 +19,10 @@ from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.dense_sync import Replicas
 from dlrm.launch.device import Ranks
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.splitting import laying
-from dlrm.sharding.splitting.planning import choose, costs, planner
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.planning import planner
+from dlrm.sharding.splitting.planning import strategies as choose
+from dlrm.sharding.splitting.planning import torchrec_plan as laying
 from dlrm.sharding.splitting.planning.cluster import Cluster
 from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
 from dlrm.sharding.splitting.wire import counted

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from dlrm.comm.links import PROBE_BYTES, Links, best_time_s, finish, measure_links
-from dlrm.sharding.splitting.planning.costs import Collective
+from dlrm.sharding.splitting.costs import Collective
 
 PROBE_IDS: Final = 50_000
 """That a rank looks up at once to measure how long that takes."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from dlrm.sharding.plan import FP32_BYTES, format_bytes
+from cpr.humanize import size_text
+from dlrm.sharding.memory import FP32_BYTES
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.planning.shapes import numbers_outside_tables
@@ -84,6 +85,6 @@ def too_large(
             break
         largest = max(sorted(left), key=lambda path: split[path][rank])
         refused[largest] = (
-            f"rank {rank} would need {format_bytes(totals[rank])} of {format_bytes(memory_bytes)} for tables"
+            f"rank {rank} would need {size_text(totals[rank])} of {size_text(memory_bytes)} for tables"
         )
     return refused

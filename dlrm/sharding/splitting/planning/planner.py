@@ -19,13 +19,13 @@ from torch import nn
 from dlrm.config.schema import Config
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.laying import WIRE_DTYPES, Layout, Planned
-from dlrm.sharding.splitting.planning import choose
+from dlrm.sharding.splitting.planning import strategies as choose
 from dlrm.sharding.splitting.planning.benchmark import race
-from dlrm.sharding.splitting.planning.choice_file import check_kept, remember, remembered
-from dlrm.sharding.splitting.planning.choose import Choice, HeadShape, Strategy
 from dlrm.sharding.splitting.planning.cluster import Cluster, measure
+from dlrm.sharding.splitting.planning.saved_choice import check_kept, remember, remembered
 from dlrm.sharding.splitting.planning.shapes import ONE_RANK, heads_of, shapes_of
+from dlrm.sharding.splitting.planning.strategies import Choice, HeadShape, Strategy
+from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Layout, Planned
 
 logger = logging.getLogger(__name__)
 

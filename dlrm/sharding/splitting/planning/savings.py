@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
-from dlrm.sharding.splitting.planning import costs
 from dlrm.sharding.splitting.planning.shapes import heads_of, numbers_outside_tables
 
 

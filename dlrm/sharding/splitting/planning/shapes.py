@@ -16,8 +16,8 @@ from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.layout import neighbour_of_dense
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
-from dlrm.sharding.splitting.placing import even_columns, ranks_of_tables
-from dlrm.sharding.splitting.planning.choose import HeadShape
+from dlrm.sharding.splitting.placement import even_columns, ranks_of_tables
+from dlrm.sharding.splitting.planning.strategies import HeadShape
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
 ONE_RANK: Final = "there is one rank"

@@ -11,7 +11,7 @@ from cpr.checkpoint.catalog.describe_text import CHAIN_LINES, TABLE_LINES, as_te
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
 from cpr.checkpoint.format.row_schema import DTYPES
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.quantities import age_text, size_text
+from cpr.humanize import age_text, size_text
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)

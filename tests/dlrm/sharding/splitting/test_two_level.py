@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.costs import Crossing
 from dlrm.sharding.splitting.exchange import Exchange
-from dlrm.sharding.splitting.planning import costs
-from dlrm.sharding.splitting.planning.costs import Crossing
 from dlrm.sharding.splitting.two_level import TwoLevelExchange
 from tests.dlrm.sharding.splitting.simulated import SimulatedExchange, on_ranks
 

@@ -11,9 +11,9 @@ from data.dataset import Feature
 from dlrm.config.schema import Config, DenseConfig, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
-from dlrm.sharding.splitting import laying
 from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning.choice_file import CHOICE_NAME, remembered
+from dlrm.sharding.splitting.planning import torchrec_plan as laying
+from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME, remembered
 from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
 from dlrm.training import build
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dlrm.comm.links import Link
-from dlrm.sharding.splitting.planning.choose import (
+from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
+from dlrm.sharding.splitting.planning.cluster import Cluster
+from dlrm.sharding.splitting.planning.strategies import (
     HeadShape,
     candidates,
     choose,
@@ -13,8 +15,6 @@ from dlrm.sharding.splitting.planning.choose import (
     format_choices,
     options,
 )
-from dlrm.sharding.splitting.planning.cluster import Cluster
-from dlrm.sharding.splitting.planning.costs import Collective, Crossing, SplitTraffic
 
 SLOW = Link(latency_s=1e-4, bytes_per_s=1e9 / 8)
 FAST = Link(latency_s=1e-4, bytes_per_s=1e11)

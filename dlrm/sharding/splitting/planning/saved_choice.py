@@ -13,7 +13,7 @@ from typing import Any, Final, cast, get_args
 import torch.distributed as dist
 
 from dlrm.launch.files import write_json
-from dlrm.sharding.splitting.planning.choose import Strategy
+from dlrm.sharding.splitting.planning.strategies import Strategy
 
 CHOICE_NAME: Final = "sharding.json"
 """File in a run folder."""

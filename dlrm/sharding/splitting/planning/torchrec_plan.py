@@ -12,13 +12,13 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm.comm.links import ranks_per_node
 from dlrm.config.schema import Config
-from dlrm.sharding.plan import memory_for_tables
+from dlrm.sharding.memory import memory_for_tables
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
-from dlrm.sharding.splitting.placing import split_plan
-from dlrm.sharding.splitting.planning.choose import Strategy
+from dlrm.sharding.splitting.placement import split_plan
 from dlrm.sharding.splitting.planning.memory import operator_bytes, table_bytes, too_large
 from dlrm.sharding.splitting.planning.shapes import Setting, heads_of, ids_of
+from dlrm.sharding.splitting.planning.strategies import Strategy
 from dlrm.sharding.splitting.sharded import HeadSharder
 
 WIRE_DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

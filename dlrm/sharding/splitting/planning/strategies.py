@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from dlrm.sharding.splitting.planning import costs
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
 from dlrm.sharding.splitting.planning.cluster import Cluster
-from dlrm.sharding.splitting.planning.costs import Collective, Crossing, SplitTraffic
 
 Strategy = Literal["exchange", "split", "rows", "two_level"]
 """Of a head: TorchRec's exchange of pooled embeddings; the split that the head is made for; its tables split

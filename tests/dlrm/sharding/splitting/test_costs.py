@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.sharding.splitting.planning import costs
-from dlrm.sharding.splitting.planning.costs import Crossing
+from dlrm.sharding.splitting import costs
+from dlrm.sharding.splitting.costs import Crossing
 
 COUNTS = st.lists(st.integers(0, 9), min_size=2, max_size=6)
 

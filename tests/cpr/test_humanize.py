@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.durations import UNITS_S, duration_text, parse_duration
+from cpr.humanize import UNITS_S, duration_text, parse_duration
 
 
 @pytest.mark.parametrize(
