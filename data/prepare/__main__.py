@@ -22,10 +22,10 @@ from data.prepare.config import DEFAULT_MIN_COUNT, ID_RULES, PrepareConfig, pars
 from data.prepare.job import prepare
 from data.prepare.parse.inputs import DEFAULT_DAYS
 from data.prepare.parse.lines import TRAILING_BYTES
+from data.prepare.pool import WorkerDiedError
 from data.prepare.rejects import REJECTS_NAME
 from data.prepare.tables import PUBLISHED, ROOMY_ROWS, shared_values
 from data.prepare.verify import verify
-from data.prepare.workers.pool import WorkerDiedError
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -10,16 +10,16 @@ from typing import Any, Final
 from data.criteo import CATEGORY_NAMES, NUM_CATEGORIES
 from data.dataset import MANIFEST_NAME, DatasetManifest, Feature, Part, read_manifest
 from data.prepare.config import PrepareConfig
+from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_is_there
 from data.prepare.parse.ids import HashIds, IdRule, ModuloIds, RawIds
 from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span, find_inputs
 from data.prepare.parse.lookup import VocabularyIds
 from data.prepare.passes import IsThere, MakeTask, PassResult, run_pass
+from data.prepare.pieces import PieceRecord, durable_file, remove_leftovers
+from data.prepare.pool import WorkerPool
 from data.prepare.rejects import check_rejects, collect_rejects
 from data.prepare.state import MAKER, close_state, is_finished, locked, open_state
 from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
-from data.prepare.workers.convert import COMPRESSION, ROW_GROUP_ROWS, ConvertSpan, part_is_there
-from data.prepare.workers.pieces import PieceRecord, durable_file, remove_leftovers
-from data.prepare.workers.pool import WorkerPool
 
 VOCABULARY_FOLDER: Final = "vocabulary"
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from data.prepare.display import ProgressDisplay
 from data.prepare.parse.inputs import RawFile, Span, plan
 from data.prepare.parse.walk import REJECTS_SUFFIX
-from data.prepare.workers.display import ProgressDisplay
-from data.prepare.workers.pieces import PieceRecord, piece_name, read_records, record_path
-from data.prepare.workers.pool import Task, WorkerPool
-from data.prepare.workers.progress import Progress
+from data.prepare.pieces import PieceRecord, piece_name, read_records, record_path
+from data.prepare.pool import Task, WorkerPool
+from data.prepare.progress import Progress
 
 SHORTEST_LINE_BYTES: Final = 41
 """A label, 39 tabs and a line end: bounds the lines that bytes not yet read can hold."""

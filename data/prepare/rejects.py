@@ -9,7 +9,7 @@ from typing import Any, Final
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED
 from data.prepare.parse.walk import REJECTS_SUFFIX
 from data.prepare.passes import PassResult
-from data.prepare.workers.pieces import PieceRecord, durable_file, record_path
+from data.prepare.pieces import PieceRecord, durable_file, record_path
 
 REJECTS_NAME: Final = "rejects.jsonl"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from data.dataset import MANIFEST_NAME, read_manifest
-from data.prepare.workers.pieces import STATE_FOLDER, durable_file, remove_leftovers
+from data.prepare.pieces import STATE_FOLDER, durable_file, remove_leftovers
 
 _IDENTITY_NAME: Final = "identity.json"
 MAKER: Final = "data.prepare"

@@ -21,8 +21,8 @@ from data.criteo import CATEGORY_NAMES
 from data.prepare.parse.ids import FIRST_VOCABULARY_ID
 from data.prepare.parse.inputs import Span
 from data.prepare.parse.walk import read_pieces
-from data.prepare.workers.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
-from data.prepare.workers.progress import Report
+from data.prepare.pieces import PieceRecord, Written, durable_file, record_path, stored_bytes
+from data.prepare.progress import Report
 
 FAN_IN: Final = 32
 """Runs merged at once."""

@@ -13,8 +13,8 @@ import polars as pl
 
 from data.criteo import CATEGORY_NAMES, DENSE_NAMES, KAGGLE_CARDINALITIES, LABEL
 from data.prepare.config import PrepareConfig
+from data.prepare.convert import COMPRESSION, ROW_GROUP_ROWS
 from data.prepare.job import prepare
-from data.prepare.workers.convert import COMPRESSION, ROW_GROUP_ROWS
 
 TABLES: Final = "kaggle"
 _ROWS: Final = dict(zip(CATEGORY_NAMES, KAGGLE_CARDINALITIES, strict=True))

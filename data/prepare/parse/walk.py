@@ -18,7 +18,7 @@ from data.prepare.parse.content import Content, open_content
 from data.prepare.parse.inputs import PIECE_BYTES, RawFile, Span
 from data.prepare.parse.lines import TRAILING_BYTES, TRUNCATED, BadLine
 from data.prepare.parse.streams import LineReader
-from data.prepare.workers.pieces import (
+from data.prepare.pieces import (
     DigestFile,
     PieceRecord,
     Written,
@@ -26,7 +26,7 @@ from data.prepare.workers.pieces import (
     piece_name,
     record_path,
 )
-from data.prepare.workers.progress import Progress, Report
+from data.prepare.progress import Progress, Report
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096

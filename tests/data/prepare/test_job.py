@@ -231,9 +231,7 @@ def test_a_killed_worker_stops_the_job_and_the_next_one_goes_on(raw, whole, tmp_
     process = start(raw, out)
     wait_for_records(process, out, 1, "pieces")
     workers = [
-        child
-        for child in psutil.Process(process.pid).children()
-        if "data.prepare.workers.worker" in child.cmdline()
+        child for child in psutil.Process(process.pid).children() if "data.prepare.worker" in child.cmdline()
     ]
     workers[0].kill()
     output = process.communicate()[0]

@@ -8,7 +8,7 @@ import pytest
 
 from data.dataset import DatasetManifest, Part
 from data.prepare import __main__ as command
-from data.prepare.workers.pool import WorkerDiedError
+from data.prepare.pool import WorkerDiedError
 from tests.data.prepare.conftest import make_lines
 
 MANIFEST = DatasetManifest(features=(), parts=(), provenance={"rejects": {"num_rejects": {}}})

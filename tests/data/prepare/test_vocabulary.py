@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from data.criteo import CATEGORY_NAMES
 from data.prepare import vocabulary
 from data.prepare.parse.inputs import find_inputs, plan
+from data.prepare.pieces import read_records
 from data.prepare.vocabulary import CountSpan, RankCategory, run_path, runs_are_there, vocabulary_size
-from data.prepare.workers.pieces import read_records
 from tests.data.prepare.conftest import make_lines
 
 

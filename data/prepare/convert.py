@@ -14,8 +14,8 @@ import polars as pl
 from data.prepare.parse.ids import IdRule, to_samples
 from data.prepare.parse.inputs import Span
 from data.prepare.parse.walk import Piece, read_pieces
-from data.prepare.workers.pieces import PieceRecord, Written, durable_file, stored_bytes
-from data.prepare.workers.progress import Report
+from data.prepare.pieces import PieceRecord, Written, durable_file, stored_bytes
+from data.prepare.progress import Report
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows in a row group."""

@@ -1,6 +1,6 @@
 """Tasks on worker processes that cannot be orphaned and cannot die unnoticed.
 
-Each worker (`data.prepare.workers.worker`) has a connection to the parent and does one task at a time. Its
+Each worker (`data.prepare.worker`) has a connection to the parent and does one task at a time. Its
 standard input is a pipe that the parent holds: when the parent is gone, even by `kill -9`, that ends
 and the worker exits at once. The parent watches its workers: one that dies is an error that says so.
 Libraries in the workers run single-threaded; processes are the parallelism. Workers are programs of
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Final, Protocol
 
-from data.prepare.workers.progress import Progress, Report
+from data.prepare.progress import Progress, Report
 
 TICK_S: Final = 0.5
 """How often the parent looks up while the workers are silent."""
@@ -112,7 +112,7 @@ def _start_worker() -> _Worker:
     environment = {**os.environ, **_WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "data.prepare.workers.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "data.prepare.worker", str(theirs.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             env=environment,

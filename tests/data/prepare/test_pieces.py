@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from data.prepare.workers.pieces import PieceRecord, durable_file, read_records, remove_leftovers
+from data.prepare.pieces import PieceRecord, durable_file, read_records, remove_leftovers
 
 
 def test_a_durable_file_knows_its_digest_and_size(tmp_path):

@@ -5,12 +5,12 @@ import hashlib
 import pyarrow.parquet as pq
 import pytest
 
+from data.prepare import convert
+from data.prepare.convert import ConvertSpan
 from data.prepare.parse.columns import read_block
 from data.prepare.parse.ids import ModuloIds
 from data.prepare.parse.inputs import find_inputs, plan
-from data.prepare.workers import convert
-from data.prepare.workers.convert import ConvertSpan
-from data.prepare.workers.pieces import read_records
+from data.prepare.pieces import read_records
 from tests.data.prepare.conftest import make_lines
 
 

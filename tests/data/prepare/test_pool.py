@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data.prepare.workers.pool import WorkerDiedError, WorkerPool
-from data.prepare.workers.progress import Progress
+from data.prepare.pool import WorkerDiedError, WorkerPool
+from data.prepare.progress import Progress
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 
@@ -75,7 +75,7 @@ def test_a_killed_worker_is_an_error():
 def test_workers_go_with_a_killed_parent():
     code = (
         "import time\n"
-        "from data.prepare.workers.pool import WorkerPool\n"
+        "from data.prepare.pool import WorkerPool\n"
         "if __name__ == '__main__':\n"
         "    with WorkerPool(2):\n"
         "        print('up', flush=True)\n"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from data.prepare.workers import display
-from data.prepare.workers.display import QUIET_INTERVAL_S, ProgressDisplay
+from data.prepare import display
+from data.prepare.display import QUIET_INTERVAL_S, ProgressDisplay
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""A worker process: `python -m data.prepare.workers.worker FD`, started by `pool` alone."""
+"""A worker process: `python -m data.prepare.worker FD`, started by `pool` alone."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     pipe: Connection[object, object] = Connection(int(sys.argv[1]))
-    import data.prepare.workers.convert  # noqa: F401, PLC0415  # while the parent is still planning
+    import data.prepare.convert  # noqa: F401, PLC0415  # while the parent is still planning
 
     while True:
         try:

@@ -1,1 +1,0 @@
-"""Worker processes of a preparation, and the pieces of work that they finish."""
