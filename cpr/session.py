@@ -51,12 +51,12 @@ from cpr.recovery.decide.lineage import note_launches, raise_if_finished, take_d
 from cpr.recovery.restore.restorer import Beginning, Restorer
 from cpr.recovery.run.phases import Phases, note_death, process_began_ns
 from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.recovery.worker.memory import WorkerMemory
-from cpr.recovery.worker.publisher import Outliving
-from cpr.rendezvous import Meeting, init_process_group, meet
-from cpr.resident.allocation import Birth, tables_born_in
+from cpr.recovery.worker.publisher import Publisher
+from cpr.rendezvous import WorkerGroup, init_process_group, join
+from cpr.resident.allocation import Allocation, allocate_tables
 from cpr.resident.janitor import ensure_janitor
 from cpr.saving.periodic import Saves
 from cpr.saving.setup import Keeper, SavePlan
@@ -125,15 +125,15 @@ class PartialRecovery:
         )
         _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
-        self._course = Course()
-        self._meeting: Meeting | None = None
-        self._birth: Birth | None = None
+        self._course = RunProgress()
+        self._meeting: WorkerGroup | None = None
+        self._birth: Allocation | None = None
         self._group: RankGroup | None = None
         self._timeout = timedelta()
         self._checkpointer: Checkpointer | None = None
         self._keeper: Keeper | None = None
         self._saves: Saves | None = None
-        self._outliving: Outliving | None = None
+        self._outliving: Publisher | None = None
         self._injector = Injector()
         self._restored_s: float | None = None
         self._is_over = False
@@ -186,7 +186,7 @@ class PartialRecovery:
         return self._birth is not None and self._birth.adopted
 
     @property
-    def meeting(self) -> Meeting:
+    def meeting(self) -> WorkerGroup:
         """What the workers agreed on when they met; after `init_process_group`."""
         return self._met()
 
@@ -222,7 +222,7 @@ class PartialRecovery:
         """
         self._check_open()
         with self._phases.measured("rendezvous"):
-            self._meeting = meet(self._memory.offer(), timeout)
+            self._meeting = join(self._memory.offer(), timeout)
             self._memory.settle(self._meeting)
             ensure_janitor(self._memory.home.folder)
             init_process_group(self._meeting, backend, timeout)
@@ -255,7 +255,7 @@ class PartialRecovery:
         self._end_if_finished()
         with self._phases.measured("build"):
             adopt = not self._must_begin_anew(meeting) and bool(self._memory.claimed)
-            with tables_born_in(segment, adopt=adopt) as birth:
+            with allocate_tables(segment, adopt=adopt) as birth:
                 yield
             self._birth = birth
 
@@ -340,7 +340,7 @@ class PartialRecovery:
             )
         )
         note_launches(checkpointer, meeting, resumes=self._resume)
-        self._outliving = Outliving(self._memory, checkpointer, self._course, meeting, model, optimizers)
+        self._outliving = Publisher(self._memory, checkpointer, self._course, meeting, model, optimizers)
         self._note_death(reports)
         recovery = self._course.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
@@ -490,7 +490,7 @@ class PartialRecovery:
 
     def _make_checkpointer(
         self,
-        meeting: Meeting,
+        meeting: WorkerGroup,
         storage: Storage,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
@@ -542,7 +542,7 @@ class PartialRecovery:
                 f"{self._config.uri}: what has happened is kept there"
             )
 
-    def _armed(self, meeting: Meeting, storage: Storage) -> Injector:
+    def _armed(self, meeting: WorkerGroup, storage: Storage) -> Injector:
         """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
         folder = Path(storage.uri) if isinstance(storage, LocalStorage) else None
         return Injector(
@@ -553,7 +553,7 @@ class PartialRecovery:
             checkpoint=folder,
         )
 
-    def _must_begin_anew(self, meeting: Meeting) -> bool:
+    def _must_begin_anew(self, meeting: WorkerGroup) -> bool:
         """Whether memory is lost that nothing can make good; better known before tables are adopted."""
         held = [
             each for offer in meeting.offers for each in offer.held if each.session_id == meeting.session_id
@@ -573,7 +573,7 @@ class PartialRecovery:
         if self._met().rank == 0:
             logger.info("training goes on: the first step took %.2f s", told.seconds["first_step"])
 
-    def _met(self) -> Meeting:
+    def _met(self) -> WorkerGroup:
         if self._meeting is None:
             raise ValueError("the workers have not met: call init_process_group() of this object first")
         return self._meeting

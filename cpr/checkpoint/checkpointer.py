@@ -15,7 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from tqdm import tqdm
 
 from cpr.checkpoint.catalog.chain import Rejected, State
-from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, load_newest, on_rank_0, survey
 from cpr.checkpoint.collectives import LONGEST_LOAD, LONGEST_SAVE, LONGEST_STEP, Alone, RankGroup, on_all
@@ -25,11 +25,11 @@ from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.load.reading import LoadStats
 from cpr.checkpoint.ownership.records import NOBODYS, Claimant
-from cpr.checkpoint.save.request import Wish, agree
+from cpr.checkpoint.save.request import SaveRequest, agree
 from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows, shards_named
-from cpr.checkpoint.save.stager import Copier, seconds_left
+from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
-from cpr.checkpoint.save.writer_thread import Save, Saver
+from cpr.checkpoint.save.writer_thread import Save, WriterThread
 from cpr.checkpoint.state.model_state import Heir, ModelState, Stateful, States
 from cpr.checkpoint.state.optimizer_state import OptimizerState
 from cpr.checkpoint.state.random_state import RandomGenerators
@@ -126,11 +126,11 @@ class Checkpointer:
         self._is_closed = False
         self._loaded: State | None = None
         self._rejected: frozenset[int] = frozenset()
-        self._history: History | None = None
-        self._saver: Saver | None = None
+        self._history: Committer | None = None
+        self._saver: WriterThread | None = None
         self._warm_up: Thread | None = None
         self._save: Save | None = None
-        self._copier = Copier(self._pool)
+        self._copier = Stager(self._pool)
         self._hooks = before_updates(model, (), self._copier.settle)
 
     @property
@@ -236,7 +236,7 @@ class Checkpointer:
         self.claim()
         run_id = self.ownership.run_id if self._loaded is None else self._loaded.newest.run_id
         found = survey(self._storage, self._group, run_id, self._loaded, self._rejected)
-        self._history = History(
+        self._history = Committer(
             storage=self._storage,
             group=self._background,
             lock=self.ownership.lock,
@@ -248,7 +248,7 @@ class Checkpointer:
             committed=list(found.committed),
             chain=list(self._loaded.saves) if self._loaded else [],
         )
-        self._saver = Saver(self._storage, self._pool, self._background, self._history)
+        self._saver = WriterThread(self._storage, self._pool, self._background, self._history)
         num_bytes = sum(shard.num_rows * shard.bytes_per_row for shard in self._written_here())
         self._warm_up = Thread(
             target=self._pool.warm_up, args=(num_bytes,), name="checkpoint-warm-up", daemon=True
@@ -606,7 +606,7 @@ class Checkpointer:
 
     def _make_wish(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
-    ) -> tuple[list[Selection], States | None, Wish]:
+    ) -> tuple[list[Selection], States | None, SaveRequest]:
         """What this rank copies of its own shards, its state, what it tells the others; raises nothing."""
         selections: list[Selection] = []
         states: States | None = None
@@ -635,9 +635,9 @@ class Checkpointer:
             problem = error
         except Exception as error:  # of somebody's state_dict; its class may not be known to other ranks
             problem = SaveFailedError(f"the state cannot be saved: {type(error).__name__}: {error}")
-        return selections, states, Wish(kind, moment, self.steps_done, is_ready, replicated, problem)
+        return selections, states, SaveRequest(kind, moment, self.steps_done, is_ready, replicated, problem)
 
-    def _replicated_selections(self, wishes: Sequence[Wish]) -> list[Selection]:
+    def _replicated_selections(self, wishes: Sequence[SaveRequest]) -> list[Selection]:
         selections = []
         for shard in self._written_here():
             asked = [wish.replicated[shard.name] for wish in wishes if shard.name in wish.replicated]

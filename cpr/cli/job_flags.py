@@ -11,7 +11,7 @@ from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
     from cpr.estimator.history import RunHistory
-    from cpr.estimator.planning.inputs import Inputs
+    from cpr.estimator.planning.inputs import EstimatorInputs
 
 TIMES = (
     ("--total", "T_total", "useful training time of the job, such as 56h"),
@@ -60,7 +60,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def inputs_of(options: argparse.Namespace) -> "Inputs":
+def inputs_of(options: argparse.Namespace) -> "EstimatorInputs":
     """What the flags say.
 
     Raises:

@@ -26,7 +26,7 @@ from cpr.faults.kinds import (
 )
 from cpr.faults.plain import decode_kind, encode
 from cpr.faults.plan import Cursor, Plan
-from cpr.faults.record import Beginning, Record
+from cpr.faults.record import Beginning, InjectionRecord
 from cpr.faults.schedules import Event
 from cpr.faults.storages import FaultyStorage
 
@@ -74,11 +74,11 @@ class Injector:
         self._num_slow_steps = 0
         self._last_step_ended = time.monotonic()
         self._kinds = [kind for schedule in self.plan.schedules for kind in schedule.kinds_used]
-        self._record: Record | None = None
+        self._record: InjectionRecord | None = None
         if self.plan.schedules:
             self._check_given(folder)
             assert folder is not None
-            self._record = Record(folder / f"faults-{self.plan.digest}.jsonl")
+            self._record = InjectionRecord(folder / f"faults-{self.plan.digest}.jsonl")
             logger.warning("failure injection is on, as asked for by %s", self.plan.source)
 
     @property

@@ -24,7 +24,7 @@ class Beginning:
     step: int
 
 
-class Record:
+class InjectionRecord:
     """The record in a file, which all workers of a run share.
 
     Args:

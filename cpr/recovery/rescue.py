@@ -24,7 +24,7 @@ from cpr.checkpoint.save.whole_base import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
-from cpr.recovery.decide.inventory import COURSE, Survey, examine
+from cpr.recovery.decide.inventory import COURSE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed
 from cpr.recovery.worker.replicated_state import Counters
@@ -110,7 +110,7 @@ def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None
 
 
 def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued:
-    found = Survey(WorkerReport(rank=0, host=socket.gethostname(), pid=os.getpid()))
+    found = Inventory(WorkerReport(rank=0, host=socket.gethostname(), pid=os.getpid()))
     segments = tuple(examine(each, found) for each in claimed)
     state = assess([replace(found.report, segments=segments)], Directory())
     if state.slot is None or state.slot_of is None:
@@ -146,7 +146,7 @@ def _missing(state: Assessment, refused: Sequence[str]) -> str:
     )
 
 
-def _sharded(state: Assessment, found: Survey, counters: Counters) -> Iterator[TableShard]:
+def _sharded(state: Assessment, found: Inventory, counters: Counters) -> Iterator[TableShard]:
     """The newest memory of each part of the sharded tables; together they are whole tables."""
     taken: dict[str, list[Extent]] = {}
     for held in sorted(state.held, key=lambda each: (each.generation, each.step), reverse=True):

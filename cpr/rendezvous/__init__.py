@@ -1,10 +1,10 @@
 """How the workers of one generation find each other, whatever earlier generations left behind.
 
-`meet` gives each worker its rank and a store that nobody used before; `init_process_group` goes on from
+`join` gives each worker its rank and a store that nobody used before; `init_process_group` goes on from
 there.
 """
 
-from cpr.rendezvous.meet import Meeting, init_process_group, meet
-from cpr.rendezvous.rank_assignment import HeldSegment, Offer
+from cpr.rendezvous.join import WorkerGroup, init_process_group, join
+from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo
 
-__all__ = ["HeldSegment", "Meeting", "Offer", "init_process_group", "meet"]
+__all__ = ["HeldSegment", "WorkerGroup", "WorkerInfo", "init_process_group", "join"]

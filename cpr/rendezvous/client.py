@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous.discovery import POLL_S, Announcement, Board
-from cpr.rendezvous.launcher_env import Place
+from cpr.rendezvous.discovery import POLL_S, LeaderAddress, Discovery
+from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.messages import Connection, LostError
-from cpr.rendezvous.rank_assignment import Decision, Offer
+from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo
 from cpr.rendezvous.stores import CONNECT_TIMEOUT_S
 
 
@@ -21,19 +21,19 @@ from cpr.rendezvous.stores import CONNECT_TIMEOUT_S
 class Verdict:
     """What the host told."""
 
-    decision: Decision
-    offers: tuple[Offer, ...]
+    decision: Assignment
+    offers: tuple[WorkerInfo, ...]
     """In the order of the launcher's ranks."""
     address: str
     store_port: int
 
 
-class Guest:
+class Client:
     """Looks for a host and waits with it; call `leave` in the end."""
 
-    def __init__(self, place: Place, offer: Offer, board: Board) -> None:
+    def __init__(self, place: LauncherEnv, offer: WorkerInfo, board: Discovery) -> None:
         self._place, self._offer, self._board = place, offer, board
-        self._host: Announcement | None = None
+        self._host: LeaderAddress | None = None
         self._connection: Connection | None = None
         self._missing: list[int] | None = None
         """As the host told last."""
@@ -105,8 +105,8 @@ class Guest:
             return None
         decision = message["decision"]
         return Verdict(
-            decision=Decision(**{**decision, "ranks": tuple(decision["ranks"])}),
-            offers=tuple(map(Offer.from_json, message["offers"])),
+            decision=Assignment(**{**decision, "ranks": tuple(decision["ranks"])}),
+            offers=tuple(map(WorkerInfo.from_json, message["offers"])),
             address=self._host.address,
             store_port=message["store_port"],
         )

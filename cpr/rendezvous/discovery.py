@@ -13,7 +13,7 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
-from cpr.rendezvous.launcher_env import OwnAddress, Place
+from cpr.rendezvous.launcher_env import OwnAddress, LauncherEnv
 from cpr.rendezvous.stores import connect, serve
 
 POLL_S: Final = 0.02
@@ -24,7 +24,7 @@ _KEY: Final = "cpr/rendezvous/leader"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Announcement:
+class LeaderAddress:
     """Where a host waits for the others."""
 
     address: str
@@ -33,11 +33,11 @@ class Announcement:
     """Of this one meeting; the key that both ends of a connection show, see `messages`."""
 
 
-class Board:
+class Discovery:
     """Reads the newest announcement over and over; posts this worker's own first, if it has one."""
 
-    def __init__(self, place: Place, own: Announcement | None = None) -> None:
-        self.latest: Announcement | None = None
+    def __init__(self, place: LauncherEnv, own: LeaderAddress | None = None) -> None:
+        self.latest: LeaderAddress | None = None
         self.problem: str | None = "it does not answer"
         """Why the board cannot be read at the moment."""
         self.store: TCPStore | None = None
@@ -69,7 +69,7 @@ class Board:
     def _read(self, store: TCPStore) -> None:
         while not self._closing.is_set():
             if store.check([_KEY]):
-                self.latest = Announcement(**json.loads(store.get(_KEY)))
+                self.latest = LeaderAddress(**json.loads(store.get(_KEY)))
             self._closing.wait(POLL_S)
 
     def _open(self) -> TCPStore:

@@ -21,7 +21,7 @@ class OwnAddress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LauncherEnv:
     """What torchrun, or another launcher that speaks `env://`, tells a worker."""
 
     rank: int

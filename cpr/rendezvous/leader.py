@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
-from cpr.rendezvous.discovery import POLL_S, Announcement
-from cpr.rendezvous.launcher_env import Place
+from cpr.rendezvous.discovery import POLL_S, LeaderAddress
+from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.messages import Connection, LostError
-from cpr.rendezvous.rank_assignment import Decision, Offer
+from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo
 from cpr.rendezvous.stores import listen
 
 NEWS_INTERVAL_S: Final = 0.2
@@ -27,21 +27,21 @@ _STRANGER_S: Final = 5.0
 """How long one may stay."""
 
 
-class Host:
+class Leader:
     """Listens from the start; a context manager that hangs up on everybody in the end."""
 
-    def __init__(self, place: Place, offer: Offer) -> None:
+    def __init__(self, place: LauncherEnv, offer: WorkerInfo) -> None:
         self._place, self._offer = place, offer
         self.own = place.own_address()
         self._listener = listen(self.own)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._guests: dict[int, tuple[Connection, Offer]] = {}
+        self._guests: dict[int, tuple[Connection, WorkerInfo]] = {}
         self._strangers: dict[Connection, float] = {}
         """When each came; the first one first."""
         self._told: list[int] = []
         self._told_at = 0.0
-        self.announcement = Announcement(
+        self.announcement = LeaderAddress(
             address=self.own.name, port=self._listener.getsockname()[1], nonce=uuid4().hex
         )
 
@@ -60,7 +60,7 @@ class Host:
         """The launcher's ranks that are not here."""
         return [rank for rank in range(1, self._place.world_size) if rank not in self._guests]
 
-    def gather(self, deadline: float) -> list[Offer] | None:
+    def gather(self, deadline: float) -> list[WorkerInfo] | None:
         """The offers of all, in the order of the launcher's ranks; None if not all came by `deadline`.
 
         Args:
@@ -79,7 +79,7 @@ class Host:
             self._tell_who_is_missing()
         return [self._offer, *(self._guests[rank][1] for rank in range(1, self._place.world_size))]
 
-    def tell(self, decision: Decision, offers: list[Offer], store_port: int) -> None:
+    def tell(self, decision: Assignment, offers: list[WorkerInfo], store_port: int) -> None:
         """Tell all guests. One that is lost by now will be missed in the process group, and restarted."""
         message = {
             "decision": asdict(decision),
@@ -110,7 +110,7 @@ class Host:
 
     def _seat(self, connection: Connection, message: dict[str, Any]) -> None:
         try:
-            rank, offer = int(message["rank"]), Offer.from_json(message["offer"])
+            rank, offer = int(message["rank"]), WorkerInfo.from_json(message["offer"])
             fits = message["world_size"] == self._place.world_size and 0 < rank < self._place.world_size
         except (KeyError, TypeError, ValueError) as error:
             raise LostError("no offer") from error

@@ -21,16 +21,16 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous.client import Guest, Verdict, ranks_text
-from cpr.rendezvous.discovery import Board
-from cpr.rendezvous.launcher_env import Place
-from cpr.rendezvous.leader import Host
-from cpr.rendezvous.rank_assignment import Decision, Offer, decide
+from cpr.rendezvous.client import Client, Verdict, ranks_text
+from cpr.rendezvous.discovery import Discovery
+from cpr.rendezvous.launcher_env import LauncherEnv
+from cpr.rendezvous.leader import Leader
+from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo, assign_ranks
 from cpr.rendezvous.stores import connect, serve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class WorkerGroup:
     """What all workers of a generation agreed on, and this one's part in it."""
 
     store: Store = field(repr=False)
@@ -42,7 +42,7 @@ class Meeting:
     generation: int
     continues: bool
     """Whether some worker knows that this continues a run."""
-    offers: tuple[Offer, ...]
+    offers: tuple[WorkerInfo, ...]
     """Of all workers, by new rank."""
     kept: object = field(default=None, repr=False)
     """What must live as long as the store."""
@@ -53,7 +53,7 @@ class Meeting:
         return frozenset(offer.launch for offer in self.offers if offer.launch)
 
 
-def meet(offer: Offer, timeout: timedelta) -> Meeting:
+def join(offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     """Meet the other workers that the launcher started; alone, at once, if there was no launcher.
 
     Sets the environment variables RANK and GROUP_RANK to the new ones: all that reads them agrees with the
@@ -67,26 +67,26 @@ def meet(offer: Offer, timeout: timedelta) -> Meeting:
         RendezvousError: not all came in time; says who is missing.
         ValueError: the launcher's environment is not whole.
     """
-    place = Place.from_environment()
+    place = LauncherEnv.from_environment()
     if place is None:
-        return _meeting(HashStore(), 0, decide([offer]), [offer])
-    meeting = meet_at(place, offer, timeout)
+        return _meeting(HashStore(), 0, assign_ranks([offer]), [offer])
+    meeting = join_at(place, offer, timeout)
     os.environ["RANK"] = str(meeting.rank)
     if "GROUP_RANK" in os.environ and meeting.rank != place.rank:  # then all nodes are of one size
         os.environ["GROUP_RANK"] = str(meeting.rank // place.local_world_size)
     return meeting
 
 
-def meet_at(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
-    """`meet` at a place that is told."""
+def join_at(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+    """`join` at a place that is told."""
     offer = replace(offer, local_rank=place.local_rank, local_world_size=place.local_world_size)
     if place.world_size == 1:
-        return _meeting(HashStore(), 0, decide([offer]), [offer])
+        return _meeting(HashStore(), 0, assign_ranks([offer]), [offer])
     attend = _host if place.rank == 0 else _attend
     return attend(place, offer, timeout)
 
 
-def init_process_group(meeting: Meeting, backend: str | None, timeout: timedelta) -> None:
+def init_process_group(meeting: WorkerGroup, backend: str | None, timeout: timedelta) -> None:
     """Make the default process group of those who met.
 
     Args:
@@ -103,11 +103,11 @@ def init_process_group(meeting: Meeting, backend: str | None, timeout: timedelta
     )
 
 
-def _host(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
+def _host(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
-    with Host(place, offer) as host:
+    with Leader(place, offer) as host:
         store = serve(host.own, timeout)
-        board = Board(place, host.announcement)
+        board = Discovery(place, host.announcement)
         try:
             offers = host.gather(deadline)
         finally:
@@ -118,16 +118,16 @@ def _host(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
                 f"{ranks_text(host.missing)} of {place.world_size} did not come to the meeting within "
                 f"{timeout.total_seconds():g} s{problem}"
             )
-        decision = decide(offers)
+        decision = assign_ranks(offers)
         host.tell(decision, offers, store.port)
     # Where no agent keeps the board, rank 0 does; others may look at it once more before they hear.
     return _meeting(store, place.rank, decision, offers, kept=board.store)
 
 
-def _attend(place: Place, offer: Offer, timeout: timedelta) -> Meeting:
+def _attend(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
-    board = Board(place)
-    guest = Guest(place, offer, board)
+    board = Discovery(place)
+    guest = Client(place, offer, board)
     try:
         while True:
             verdict = guest.attend(deadline, timeout)
@@ -148,10 +148,10 @@ def _store_of(verdict: Verdict, timeout: timedelta) -> TCPStore | None:
 
 
 def _meeting(
-    store: Store, place: int, decision: Decision, offers: Sequence[Offer], kept: object = None
-) -> Meeting:
+    store: Store, place: int, decision: Assignment, offers: Sequence[WorkerInfo], kept: object = None
+) -> WorkerGroup:
     of_rank = {rank: offers[each] for each, rank in enumerate(decision.ranks)}
-    return Meeting(
+    return WorkerGroup(
         store=store,
         rank=decision.ranks[place],
         world_size=len(offers),

@@ -28,7 +28,7 @@ class HeldSegment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class WorkerInfo:
     """What a worker brings to the meeting: plain data."""
 
     restarted: bool
@@ -59,7 +59,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Assignment:
     """What the offers of all workers come to."""
 
     ranks: tuple[int, ...]
@@ -71,7 +71,7 @@ class Decision:
     """Whether some worker knows that this continues a run."""
 
 
-def decide(offers: Sequence[Offer]) -> Decision:
+def assign_ranks(offers: Sequence[WorkerInfo]) -> Assignment:
     """Who gets which rank, and which session goes on.
 
     If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
@@ -84,12 +84,12 @@ def decide(offers: Sequence[Offer]) -> Decision:
     continues = any(offer.restarted for offer in offers)
     held = [each for offer in offers for each in offer.held] if continues else []
     if not held:
-        return Decision(
+        return Assignment(
             ranks=tuple(range(len(offers))), session_id=uuid4().hex, generation=0, continues=continues
         )
     furthest = max(held, key=lambda each: (each.epoch, each.step_finished, each.generation, each.session_id))
     session_id = furthest.session_id
-    return Decision(
+    return Assignment(
         ranks=_ranks(offers, session_id),
         session_id=session_id,
         generation=1 + max(each.generation for each in held if each.session_id == session_id),
@@ -97,7 +97,7 @@ def decide(offers: Sequence[Offer]) -> Decision:
     )
 
 
-def _ranks(offers: Sequence[Offer], session_id: str) -> tuple[int, ...]:
+def _ranks(offers: Sequence[WorkerInfo], session_id: str) -> tuple[int, ...]:
     """The new rank of each worker.
 
     A node of n workers gets ranks kn to kn + n - 1, in the order of its local ranks: TorchRec derives devices
@@ -110,7 +110,7 @@ def _ranks(offers: Sequence[Offer], session_id: str) -> tuple[int, ...]:
     return tuple(blocks[place // size] * size + place % size for place in range(len(offers)))
 
 
-def _node_size(offers: Sequence[Offer]) -> int | None:
+def _node_size(offers: Sequence[WorkerInfo]) -> int | None:
     """Workers of each node; None if nodes are not alike, or the launcher does not count node by node."""
     size = offers[0].local_world_size
     is_even = all(
@@ -120,7 +120,7 @@ def _node_size(offers: Sequence[Offer]) -> int | None:
     return size if is_even and len(offers) % size == 0 else None
 
 
-def _blocks(offers: Sequence[Offer], session_id: str, size: int) -> list[int]:
+def _blocks(offers: Sequence[WorkerInfo], session_id: str, size: int) -> list[int]:
     """The block of ranks that each node gets.
 
     The node with the newest generation of a block's segments gets it, and of several the one with the most;

@@ -47,7 +47,7 @@ COLUMNS: Final = ("cpr.shards.columns", "RowColumns", "allocate")
 
 
 @dataclass(eq=False)
-class Birth:
+class Allocation:
     """What became of the tables; final when the block is left."""
 
     adopted: bool = False
@@ -59,7 +59,7 @@ class Birth:
 
 
 @contextmanager
-def tables_born_in(segment: Segment, adopt: bool) -> Iterator[Birth]:
+def allocate_tables(segment: Segment, adopt: bool) -> Iterator[Allocation]:
     """While a model is built in the block, its tables get their memory from `segment`.
 
     With other tables than those that the segment holds, or in another order, all get new memory, initialised
@@ -99,7 +99,7 @@ class _Births:
 
     segment: Segment
     adopt: bool
-    result: Birth = field(default_factory=Birth)
+    result: Allocation = field(default_factory=Allocation)
     _before: list[KernelMemory] = field(default_factory=list)
     """What the segment holds, as far as it was not met yet."""
     _modules: list[Any] = field(default_factory=list)

@@ -27,7 +27,7 @@ REGION_SUFFIX: Final = ".memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies: contiguous, row-major, in one file."""
 
     file: str
@@ -65,7 +65,7 @@ class StoredShard:
     """A table shard in memory."""
 
     extent: Extent
-    columns: dict[str, Place]
+    columns: dict[str, TensorPlace]
     """Weights and optimizer state by column name."""
 
 
@@ -171,7 +171,7 @@ def _parsed(stored: dict[str, Any]) -> Layout:
 def _shard(stored: dict[str, Any]) -> StoredShard:
     rows, cols = stored["extent"]["table_shape"]
     columns = {
-        name: Place(**place | {"shape": tuple(place["shape"])}) for name, place in stored["columns"].items()
+        name: TensorPlace(**place | {"shape": tuple(place["shape"])}) for name, place in stored["columns"].items()
     }
     return StoredShard(extent=Extent(**stored["extent"] | {"table_shape": (rows, cols)}), columns=columns)
 

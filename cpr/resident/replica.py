@@ -20,7 +20,7 @@ from cpr.checkpoint.format.tree_file import DAMAGE, NUMBERS, Array, Leaf, decode
 from cpr.errors import DamagedMemoryError
 from cpr.resident.folders import other_version, unreadable
 from cpr.resident.regions import grow_region, map_region
-from cpr.resident.status_page import NOTHING, Marks
+from cpr.resident.status_page import NOTHING, StatusPage
 
 MAGIC_BYTES: Final = b"CPRSLOT1"
 """The last byte is the version."""
@@ -79,7 +79,7 @@ class Replica:
         marks: where the slot that counts is published.
     """
 
-    def __init__(self, folder: Path, marks: Marks) -> None:
+    def __init__(self, folder: Path, marks: StatusPage) -> None:
         self._marks = marks
         self._slots = [_Slot(folder / "replica-0"), _Slot(folder / "replica-1")]
 

@@ -30,7 +30,7 @@ from cpr.resident.layout import (
     REGION_SUFFIX,
     KernelMemory,
     Layout,
-    Place,
+    TensorPlace,
     RegionFile,
     StoredShard,
     read_layout,
@@ -38,7 +38,7 @@ from cpr.resident.layout import (
 )
 from cpr.resident.regions import create_region, map_region
 from cpr.resident.replica import Replica
-from cpr.resident.status_page import Marks
+from cpr.resident.status_page import StatusPage
 from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard
 
@@ -85,7 +85,7 @@ class Segment:
             reason = why_not_private(folder, is_folder=True)
         if reason:
             raise DamagedMemoryError(reason)
-        self.marks = Marks(folder / MARKS_FILE)
+        self.marks = StatusPage(folder / MARKS_FILE)
         self.replica = Replica(folder, self.marks)
         self.kernels: list[KernelMemory] = []
         """Of the tables built here, in order; they go into the layout."""
@@ -346,14 +346,14 @@ class Segment:
             return None
         return StoredShard(extent=shard.extent, columns=found)
 
-    def _find(self, tensor: Tensor) -> Place | None:
+    def _find(self, tensor: Tensor) -> TensorPlace | None:
         """The region in which a tensor lies, by its address."""
         for name, region in self._regions.items():
             offset = tensor.data_ptr() - region.data_ptr()
             if tensor.device.type == "cpu" and 0 <= offset < max(region.numel(), 1):
                 assert tensor.is_contiguous(), f"{name}: {tensor.stride()}"
                 assert offset % tensor.element_size() == 0, f"{name}: {offset}"
-                return Place(
+                return TensorPlace(
                     file=name,
                     offset=offset // tensor.element_size(),
                     shape=tuple(tensor.shape),

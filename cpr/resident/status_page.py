@@ -45,7 +45,7 @@ class _Word:
         marks._words[self._place] = value
 
 
-class Marks:
+class StatusPage:
     """What a worker says about itself; live, in shared memory.
 
     Args:

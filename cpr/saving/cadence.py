@@ -5,8 +5,8 @@ from typing import Final, Protocol
 
 from cpr.checkpoint.collectives import RankGroup, on_rank
 from cpr.estimator.planning.interval import IntervalRule, Measured
-from cpr.recovery.run.progress import Course
-from cpr.saving.history_writer import Diary
+from cpr.recovery.run.progress import RunProgress
+from cpr.saving.history_writer import HistoryWriter
 
 FIRST_STEPS: Final = 10
 """Steps until the first save of a run that chooses its interval: it tells what a save costs."""
@@ -74,8 +74,8 @@ class AutoPace:
         self,
         rule: IntervalRule,
         group: RankGroup,
-        course: Course,
-        diary: Diary | None,
+        course: RunProgress,
+        diary: HistoryWriter | None,
         *,
         saved_at: int,
         share: float = 1.0,

@@ -26,7 +26,7 @@ from cpr.estimator.history import (
     read_history,
     write_history,
 )
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.saving.step_times import SaveBeside, StepTimes
 
@@ -36,7 +36,7 @@ LEAVE_S: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Diary:
+class HistoryWriter:
     """Keeps the history of a run, from a beginning on; on rank 0. Called by the thread that trains.
 
     Args:
@@ -52,7 +52,7 @@ class Diary:
     def __init__(
         self,
         storage: Storage,
-        course: Course,
+        course: RunProgress,
         check_lock: Callable[[], int],
         *,
         nodes: int,

@@ -13,9 +13,9 @@ from cpr.checkpoint.save.stager import seconds_left
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import SaveFailedError
 from cpr.estimator.history import RunHistory, SaveCost
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import Pace
-from cpr.saving.history_writer import Diary
+from cpr.saving.history_writer import HistoryWriter
 from cpr.saving.retries import Retries
 from cpr.saving.row_saves import RowSaves
 
@@ -48,11 +48,11 @@ class Saves:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        course: Course,
+        course: RunProgress,
         pace: Pace,
         moment: Moment,
         rows: RowSaves | None = None,
-        diary: Diary | None = None,
+        diary: HistoryWriter | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
         self._checkpointer, self._course = checkpointer, course

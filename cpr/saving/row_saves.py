@@ -11,7 +11,7 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.priority import Prioritizer
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 
 
 class RowSaves:
@@ -32,7 +32,7 @@ class RowSaves:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        course: Course,
+        course: RunProgress,
         prioritizer: Prioritizer,
         share: float,
         needs_base: bool,

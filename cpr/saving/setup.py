@@ -15,10 +15,10 @@ from cpr.estimator.planning.interval import IntervalRule
 from cpr.fields import check_fields
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.recovery.restore.restorer import Restorer
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.resident.segment import Segment
 from cpr.saving.cadence import AutoPace, FixedPace, Pace
-from cpr.saving.history_writer import Diary
+from cpr.saving.history_writer import HistoryWriter
 from cpr.saving.periodic import Saves
 from cpr.saving.row_saves import RowSaves
 from cpr.saving.tracking import open_prioritizer, saved_share, settle_in
@@ -78,7 +78,7 @@ class Keeper:
         group: all ranks.
     """
 
-    def __init__(self, plan: SavePlan, checkpointer: Checkpointer, course: Course, group: RankGroup) -> None:
+    def __init__(self, plan: SavePlan, checkpointer: Checkpointer, course: RunProgress, group: RankGroup) -> None:
         self._plan, self._checkpointer, self._course, self._group = plan, checkpointer, course, group
         self._prioritizer: Prioritizer | None = None
 
@@ -101,11 +101,11 @@ class Keeper:
         """
         plan, course = self._plan, self._course
         rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
-        diary: Diary | None = None
+        diary: HistoryWriter | None = None
 
         def begin_diary() -> None:
             nonlocal diary
-            diary = Diary(
+            diary = HistoryWriter(
                 storage,
                 course,
                 self._checkpointer.ownership.check,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.autotune.candidates import Candidate
-from dlrm.comm.autotune.tuner import Automatic
+from dlrm.comm.autotune.tuner import ExchangeTuner
 from dlrm.comm.collectives import (
     ARTopK,
     Buffers,
@@ -21,7 +21,7 @@ from dlrm.comm.collectives import (
     keeping,
 )
 from dlrm.comm.collectives.process_groups import Nodes, make_nodes
-from dlrm.comm.compression.codecs import Codec, Half, Int8, Plain
+from dlrm.comm.compression.codecs import WireCodec, Half, WireInt8, Plain
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
@@ -29,11 +29,11 @@ from dlrm.comm.controllers.choice import num_kept_of
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
 
-CODECS: Final[dict[str, Codec]] = {
+CODECS: Final[dict[str, WireCodec]] = {
     "fp32": Plain(),
     "bf16": Half(torch.bfloat16),
     "fp16": Half(torch.float16),
-    "int8": Int8(),
+    "int8": WireInt8(),
 }
 IN_LEVELS: Final = ("two_level", "hi_topk")
 
@@ -73,7 +73,7 @@ def build_exchange(
     keeps = config.error_feedback and num_owed
     planner = None
     if plans:
-        planner = Automatic(_candidates(config, make, compressor, num_values), device, group)
+        planner = ExchangeTuner(_candidates(config, make, compressor, num_values), device, group)
     return Exchange(
         num_values,
         collective,
@@ -104,7 +104,7 @@ class Collectives:
         self._exact, self._device, self._group = exact, device, group
         self._buffers = Buffers()
         self._nodes: Nodes | None = None
-        self._makers: dict[str, Callable[[Codec], Collective]] = {
+        self._makers: dict[str, Callable[[WireCodec], Collective]] = {
             "ring": self._ring,
             "tree": self._tree,
             "two_level": lambda codec: TwoLevel(codec, self.nodes, self._buffers),
@@ -133,10 +133,10 @@ class Collectives:
             self._nodes = make_nodes(self._device, self._group)
         return self._nodes
 
-    def _ring(self, codec: Codec) -> Ring:
+    def _ring(self, codec: WireCodec) -> Ring:
         return Ring(codec, self._group, self._buffers)
 
-    def _tree(self, codec: Codec) -> Tree:
+    def _tree(self, codec: WireCodec) -> Tree:
         return Tree(codec, self._group, self._buffers)
 
 

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from dlrm.comm.collectives import Collective
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.consistency.error_flags import NUM_PLACES, Objections
-from dlrm.comm.consistency.preflight import Intent, RollCall, check_standings
+from dlrm.comm.consistency.error_flags import NUM_PLACES, ErrorFlags
+from dlrm.comm.consistency.preflight import Intent, Preflight, check_standings
 from dlrm.comm.controllers import Controller
 from dlrm.comm.feedback.error_feedback import Memory
 from dlrm.comm.feedback.residual import LostResiduals, Residual, losses_of
 from dlrm.comm.feedback.sending import Sending, is_controlled, is_lossless
 from dlrm.comm.stats.figures import ExchangeFigures, Tally
-from dlrm.comm.stats.timer import Stopwatch
+from dlrm.comm.stats.timer import DeviceTimer
 
 ENERGY_STEPS: Final = 100
 """How often all ranks learn how much each of them owes, so that it is known when that is lost."""
@@ -100,7 +100,7 @@ class Exchange:
         self._device, self._group, self._planner = device, group, planner
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
-        self._call, self._objections = RollCall(device, group), Objections(rank, device.type == "cuda")
+        self._call, self._objections = Preflight(device, group), ErrorFlags(rank, device.type == "cuda")
         self._room: Tensor | None = None
         self.residual = Residual(memory, compressor, rank, self._num_ranks)
         """What this rank owes, as a state of its own."""
@@ -110,7 +110,7 @@ class Exchange:
         """What was owed by ranks that took it along, oldest first; the same on all ranks."""
         self._owners = 0  # ranks that the loaded state was of
         self._energies: list[float] = []
-        self._stopwatch = Stopwatch(device)
+        self._stopwatch = DeviceTimer(device)
         self._tally = Tally()
 
     @property

@@ -19,7 +19,7 @@ from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.dense_sync.base import EXCHANGE
 
 
-class Replicas:
+class AllReduceSync:
     """Averages gradients over all ranks; see `KeptAlike`.
 
     Args:
@@ -29,7 +29,7 @@ class Replicas:
 
     Raises:
         ValueError: ranks have different parameters or ways of exchange; all ranks raise it, and make
-            `Replicas` together.
+            `AllReduceSync` together.
     """
 
     def __init__(

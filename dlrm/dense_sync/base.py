@@ -17,7 +17,7 @@ EXCHANGE: Final = "exchange"
 logger = logging.getLogger(__name__)
 
 
-class KeptAlike(Protocol):
+class DenseSync(Protocol):
     """Keeps the dense parameters of all ranks alike, in some sense. All ranks call it in the same order."""
 
     @property

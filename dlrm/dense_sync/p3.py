@@ -13,7 +13,7 @@ from dlrm.dense_sync.base import mean_over_ranks, warn_of_dropped
 from dlrm.optim.build import Optimizers
 
 
-class Prioritized:
+class P3Sync:
     """Averages gradients in slices; see `KeptAlike` and `PriorityExchange`.
 
     Args:

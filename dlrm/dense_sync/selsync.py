@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from dlrm.comm.controllers import SelSync, SumOverRanks, averaged_state
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures, Tally
-from dlrm.comm.stats.timer import Stopwatch
+from dlrm.comm.stats.timer import DeviceTimer
 from dlrm.dense_sync.base import warn_of_dropped
 
 
-class Apart:
+class SelectiveSync:
     """Averages parameters instead of gradients, in some of the steps; see `KeptAlike` and `SelSync`.
 
     A checkpoint holds rank 0's replica. In steps that are saved as a whole all ranks meet, so that it is
@@ -40,7 +40,7 @@ class Apart:
         self._save_every_steps = save_every_steps
         device = self._parameters[0].device
         self._sync = SelSync(agree=SumOverRanks(device), delta=change)
-        self._stopwatch, self._tally = Stopwatch(device), Tally()
+        self._stopwatch, self._tally = DeviceTimer(device), Tally()
         self._meets = False
         self._was_apart = False
         self._steps_done = 0  # of the run, those before it was kept alike in this way included

@@ -18,7 +18,7 @@ AFTER_FAILURE: Final = {"process", "partial", "full"}
 logger = logging.getLogger(__name__)
 
 
-class Recovering:
+class RecoverySession:
     """A session whose workers may die.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.format.manifest import Moment
 from cpr.estimator.history import SaveCost
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
@@ -128,7 +128,7 @@ class Checkpoints:
         self._checkpointer = checkpointer
         self._config = config
         self._resume, self._initialize = resume, initialize
-        self._course = Course()
+        self._course = RunProgress()
         self._saves = self._open_saves()
         self._is_last_word_said = True  # until there is something to lose
         self._loaded_step: int | None = None

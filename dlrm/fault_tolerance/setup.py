@@ -23,7 +23,7 @@ from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
 from dlrm.config.dataset import open_manifest, steps_in_epoch, total_samples
 from dlrm.config.schema import CheckpointConfig, Config
-from dlrm.fault_tolerance.recovery_session import Recovering
+from dlrm.fault_tolerance.recovery_session import RecoverySession
 from dlrm.launch.files import replace_text
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.tables import initialize_tables
@@ -32,7 +32,7 @@ LAUNCHES: Final = "launches"
 """File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""
 
 
-def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
+def open_recovery(config: Config, resume: Path | None) -> "RecoverySetup | None":
     """What survives failures, if somebody starts workers again after one, and the run saves.
 
     Args:
@@ -43,7 +43,7 @@ def open_recovery(config: Config, resume: Path | None) -> "Recovery | None":
         ValueError: something is missing or impossible; says what to change.
     """
     if config.recovery.enabled and config.checkpoint.saves and _is_started_again():
-        return Recovery(config, resume)
+        return RecoverySetup(config, resume)
     if config.checkpoint.needs_recovery:
         raise ValueError(
             "checkpoint.priority and checkpoint.target_pls are for runs with partial recovery: give torchrun "
@@ -67,7 +67,7 @@ def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
     )
 
 
-class Recovery:
+class RecoverySetup:
     """`cpr.PartialRecovery` under the trainer's configuration; after an error, memory outlives the worker.
 
     Args:
@@ -153,9 +153,9 @@ class Recovery:
         own_states: Mapping[str, Stateful | Heir],
         before_save: Callable[[], object],
         initialize: Callable[[Checkpointer], object],
-    ) -> Recovering:
+    ) -> RecoverySession:
         """What the training loop holds."""
-        return Recovering(
+        return RecoverySession(
             self._partial,
             self._config,
             restore=lambda: self._partial.restore(

@@ -19,7 +19,7 @@ from data.dataset import Feature
 from dlrm.models import mlp
 from dlrm.models.mlp import Linear
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 from dlrm.sharding.splitting.layout import neighbour_of_dense
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
@@ -52,7 +52,7 @@ def cross_slice(
     down: Sequence[Tensor],
     up: Sequence[Tensor],
     bias: Sequence[Tensor],
-    exchange: Exchange,
+    exchange: SplitExchange,
 ) -> Tensor:
     """Some columns of what the cross layers put out, from the same columns of their input.
 
@@ -99,7 +99,7 @@ class CrossTables(nn.Module):
         biases = torch.stack([layer.bias for layer in up], dim=1)
         self.bias = OperatorTables("cross_bias_", biases, placement)
 
-    def forward(self, x0: Tensor, exchange: Exchange) -> Tensor:
+    def forward(self, x0: Tensor, exchange: SplitExchange) -> Tensor:
         """`[B, columns]` to `[B, columns]`, of the samples of all ranks and the fields of this one."""
         down, up = (
             [cast("OperatorTables", layer).weight() for layer in layers] for layers in (self.down, self.up)
@@ -137,7 +137,7 @@ class CrossHead(Head):
         super().__init__(features, dim, dtype)
         width = (len(features) + 1) * dim
         self.cross = LowRankCross(width, rank, num_layers)
-        self.top = mlp.Head(width, top_mlp)
+        self.top = mlp.LogitMLP(width, top_mlp)
         self._dim, self._rank, self._num_layers = dim, rank, num_layers
         self._dealt: list[int] = []
 
@@ -155,7 +155,7 @@ class CrossHead(Head):
         self.first = OperatorTables("first_", self.top.first.weight.t(), placement)
         self.top.first.narrow(0)
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """As `forward`, once `co_locate` has been called."""
         (vector,) = dense
         dealt = exchange.deal_columns(vector, self._dealt, owned.batch_sizes)

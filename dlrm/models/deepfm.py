@@ -11,7 +11,7 @@ from data.dataset import Feature
 from dlrm.models import mlp
 from dlrm.models.fm import LogisticRegression, pairs_of, sums_of
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 
@@ -43,7 +43,7 @@ class DeepFMHead(Head):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(features, dim, dtype)
-        self.deep = mlp.Head(num_dense + len(features) * dim, top_mlp)
+        self.deep = mlp.LogitMLP(num_dense + len(features) * dim, top_mlp)
         self._num_dense, self._dim = num_dense, dim
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class DeepFMHead(Head):
         self.first = OperatorTables("first_", first.weight[:, self._num_dense :].t(), placement)
         first.narrow(self._num_dense)
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """As `forward`, once `co_locate` has been called."""
         (vector,) = dense
         dtype = self.deep.first_dtype(self.dtype)

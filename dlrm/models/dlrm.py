@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
 from dlrm.models.interaction import DotHead
-from dlrm.models.mlp import MLP, Head
+from dlrm.models.mlp import MLP, LogitMLP
 
 
 class DLRM(nn.Module):
@@ -35,7 +35,7 @@ class DLRM(nn.Module):
         super().__init__()
         self.sparse = DotHead(features, embedding_dim, dtype)
         self.bottom = MLP(num_dense, bottom_mlp)
-        self.top = Head(self.sparse.out_features, top_mlp)
+        self.top = LogitMLP(self.sparse.out_features, top_mlp)
         self.dtype = dtype
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:

@@ -11,7 +11,7 @@ from data.dataset import Feature
 from dlrm.models.linear import LinearHead
 from dlrm.models.mlp import Linear
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 
@@ -33,7 +33,7 @@ class FMHead(Head):
         """fp32 `[B, 1]`."""
         return pairs_of(sums_of(self.pooled(sparse)[0], self._dim))
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """As `forward`."""
         return pairs_of(exchange.sum_to_owners(sums_of(owned.values, self._dim), owned.batch_sizes))
 

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 
@@ -138,7 +138,7 @@ class DotHead(Head):
         interacted: Tensor = self.interaction(vector, *self.pooled(sparse))
         return interacted
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """As `forward`."""
         (vector,) = dense
         columns = exchange.deal_columns(vector, owned.columns, owned.batch_sizes)

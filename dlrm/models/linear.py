@@ -9,7 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
 from dlrm.sharding.splitting.costs import Crossing, SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 WIDE_DIM: Final = 4
@@ -37,7 +37,7 @@ class LinearHead(Head):
         """fp32 `[B, 1]`."""
         return self.pooled(sparse)[0].sum(1, keepdim=True)
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """As `forward`."""
         return exchange.sum_to_owners(owned.values.sum(1, keepdim=True), owned.batch_sizes)
 

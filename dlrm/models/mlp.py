@@ -171,7 +171,7 @@ class MLP(nn.Sequential):
         return _run(x, layers, relu=True) if layers else x
 
 
-class Head(nn.Module):
+class LogitMLP(nn.Module):
     """An MLP that ends in one logit.
 
     The last layer runs in fp32, because bfloat16 cannot tell close scores apart.

@@ -17,11 +17,11 @@ from data.dataset import DatasetManifest
 from dlrm.comm.feedback.step_check import warn_of_momentum
 from dlrm.config.dataset import total_samples
 from dlrm.config.schema import Config
-from dlrm.dense_sync import KeptAlike, Replicas
-from dlrm.dense_sync.p3 import Prioritized
-from dlrm.dense_sync.selsync import Apart
+from dlrm.dense_sync import DenseSync, AllReduceSync
+from dlrm.dense_sync.p3 import P3Sync
+from dlrm.dense_sync.selsync import SelectiveSync
 from dlrm.fault_tolerance.session import Checkpoints, NoRecovery
-from dlrm.fault_tolerance.setup import Recovery, save_config
+from dlrm.fault_tolerance.setup import RecoverySetup, save_config
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.mlp import ONEDNN_DTYPES
@@ -30,12 +30,12 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan, placements
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
 from dlrm.sharding.splitting.planning.saved_choice import remembered
-from dlrm.sharding.splitting.planning.torchrec_plan import Layout, Planned
+from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.training.data import Inputs
 from dlrm.training.evaluation import evaluate
 from dlrm.training.model import Unsharded, lay_out, unsharded
-from dlrm.training.proxy_model import StandIn
+from dlrm.training.proxy_model import ProxyModel
 from dlrm.training.trainer import NUM_SCALARS, Trainer
 from dlrm.training.warm_start import warm_start
 
@@ -79,8 +79,8 @@ def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
     if config.sharding.strategy == "torchrec" or _is_alone(inputs, folder):
         keep_ordinary(before.model, folder)
         return Planned(plan=before.plan, sharders=[before.sharder], strategies={})
-    layout = Layout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
-    return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, StandIn(inputs))
+    layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
+    return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, ProxyModel(inputs))
 
 
 def _is_alone(inputs: Inputs, folder: Path | None) -> bool:
@@ -102,7 +102,7 @@ def settle_strategies(inputs: Inputs, folder: Path) -> None:
         _plan(unsharded(inputs), inputs, folder)
 
 
-def build(inputs: Inputs, stop: StopSignal, recovery: Recovery | None = None) -> Trainer:
+def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = None) -> Trainer:
     """Everything the training loop holds; all ranks call it together.
 
     Args:
@@ -174,12 +174,12 @@ def _states(trainer: Trainer) -> dict[str, Stateful]:
     }
 
 
-def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> KeptAlike:
+def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
     """What keeps the dense parameters of all ranks alike."""
     if config.comm.exchange == "priority":
-        return Prioritized(model, optimizers, reads_each_step=config.checkpoint.saves)
+        return P3Sync(model, optimizers, reads_each_step=config.checkpoint.saves)
     if config.comm.exchange == "selsync":
-        return Apart(
+        return SelectiveSync(
             dense_parameters(model),
             optimizers.dense,
             config.comm.sync_change,
@@ -187,7 +187,7 @@ def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optim
         )
     if dist.get_rank() == 0:
         warn_of_momentum(config.comm, optimizers.dense)
-    return Replicas(dense_parameters(model), NUM_SCALARS, config.comm)
+    return AllReduceSync(dense_parameters(model), NUM_SCALARS, config.comm)
 
 
 def _own_states(trainer: Trainer) -> dict[str, Stateful | Heir]:
@@ -212,7 +212,7 @@ def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpo
     )
 
 
-def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: Recovery | None) -> Path:
+def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: RecoverySetup | None) -> Path:
     folder: list[Any] = [None]
     if rank == 0:
         root = Path(config.train.run_folder)

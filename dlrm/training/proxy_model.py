@@ -16,11 +16,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.batch import Batch
 from data.dataset import Feature
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.planning.strategies import Strategy
-from dlrm.sharding.splitting.planning.torchrec_plan import Layout
+from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout
 from dlrm.training.data import Inputs
 from dlrm.training.model import features_of, lay_out, unsharded
 
@@ -32,7 +32,7 @@ SKEW: Final = 6.0
 """Exponent of a uniform number that gives ids: the first 1 % of rows then get about half of all lookups."""
 
 
-class StandIn:
+class ProxyModel:
     """Makes steps of the run's model under other strategies.
 
     Args:
@@ -51,10 +51,10 @@ class StandIn:
         inputs, config = self._inputs, self._inputs.config
         features = [replace(each, rows=min(each.rows, MOST_ROWS)) for each in features_of(inputs)]
         before = unsharded(inputs, features)
-        layout = Layout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
+        layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
         model = lay_out(before, layout.planned(before.model, strategies), inputs, initialize=False)
         optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
-        replicas = Replicas(dense_parameters(model), 1)
+        replicas = AllReduceSync(dense_parameters(model), 1)
         batches = cycle([self._batch(features) for _ in range(NUM_BATCHES)])
 
         def step() -> None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dlrm.config.ranks_agree import check_agreed
 from dlrm.config.schema import Config
-from dlrm.fault_tolerance.setup import Recovery, open_recovery
+from dlrm.fault_tolerance.setup import RecoverySetup, open_recovery
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.process import quiet_libraries
@@ -52,7 +52,7 @@ def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = Non
         print(f"\n{format_report(report)}", flush=True)
 
 
-def _train(inputs: Inputs, stop: StopSignal, recovery: Recovery | None) -> Report | None:
+def _train(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None) -> Report | None:
     trainer = build(inputs, stop, recovery)
     try:
         trainer.train()

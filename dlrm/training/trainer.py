@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from data.batch import Batch
 from data.loader import DataLoader
 from dlrm.config.schema import TrainConfig
-from dlrm.dense_sync import KeptAlike
+from dlrm.dense_sync import DenseSync
 from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.metrics import MetricValues
@@ -53,7 +53,7 @@ class Trainer:
     model: nn.Module
     """Gives fp32 logits `[B]`; updates its tables in the backward pass."""
     optimizers: Optimizers
-    replicas: KeptAlike
+    replicas: DenseSync
     loader: DataLoader
     evaluate: Callable[[Callable[[], None]], MetricValues]
     """Measures the model; calls what it is given before each batch, on all ranks alike."""

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from dlrm.comm.p3.scheduler import PriorityExchange
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from experiments.communication.contenders import POWER_SGD_RANK, Contender, Rival
 from experiments.communication.models import Samples, num_dense
 
@@ -44,7 +44,7 @@ class Way:
     """After the last step of a turn."""
     warm_up_steps: int = 2
     """Until steps are alike: memory is there, and buckets are as they will be."""
-    replicas: Replicas | None = None
+    replicas: AllReduceSync | None = None
     """Of ours."""
 
     def step(self, batch: Samples) -> None:
@@ -90,7 +90,7 @@ def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
             drain=exchange.finish,
             warm_up_steps=PRIORITY_STEPS,
         )
-    optimizer, replicas = _still(model), Replicas(list(model.parameters()), 0, contender)
+    optimizer, replicas = _still(model), AllReduceSync(list(model.parameters()), 0, contender)
 
     def update() -> None:
         replicas.average(torch.empty(0))

@@ -21,9 +21,9 @@ from data.batch import Batch
 from data.loader import DataLoader
 from dlrm.comm.autotune.tuner import DENSE_STEPS
 from dlrm.config.recipe import load_config
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.base import mean_over_ranks
-from dlrm.dense_sync.selsync import Apart
+from dlrm.dense_sync.selsync import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
@@ -52,7 +52,7 @@ class Watched:
         replicas: that do it.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: AllReduceSync) -> None:
         self.replicas = replicas
         self.decisions: list[tuple[int, str]] = []
         """The first step that was made as decided, and the collective's name; again whenever that changed."""
@@ -103,8 +103,8 @@ def keep_as(contender: Contender) -> Keep:
             return ByOthers()
         parameters = dense_parameters(model)
         if contender.exchange == "selsync":
-            return Apart(parameters, optimizers.dense, contender.sync_change, save_every_steps=0)
-        replicas = Replicas(parameters, NUM_SCALARS, contender)
+            return SelectiveSync(parameters, optimizers.dense, contender.sync_change, save_every_steps=0)
+        replicas = AllReduceSync(parameters, NUM_SCALARS, contender)
         return Watched(replicas) if contender.exchange == "auto" else replicas
 
     return keep
@@ -202,7 +202,7 @@ def _told(keeper: Keeper) -> dict[str, Any]:
     if isinstance(keeper, Watched):
         told = {"decisions": keeper.decisions}
         keeper = keeper.replicas
-    figures = keeper.take_figures() if isinstance(keeper, Replicas | Apart) else None
+    figures = keeper.take_figures() if isinstance(keeper, AllReduceSync | SelectiveSync) else None
     if figures is not None:
         told |= {"collective": figures.name, "kept_share": figures.kept_share}
         told |= {"formula_bytes": figures.sent_bytes}

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from data.batch import Batch
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import shard
@@ -32,7 +32,7 @@ def of_rank_0(value: Value) -> Value:
 
 
 class Keeper(Protocol):
-    """Keeps replicas of dense parameters alike; what `dlrm.dense_sync.KeptAlike` says of these."""
+    """Keeps replicas of dense parameters alike; what `dlrm.dense_sync.DenseSync` says of these."""
 
     def average(self, scalars: Tensor) -> Tensor:
         """Between the backward pass and the update."""
@@ -49,7 +49,7 @@ Keep = Callable[[DistributedModelParallel, Optimizers], Keeper]
 
 def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> Keeper:
     """All of them, in one fp32 all-reduce a step."""
-    return Replicas(dense_parameters(model), NUM_SCALARS)
+    return AllReduceSync(dense_parameters(model), NUM_SCALARS)
 
 
 class Training:

@@ -26,7 +26,7 @@ from cpr.session import PartialRecovery
 from cpr.shards import dense_tensors, find_shards
 from data.batch import Batch
 from dlrm.config.recipe import load_config
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
@@ -109,7 +109,7 @@ def train(job: ExactnessJob, recovery: PartialRecovery) -> None:
     recovery.restore(model, optimizers.table_optimizers, {"optimizers": optimizers, "loader": inputs.loader})
     notes = Notes(folder, meeting.generation, meeting.rank)
     notes.rows(f"begin{meeting.generation}", model)
-    replicas = Replicas(dense_parameters(model), num_scalars=1)
+    replicas = AllReduceSync(dense_parameters(model), num_scalars=1)
     injector = Injector(
         Plan.read(job.plan), folder=folder, num_ranks=meeting.world_size, memory=recovery.memory_folder
     )

@@ -29,7 +29,7 @@ COPY_BYTES: Final = 8 * 2**20
 
 @dataclass(frozen=True)
 class _Answer:
-    """How a rank's part of a save went; see `History.commit`."""
+    """How a rank's part of a save went; see `Committer.commit`."""
 
     sequence: int
     kind: Kind
@@ -54,7 +54,7 @@ class _Verdict:
 
 
 @dataclass(kw_only=True)
-class History:
+class Committer:
     """What is committed, and what comes next."""
 
     storage: Storage

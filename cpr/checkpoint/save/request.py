@@ -9,7 +9,7 @@ from cpr.checkpoint.format.manifest import Kind, Moment
 
 
 @dataclass(frozen=True)
-class Wish:
+class SaveRequest:
     """What a rank wants to save, for all ranks to agree on."""
 
     kind: Kind
@@ -23,7 +23,7 @@ class Wish:
     """Why it cannot be begun."""
 
 
-def agree(own: Wish, wishes: Sequence[Wish]) -> bool:
+def agree(own: SaveRequest, wishes: Sequence[SaveRequest]) -> bool:
     """Whether all ranks begin the same save now; what one of them cannot do, none does.
 
     Args:

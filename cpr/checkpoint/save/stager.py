@@ -48,7 +48,7 @@ class _Job:
         return self.snapshot.done or self.save.broken.is_set()
 
 
-class Copier:
+class Stager:
     """Copies for one save at a time. All methods are for the training thread.
 
     Args:

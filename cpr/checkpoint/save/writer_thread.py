@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.manifest import Kind, Manifest, Moment, Parent, save_folder
 from cpr.checkpoint.format.part import Part, merge_tables
@@ -124,7 +124,7 @@ class Save:
         self._over.set()
 
 
-class Saver:
+class WriterThread:
     """Runs saves one after the other in a thread of its own.
 
     Args:
@@ -139,7 +139,7 @@ class Saver:
         storage: Storage,
         pool: StagingPool,
         group: RankGroup,
-        history: History,
+        history: Committer,
     ) -> None:
         self._storage, self._pool, self._group, self._history = storage, pool, group, history
         self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()

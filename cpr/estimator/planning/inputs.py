@@ -29,7 +29,7 @@ NEEDED: Final = ("T_total", "T_fail", "O_save", "N_emb")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class EstimatorInputs:
     """A job, and where each of its values comes from."""
 
     job: Job
@@ -67,7 +67,7 @@ class _Gathered:
 
 def gather(
     given: Mapping[str, float | None], runs: Sequence[RunHistory] = (), log: FailureLog | None = None
-) -> Inputs:
+) -> EstimatorInputs:
     """Put a job together.
 
     Args:
@@ -96,7 +96,7 @@ def gather(
             name, 0.0, f"taken as 0: {FLAGS[name]} was not given (it is the same for both recoveries)"
         )
     order = [*FLAGS, "O_rows", "blocked_rows", "row_share", "nodes_lost"]
-    return Inputs(
+    return EstimatorInputs(
         job=Job(**found.values),
         sources={name: found.sources[name] for name in order if name in found.sources},
         log=log,

@@ -39,7 +39,7 @@ _BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RecoveryPlan:
     """One way to recover, at its interval."""
 
     recovery: Literal["full", "partial"]
@@ -75,18 +75,18 @@ class Recommendation:
     target_pls: float
     ratio: float
     """Of the rows that a priority save holds; they come `ratio` x interval apart. 1: no priority."""
-    full: Plan
+    full: RecoveryPlan
     """At its best interval."""
-    partial: Plan | None
+    partial: RecoveryPlan | None
     """None: saves cannot come as often as the target asks for."""
-    naive: Plan
+    naive: RecoveryPlan
     """Partial recovery at the interval that is best for full recovery."""
     is_partial: bool
     """Whether partial recovery it is."""
     thresholds: Thresholds
 
     @property
-    def chosen(self) -> Plan:
+    def chosen(self) -> RecoveryPlan:
         """What to do."""
         return self.partial if self.is_partial and self.partial is not None else self.full
 
@@ -164,19 +164,19 @@ def recommended_interval(job: Job, target_pls: float) -> float:
     return min(interval_partial(job, target_pls), worth_having)
 
 
-def _full(job: Job) -> Plan:
+def _full(job: Job) -> RecoveryPlan:
     T_save = interval_full(job)
-    return Plan(recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0)
+    return RecoveryPlan(recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0)
 
 
-def _partial(job: Job, target_pls: float) -> Plan | None:
+def _partial(job: Job, target_pls: float) -> RecoveryPlan | None:
     if target_pls < reachable_pls(job):
         return None
     return _plan_partial(job, recommended_interval(job, target_pls))
 
 
-def _plan_partial(job: Job, T_save: float) -> Plan:
-    return Plan(
+def _plan_partial(job: Job, T_save: float) -> RecoveryPlan:
+    return RecoveryPlan(
         recovery="partial",
         interval_s=T_save,
         overhead=overhead_partial(job, T_save),

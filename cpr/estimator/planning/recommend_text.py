@@ -8,8 +8,8 @@ from typing import Final
 
 from cpr.estimator.failures.report import FailureReport
 from cpr.estimator.planning.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
-from cpr.estimator.planning.inputs import Inputs
-from cpr.estimator.planning.recommend import MAX_OVERHEAD, Plan, Recommendation, recommend
+from cpr.estimator.planning.inputs import EstimatorInputs
+from cpr.estimator.planning.recommend import MAX_OVERHEAD, RecoveryPlan, Recommendation, recommend
 from cpr.humanize import duration_text, share_text
 
 WIDTH: Final = 100
@@ -21,7 +21,7 @@ IN_BACKGROUND: Final = 0.01
 """Share of a save's time that training might lose if it were made in the background."""
 
 
-def as_text(what: Recommendation, inputs: Inputs, failures: FailureReport | None = None) -> str:
+def as_text(what: Recommendation, inputs: EstimatorInputs, failures: FailureReport | None = None) -> str:
     """Lines for a person.
 
     Args:
@@ -229,7 +229,7 @@ def _table(what: Recommendation) -> list[str]:
     return ["  ".join(cells) for cells in aligned]
 
 
-def _row(name: str, plan: Plan, is_chosen: bool) -> tuple[str, ...]:
+def _row(name: str, plan: RecoveryPlan, is_chosen: bool) -> tuple[str, ...]:
     cost = plan.overhead
     parts = (cost.save, cost.lost, cost.load, cost.reschedule, cost.total)
     mark = "> " if is_chosen else "  "

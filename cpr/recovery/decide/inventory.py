@@ -24,7 +24,7 @@ COURSE = "recovery"
 
 
 @dataclass
-class Survey:
+class Inventory:
     """A report, and what stays on this worker."""
 
     report: WorkerReport
@@ -36,7 +36,7 @@ class Survey:
     """Replicated state of each segment; None where there is none."""
 
 
-def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopted: bool) -> Survey:
+def take_inventory(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopted: bool) -> Inventory:
     """Look at what this worker holds and needs.
 
     Args:
@@ -45,7 +45,7 @@ def survey(memory: WorkerMemory, shards: Sequence[TableShard], rank: int, adopte
         rank: new.
         adopted: whether the model lives in the memory of the first claimed segment, as that was.
     """
-    found = Survey(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
+    found = Inventory(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
     try:
         segments = tuple(examine(claimed, found) for claimed in memory.claimed)
     except UnreadableMemoryError as error:
@@ -79,7 +79,7 @@ def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
             raise UnreadableMemoryError(f"rank {report.rank} on {report.host}: {report.unreadable}")
 
 
-def examine(claimed: Claimed, found: Survey) -> SegmentReport:
+def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     """A report of one segment; what is in it is added to `found`.
 
     Raises:

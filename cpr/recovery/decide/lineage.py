@@ -18,7 +18,7 @@ from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.ownership.records import Owner, newest_owner
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, RunFinished
-from cpr.rendezvous import Meeting
+from cpr.rendezvous import WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Directory:
         return None
 
 
-def take_directory(checkpointer: Checkpointer, meeting: Meeting, *, resumes: bool) -> Directory:
+def take_directory(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes: bool) -> Directory:
     """Own the checkpoint directory; where it cannot be written to, memory is enough to go on for a while.
 
     Called by all ranks.
@@ -123,7 +123,7 @@ def take_directory(checkpointer: Checkpointer, meeting: Meeting, *, resumes: boo
     )
 
 
-def note_launches(checkpointer: Checkpointer, meeting: Meeting, *, resumes: bool) -> None:
+def note_launches(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes: bool) -> None:
     """Saves that follow are of what launched these workers: they have begun. Called by all ranks."""
     try:
         continues = resumes or meeting.continues
@@ -133,7 +133,7 @@ def note_launches(checkpointer: Checkpointer, meeting: Meeting, *, resumes: bool
             logger.warning("what launched this run could not be noted: %s", error)
 
 
-def raise_if_finished(storage: Storage, group: RankGroup, meeting: Meeting) -> None:
+def raise_if_finished(storage: Storage, group: RankGroup, meeting: WorkerGroup) -> None:
     """Leave if the run that these workers continue has reached its end meanwhile. Called by all ranks.
 
     Args:

@@ -16,7 +16,7 @@ from cpr.recovery.decide.inventory import COURSE
 from cpr.recovery.decide.transfer_plan import ShardSources, lost_share_by_rank
 from cpr.recovery.run.pls import Charge, pls_added, pls_expected
 from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 
 SOMEBODY: Final = -1
 """A worker that lost rows which memory of none should have held."""
@@ -37,7 +37,7 @@ class Cost:
     charges: tuple[Charge, ...] = ()
 
 
-class Accounts:
+class PlsBudget:
     """Knows what was lost before, and what this beginning adds to it.
 
     Args:
@@ -52,7 +52,7 @@ class Accounts:
         self,
         checkpointer: Checkpointer,
         group: RankGroup,
-        course: Course,
+        course: RunProgress,
         policy: RecoveryPolicy,
         total_samples: int | None,
     ) -> None:
@@ -113,7 +113,7 @@ class Accounts:
         state, pls_total = self._checkpointer.newest_state(), self._course.pls_total
         if pls_total is None or cost.pls is None or state is None:
             return True
-        then = Course()
+        then = RunProgress()
         try:
             then.load_state_dict(self._checkpointer.registered_in(state, COURSE))
         except CheckpointError:
@@ -131,7 +131,7 @@ class Accounts:
             )
         return False
 
-    def _pls_behind(self, course: Course, state: State) -> float | None:
+    def _pls_behind(self, course: RunProgress, state: State) -> float | None:
         """What going on from a state costs because its rows are older than its step, as in row saves.
 
         Args:

@@ -10,14 +10,14 @@ from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.decision import Decision, Findings, decide
-from cpr.recovery.decide.inventory import COURSE, Survey, refuse_unreadable, survey
+from cpr.recovery.decide.inventory import COURSE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import ShardSources, losses, lost_share, origins, plan_sources
-from cpr.recovery.restore.pls_budget import Accounts, Cost
-from cpr.recovery.restore.transfer import Mover
+from cpr.recovery.restore.pls_budget import PlsBudget, Cost
+from cpr.recovery.restore.transfer import RowTransfer
 from cpr.recovery.run.phases import Phases
 from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree, put_back, put_counters, share_tree
@@ -75,7 +75,7 @@ class Restorer:
         checkpointer: Checkpointer,
         group: RankGroup,
         memory: WorkerMemory,
-        course: Course,
+        course: RunProgress,
         policy: RecoveryPolicy,
         phases: Phases,
         directory: Directory,
@@ -109,7 +109,7 @@ class Restorer:
             CheckpointError: the checkpoint cannot be read or written; says what to do.
         """
         with self._phases.measured("reattach"):
-            own = survey(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
+            own = take_inventory(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
             reports = self._group.gather(own.report)
             refuse_unreadable(reports)
             self._refuse_diverged(reports)
@@ -119,7 +119,7 @@ class Restorer:
         with self._phases.measured("restore"):
             tree = self._take_over(begin, decision, found, own)
             read = _Read()
-            accounts = Accounts(
+            accounts = PlsBudget(
                 self._checkpointer, self._group, self._course, self._policy, begin.total_samples
             )
             is_fresh = not any(report.adopted for report in reports)
@@ -174,7 +174,7 @@ class Restorer:
             logger.warning("all workers go back to %s: %s", where, decision.reason)
 
     def _take_over(
-        self, begin: Beginning, decision: Decision, found: Assessment, own: Survey
+        self, begin: Beginning, decision: Decision, found: Assessment, own: Inventory
     ) -> dict[str, Any] | None:
         """The replicated state, with the run's course brought up to this generation, on all ranks."""
         self._course.generation = begin.generation
@@ -203,11 +203,11 @@ class Restorer:
 
     def _go_on(
         self,
-        accounts: Accounts,
+        accounts: PlsBudget,
         decision: Decision,
         found: Assessment,
         plan: list[ShardSources],
-        own: Survey,
+        own: Inventory,
         tree: dict[str, Any],
         read: _Read,
     ) -> Decision:
@@ -216,7 +216,7 @@ class Restorer:
             self._unseal_if_overwritten(own)
         if full := self._agree_on(self._put_back(tree, *self._own_states(found, own))):
             return full
-        mover = Mover(self._group, self._checkpointer.shards, own.columns, own.extents)
+        mover = RowTransfer(self._group, self._checkpointer.shards, own.columns, own.extents)
         read.bytes_moved = mover.move(plan)
         if full := self._agree_on(self._load_lost(plan, found.interrupted, read)):
             return full
@@ -256,13 +256,13 @@ class Restorer:
             return f"live memory does not fit the model: {error}"
         return None
 
-    def _unseal_if_overwritten(self, own: Survey) -> None:
+    def _unseal_if_overwritten(self, own: Inventory) -> None:
         """What was taken over and is about to change must not count if this worker dies meanwhile."""
         if own.report.adopted:
             self._segment.unseal()
 
     def _own_states(
-        self, found: Assessment, own: Survey
+        self, found: Assessment, own: Inventory
     ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         """What belonged to this very rank after the step from which it goes on, and to ranks that are gone.
 
@@ -307,7 +307,7 @@ class Restorer:
         self.restored, self._restored_from = lost, state.sequence
         return None
 
-    def _load(self, accounts: Accounts, read: _Read, is_fresh: bool) -> None:
+    def _load(self, accounts: PlsBudget, read: _Read, is_fresh: bool) -> None:
         """Everybody goes to the newest checkpoint, or to the beginning if there is none.
 
         Args:

@@ -23,7 +23,7 @@ PIECE_BYTES: Final = 32 * 2**20
 Columns = Mapping[str, Tensor]
 
 
-class Mover:
+class RowTransfer:
     """Takes part in a plan for this rank.
 
     Args:

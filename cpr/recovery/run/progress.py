@@ -13,7 +13,7 @@ from cpr.recovery.run.report import Ending, Recovery
 SAVES_KEPT: Final = 32
 
 
-class Course:
+class RunProgress:
     """The course of a run; the same on all ranks."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
 from cpr.processes import Process, launcher_of_this_worker
 from cpr.recovery.worker.launch_id import launch_of_this_worker
-from cpr.rendezvous import HeldSegment, Meeting, Offer
+from cpr.rendezvous import HeldSegment, WorkerGroup, WorkerInfo
 from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
 from cpr.resident.regions import patiently
@@ -114,9 +114,9 @@ class WorkerMemory:
                 self.refused.append(f"{segment.name}: {error}")
         return sealed
 
-    def offer(self) -> Offer:
+    def offer(self) -> WorkerInfo:
         """What this worker brings to the meeting."""
-        return Offer(
+        return WorkerInfo(
             restarted=is_restarted(os.environ, {each.launcher for each in self.claimed}),
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -134,7 +134,7 @@ class WorkerMemory:
             ),
         )
 
-    def settle(self, meeting: Meeting) -> Segment:
+    def settle(self, meeting: WorkerGroup) -> Segment:
         """Drop what is not of this session; the segment that the new tables live in, made if need be.
 
         Raises:

@@ -8,10 +8,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree
-from cpr.rendezvous import Meeting
+from cpr.rendezvous import WorkerGroup
 from cpr.resident.copy_out import CopyOut, LastCall
 from cpr.resident.segment import Segment
 from cpr.shards import before_updates
@@ -20,7 +20,7 @@ from cpr.shards.shard import TableShard
 logger = logging.getLogger(__name__)
 
 
-class Outliving:
+class Publisher:
     """Keeps a worker's memory fit to be taken over; from `restore` to the end of the worker.
 
     Args:
@@ -39,8 +39,8 @@ class Outliving:
         self,
         memory: WorkerMemory,
         checkpointer: Checkpointer,
-        course: Course,
-        meeting: Meeting,
+        course: RunProgress,
+        meeting: WorkerGroup,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
     ) -> None:

@@ -77,7 +77,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExchangePlan:
     """The choice of all ranks."""
 
     estimates: tuple[Estimate, ...]
@@ -154,7 +154,7 @@ def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]
     return sorted(close, key=lambda index: (index != dense, times[index]))[:MAX_TRIED]
 
 
-def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Plan:
+def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> ExchangePlan:
     """The one with the shortest step, but a lossy one only if it is worth it.
 
     Args:
@@ -173,7 +173,7 @@ def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Plan:
             chosen, reason = dense, f"chosen: nothing else makes steps more than {WORTH:.0%} shorter"
     reasons = {index: f"{seconds / tried_s[chosen] - 1:+.1%}" for index, seconds in tried_s.items()}
     reasons[chosen] = reason
-    return Plan(
+    return ExchangePlan(
         estimates=tuple(
             replace(each, step_s=tried_s.get(index), reason=reasons.get(index, _not_tried(each)))
             for index, each in enumerate(estimates)

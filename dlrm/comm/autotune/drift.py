@@ -22,7 +22,7 @@ LINKS_MOVED: Final = 2.0
 """Factor, up or down, by which the bandwidth of links must have changed."""
 
 
-class Watch:
+class DriftDetector:
     """Compares the time of exchanges with that of the first steps after a plan.
 
     A rank that is early waits for the others in its exchange, so that the least of all ranks' medians

@@ -23,7 +23,7 @@ PAUSE_S: Final = 0.5
 """Between rounds, in which the best so far makes all steps: at least one."""
 
 
-class Trial:
+class OnlineTrial:
     """Says who makes the next step, and who has made them fastest. All ranks call it in the same order.
 
     Args:

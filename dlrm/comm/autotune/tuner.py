@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.autotune.candidates import Candidate, Estimate, Plan, decide, estimate, finalists, slowest
-from dlrm.comm.autotune.drift import Watch
-from dlrm.comm.autotune.online_trial import Trial
+from dlrm.comm.autotune.candidates import Candidate, Estimate, ExchangePlan, decide, estimate, finalists, slowest
+from dlrm.comm.autotune.drift import DriftDetector
+from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import Collective
 from dlrm.comm.links import measure_links
 
@@ -29,7 +29,7 @@ REMEMBERED_STEPS: Final = 5
 logger = logging.getLogger(__name__)
 
 
-class Automatic:
+class ExchangeTuner:
     """Plans, and plans again; see `dlrm.comm.exchange.Planner`.
 
     Args:
@@ -47,8 +47,8 @@ class Automatic:
         self._rests_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._is_due = False
         self._estimates: list[Estimate] = []
-        self._trial: Trial | None = None
-        self._watch = Watch(device, group)
+        self._trial: OnlineTrial | None = None
+        self._watch = DriftDetector(device, group)
         self._best: Collective | None = None  # so far
         self.chosen: Collective | None = None
         """See `Planner`."""
@@ -91,7 +91,7 @@ class Automatic:
         """See `Planner`; if exchanges then take another time than they did, everything is tried again."""
         self._dense_steps_left, self._is_due, self._trial = DENSE_STEPS, False, None
         self._rests_s.clear()
-        self._watch = Watch(self._device, self._group)
+        self._watch = DriftDetector(self._device, self._group)
         self.chosen = self._best = None
         by_name = {each.name: each.collective for each in self._candidates}
         if state.get("num_ranks") == dist.get_world_size(self._group) and state["chosen"] in by_name:
@@ -109,12 +109,12 @@ class Automatic:
             + ", ".join(self._estimates[index].name for index in found)
         )
         if len(found) > 1:
-            self._trial = Trial(found, self._device, self._group)
+            self._trial = OnlineTrial(found, self._device, self._group)
             return
         alone_s = rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)
         self._take(decide(self._estimates, {found[0]: alone_s}), is_final=True)
 
-    def _judge(self, trial: Trial) -> None:
+    def _judge(self, trial: OnlineTrial) -> None:
         """A round is over: who is best now goes on between it and the next, or for good."""
         made = decide(self._estimates, trial.times_s)
         self._best = self._candidates[made.chosen].collective
@@ -123,7 +123,7 @@ class Automatic:
         if trial.is_over:
             self._trial = None
 
-    def _take(self, made: Plan, is_final: bool) -> None:
+    def _take(self, made: ExchangePlan, is_final: bool) -> None:
         before, self.chosen = self.chosen, self._candidates[made.chosen].collective
         self._best = self.chosen
         if is_final or self.chosen is not before:

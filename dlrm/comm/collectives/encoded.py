@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective
-from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.codecs import WireCodec
 from dlrm.comm.compression.packing import Packing
 
 
@@ -24,7 +24,7 @@ class EncodedSum(Collective):
     is_sparse = False
 
     def __init__(
-        self, codec: Codec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
+        self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
     ) -> None:
         super().__init__(group, buffers)
         self._packing = Packing(codec)

@@ -8,7 +8,7 @@ from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.levels import Levels
 from dlrm.comm.collectives.process_groups import Nodes
 from dlrm.comm.collectives.sparse import SparseAllGather
-from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.codecs import WireCodec
 
 
 class HiTopK(Levels):
@@ -27,7 +27,7 @@ class HiTopK(Levels):
     is_sparse = True
 
     def __init__(
-        self, codec: Codec, nodes: Nodes, *, exact: bool = True, buffers: Buffers | None = None
+        self, codec: WireCodec, nodes: Nodes, *, exact: bool = True, buffers: Buffers | None = None
     ) -> None:
         buffers = Buffers() if buffers is None else buffers
         between = (

@@ -10,7 +10,7 @@ from dlrm.comm import cost
 from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Collective, Select
 from dlrm.comm.collectives.messages import share
-from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.codecs import WireCodec
 from dlrm.comm.compression.packing import Packing
 from dlrm.comm.links import Links
 
@@ -32,7 +32,7 @@ class SparseAllGather(Collective):
 
     def __init__(
         self,
-        codec: Codec,
+        codec: WireCodec,
         *,
         exact: bool = True,
         group: dist.ProcessGroup | None = None,

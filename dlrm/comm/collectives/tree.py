@@ -9,7 +9,7 @@ from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.collective import Select
 from dlrm.comm.collectives.encoded import EncodedSum
 from dlrm.comm.collectives.messages import swap
-from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.codecs import WireCodec
 from dlrm.comm.links import Links
 
 
@@ -28,7 +28,7 @@ class Tree(EncodedSum):
     shape = "tree"
 
     def __init__(
-        self, codec: Codec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
+        self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
     ) -> None:
         super().__init__(codec, group, buffers)
         lowest = self.rank & -self.rank or 1 << (self.num_ranks - 1).bit_length()

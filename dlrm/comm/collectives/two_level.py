@@ -8,7 +8,7 @@ from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.collectives.levels import Levels
 from dlrm.comm.collectives.process_groups import Nodes
 from dlrm.comm.collectives.ring import Ring
-from dlrm.comm.compression.codecs import Codec
+from dlrm.comm.compression.codecs import WireCodec
 
 
 class TwoLevel(Levels):
@@ -22,7 +22,7 @@ class TwoLevel(Levels):
 
     is_sparse = False
 
-    def __init__(self, codec: Codec, nodes: Nodes, buffers: Buffers | None = None) -> None:
+    def __init__(self, codec: WireCodec, nodes: Nodes, buffers: Buffers | None = None) -> None:
         buffers = Buffers() if buffers is None else buffers
         between = Ring(codec, nodes.between, buffers) if nodes.num_nodes > 1 else None
         super().__init__(between, nodes, buffers)

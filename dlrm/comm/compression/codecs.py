@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 BLOCK: Final = 1024
-"""Values that share a scale in `Int8`."""
+"""Values that share a scale in `WireInt8`."""
 SCALE_BYTES: Final = 4
 LEVELS: Final = 127
-"""Of each sign in `Int8`."""
+"""Of each sign in `WireInt8`."""
 HALVES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 LARGEST_FP32: Final = torch.finfo(torch.float32).max
 
 
-class Codec(Protocol):
+class WireCodec(Protocol):
     """One way to write fp32 values as bytes. The same values give the same bytes, always."""
 
     @property
@@ -53,15 +53,15 @@ class Plain:
     name = "fp32"
 
     def num_bytes(self, num_values: int) -> int:
-        """See `Codec.num_bytes`."""
+        """See `WireCodec.num_bytes`."""
         return 4 * num_values
 
     def encode(self, values: Tensor) -> Tensor:
-        """See `Codec.encode`."""
+        """See `WireCodec.encode`."""
         return values.view(torch.uint8)
 
     def decode(self, data: Tensor, num_values: int) -> Tensor:
-        """See `Codec.decode`."""
+        """See `WireCodec.decode`."""
         return _view(data, torch.float32)
 
 
@@ -92,22 +92,22 @@ class Half:
         return HALVES[self._dtype]
 
     def num_bytes(self, num_values: int) -> int:
-        """See `Codec.num_bytes`."""
+        """See `WireCodec.num_bytes`."""
         return 2 * num_values
 
     def encode(self, values: Tensor) -> Tensor:
-        """See `Codec.encode`."""
+        """See `WireCodec.encode`."""
         # what is not finite is kept by adding it again, which is several times as fast as torch.where
         not_finite = values.sub(values.clamp(-LARGEST_FP32, LARGEST_FP32))
         saturated = not_finite.add_(values.clamp(-self._largest, self._largest))
         return saturated.to(self._dtype).view(torch.uint8)
 
     def decode(self, data: Tensor, num_values: int) -> Tensor:
-        """See `Codec.decode`."""
+        """See `WireCodec.decode`."""
         return _view(data, self._dtype).float()
 
 
-class Int8:
+class WireInt8:
     """A byte a value and a scale for every 1,024 values (the last ones may be fewer).
 
     The scale is the largest magnitude of its values / 127, and a value changes by half of that at most: 1/254
@@ -118,11 +118,11 @@ class Int8:
     name = "int8"
 
     def num_bytes(self, num_values: int) -> int:
-        """See `Codec.num_bytes`."""
+        """See `WireCodec.num_bytes`."""
         return SCALE_BYTES * _num_blocks(num_values) + num_values
 
     def encode(self, values: Tensor) -> Tensor:
-        """See `Codec.encode`."""
+        """See `WireCodec.encode`."""
         blocks = _blocks_of(values)
         # no smaller than a normal number: a denormal scale has too few digits to divide by
         scales = (blocks.abs().amax(dim=1) / LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
@@ -132,7 +132,7 @@ class Int8:
         return torch.cat([scales.view(torch.uint8), levels.view(torch.uint8)])
 
     def decode(self, data: Tensor, num_values: int) -> Tensor:
-        """See `Codec.decode`."""
+        """See `WireCodec.decode`."""
         num_blocks = _num_blocks(num_values)
         scales, levels = torch.split(data, [SCALE_BYTES * num_blocks, num_values])
         blocks = _blocks_of(levels.view(torch.int8))

@@ -5,7 +5,7 @@ from typing import Final
 
 from torch import Tensor
 
-from dlrm.comm.compression.codecs import Codec, Plain
+from dlrm.comm.compression.codecs import WireCodec, Plain
 
 CHUNK: Final = 1 << 18
 """Values: a megabyte of fp32. What is encoded is still in the cache when its error is taken."""
@@ -18,7 +18,7 @@ class Packing:
         codec: encodes a chunk.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: WireCodec) -> None:
         self._codec = codec
         self.name: Final = codec.name
         self.is_lossless: Final = isinstance(codec, Plain)

@@ -21,7 +21,7 @@ NUM_PLACES: Final = 2
 """Of a sum, fp32: how many ranks object, and the sum of their numbers."""
 
 
-class Objections:
+class ErrorFlags:
     """Writes and reads them.
 
     Args:

@@ -35,7 +35,7 @@ class Intent:
         return f"is at exchange {self.exchange:,} of {self.num_values:,} values, in state {self.way:08x}"
 
 
-class RollCall:
+class Preflight:
     """Tells and hears. All ranks call it together, with equally many scalars.
 
     Args:

@@ -22,7 +22,7 @@ class ExchangeError(RuntimeError):
     """An exchange with the other ranks failed; the message names the slice, and the cause is chained."""
 
 
-class Courier:
+class CommThread:
     """Exchanges each slice once a round.
 
     Args:

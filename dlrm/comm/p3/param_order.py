@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 
-class FirstUse:
+class ParamOrder:
     """Calls somebody before a module's forward pass, with the parameters that this needs.
 
     Args:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class PartialUpdates:
+class PartialStep:
     """Steps an optimizer for a few parameters at a time.
 
     Args:

@@ -24,9 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dlrm.comm.collectives.timeouts import timeout_of
 from dlrm.comm.consistency.parameters import check_alike, named_parameters, shaped_like
-from dlrm.comm.p3.comm_thread import Courier
-from dlrm.comm.p3.param_order import FirstUse
-from dlrm.comm.p3.partial_step import PartialUpdates
+from dlrm.comm.p3.comm_thread import CommThread
+from dlrm.comm.p3.param_order import ParamOrder
+from dlrm.comm.p3.partial_step import PartialStep
 from dlrm.comm.p3.side_stream import SideStream
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
@@ -108,16 +108,16 @@ class PriorityExchange:
             for place, parameter in zip(self._layout.places, self._parameters, strict=True)
         ]
         self._side = SideStream(device)
-        self._updates = PartialUpdates(optimizer)
+        self._updates = PartialStep(optimizer)
         self._marked, self._pending = set[int](), set[int]()
         self._steps = 0
         self.waited_s = 0.0
         """Seconds that the training loop has waited for slices."""
         slices = self._layout.slices
-        self._courier = Courier(
+        self._courier = CommThread(
             [each.name for each in slices], [len(each.parameters) for each in slices], self._send, self._agree
         )
-        self._first_use = FirstUse(model, self._parameters, self._update)
+        self._first_use = ParamOrder(model, self._parameters, self._update)
         self._hooks = self._hook_into(model, optimizer)
 
     @property

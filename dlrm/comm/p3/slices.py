@@ -32,7 +32,7 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SliceLayout:
     """How parameters lie in one flat gradient, and how that is cut."""
 
     places: tuple[slice, ...]
@@ -45,7 +45,7 @@ class Layout:
 
 def lay_out(
     sizes: Mapping[str, int], slice_values: int = SLICE_VALUES, fuse_values: int = FUSE_VALUES
-) -> Layout:
+) -> SliceLayout:
     """Cut what is large and fuse what is small; depends on nothing but the arguments.
 
     Small tensors are fused with those that follow them, whatever large ones are between, until they are
@@ -78,7 +78,7 @@ def lay_out(
     for number, each in enumerate(slices):
         for index in each.parameters:
             slices_of[index].append(number)
-    return Layout(places=tuple(places), slices=tuple(slices), slices_of=tuple(map(tuple, slices_of)))
+    return SliceLayout(places=tuple(places), slices=tuple(slices), slices_of=tuple(map(tuple, slices_of)))
 
 
 def _fused(counts: Sequence[int], fuse_values: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ import time
 import torch
 
 
-class Stopwatch:
+class DeviceTimer:
     """Adds up the seconds of stretches of work, on a GPU as the GPU went through them.
 
     Args:

@@ -20,7 +20,7 @@ GATHER: Final = "all_gather_single" if hasattr(dist, "all_gather_single") else "
 """The former is the latter's new name, as of torch 2.13."""
 
 
-class Exchange:
+class SplitExchange:
     """Moves partial results between the ranks of a group, each call made by all of them.
 
     Args:
@@ -144,7 +144,7 @@ class Exchange:
 
 class _SumToOwners(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: Exchange, batch_sizes: list[int]) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange, batch_sizes: list[int]) -> Tensor:
         ctx.exchange, ctx.batch_sizes = exchange, batch_sizes
         return exchange.reduce_scatter(partial, batch_sizes)
 
@@ -158,7 +158,7 @@ class _SumToOwners(torch.autograd.Function):
 
 class _SumToReplicas(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: Exchange) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange) -> Tensor:
         return exchange.all_reduce(partial)
 
     @staticmethod
@@ -168,7 +168,7 @@ class _SumToReplicas(torch.autograd.Function):
 
 class _SumToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: Exchange) -> Tensor:
+    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange) -> Tensor:
         ctx.exchange = exchange
         return exchange.all_reduce(partial)
 
@@ -181,7 +181,7 @@ class _SumToAll(torch.autograd.Function):
 class _DealColumns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, own: Tensor, exchange: Exchange, widths: list[int], batch_sizes: list[int]
+        ctx: Any, own: Tensor, exchange: SplitExchange, widths: list[int], batch_sizes: list[int]
     ) -> Tensor:
         ctx.exchange, ctx.widths, ctx.batch_sizes = exchange, widths, batch_sizes
         width = widths[exchange.rank]

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.costs import SplitTraffic
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.operator_tables import Placement
 
 SplitBy = Literal["tables", "columns", "rows"]
@@ -61,7 +61,7 @@ class Head(PooledFeatures):
         return
 
     @abstractmethod
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         """The same, from what all ranks together have looked up."""
 
     @abstractmethod

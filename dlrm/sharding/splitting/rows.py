@@ -36,7 +36,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm.sharding.exchange_codecs import ExchangeCodecs, exchanged_width
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 
 PLANNED_WIDTH: Final = 32
 """Columns, for whoever asks for codecs before there are tables."""
@@ -48,7 +48,7 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     Args:
         fused_params: as there: optimizer, learning rate and the like.
         qcomm_codecs_registry: as there; row-wise tables on the CPU go without.
-        wire_dtype: of the partial sums of row-wise tables on the CPU, as for `Exchange`.
+        wire_dtype: of the partial sums of row-wise tables on the CPU, as for `SplitExchange`.
         codecs: of the other tables' exchanges, made for their widths, in place of the registry.
     """
 
@@ -98,7 +98,7 @@ class RowSplitCollection(ShardedEmbeddingBagCollection):  # type: ignore[misc]
     """A `ShardedEmbeddingBagCollection` whose row-wise tables work on the CPU.
 
     Args:
-        wire_dtype: as for `Exchange`.
+        wire_dtype: as for `SplitExchange`.
         options: of `ShardedEmbeddingBagCollection`.
     """
 
@@ -136,7 +136,7 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
         return lookup
 
     def create_output_dist(self, device: torch.device | None = None) -> "_RowSums":
-        return _RowSums(Exchange(self._pg, self._wire_dtype))
+        return _RowSums(SplitExchange(self._pg, self._wire_dtype))
 
 
 def _tell_empty_pieces_apart(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
@@ -165,7 +165,7 @@ def _look_nothing_up(
 
 
 class _RowSums(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):  # type: ignore[misc]
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: SplitExchange) -> None:
         super().__init__()
         self._exchange = exchange
 

@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned
 from dlrm.sharding.splitting.layout import columns_by_rank, sharding_types
 from dlrm.sharding.splitting.operator_tables import Placement
@@ -62,7 +62,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         env: the ranks.
         device: of this rank.
         sharder: of the tables.
-        wire_dtype: as for `Exchange`.
+        wire_dtype: as for `SplitExchange`.
         operators: shards weights that lie beside tables (`make_operator_sharder`), if the head has any.
         ranks_per_node: more than one: sums are made inside nodes first (`TwoLevelExchange`).
     """
@@ -98,7 +98,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         self._exchange = (
             TwoLevelExchange(env.process_group, ranks_per_node, wire_dtype)
             if ranks_per_node > 1
-            else Exchange(env.process_group, wire_dtype)
+            else SplitExchange(env.process_group, wire_dtype)
         )
 
     def create_context(self) -> HeadContext:
@@ -159,7 +159,7 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
     Args:
         kind: of the heads.
         tables: shards their tables.
-        wire_dtype: as for `Exchange`.
+        wire_dtype: as for `SplitExchange`.
         operators: as for `ShardedHead`.
         ranks_per_node: as for `ShardedHead`.
     """

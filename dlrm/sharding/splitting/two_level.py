@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 
 
-class TwoLevelExchange(Exchange):
-    """An `Exchange` between ranks that share nodes.
+class TwoLevelExchange(SplitExchange):
+    """An `SplitExchange` between ranks that share nodes.
 
     Args:
         group: as there; the ranks of a node lie one after the other.
@@ -53,7 +53,7 @@ class TwoLevelExchange(Exchange):
         self.ranks_per_node: Final = ranks_per_node
 
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """As `Exchange.reduce_scatter`."""
+        """As `SplitExchange.reduce_scatter`."""
         pieces = torch.split(partial, list(batch_sizes))
         by_place = torch.cat([pieces[rank] for rank in self._by_place()])
         peers = sum(self._of_place(batch_sizes, self.rank))
@@ -72,7 +72,7 @@ class TwoLevelExchange(Exchange):
         return _sum(received, self.world_size // self.ranks_per_node, partial.dtype)
 
     def gather(self, own: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """As `Exchange.gather`."""
+        """As `SplitExchange.gather`."""
         ones = [1] * (own.dim() - 1)
         of_peers = self.all_to_all(
             own.repeat(self.world_size // self.ranks_per_node, *ones),

@@ -19,7 +19,7 @@ from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.save import stager as copier
-from cpr.checkpoint.save.request import Wish, agree
+from cpr.checkpoint.save.request import SaveRequest, agree
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import (
     CheckpointError,
@@ -443,7 +443,7 @@ def test_what_is_refused_before_a_save_pushes_no_older_save_out(start):
 
 
 def test_what_one_rank_refuses_to_save_no_rank_saves():
-    fine = Wish("base", "consistent", 3, is_ready=True, replicated={}, problem=None)
+    fine = SaveRequest("base", "consistent", 3, is_ready=True, replicated={}, problem=None)
     with pytest.raises(FloatingPointError, match="nan"):
         agree(fine, [fine, replace(fine, problem=FloatingPointError("nan"))])
 

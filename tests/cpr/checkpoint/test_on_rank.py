@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.resolve import load_newest, on_rank_0
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.format.part import Part
@@ -42,7 +42,7 @@ def test_whatever_rank_0_raises_all_raise(error, kind, said):
 
 
 def history_of(group, storage, **fields):
-    return History(
+    return Committer(
         **{
             "storage": storage,
             "group": group,

@@ -8,22 +8,22 @@ from subprocess import PIPE
 
 import pytest
 
-from cpr.faults.record import Record
+from cpr.faults.record import InjectionRecord
 
 REPO = Path(__file__).parents[3]
 
 
 def test_the_beginning_stays_the_first_one(tmp_path):
-    first = Record(tmp_path / "deep/er/record.jsonl").begin(5)
+    first = InjectionRecord(tmp_path / "deep/er/record.jsonl").begin(5)
     assert first.step == 5
-    assert Record(tmp_path / "deep/er/record.jsonl").begin(9) == first
+    assert InjectionRecord(tmp_path / "deep/er/record.jsonl").begin(9) == first
 
 
 def test_an_event_is_claimed_once(tmp_path):
     path = tmp_path / "record.jsonl"
-    assert Record(path).claim("0.3", step=4, rank=1)
-    assert not Record(path).claim("0.3", step=9, rank=1)
-    assert Record(path).claim("0.33")
+    assert InjectionRecord(path).claim("0.3", step=4, rank=1)
+    assert not InjectionRecord(path).claim("0.3", step=9, rank=1)
+    assert InjectionRecord(path).claim("0.33")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["0.3", "0.33"]
     assert (lines[0]["step"], lines[0]["rank"]) == (4, 1)
@@ -32,10 +32,10 @@ def test_an_event_is_claimed_once(tmp_path):
 @pytest.mark.parametrize("num_bytes", range(1, 60, 7))
 def test_a_line_that_a_kill_cut_off_does_not_count_and_spoils_nothing(tmp_path, num_bytes):
     path = tmp_path / "record.jsonl"
-    Record(path).claim("0.0")
-    Record(path).claim("0.1")
+    InjectionRecord(path).claim("0.0")
+    InjectionRecord(path).claim("0.1")
     path.write_bytes(path.read_bytes()[:-num_bytes])
-    record = Record(path)
+    record = InjectionRecord(path)
     assert not record.claim("0.0")
     assert record.claim("0.1") == (num_bytes > 1)  # of one that lacks only its end of line nothing is missing
     assert record.claim("0.2")

@@ -12,7 +12,7 @@ from itertools import count
 from types import SimpleNamespace
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.ownership import Ownership
 from cpr.checkpoint.catalog.resolve import find_newest, survey
 from cpr.checkpoint.catalog.retention import Retention
@@ -25,12 +25,12 @@ from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, Wor
 from cpr.recovery.decide.decision import Findings, decide
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
 from cpr.recovery.decide.transfer_plan import lost_share, plan_sources
-from cpr.recovery.restore.pls_budget import Accounts
+from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.run.pls import losses_in
 from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.recovery.run.progress import Course
-from cpr.rendezvous.rank_assignment import HeldSegment, Offer
-from cpr.rendezvous.rank_assignment import decide as decide_ranks
+from cpr.recovery.run.progress import RunProgress
+from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo
+from cpr.rendezvous.rank_assignment import assign_ranks
 from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -113,11 +113,11 @@ class Run:
     session_id: str
     generation: int
     ownership: Ownership
-    course: Course = field(default_factory=Course)
+    course: RunProgress = field(default_factory=RunProgress)
     rows: list = field(default_factory=lambda: [()] * RANKS)
     dense: tuple = ()
     kind: str = ""
-    history: History | None = None
+    history: Committer | None = None
     committing: Manifest | None = None
     stuck: tuple = ()
     """Path and bytes of a write that is on its way."""
@@ -172,7 +172,7 @@ class Cluster:
     def meet(self, nodes, *, restarted, resume=True):
         """Workers start on these nodes; the run that comes of it, or the error that ends them."""
         offers = [self._offer(node, restarted) for node in nodes]
-        decision = decide_ranks(offers)
+        decision = assign_ranks(offers)
         by_rank = [
             node for _, node in sorted(zip(decision.ranks, nodes, strict=True), key=lambda each: each[0])
         ]
@@ -309,7 +309,7 @@ class Cluster:
                     epoch=node.memory.epoch,
                 ),
             )
-        return Offer(restarted=restarted, host=node.name, pid=1, held=held, launch=node.launch)
+        return WorkerInfo(restarted=restarted, host=node.name, pid=1, held=held, launch=node.launch)
 
     def _publish(self, run):
         for rank, node in enumerate(run.nodes):
@@ -364,7 +364,7 @@ class Cluster:
                 course.note_save()
         run_id = run.ownership.run_id if state is None else state.newest.run_id
         seen = survey(self.storage, group, run_id, state, frozenset())
-        run.history = History(
+        run.history = Committer(
             storage=self.storage,
             group=group,
             lock=run.ownership.lock,
@@ -428,7 +428,7 @@ class Cluster:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
 
     def _charge(self, run, found, plan, newest):
-        accounts = Accounts(None, Alone(), run.course, POLICY, TOTAL_SAMPLES)
+        accounts = PlsBudget(None, Alone(), run.course, POLICY, TOTAL_SAMPLES)
         has_lost = any(each.lost_rows for each in plan)
         accounts.charge(accounts.cost_of_loss(found, plan, newest.step if has_lost else None))
         run.course.forget_saves_after(newest.step if newest else 0)

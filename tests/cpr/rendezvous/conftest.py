@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cpr.rendezvous.launcher_env import Place
+from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import ENOUGH, HERE
 
@@ -18,7 +18,7 @@ def agent():
 @pytest.fixture
 def place(agent):
     def at(rank, world_size):
-        return Place(rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True)
+        return LauncherEnv(rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True)
 
     return at
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_group_rank, get_local_rank, get_local_size
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous import HeldSegment, Meeting, init_process_group, meet
-from cpr.rendezvous.launcher_env import Place
-from cpr.rendezvous.meet import meet_at
-from cpr.rendezvous.rank_assignment import decide
+from cpr.rendezvous import HeldSegment, WorkerGroup, init_process_group, join
+from cpr.rendezvous.launcher_env import LauncherEnv
+from cpr.rendezvous.join import meet_at
+from cpr.rendezvous.rank_assignment import assign_ranks
 from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import (
     ENOUGH,
@@ -63,7 +63,7 @@ def test_ranks_of_a_node_stay_together_though_half_of_its_memory_is_lost(workers
 
     def at(rank, world_size):
         node = {"local_rank": rank % 2, "local_world_size": 2}
-        return Place(
+        return LauncherEnv(
             rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True, **node
         )
 
@@ -77,7 +77,7 @@ def test_where_no_agent_keeps_the_board_rank_0_does(workers):
         port = free.getsockname()[1]
 
     def at(rank, world_size):
-        return Place(rank=rank, world_size=world_size, address="localhost", port=port, of_agent=False)
+        return LauncherEnv(rank=rank, world_size=world_size, address="localhost", port=port, of_agent=False)
 
     check(start(workers, at, 3))
 
@@ -87,7 +87,7 @@ def test_the_board_may_come_last(workers):
         port = free.getsockname()[1]
 
     def at(rank, world_size):
-        return Place(rank=rank, world_size=world_size, address="localhost", port=port, of_agent=True)
+        return LauncherEnv(rank=rank, world_size=world_size, address="localhost", port=port, of_agent=True)
 
     futures = start(workers, at, 2)
     time.sleep(0.2)
@@ -165,7 +165,7 @@ def test_a_newer_host_that_nobody_reaches_does_not_draw_guests_away(workers, age
         time.sleep(0.1)
         offers = host.gather(time.monotonic() + 60)
         store = serve(HERE, ENOUGH)
-        host.tell(decide(offers), offers, store.port)
+        host.tell(assign_ranks(offers), offers, store.port)
     assert guest.result().rank == 1
 
 
@@ -179,7 +179,7 @@ def test_a_host_dies_while_it_tells(workers, place, num_told):
         dead.close()
         for rank in list(host._guests)[num_told:]:
             host._hang_up(host._guests[rank][0])
-        host.tell(decide(offers), offers, port)
+        host.tell(assign_ranks(offers), offers, port)
     check([workers.submit(meet_at, place(0, 3), offer(0), ENOUGH), *guests], pids=[0, 1, 2])
 
 
@@ -195,7 +195,7 @@ def test_a_guest_that_died_waiting_is_not_counted(workers, place):
         guests = [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (1, 2)]
         offers = host.gather(time.monotonic() + 60)
         assert [each.pid for each in offers] == [0, 1, 2]
-        host.tell(decide(offers), offers, 1)
+        host.tell(assign_ranks(offers), offers, 1)
     check([workers.submit(meet_at, place(0, 3), offer(0), ENOUGH), *guests])
 
 
@@ -211,7 +211,7 @@ def test_the_old_worker_of_a_replaced_agent_makes_room(workers, place):
         newer.append(workers.submit(meet_at, place(2, 3), offer(2), ENOUGH))
         offers = host.gather(time.monotonic() + 60)
         store = serve(HERE, ENOUGH)
-        host.tell(decide(offers), offers, store.port)
+        host.tell(assign_ranks(offers), offers, store.port)
     assert [each.pid for each in offers] == [0, 1, 2]
     assert [each.result().offers for each in newer] == [tuple(offers)] * 2
 
@@ -280,7 +280,7 @@ def test_whatever_happened_before_the_last_host_wins(workers, agent, place, seed
             offers = host.gather(time.monotonic() + 60)
             with listener() as dead:
                 port = dead.getsockname()[1]
-            host.tell(decide(offers), offers, port)
+            host.tell(assign_ranks(offers), offers, port)
         elif fate == "lives on":
             alive.append(doomed)
             continue
@@ -347,7 +347,7 @@ def impatient(monkeypatch):
 def test_a_frozen_board_holds_nobody_for_ever(impatient, rank):
     with listener() as frozen:
         port = frozen.getsockname()[1]
-        where = Place(rank=rank, world_size=2, address="localhost", port=port, of_agent=True)
+        where = LauncherEnv(rank=rank, world_size=2, address="localhost", port=port, of_agent=True)
         with pytest.raises(RendezvousError, match="it does not answer"):
             meet_at(where, offer(), SHORT)
 
@@ -355,7 +355,7 @@ def test_a_frozen_board_holds_nobody_for_ever(impatient, rank):
 def test_the_store_of_a_dead_agent_is_named_with_what_helps(impatient):
     with listener() as dead:
         port = dead.getsockname()[1]
-    where = Place(rank=1, world_size=2, address="localhost", port=port, of_agent=True)
+    where = LauncherEnv(rank=1, world_size=2, address="localhost", port=port, of_agent=True)
     with pytest.raises(RendezvousError, match=rf"localhost:{port} cannot be reached .*cpr run -- torchrun"):
         meet_at(where, offer(), SHORT)
 
@@ -363,7 +363,7 @@ def test_the_store_of_a_dead_agent_is_named_with_what_helps(impatient):
 def test_a_port_that_is_taken_is_named():
     with listener() as other:
         port = other.getsockname()[1]
-        where = Place(rank=0, world_size=2, address="localhost", port=port, of_agent=False)
+        where = LauncherEnv(rank=0, world_size=2, address="localhost", port=port, of_agent=False)
         with pytest.raises(RendezvousError, match="Address already in use"):
             meet_at(where, offer(), SHORT)
 
@@ -381,7 +381,7 @@ def nowhere(monkeypatch):
 
 
 def test_without_a_launcher_one_meets_oneself(nowhere):
-    meeting = meet(offer(7, restarted=False), SHORT)
+    meeting = join(offer(7, restarted=False), SHORT)
     assert (meeting.rank, meeting.world_size, meeting.generation, meeting.continues) == (0, 1, 0, False)
     init_process_group(meeting, "gloo", SHORT)
     dist.all_reduce(torch.ones(1))
@@ -392,7 +392,7 @@ def test_a_world_of_one_keeps_its_session(nowhere):
     for name, value in LAUNCHED.items():
         nowhere.setenv(name, value)
     held = HeldSegment(session_id="s", rank=0, world_size=1, step_finished=5, generation=2)
-    meeting = meet(offer(7, held), SHORT)
+    meeting = join(offer(7, held), SHORT)
     assert (meeting.rank, meeting.session_id, meeting.generation) == (0, "s", 3)
 
 
@@ -402,9 +402,9 @@ def test_torchrec_agrees_with_the_environment_of_the_new_rank(nowhere):
     for name, value in {**LAUNCHED, **node, "WORLD_SIZE": "4", "RANK": "1"}.items():
         nowhere.setenv(name, value)
     # this node is the launcher's first, and has memory of ranks 2 and 3
-    met = Meeting(store=None, rank=3, world_size=4, session_id="s", generation=1, continues=True, offers=())
-    nowhere.setattr(sys.modules[meet.__module__], "meet_at", lambda *_: met)
-    rank = meet(offer(), SHORT).rank
+    met = WorkerGroup(store=None, rank=3, world_size=4, session_id="s", generation=1, continues=True, offers=())
+    nowhere.setattr(sys.modules[join.__module__], "meet_at", lambda *_: met)
+    rank = join(offer(), SHORT).rank
     assert (os.environ["RANK"], os.environ["GROUP_RANK"]) == ("3", "1")
     assert get_group_rank(4, rank) == int(os.environ["GROUP_RANK"])
     assert rank % get_local_size(4) == get_local_rank(4, rank) == int(os.environ["LOCAL_RANK"])
@@ -416,4 +416,4 @@ def test_half_an_environment_is_a_clear_error(nowhere, missing):
         if name != missing:
             nowhere.setenv(name, value)
     with pytest.raises(ValueError, match=f"{missing} is not: start workers by torchrun"):
-        meet(offer(), SHORT)
+        join(offer(), SHORT)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.rendezvous.rank_assignment import HeldSegment, Offer, decide
+from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
 
 
 def segment(session="a", rank=0, world_size=4, step=10, generation=0):
@@ -16,7 +16,7 @@ def segment(session="a", rank=0, world_size=4, step=10, generation=0):
 
 
 def offer(*held, restarted=True):
-    return Offer(restarted=restarted, host="h", pid=1, held=held)
+    return WorkerInfo(restarted=restarted, host="h", pid=1, held=held)
 
 
 segments = st.builds(
@@ -35,12 +35,12 @@ worlds = st.lists(offers, min_size=1, max_size=6)
 
 @given(worlds)
 def test_everybody_gets_a_rank_of_its_own(world):
-    assert sorted(decide(world).ranks) == list(range(len(world)))
+    assert sorted(assign_ranks(world).ranks) == list(range(len(world)))
 
 
 @given(worlds)
 def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
-    decision = decide(world)
+    decision = assign_ranks(world)
     held = [each for one in world for each in one.held]
     if not any(one.restarted for one in world):
         assert not decision.continues
@@ -57,17 +57,17 @@ def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
 
 @given(offers)
 def test_an_offer_survives_the_way(each):
-    assert Offer.from_json(json.loads(json.dumps(each.to_json()))) == each
+    assert WorkerInfo.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 
 def test_at_another_world_size_nobody_keeps_a_rank_and_the_session_goes_on():
     world = [offer(segment(rank=3)), offer(segment(rank=1))]
-    decision = decide(world)
+    decision = assign_ranks(world)
     assert (decision.ranks, decision.session_id, decision.generation) == ((0, 1), "a", 1)
 
 
 def test_memory_of_an_earlier_launch_is_nobodys():
-    decision = decide([offer(segment(rank=1), restarted=False), offer(segment(rank=0), restarted=False)])
+    decision = assign_ranks([offer(segment(rank=1), restarted=False), offer(segment(rank=0), restarted=False)])
     assert decision.ranks == (0, 1)
     assert decision.session_id != "a"
     assert not decision.continues
@@ -122,7 +122,7 @@ def of_node(order, size, ranks):
 def test_ranks_of_a_node_stay_together_in_the_order_of_local_ranks(failure, chance):
     size, memory = failure
     order = chance.sample(range(len(memory)), len(memory))
-    ranks = decide(claimed(memory, even(order, size))).ranks
+    ranks = assign_ranks(claimed(memory, even(order, size))).ranks
     assert sorted(ranks) == list(range(len(ranks)))
     for mine in of_node(order, size, ranks).values():
         assert mine[0] % size == 0  # TorchRec: the node is rank // size, the device rank % size
@@ -135,7 +135,7 @@ def test_nodes_whose_memory_is_left_keep_their_ranks_however_they_are_counted(fa
     size, memory = failure
     order = chance.sample(range(len(memory)), len(memory))
     world = claimed(memory, even(order, size))
-    ranks = decide(world).ranks
+    ranks = assign_ranks(world).ranks
     for node, mine in of_node(order, size, ranks).items():
         if any(each.generation == 2 for each in memory[node]):
             assert mine == tuple(range(node * size, (node + 1) * size))
@@ -154,7 +154,7 @@ def test_the_most_memory_stays_in_place(size, num_nodes, data):
         left = data.draw(st.lists(st.integers(first, first + size - 1), unique=True))
         steps = st.integers(0, 2)
         memory.append([segment(rank=rank, world_size=world_size, step=data.draw(steps)) for rank in left])
-    ranks = decide(claimed(memory, even(range(num_nodes), size))).ranks
+    ranks = assign_ranks(claimed(memory, even(range(num_nodes), size))).ranks
     found = [(node, each) for node, held in enumerate(memory) for each in held]
     best = {
         each.rank: max(other.step_finished for _, other in found if other.rank == each.rank)
@@ -185,7 +185,7 @@ def test_where_nodes_differ_in_size_the_launchers_order_stays(sizes, chance):
         chain.from_iterable([(node, i, sizes[node]) for i in range(sizes[node])] for node in order)
     )
     world = claimed(memory, [(node, rank, i, size) for rank, (node, i, size) in enumerate(launched)])
-    decision = decide(world)
+    decision = assign_ranks(world)
     assert decision.ranks == tuple(range(sum(sizes)))
     assert decision.session_id == "a"
 
@@ -199,29 +199,29 @@ def test_at_another_world_size_the_launchers_order_stays(old_size, old_nodes, si
         [segment(rank=node * old_size + i, world_size=old_world_size) for i in range(old_size)]
         for node in range(old_nodes)
     ] + [[]] * num_nodes
-    decision = decide(claimed(memory, even(range(num_nodes), size)))
+    decision = assign_ranks(claimed(memory, even(range(num_nodes), size)))
     assert (decision.ranks, decision.session_id) == (tuple(range(size * num_nodes)), "a")
 
 
 def test_a_replaced_node_takes_the_ranks_of_the_lost_one():
     # the first was replaced, and the launcher now counts the other one first
     memory = [[], [segment(rank=2), segment(rank=3)]]
-    assert decide(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
+    assert assign_ranks(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
 
 
 def test_a_node_of_which_half_is_lost_stays_together():
     memory = [[segment(rank=1)], [segment(rank=2), segment(rank=3)]]
-    assert decide(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
+    assert assign_ranks(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
 
 
 def test_more_memory_counts_for_more_and_newer_memory_makes_older_of_no_use():
     more = [[segment(rank=0)], [segment(rank=0), segment(rank=1)]]
-    assert decide(claimed(more, even([0, 1], 2))).ranks == (2, 3, 0, 1)
+    assert assign_ranks(claimed(more, even([0, 1], 2))).ranks == (2, 3, 0, 1)
     newer = [[segment(rank=0, generation=1)], [segment(rank=0, step=30), segment(rank=1, step=30)]]
-    assert decide(claimed(newer, even([0, 1], 2))).ranks == (0, 1, 2, 3)
+    assert assign_ranks(claimed(newer, even([0, 1], 2))).ranks == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("broken", [{}, {"held": [{"rank": 1}]}, {"held": 3}, {"held": [], "more": 1}])
 def test_what_is_no_offer_is_refused(broken):
     with pytest.raises((KeyError, TypeError)):
-        Offer.from_json(broken)
+        WorkerInfo.from_json(broken)

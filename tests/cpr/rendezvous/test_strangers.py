@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import pytest
 
 from cpr.rendezvous import leader as module
-from cpr.rendezvous.meet import meet_at
+from cpr.rendezvous.join import meet_at
 from cpr.rendezvous.messages import PROOF_BYTES, proof
-from cpr.rendezvous.rank_assignment import decide
+from cpr.rendezvous.rank_assignment import assign_ranks
 from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import (
     ENOUGH,
@@ -51,7 +51,7 @@ def finish(host, workers, place):
     offers = host.gather(time.monotonic() + ENOUGH.total_seconds())
     assert [each.pid for each in offers] == [0, 1, 2]
     store = serve(HERE, ENOUGH)
-    host.tell(decide(offers), offers, store.port)
+    host.tell(assign_ranks(offers), offers, store.port)
     assert {each.result().rank for each in guests} == {1, 2}
 
 

@@ -6,11 +6,11 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 
-from cpr.rendezvous import Offer
-from cpr.rendezvous.discovery import Board
+from cpr.rendezvous import WorkerInfo
+from cpr.rendezvous.discovery import Discovery
 from cpr.rendezvous.launcher_env import OwnAddress
-from cpr.rendezvous.leader import Host
-from cpr.rendezvous.meet import meet_at
+from cpr.rendezvous.leader import Leader
+from cpr.rendezvous.join import meet_at
 from cpr.rendezvous.messages import Connection
 
 ENOUGH = timedelta(seconds=60)
@@ -19,7 +19,7 @@ KEY = "cpr/rendezvous/leader"
 
 
 def offer(pid=0, *held, restarted=True):
-    return Offer(restarted=restarted, host="h", pid=pid, held=held)
+    return WorkerInfo(restarted=restarted, host="h", pid=pid, held=held)
 
 
 def start(workers, place, world_size, offers=None, timeout=ENOUGH):
@@ -56,8 +56,8 @@ def post(agent, port, nonce="old"):
 @contextmanager
 def posted_host(place, world_size):
     """A host that does nothing by itself, announced."""
-    with Host(place(0, world_size), offer()) as host:
-        board = Board(place(0, world_size), host.announcement)
+    with Leader(place(0, world_size), offer()) as host:
+        board = Discovery(place(0, world_size), host.announcement)
         try:
             while board.latest != host.announcement:
                 time.sleep(0.01)

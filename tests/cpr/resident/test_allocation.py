@@ -19,7 +19,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
 from cpr.resident import allocation as module
-from cpr.resident.allocation import tables_born_in
+from cpr.resident.allocation import allocate_tables
 from cpr.resident.home import Home
 from cpr.resident.regions import map_region
 from cpr.shards import find_shards
@@ -86,7 +86,7 @@ def copies(model):
 
 
 def born(segment, adopt=False, **how):
-    with tables_born_in(segment, adopt) as birth:
+    with allocate_tables(segment, adopt) as birth:
         model = build(**how)
     return model, birth
 
@@ -199,7 +199,7 @@ def test_fewer_tables_get_new_memory_too(home):
     segment.seal(**RUN, shards=find_shards(model))
     old = copies(model)
     found = crash_and_find(home, segment)
-    with tables_born_in(found, adopt=True) as birth:
+    with allocate_tables(found, adopt=True) as birth:
         again = shard(LAYOUT, bag=bags(**BAGS))
     assert not birth.adopted
     assert "lacks 1 of the kernels" in birth.reason
@@ -226,7 +226,7 @@ def test_nothing_stays_patched(home, fails):
     before = [getattr(owner, name) for owner, name in PATCHED]
     segment = home.create("rank0")
     if fails:
-        with pytest.raises(ZeroDivisionError), tables_born_in(segment, adopt=False):
+        with pytest.raises(ZeroDivisionError), allocate_tables(segment, adopt=False):
             _ = build(), 1 / 0
     else:
         born(segment)
@@ -242,7 +242,7 @@ def test_an_unknown_torchrec_is_one_clear_error(home):
     with (
         patch.object(module, "RESETS", gone),
         pytest.raises(ResidentMemoryError, match=r"no_such_method.*use torchrec and fbgemm-gpu 1\.6"),
-        tables_born_in(home.create("rank0"), adopt=False),
+        allocate_tables(home.create("rank0"), adopt=False),
     ):
         pass
     assert [getattr(owner, name) for owner, name in PATCHED] == before

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch.distributed as dist
 
-from cpr.resident.allocation import tables_born_in
+from cpr.resident.allocation import allocate_tables
 from cpr.resident.home import Home
 from cpr.shards import find_shards
 from tests.cpr.resident.shards import RUN, crash_and_find
@@ -36,7 +36,7 @@ def grow(home, segment, adopt, **rows):
     """Bytes that tables took, or would take again: of anonymous memory, and at the peak."""
     before = memory_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    with tables_born_in(segment, adopt) as birth:
+    with allocate_tables(segment, adopt) as birth:
         model = shard({"t": "tw"}, bag=bags(**rows))
     after = memory_bytes()
     if not adopt:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cpr.resident.allocation import tables_born_in
+from cpr.resident.allocation import allocate_tables
 from cpr.shards import add_row_columns, find_shards, table_groups
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find
 from tests.cpr.shards.models import bags, shard
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 
 def born(segment, adopt=False, **dtypes):
     """Tables of which one has more columns."""
-    with tables_born_in(segment, adopt) as birth:
+    with allocate_tables(segment, adopt) as birth:
         model = shard({"a": "tw", "b": "tw"}, bags=bags(a=40, b=30))
         if dtypes:
             (group,) = table_groups(model)

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from cpr.errors import DamagedMemoryError
-from cpr.recovery.worker.publisher import Outliving
+from cpr.recovery.worker.publisher import Publisher
 from cpr.resident.copy_out import CopyOut, LastCall
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
 
@@ -139,7 +139,7 @@ def _leave_slowly(pipe, home):
         time.sleep(0.5)
 
     object.__setattr__(shard, "flush", flush)
-    outliving = Outliving(
+    outliving = Publisher(
         SimpleNamespace(segment=home.create("rank1"), home=home),
         SimpleNamespace(shards=[shard], newest_step=None),
         None,

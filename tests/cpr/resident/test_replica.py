@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cpr.errors import DamagedMemoryError, NotEnoughMemoryError
 from cpr.resident import replica as module
 from cpr.resident.replica import Replica
-from cpr.resident.status_page import Marks
+from cpr.resident.status_page import StatusPage
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
 
@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 
 def open_replica(folder):
-    return Replica(folder, Marks(folder / "marks"))
+    return Replica(folder, StatusPage(folder / "marks"))
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 
 from cpr.errors import DamagedMemoryError
 from cpr.processes import Process
-from cpr.resident.status_page import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, WORDS, Marks
+from cpr.resident.status_page import MAGIC, NOTHING, PAGE_BYTES, REASON_BYTES, WORDS, StatusPage
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def path(tmp_path):
 
 
 def test_what_one_says_another_reads_at_once(path):
-    mine, others = Marks(path), Marks(path)
+    mine, others = StatusPage(path), StatusPage(path)
     assert (others.step_finished, others.update_begun, others.slot, others.reason) == (
         0,
         NOTHING,
@@ -32,7 +32,7 @@ def test_what_one_says_another_reads_at_once(path):
 
 
 def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
-    marks = Marks(path)
+    marks = StatusPage(path)
     marks.step_finished = 5
     marks.leave("told to stop")
     marks.begin(generation=4)
@@ -41,7 +41,7 @@ def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
 
 
 def test_that_values_are_no_numbers_is_never_forgotten_and_keeps_its_reason(path):
-    marks = Marks(path)
+    marks = StatusPage(path)
     marks.leave("told to stop")
     assert not marks.diverged
     marks.begin(generation=1)
@@ -54,7 +54,7 @@ def test_that_values_are_no_numbers_is_never_forgotten_and_keeps_its_reason(path
 
 
 def test_a_long_reason_is_cut_at_a_character(path):
-    marks = Marks(path)
+    marks = StatusPage(path)
     marks.reason = "x" + "é" * REASON_BYTES
     assert marks.reason == "x" + "é" * ((REASON_BYTES - 1) // 2)
 
@@ -67,13 +67,13 @@ def test_a_long_reason_is_cut_at_a_character(path):
     ],
 )
 def test_damage_is_refused(path, word, value, said):
-    Marks(path)._words[WORDS.index(word)] = value
+    StatusPage(path)._words[WORDS.index(word)] = value
     with pytest.raises(DamagedMemoryError, match=said):
-        Marks(path)
+        StatusPage(path)
 
 
 def test_another_size_is_refused(path):
-    Marks(path).close()
+    StatusPage(path).close()
     os.truncate(path, PAGE_BYTES - 1)
     with pytest.raises(DamagedMemoryError, match=f"{PAGE_BYTES - 1} bytes"):
-        Marks(path)
+        StatusPage(path)

@@ -8,7 +8,7 @@ import pytest
 from cpr.checkpoint.collectives import Alone
 from cpr.estimator.history import SAVES_FOLLOWED, SAVES_KEPT, FailureCost, RunHistory, SaveCost
 from cpr.estimator.planning.interval import IntervalRule
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FIRST_STEPS, AutoPace, FixedPace
 
 RULE = IntervalRule(target_pls=0.1, mean_time_to_failure_s=3600.0, max_overhead=0.001)
@@ -90,7 +90,7 @@ def due(pace, course, until):
 
 @pytest.fixture
 def course():
-    return Course()
+    return RunProgress()
 
 
 def make(course, diary, **options):

@@ -8,10 +8,10 @@ import pytest
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CheckpointError, LockedError
 from cpr.estimator.history import HISTORY_PATH, read_history
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
 from cpr.saving import history_writer as module
-from cpr.saving.history_writer import Diary
+from cpr.saving.history_writer import HistoryWriter
 
 
 class Clock:
@@ -36,7 +36,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def begin(tmp_path, clock):
-    course = Course()
+    course = RunProgress()
 
     def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0):
         generation = len(course.recoveries)
@@ -51,7 +51,7 @@ def begin(tmp_path, clock):
         )
         course.recoveries = [*course.recoveries, story]
         storage = storage or open_storage(str(tmp_path))
-        return Diary(storage, course, check_lock, nodes=2, samples_total=1000, row_share=0.125), course
+        return HistoryWriter(storage, course, check_lock, nodes=2, samples_total=1000, row_share=0.125), course
 
     return work
 

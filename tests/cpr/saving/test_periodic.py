@@ -7,7 +7,7 @@ import pytest
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import SaveFailedError
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
 
@@ -81,7 +81,7 @@ def train(course, saves, steps):
 
 
 def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pauses, caplog):
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, failing=range(2, 50), broken=range(50, 55))
     saves = Saves(storage, course, FixedPace(10), "rolling")
     train(course, saves, 600)
@@ -92,7 +92,7 @@ def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pa
 
 
 def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, failing={2})
     train(course, Saves(storage, course, FixedPace(100), "rolling"), 299)
     storage.wait()
@@ -101,7 +101,7 @@ def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
 
 
 def test_saves_that_fail_for_too_long_end_training():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, failing={2, 3})
     saves = Saves(storage, course, FixedPace(1), "rolling", give_up_after_s=1e-6)
     with pytest.raises(SaveFailedError, match=r"save 3\. Saves have failed for .* give_up_after is"):
@@ -109,7 +109,7 @@ def test_saves_that_fail_for_too_long_end_training():
 
 
 def test_the_last_save_is_asked_for_until_it_is_not_skipped():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, skipped={2, 3})
     saves = Saves(storage, course, FixedPace(5), "rolling")
     train(course, saves, 6)
@@ -118,7 +118,7 @@ def test_the_last_save_is_asked_for_until_it_is_not_skipped():
 
 
 def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course)
     saves = Saves(storage, course, FixedPace(5), "rolling")
     train(course, saves, 7)
@@ -129,7 +129,7 @@ def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
 
 
 def test_a_save_that_is_wanted_now_and_skipped_is_none():
-    course = Course()
+    course = RunProgress()
     saves = Saves(SlowStorage(course, skipped={2}), course, FixedPace(5), "rolling")
     train(course, saves, 7)
     assert not saves.now(1.0)
@@ -147,7 +147,7 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
                 raise error
             return self.wait()
 
-    course = Course()
+    course = RunProgress()
     storage = Repaired(course)
     saves = Saves(storage, course, FixedPace(0), "rolling")
     for _ in range(4):
@@ -160,7 +160,7 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
 
 @pytest.mark.parametrize("every", [0, 7])
 def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_failed(every):
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, broken={1})
     saves = Saves(storage, course, FixedPace(every), "rolling")
     train(course, saves, 7)
@@ -171,7 +171,7 @@ def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_fai
 
 
 def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, broken={1, 2})
     saves = Saves(storage, course, FixedPace(0), "rolling")
     train(course, saves, 7)
@@ -183,7 +183,7 @@ def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
 
 
 def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_wanted_again():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, broken={1, 2})
     saves = Saves(storage, course, FixedPace(0), "rolling")
     train(course, saves, 7)
@@ -193,7 +193,7 @@ def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_want
 
 
 def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_of_the_interval():
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, skipped={2, 4}, failing={6})
     train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
     assert sorted(course.saves) == [10, 30, 50]
@@ -201,7 +201,7 @@ def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_
 
 
 def test_what_committed_saves_took_is_told_once(no_pauses):
-    course = Course()
+    course = RunProgress()
     storage = SlowStorage(course, broken={2})
     saves = Saves(storage, course, FixedPace(100), "rolling")
     train(course, saves, 150)

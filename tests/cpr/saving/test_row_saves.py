@@ -7,7 +7,7 @@ import pytest
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.save.writer_thread import Save
 from cpr.errors import SaveFailedError
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
 from cpr.saving.row_saves import RowSaves
@@ -108,7 +108,7 @@ class Run:
     """Saves due after every step, each with a quarter of the rows."""
 
     def __init__(self, needs_base=True, **options):
-        self.course = Course()
+        self.course = RunProgress()
         self.checkpointer = FakeCheckpointer(self.course, **options)
         self.checkpointer.has_base = not needs_base
         self.prioritizer = FakePrioritizer()

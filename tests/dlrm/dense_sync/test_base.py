@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from dlrm.comm.config import CommConfig
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.base import warn_of_dropped
-from dlrm.dense_sync.selsync import Apart
+from dlrm.dense_sync.selsync import SelectiveSync
 
 
 def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
     for comm in (None, CommConfig(exchange="all_gather")):
         layer = nn.Linear(3, 1)
-        replicas = Replicas(list(layer.parameters()), 2, comm)
+        replicas = AllReduceSync(list(layer.parameters()), 2, comm)
         layer(torch.ones(3)).backward()
         before = [parameter.grad for parameter in layer.parameters()]
         scalars = torch.tensor([1.0, 2.0])
@@ -27,7 +27,7 @@ def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
 
 def test_what_ranks_that_are_gone_owed_reaches_a_rank_alone(world_of_one):
     layer = nn.Linear(3, 1)
-    replicas = Replicas(list(layer.parameters()), 1, CommConfig(exchange="star"))
+    replicas = AllReduceSync(list(layer.parameters()), 1, CommConfig(exchange="star"))
     residual = {"rank": 1, "num_ranks": 2, "memory": {"residual": torch.arange(4.0)}, "compressor": {}}
     replicas.own.inherit([residual, {**residual, "rank": 0, "memory": {}}])
     replicas.settle()
@@ -42,7 +42,7 @@ def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog
         warn_of_dropped({"exchange": {"owners": 0}})
         assert caplog.messages == []
         layer = nn.Linear(2, 1)
-        apart = Apart(list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0)
+        apart = SelectiveSync(list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0)
         apart.load_state_dict({"exchange": {"owners": 2}}, steps_done=9)
     assert len(caplog.messages) == 1
     assert "go on with comm.exchange=ring for some steps" in caplog.messages[0]
@@ -52,16 +52,16 @@ def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog
 def test_what_a_rank_draws_is_saved_though_it_owes_nothing(world_of_one):
     parameters = list(nn.Linear(3, 1).parameters())
     options = {"exchange": "all_gather", "error_feedback": False}
-    drawing = Replicas(parameters, 1, CommConfig(compressor="random", **options))
+    drawing = AllReduceSync(parameters, 1, CommConfig(compressor="random", **options))
     assert set(drawing.own.state_dict()["compressor"]) == {"RandomK"}
-    assert Replicas(parameters, 1, CommConfig(**options)).own is None
+    assert AllReduceSync(parameters, 1, CommConfig(**options)).own is None
 
 
 def test_replicas_meet_in_steps_that_are_saved_whenever_they_were_taken_up(world_of_one):
     """A run of 8 steps goes on in this way; it saves after step 10, and after step 15."""
     layer = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    apart = Apart(list(layer.parameters()), optimizer, 1e9, save_every_steps=5)
+    apart = SelectiveSync(list(layer.parameters()), optimizer, 1e9, save_every_steps=5)
     apart.load_state_dict({}, steps_done=8)
     joined = []
     for _ in range(8):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.models.mlp import MLP, Head, Linear
+from dlrm.models.mlp import MLP, LogitMLP, Linear
 
 
 def reference_of(layer):
@@ -131,7 +131,7 @@ def test_every_layer_of_an_mlp_is_rectified():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_fp32_and_of_either_sign(widths, dtype):
     torch.manual_seed(0)
-    logits = Head(13, widths)(torch.randn(200, 13).to(dtype))
+    logits = LogitMLP(13, widths)(torch.randn(200, 13).to(dtype))
     assert logits.shape == (200,)
     assert logits.dtype == torch.float32
     assert (logits < 0).any()

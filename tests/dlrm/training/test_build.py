@@ -15,9 +15,9 @@ from dlrm.comm.controllers import SelSync
 from dlrm.comm.feedback.residual import Residual
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig
-from dlrm.dense_sync import Replicas
-from dlrm.dense_sync.p3 import Prioritized
-from dlrm.dense_sync.selsync import Apart
+from dlrm.dense_sync import AllReduceSync
+from dlrm.dense_sync.p3 import P3Sync
+from dlrm.dense_sync.selsync import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.build import build_model
@@ -150,10 +150,10 @@ def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
 @pytest.mark.parametrize(
     ("override", "kind", "own"),
     [
-        ("comm.exchange=dense", Replicas, None),
-        ("comm.exchange=hi_topk", Replicas, Residual),
-        ("comm.exchange=priority", Prioritized, None),
-        ("comm.exchange=selsync", Apart, SelSync),
+        ("comm.exchange=dense", AllReduceSync, None),
+        ("comm.exchange=hi_topk", AllReduceSync, Residual),
+        ("comm.exchange=priority", P3Sync, None),
+        ("comm.exchange=selsync", SelectiveSync, SelSync),
     ],
 )
 def test_replicas_are_kept_alike_as_the_configuration_asks(override, kind, own, inputs):

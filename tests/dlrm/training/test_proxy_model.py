@@ -12,7 +12,7 @@ from dlrm.sharding.splitting.planning.saved_choice import remembered
 from dlrm.training import build
 from dlrm.training import proxy_model as stand_in
 from dlrm.training.build import settle_strategies
-from dlrm.training.proxy_model import MOST_ROWS, StandIn
+from dlrm.training.proxy_model import MOST_ROWS, ProxyModel
 
 FEATURES = (Feature(name="small", rows=300), Feature(name="large", rows=100 * MOST_ROWS))
 HEADS = {"wide": "exchange", "sparse": "exchange"}
@@ -40,7 +40,7 @@ def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
     monkeypatch.setattr(
         stand_in, "lay_out", lambda *args, **more: made.append(lay_out(*args, **more)) or made[0]
     )
-    step = StandIn(inputs)(HEADS)
+    step = ProxyModel(inputs)(HEADS)
     (model,) = made
     tables = {name: each for name, each in model.state_dict().items() if "embedding_bags" in name}
     rows = {
@@ -55,7 +55,7 @@ def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
 
 
 def test_batches_have_as_many_ids_as_the_data(inputs):
-    batch = StandIn(inputs)._batch(list(FEATURES))
+    batch = ProxyModel(inputs)._batch(list(FEATURES))
     lengths = batch.sparse.lengths().view(len(FEATURES), -1)
     assert set(lengths[1].tolist()) == {1}
     assert set(lengths[0].tolist()) == {2, 3}
@@ -70,7 +70,7 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, other])
     monkeypatch.setattr(planner, "race", lambda steps, device: [1.0, 0.5][: len(steps)])
     monkeypatch.setattr(planner, "_though_alone", lambda shape, head: planner.replace(shape, refusal=""))
-    monkeypatch.setattr(StandIn, "__call__", lambda self, strategies: tried.append(strategies))
+    monkeypatch.setattr(ProxyModel, "__call__", lambda self, strategies: tried.append(strategies))
     settle_strategies(inputs, tmp_path)
     assert tried == [HEADS, other]
     assert remembered(tmp_path) == other

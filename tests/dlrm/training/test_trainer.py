@@ -15,7 +15,7 @@ from torch import nn
 from data.loader import DataLoader, LoaderConfig
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.schema import TrainConfig
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.fault_tolerance.session import NoRecovery
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.telemetry import NoTelemetry
@@ -105,7 +105,7 @@ def make_trainer(world_of_one, dataset):
             config=TrainConfig(**config),
             model=model,
             optimizers=PlainOptimizers(model),
-            replicas=Replicas(list(model.parameters()), NUM_SCALARS),
+            replicas=AllReduceSync(list(model.parameters()), NUM_SCALARS),
             loader=loader,
             evaluate=partial(evaluate, model, test, CPU),
             telemetry=Diary(),

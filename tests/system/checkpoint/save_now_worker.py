@@ -12,7 +12,7 @@ from cpr.checkpoint.save import snapshot
 from cpr.checkpoint.save.snapshot import Snapshot
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import SaveFailedError
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
 from tests.cpr.shards import models
@@ -31,7 +31,7 @@ class Trained:
         model = models.shard({"a": "rw", "b": "rw"}, ebc=models.bags(**ROWS))
         self.checkpointer = Checkpointer(model, CheckpointConfig(uri=str(folder)))
         self.checkpointer.prepare()
-        self.course = Course()
+        self.course = RunProgress()
         self.saves = Saves(self.checkpointer, self.course, FixedPace(0), "rolling")
 
     def step(self):

@@ -13,18 +13,18 @@ import torch.distributed as dist
 from dlrm.comm import cost
 from dlrm.comm.autotune import drift as replanning
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
-from dlrm.comm.autotune.online_trial import Trial
+from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
 from dlrm.comm.collectives.process_groups import make_nodes
 from dlrm.comm.collectives.timeouts import timeout_of
-from dlrm.comm.compression.codecs import Half, Int8, Plain
+from dlrm.comm.compression.codecs import Half, WireInt8, Plain
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.links import Link, Links, measure_links
 from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")
 PLAIN = Plain()
-LOSSY = (Half(torch.float16), Half(torch.bfloat16), Int8())
+LOSSY = (Half(torch.float16), Half(torch.bfloat16), WireInt8())
 SIZES = (1000, 1003, 3, 1, 0)
 """Of vectors: divisible by the ranks, not so, fewer values than ranks, none."""
 
@@ -334,7 +334,7 @@ def plans_are_agreed() -> None:
 
 def trials_are_agreed() -> None:
     """The finalist that is slow on one rank alone is slow for all, and rounds end at the same step."""
-    trial = Trial([0, 1], CPU)
+    trial = OnlineTrial([0, 1], CPU)
     while not trial.is_over:
         hesitates = trial.turn == 0 and dist.get_rank() == 1
         trial.observe(2.0 if hesitates else 1.0)
@@ -345,7 +345,7 @@ def plans_are_made_again_together() -> None:
     """When the exchange itself has become slower or faster, not when ranks wait for one of them."""
     rank = dist.get_rank()
     replanning.CHECK_STEPS = 4
-    watch = replanning.Watch(CPU)
+    watch = replanning.DriftDetector(CPU)
     steady, waiting = 1.0 + 0.1 * rank, 10.0 if rank else 1.1
     windows = [steady, steady, waiting, 2 * steady, 2 * steady, steady, steady]
     said = [[watch.observe(seconds) for _ in range(4)] for seconds in windows]

@@ -12,7 +12,7 @@ from dlrm.comm.ddp_hook import register
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.config.ranks_agree import check_agreed
 from dlrm.config.schema import Config, TrainConfig
-from dlrm.dense_sync.allreduce import Replicas
+from dlrm.dense_sync.allreduce import AllReduceSync
 from tests.system.comm.exchanges import (
     SIZE,
     SUMMING,
@@ -166,10 +166,10 @@ def replicas_of_different_models_or_options_are_refused_by_all():
     shape = (2, 3) if rank == 2 else (3, 2)  # as many values
     parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(shape))]
     with pytest.raises(ValueError, match=r"rank 2 .* parameter 1 .* \[2, 3\], and rank 0 .* \[3, 2\]"):
-        Replicas(parameters, num_scalars=1)
+        AllReduceSync(parameters, num_scalars=1)
     config = CommConfig(exchange="all_gather" if rank == 1 else "ring")
     with pytest.raises(ValueError, match=r"rank 1 would exchange gradients by .*'all_gather'.* same options"):
-        Replicas([nn.Parameter(torch.zeros(4))], num_scalars=1, comm=config)
+        AllReduceSync([nn.Parameter(torch.zeros(4))], num_scalars=1, comm=config)
     model = ddp()
     with pytest.raises(ValueError, match=r"rank 3 .* by .*'sum'\), and rank 0 by .*'mean'\)"):
         register(model, CommConfig(), mean=rank != 3)

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlrm.dense_sync import Replicas
-from dlrm.dense_sync.p3 import Prioritized
-from dlrm.dense_sync.selsync import Apart
+from dlrm.dense_sync import AllReduceSync
+from dlrm.dense_sync.p3 import P3Sync
+from dlrm.dense_sync.selsync import SelectiveSync
 from tests.system.comm.exchanges import STEPS, Layers, assert_same_bits, of_all, samples
 
 
 class Stepping:
-    """What `Prioritized` and the loop below need of `Optimizers`."""
+    """What `P3Sync` and the loop below need of `Optimizers`."""
 
     def __init__(self, parameters):
         self.dense = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -39,7 +39,7 @@ def trained(make_kept, steps=6):
 
 def apart(change, save_every_steps=0):
     def work(model, optimizers):
-        return Apart(list(model.parameters()), optimizers.dense, change, save_every_steps)
+        return SelectiveSync(list(model.parameters()), optimizers.dense, change, save_every_steps)
 
     return work
 
@@ -50,7 +50,7 @@ def flat_values(module):
 
 def averaged():
     """What replicas are whose gradients are averaged in each step."""
-    model, _, _ = trained(lambda model, _: Replicas(list(model.parameters()), 2))
+    model, _, _ = trained(lambda model, _: AllReduceSync(list(model.parameters()), 2))
     return flat_values(model)
 
 
@@ -59,7 +59,7 @@ def averaged_replicas_are_alike():
 
 
 def prioritized_replicas_are_the_averaged_ones():
-    model, _, kept = trained(lambda model, optimizers: Prioritized(model, optimizers, reads_each_step=False))
+    model, _, kept = trained(lambda model, optimizers: P3Sync(model, optimizers, reads_each_step=False))
     kept.join()
     expected = averaged()
     torch.testing.assert_close(flat_values(model), expected)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cpr.rendezvous import HeldSegment, Offer, init_process_group, meet
+from cpr.rendezvous import HeldSegment, WorkerInfo, init_process_group, join
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -30,7 +30,7 @@ def main():
     memory = folder / f"{os.environ.get('CPR_LAUNCH')}-{os.environ['LOCAL_RANK']}.memory"
     held = (HeldSegment(**json.loads(memory.read_text())),) if memory.exists() else ()
     began = time.monotonic()
-    meeting = meet(Offer(restarted=continues, host=socket.gethostname(), pid=os.getpid(), held=held), TIMEOUT)
+    meeting = join(WorkerInfo(restarted=continues, host=socket.gethostname(), pid=os.getpid(), held=held), TIMEOUT)
     meet_s = time.monotonic() - began
     init_process_group(meeting, "gloo", TIMEOUT)
     total = torch.tensor(float(meeting.rank))

@@ -26,7 +26,7 @@ from dlrm.config.schema import (
     TablesConfig,
     TrainConfig,
 )
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding import plan
@@ -165,7 +165,7 @@ def train(case):
         ScheduleConfig(warmup_steps=5),
     )
     parameters = dense_parameters(model)
-    replicas = Replicas(parameters, num_scalars=1)
+    replicas = AllReduceSync(parameters, num_scalars=1)
     losses = []
     for step in range(NUM_STEPS):
         batch = my_part(step, GLOBAL_BATCH)

@@ -1,9 +1,9 @@
-"""What the ranks of `test_splitting` do with an `Exchange` alone."""
+"""What the ranks of `test_splitting` do with an `SplitExchange` alone."""
 
 import torch
 import torch.distributed as dist
 
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from tests.dlrm.sharding.splitting import chain
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -17,16 +17,16 @@ def check():
     """In the group of three ranks that `SIZES` is for."""
     same_as_in_one_process()
     for dtype in (torch.float32, torch.bfloat16):
-        replicas_are_equal_to_the_last_bit(Exchange(dist.group.WORLD), dtype)
+        replicas_are_equal_to_the_last_bit(SplitExchange(dist.group.WORLD), dtype)
     for dtype in ROUNDING:
-        exchange = Exchange(dist.group.WORLD, dtype)
+        exchange = SplitExchange(dist.group.WORLD, dtype)
         replicas_are_equal_to_the_last_bit(exchange, torch.float32)
         nothing_is_rounded_twice(exchange)
         what_is_dealt_is_rounded_once(exchange)
 
 
 def same_as_in_one_process():
-    exchange = Exchange(dist.group.WORLD)
+    exchange = SplitExchange(dist.group.WORLD)
     for sizes, widths in (((4, 4, 4), (2, 2, 2)), ((4, 0, 3), (4, 0, 8)), ((0, 1, 0), (0, 0, 1))):
         found = chain.on_rank(exchange, exchange.rank, sizes, widths)
         expected = chain.alone(sizes, widths)[exchange.rank]

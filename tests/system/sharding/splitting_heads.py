@@ -13,7 +13,7 @@ from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.fm import FMHead, pairs_of, sums_of
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))
@@ -28,7 +28,7 @@ HEADS = ("linear", "fm", "dot", "deepfm", "cross")
 class ReplicatedFM(FMHead):
     """Before a dense part that is replicated, as in DES: every rank goes on with all ranks' samples."""
 
-    def split(self, owned: Owned, *dense: Tensor, exchange: Exchange) -> Tensor:
+    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
         return pairs_of(exchange.sum_to_replicas(sums_of(owned.values, DIM)))
 
 

@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import FUSED_OPTIMIZERS
@@ -177,7 +177,7 @@ def check(case: Case) -> None:
     options = {} if case.optimizer == "sgd" else {"eps": EPS}
     reference_optimizer = make_optimizer(reference.parameters(), lr=RATE, **options)
     dense_optimizer = make_optimizer(dense_parameters(sharded), lr=RATE, **options)
-    replicas = Replicas(dense_parameters(sharded), 1)
+    replicas = AllReduceSync(dense_parameters(sharded), 1)
     comparison = Comparison(case, sharded, reference)
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
     is_replicated = case.head == REPLICATED

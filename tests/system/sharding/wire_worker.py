@@ -16,7 +16,7 @@ from data.dataset import Feature
 from dlrm.comm.consistency.error_flags import NUM_PLACES
 from dlrm.comm.links import Link
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
-from dlrm.dense_sync import Replicas
+from dlrm.dense_sync import AllReduceSync
 from dlrm.launch.device import Ranks
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import costs
@@ -112,7 +112,7 @@ def check(case: Case) -> None:
         with counted() as wire:
             loss = binary_cross_entropy_with_logits(model(dense, sparse), labels)
             loss.backward()
-            Replicas(dense_parameters(model), 0).average(torch.zeros(0))
+            AllReduceSync(dense_parameters(model), 0).average(torch.zeros(0))
     values, ids = expected(case, shapes, dense_numbers, rank)
     assert values > 0
     assert wire.value_bytes == pytest.approx(values), (case, wire.sent)

@@ -25,7 +25,7 @@ from dlrm.sharding.splitting.planning.cluster import Cluster, measure
 from dlrm.sharding.splitting.planning.saved_choice import check_kept, remember, remembered
 from dlrm.sharding.splitting.planning.shapes import ONE_RANK, heads_of, shapes_of
 from dlrm.sharding.splitting.planning.strategies import Choice, HeadShape, Strategy
-from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, Layout, Planned
+from dlrm.sharding.splitting.planning.torchrec_plan import WIRE_DTYPES, ModelLayout, Planned
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Trial = Callable[[Mapping[str, Strategy]], Callable[[], None]]
 
 def plan_heads(
     model: nn.Module,
-    layout: Layout,
+    layout: ModelLayout,
     batch_size: int,
     folder: Path | None = None,
     trial: Trial | None = None,
@@ -145,7 +145,7 @@ def _compared(
 
 
 def _tried(
-    choices: Sequence[Choice], model: nn.Module, layout: Layout, trial: Trial | None
+    choices: Sequence[Choice], model: nn.Module, layout: ModelLayout, trial: Trial | None
 ) -> Sequence[Choice]:
     """The strategies under which a step takes the least time; as estimated where there is nothing to try."""
     found = [
@@ -158,7 +158,7 @@ def _tried(
     return choose.fastest(choices, found, times_s)
 
 
-def _with_room(model: nn.Module, strategies: Mapping[str, Strategy], layout: Layout) -> dict[str, Strategy]:
+def _with_room(model: nn.Module, strategies: Mapping[str, Strategy], layout: ModelLayout) -> dict[str, Strategy]:
     """The same, but for heads that would need more memory than a rank has."""
     refused = layout.without_room(model, strategies)
     for path, reason in refused.items():

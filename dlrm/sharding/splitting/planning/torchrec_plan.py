@@ -35,7 +35,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ModelLayout:
     """What plans are made from, besides the strategies of heads."""
 
     ordinary: ShardingPlan
@@ -55,7 +55,7 @@ class Layout:
         config: Config,
         device: torch.device,
         ids: Mapping[str, float],
-    ) -> "Layout":
+    ) -> "ModelLayout":
         """Of a run; all ranks call it together.
 
         Args:

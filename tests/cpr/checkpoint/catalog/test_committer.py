@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.committer import History
+from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.resolve import find_newest, survey
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
@@ -21,7 +21,7 @@ WORLD_SIZE = 3
 
 
 def history_of(group, storage, **fields):
-    return History(
+    return Committer(
         **{
             "storage": storage,
             "group": group,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cpr.estimator.failures.log import FailureLog, Stretch
 from cpr.estimator.failures.report import report_on
 from cpr.estimator.planning.formulas import Job, interval_full, interval_partial, partial_wins, reachable_pls
-from cpr.estimator.planning.inputs import Inputs
+from cpr.estimator.planning.inputs import EstimatorInputs
 from cpr.estimator.planning.interval import IntervalRule, Measured
 from cpr.estimator.planning.recommend import _with_save, recommend
 from cpr.estimator.planning.recommend_text import as_text
@@ -105,12 +105,12 @@ def test_an_impossible_target_is_refused(target):
 
 
 def told(job, target=0.1, ratio=0.125, failures=None):
-    inputs = Inputs(job=job, sources={"T_fail": "given"})
+    inputs = EstimatorInputs(job=job, sources={"T_fail": "given"})
     return " ".join(as_text(recommend(job, target, ratio), inputs, failures).split())
 
 
 def test_the_recommendation_comes_first_and_the_reasons_after_it():
-    text = as_text(recommend(KAGGLE, 0.1), Inputs(job=KAGGLE, sources={"T_fail": "given"}))
+    text = as_text(recommend(KAGGLE, 0.1), EstimatorInputs(job=KAGGLE, sources={"T_fail": "given"}))
     lines = text.splitlines()
     assert lines[0] == "Partial recovery, a save each 44.8 h, as the 12.5% most important rows each 5.6 h."
     assert lines[1] == "Expected: 0.53% overhead (17.8 min of 56 h) and a PLS of 0.1."

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.recovery.run.pls import Charge, lost_workers, pls_added, pls_expected
-from cpr.recovery.run.progress import Course
+from cpr.recovery.run.progress import RunProgress
 
 
 def test_a_lost_node_costs_its_samples_since_the_save():
@@ -51,7 +51,7 @@ def test_what_is_lost_again_costs_exactly_nothing():
 
 def test_failures_at_random_moments_cost_what_is_expected_on_average():
     """Saves every 80 samples of 100,000; each failure takes one of 4 workers, or two."""
-    draw, course, surplus = random.Random(5), Course(), []
+    draw, course, surplus = random.Random(5), RunProgress(), []
     for step in range(1, 10_001):
         course.step(10)
         if step > 16 and draw.random() < 0.2:

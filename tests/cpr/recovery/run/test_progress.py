@@ -8,17 +8,17 @@ import pytest
 from cpr.errors import NoProgressError
 from cpr.recovery.run.pls import Charge
 from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.recovery.run.progress import SAVES_KEPT, Course
+from cpr.recovery.run.progress import SAVES_KEPT, RunProgress
 from cpr.recovery.run.report import Ending, Recovery
 from cpr.resident.replica import Replica
-from cpr.resident.status_page import Marks
+from cpr.resident.status_page import StatusPage
 
 POLICY = RecoveryPolicy(max_generations_without_progress=2)
 
 
 def handed_on(course):
     """The same course in the next generation."""
-    other = Course()
+    other = RunProgress()
     text = json.dumps(course.state_dict(), default=bytes.decode)
     other.take_over(json.loads(text, object_pairs_hook=_with_numbers))
     return other
@@ -29,7 +29,7 @@ def _with_numbers(pairs):
 
 
 def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
-    course = Course()
+    course = RunProgress()
     course.step(8)
     course.begin(1, (), True, POLICY)
     assert (course.steps_done, course.batches_done, course.to_skip) == (1, 1, 1)
@@ -41,7 +41,7 @@ def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
 
 
 def test_samples_at_a_save():
-    course = Course()
+    course = RunProgress()
     for number in range(100):
         course.step(10)
         if number % 2:
@@ -53,7 +53,7 @@ def test_samples_at_a_save():
 
 
 def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through_generations():
-    course = Course()
+    course = RunProgress()
     for step in range(1, 10):
         course.step(10)
         if step in {2, 6}:
@@ -70,7 +70,7 @@ def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through
 
 
 def test_saves_that_were_never_committed_count_for_nothing():
-    course = Course()
+    course = RunProgress()
     for step in range(1, 7):
         course.step(10)
         course.note_row_save()
@@ -84,7 +84,7 @@ def test_saves_that_were_never_committed_count_for_nothing():
 
 
 def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
-    course = Course()
+    course = RunProgress()
     assert course.samples_at(0) == 0
     for _ in range(40):
         course.step(10)
@@ -96,7 +96,7 @@ def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
 
 
 def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt():
-    saved = Course()
+    saved = RunProgress()
     saved.step(8)
     state = saved.state_dict()
     course = handed_on(saved)
@@ -110,7 +110,7 @@ def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt()
 
 
 def test_generations_in_vain_are_counted_and_their_ends_told():
-    course = Course()
+    course = RunProgress()
     course.step(8)
     for generation, why in ((1, "first"), (2, "second")):
         course = handed_on(course)
@@ -124,7 +124,7 @@ def test_generations_in_vain_are_counted_and_their_ends_told():
 
 
 def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():
-    course = Course()
+    course = RunProgress()
     course.add_pls(0.25, [Charge(4, 1, 1.0, 0, 10), Charge(4, 2, 1.0, 0, 10)])
     course.add_pls(0.25, [Charge(4, 1, 1.0, 5, 20), Charge(3, 0, 0.5, 5, 20)])
     expected = {Charge(4, 1, 1.0, 5, 20), Charge(4, 2, 1.0, 0, 10), Charge(3, 0, 0.5, 5, 20)}
@@ -136,7 +136,7 @@ def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():
 
 
 def test_an_unknown_pls_stays_unknown():
-    course = Course()
+    course = RunProgress()
     course.add_pls(0.25)
     course.add_pls(0.25)
     assert course.pls_total == 0.5
@@ -152,7 +152,7 @@ def story_of(number):
 def bytes_written_a_step(folder, num_recoveries, monkeypatch):
     """By the replica, of JSON and of leaves that are `bytes`, when nothing but a step has happened."""
     folder.mkdir()
-    course, replica = Course(), Replica(folder, Marks(folder / "marks"))
+    course, replica = RunProgress(), Replica(folder, StatusPage(folder / "marks"))
     course.recoveries = [story_of(number) for number in range(num_recoveries)]
 
     def write():
@@ -166,7 +166,7 @@ def bytes_written_a_step(folder, num_recoveries, monkeypatch):
         patch.setattr(np, "frombuffer", lambda data, *how: sizes.append(len(data)) or frombuffer(data, *how))
         write()
     step, tree = replica.read()
-    again = Course()
+    again = RunProgress()
     again.take_over(tree["registered"]["recovery"])
     assert (step, len(again.recoveries)) == (4, num_recoveries)
     assert again.recoveries == course.recoveries
@@ -181,10 +181,10 @@ def test_what_is_written_after_a_step_does_not_grow_with_the_recoveries_before_i
 
 def test_a_story_that_was_stored_as_text_is_still_read():
     """As in checkpoints and memory of programs before."""
-    course = Course()
+    course = RunProgress()
     course.recoveries = [story_of(1), story_of(2)]
     state = course.state_dict()
-    again = Course()
+    again = RunProgress()
     again.take_over({**state, "recoveries": state["recoveries"].decode()})
     assert again.recoveries == course.recoveries
     assert again.state_dict() == state

@@ -11,7 +11,7 @@ import pytest
 from cpr.errors import ResidentMemoryError, UnreadableMemoryError
 from cpr.recovery.worker import memory as module
 from cpr.recovery.worker.memory import WorkerMemory, is_restarted
-from cpr.rendezvous import meet
+from cpr.rendezvous import join
 from cpr.resident.home import Home, run_key
 
 
@@ -69,7 +69,7 @@ def test_memory_of_a_later_generation_comes_first_however_far_an_older_one_was(t
     offer = worker.offer()
     assert [(each.generation, each.step_finished) for each in offer.held] == expected
     worker.claimed.reverse()
-    meeting = meet(replace(offer, restarted=True), timedelta(seconds=5))
+    meeting = join(replace(offer, restarted=True), timedelta(seconds=5))
     assert worker.settle(meeting) is worker.claimed[0].segment
     assert [(each.layout.generation, each.segment.marks.step_finished) for each in worker.claimed] == expected
     worker.remove()
@@ -143,7 +143,7 @@ def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_
         monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
         worker = WorkerMemory(str(tmp_path), str(tmp_path))
         worker.claim()
-        meeting = meet(worker.offer(), timedelta(seconds=5))
+        meeting = join(worker.offer(), timedelta(seconds=5))
         with pytest.raises(ResidentMemoryError, match=f"process {agents[0].pid}, which restarts its workers"):
             worker.settle(meeting)
         assert segment.folder.exists()

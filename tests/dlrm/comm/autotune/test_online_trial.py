@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm.comm.autotune import online_trial as module
-from dlrm.comm.autotune.online_trial import MOST_ROUNDS, PAUSE_S, STEPS, Trial
+from dlrm.comm.autotune.online_trial import MOST_ROUNDS, PAUSE_S, STEPS, OnlineTrial
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def rounds_of(turns):
 
 
 def test_turns_are_several_steps_and_another_one_comes_first_each_round(world_of_one):
-    trial = Trial([4, 0, 7], CPU)
+    trial = OnlineTrial([4, 0, 7], CPU)
     rounds = rounds_of(run(trial, lambda turn, _: 1.0 + turn))
     assert [each[::TURN] for each in rounds[:3]] == [[4, 0, 7], [0, 7, 4], [7, 4, 0]]
     assert all(each == [turn for turn in each[::TURN] for _ in range(TURN)] for each in rounds)
@@ -44,7 +44,7 @@ def test_turns_are_several_steps_and_another_one_comes_first_each_round(world_of
 
 @pytest.mark.parametrize(("step_s", "paused"), [(2 * PAUSE_S, 1), (PAUSE_S / 8, 8)])
 def test_between_rounds_the_best_goes_on_for_a_while(step_s, paused, world_of_one):
-    trial = Trial([0, 1], CPU)
+    trial = OnlineTrial([0, 1], CPU)
     turns = run(trial, lambda turn, _: step_s * (1 + turn))
     assert turns[: 2 * TURN + paused + 1] == [0] * TURN + [1] * TURN + [None] * paused + [1]
     assert turns.count(None) == paused * (LEAST_ROUNDS - 1)
@@ -52,7 +52,7 @@ def test_between_rounds_the_best_goes_on_for_a_while(step_s, paused, world_of_on
 
 def test_it_tells_of_a_round_that_is_over_and_whether_its_times_are_worth_anything(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "MOST_ROUNDS", LEAST_ROUNDS + 1)
-    trial = Trial([0, 1], CPU)
+    trial = OnlineTrial([0, 1], CPU)
     told = []
     while not trial.is_over:
         assert trial.is_telling == (len(told) >= LEAST_ROUNDS)
@@ -63,7 +63,7 @@ def test_it_tells_of_a_round_that_is_over_and_whether_its_times_are_worth_anythi
 
 
 def test_who_has_lost_takes_no_more_turns(world_of_one):
-    trial = Trial([4, 0, 7], CPU)
+    trial = OnlineTrial([4, 0, 7], CPU)
     noise = random.Random(1)
     rounds = rounds_of(run(trial, lambda turn, _: 9.0 if turn == 4 else noise.uniform(1.0, 2.0)))
     assert all({*each} == {0, 4, 7} for each in rounds[:LEAST_ROUNDS])
@@ -73,7 +73,7 @@ def test_who_has_lost_takes_no_more_turns(world_of_one):
 
 
 def test_the_first_step_of_a_turn_does_not_count(world_of_one):
-    trial = Trial([0, 1], CPU)
+    trial = OnlineTrial([0, 1], CPU)
     turns = []
 
     def step_s(turn, _):
@@ -85,7 +85,7 @@ def test_the_first_step_of_a_turn_does_not_count(world_of_one):
 
 
 def test_rounds_without_a_clear_winner_come_to_an_end(world_of_one):
-    trial = Trial([0, 1], CPU)
+    trial = OnlineTrial([0, 1], CPU)
     steps = []
 
     def step_s(turn, _):

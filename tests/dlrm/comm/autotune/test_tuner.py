@@ -10,7 +10,7 @@ from dlrm.comm.autotune import tuner as automatic
 from dlrm.comm.autotune.candidates import Estimate
 from dlrm.comm.autotune.online_trial import MOST_ROUNDS, STEPS
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
-from dlrm.comm.autotune.tuner import DENSE_STEPS, Automatic
+from dlrm.comm.autotune.tuner import DENSE_STEPS, ExchangeTuner
 
 CPU = torch.device("cpu")
 GRADIENT = torch.zeros(3)
@@ -58,7 +58,7 @@ class Machine:
 
 def make():
     collectives = [SimpleNamespace(name=name) for name in NAMES]
-    return Automatic([SimpleNamespace(name=each.name, collective=each) for each in collectives], CPU)
+    return ExchangeTuner([SimpleNamespace(name=each.name, collective=each) for each in collectives], CPU)
 
 
 TRIED = (1 + STEPS) * LEAST_ROUNDS

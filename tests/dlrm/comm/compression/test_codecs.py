@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.codecs import BLOCK, Half, Int8, Plain
+from dlrm.comm.compression.codecs import BLOCK, Half, WireInt8, Plain
 
 NAN, INF = float("nan"), float("inf")
-CODECS = {"fp32": Plain(), "fp16": Half(torch.float16), "bf16": Half(torch.bfloat16), "int8": Int8()}
+CODECS = {"fp32": Plain(), "fp16": Half(torch.float16), "bf16": Half(torch.bfloat16), "int8": WireInt8()}
 FLOATS = st.floats(width=32, allow_nan=False, min_value=-(2.0**120), max_value=2.0**120)
 SIZES = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5])
 
@@ -105,7 +105,7 @@ def test_values_beyond_the_largest_saturate_and_infinities_do_not():
 def test_int8_makes_nan_of_a_block_with_a_value_that_is_no_number(broken):
     values = torch.ones(2 * BLOCK + 3)
     values[BLOCK + 1] = broken
-    found = there_and_back(Int8(), values)
+    found = there_and_back(WireInt8(), values)
     assert found[BLOCK : 2 * BLOCK].isnan().all()
     assert torch.equal(found[:BLOCK], values[:BLOCK])
     assert torch.equal(found[2 * BLOCK :], values[2 * BLOCK :])
@@ -114,7 +114,7 @@ def test_int8_makes_nan_of_a_block_with_a_value_that_is_no_number(broken):
 def test_int8_rounds_ties_to_even_and_keeps_the_largest():
     # the scale is 1, so that levels are the values
     values = torch.tensor([127.0, -127.0, 0.5, 1.5, 2.5, -0.5, -1.5])
-    assert there_and_back(Int8(), values).tolist() == [127.0, -127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
+    assert there_and_back(WireInt8(), values).tolist() == [127.0, -127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
 
 
 def test_another_dtype_is_refused():

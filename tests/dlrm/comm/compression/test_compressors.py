@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.codecs import Half, Int8, Plain
+from dlrm.comm.compression.codecs import Half, WireInt8, Plain
 from dlrm.comm.compression.compressors import MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.compression.topk import CHUNK, sample_positions
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
@@ -203,7 +203,7 @@ def test_a_threshold_that_means_nothing_is_refused(value):
         Threshold(value)
 
 
-@pytest.mark.parametrize("codec", [Plain(), Half(torch.float16), Half(torch.bfloat16), Int8()])
+@pytest.mark.parametrize("codec", [Plain(), Half(torch.float16), Half(torch.bfloat16), WireInt8()])
 @pytest.mark.parametrize("make", [*EXACT.values(), lambda: Threshold(2.0)])
 def test_what_was_sent_and_the_residual_are_the_gradients(make, codec):
     size, steps = 4000, 30

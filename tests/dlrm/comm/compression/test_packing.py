@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from dlrm.comm.compression.codecs import Half, Int8, Plain
+from dlrm.comm.compression.codecs import Half, WireInt8, Plain
 from dlrm.comm.compression.packing import CHUNK, Packing
 
-CODECS = [Plain(), Half(torch.float16), Half(torch.bfloat16), Int8()]
+CODECS = [Plain(), Half(torch.float16), Half(torch.bfloat16), WireInt8()]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm.comm.consistency.error_flags import NUM_PLACES, Objections
+from dlrm.comm.consistency.error_flags import NUM_PLACES, ErrorFlags
 from dlrm.comm.consistency.preflight import DisagreementError
 
 
@@ -23,12 +23,12 @@ def summed(*problems):
     """What ranks with these problems have written, added up."""
     every = torch.full((len(problems), NUM_PLACES), 9.0)
     for rank, problem in enumerate(problems):
-        Objections(rank, on_gpu=False).write(every[rank], problem)
+        ErrorFlags(rank, on_gpu=False).write(every[rank], problem)
     return every.sum(0)
 
 
 def test_nobody_objects():
-    Objections(0, on_gpu=False).read(summed(None, None), None, 1, at_once=True)
+    ErrorFlags(0, on_gpu=False).read(summed(None, None), None, 1, at_once=True)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_who_objects_is_named(problems, who):
     with pytest.raises(
         DisagreementError, match=f"{who} take part in exchange 1,234: .* Nothing of it counts"
     ):
-        Objections(1, on_gpu=False).read(summed(*problems), None, 1234, at_once=False)
+        ErrorFlags(1, on_gpu=False).read(summed(*problems), None, 1234, at_once=False)
 
 
 def test_who_has_a_problem_raises_that(monkeypatch):
@@ -47,12 +47,12 @@ def test_who_has_a_problem_raises_that(monkeypatch):
     problem = KeyError("mine")
     for on_gpu in (False, True):
         with pytest.raises(KeyError, match="mine"):
-            Objections(1, on_gpu).read(summed(None, problem), problem, 1, at_once=False)
+            ErrorFlags(1, on_gpu).read(summed(None, problem), problem, 1, at_once=False)
 
 
 def test_on_a_gpu_it_is_read_when_it_is_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    objections, places = Objections(0, on_gpu=True), summed(None, KeyError())
+    objections, places = ErrorFlags(0, on_gpu=True), summed(None, KeyError())
     with pytest.raises(DisagreementError, match="rank 1 cannot"):  # the caller waits anyway
         objections.read(places, None, 5, at_once=True)
     objections.read_late()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dlrm.comm.p3.comm_thread import MEASURED_ROUNDS, Courier, ExchangeError
+from dlrm.comm.p3.comm_thread import MEASURED_ROUNDS, CommThread, ExchangeError
 
 NAMES = ["first", "second", "third"]
 
@@ -14,7 +14,7 @@ def make_courier():
     made = []
 
     def work(send, agree=lambda ready_s, takes_s: range(len(NAMES)), parts=(1, 1, 1)):
-        made.append(Courier(NAMES, parts, send, agree))
+        made.append(CommThread(NAMES, parts, send, agree))
         return made[-1]
 
     yield work

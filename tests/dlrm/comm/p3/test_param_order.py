@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from dlrm.comm.p3.param_order import FirstUse
+from dlrm.comm.p3.param_order import ParamOrder
 
 
 class Layers(nn.Sequential):
@@ -35,7 +35,7 @@ def learned(forward=None):
     model, asked = Net(), []
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = list(model.parameters())
-    first_use = FirstUse(
+    first_use = ParamOrder(
         model, parameters, lambda indices: asked.append([names[id(parameters[index])] for index in indices])
     )
     (forward or model)(torch.ones(2, 3))
@@ -68,7 +68,7 @@ def test_turns_are_those_of_the_first_module_that_asks():
 
 def test_what_no_call_precedes_is_known():
     model = Net()
-    first_use = FirstUse(model, list(model.parameters()), lambda indices: None)
+    first_use = ParamOrder(model, list(model.parameters()), lambda indices: None)
     model.forward(torch.ones(2, 3))  # the model itself is not called, and the modules below it are
     first_use.learn()
     names = [name for name, _ in model.named_parameters()]
@@ -77,7 +77,7 @@ def test_what_no_call_precedes_is_known():
 
 def test_an_evaluation_teaches_nothing():
     model = Net()
-    first_use = FirstUse(model, list(model.parameters()), lambda indices: None)
+    first_use = ParamOrder(model, list(model.parameters()), lambda indices: None)
     with torch.no_grad():
         model(torch.ones(2, 3))
     model.last(model.first(torch.ones(2, 3)))  # the training step calls less

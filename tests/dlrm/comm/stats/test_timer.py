@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlrm.comm.stats import timer as stopwatch
-from dlrm.comm.stats.timer import Stopwatch
+from dlrm.comm.stats.timer import DeviceTimer
 
 
 class Event:
@@ -29,7 +29,7 @@ class Event:
 @pytest.fixture
 def on_gpu(monkeypatch):
     monkeypatch.setattr(stopwatch, "_event", Event)
-    return Stopwatch(torch.device("cuda"))
+    return DeviceTimer(torch.device("cuda"))
 
 
 def test_stretches_add_up_until_they_are_taken(on_gpu):
@@ -51,7 +51,7 @@ def test_a_stretch_in_which_work_failed_does_not_count(on_gpu):
 
 
 def test_on_the_cpu_as_well():
-    watch = Stopwatch(torch.device("cpu"))
+    watch = DeviceTimer(torch.device("cpu"))
     watch.start()
     watch.start()
     watch.stop()

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 
 
-class SimulatedExchange(Exchange):
+class SimulatedExchange(SplitExchange):
     """An exchange whose collectives hand tensors from thread to thread, of any dtype."""
 
     def __init__(self, rank: int, mailbox: list[Any], barrier: Barrier) -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.costs import Crossing
-from dlrm.sharding.splitting.exchange import Exchange
+from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.two_level import TwoLevelExchange
 from tests.dlrm.sharding.splitting.simulated import SimulatedExchange, on_ranks
 
@@ -61,7 +61,7 @@ def test_rounded_sums_on_all_ranks_are_made_inside_nodes_first_as_well():
 
     def work(simulated):
         exchange = TwoLevelSimulated(simulated, 2)
-        return Exchange.all_reduce(exchange, partials[exchange.rank]), exchange.sent
+        return SplitExchange.all_reduce(exchange, partials[exchange.rank]), exchange.sent
 
     crossing = Crossing(way="sum_to_replicas", width=3, value_bytes=2)
     collectives = costs.crossing(crossing, [2] * 4, (), ranks_per_node=2)
