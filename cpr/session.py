@@ -125,7 +125,7 @@ class PartialRecovery:
         )
         _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
-        self._course = RunProgress()
+        self._progress = RunProgress()
         self._meeting: WorkerGroup | None = None
         self._birth: Allocation | None = None
         self._group: RankGroup | None = None
@@ -133,7 +133,7 @@ class PartialRecovery:
         self._checkpointer: Checkpointer | None = None
         self._keeper: Keeper | None = None
         self._saves: Saves | None = None
-        self._outliving: Publisher | None = None
+        self._publisher: Publisher | None = None
         self._injector = Injector()
         self._restored_s: float | None = None
         self._is_over = False
@@ -144,27 +144,27 @@ class PartialRecovery:
     @property
     def steps_done(self) -> int:
         """Training steps done, those of earlier generations and resumed runs included."""
-        return self._course.steps_done
+        return self._progress.steps_done
 
     @property
     def samples_done(self) -> int:
         """Samples trained in them, by all ranks."""
-        return self._course.samples_done
+        return self._progress.samples_done
 
     @property
     def batches_to_skip(self) -> int:
         """Batches after the registered states' position whose training was interrupted; mostly 0, or 1."""
-        return self._course.to_skip
+        return self._progress.to_skip
 
     @property
     def batches_done(self) -> int:
         """Batches of the data, trained or skipped: where to go on if no loader's state is registered."""
-        return self._course.batches_done + self._course.to_skip
+        return self._progress.batches_done + self._progress.to_skip
 
     @property
     def pls(self) -> float | None:
         """Portion of lost samples so far; None: not known."""
-        return self._course.pls_total
+        return self._progress.pls_total
 
     @property
     def history(self) -> RunHistory | None:
@@ -178,7 +178,7 @@ class PartialRecovery:
     @property
     def recoveries(self) -> list[Recovery]:
         """How each generation of workers began, oldest first; the last one is this."""
-        return self._course.recoveries
+        return self._progress.recoveries
 
     @property
     def tables_adopted(self) -> bool:
@@ -186,7 +186,7 @@ class PartialRecovery:
         return self._birth is not None and self._birth.adopted
 
     @property
-    def meeting(self) -> WorkerGroup:
+    def worker_group(self) -> WorkerGroup:
         """What the workers agreed on when they met; after `init_process_group`."""
         return self._met()
 
@@ -250,11 +250,11 @@ class PartialRecovery:
         """
         self._check_open()
         self._check_faults()
-        meeting, segment = self._met(), self._memory.segment
+        worker_group, segment = self._met(), self._memory.segment
         assert segment is not None
         self._end_if_finished()
         with self._phases.measured("build"):
-            adopt = not self._must_begin_anew(meeting) and bool(self._memory.claimed)
+            adopt = not self._must_begin_anew(worker_group) and bool(self._memory.claimed)
             with allocate_tables(segment, adopt=adopt) as birth:
                 yield
             self._birth = birth
@@ -297,31 +297,31 @@ class PartialRecovery:
             CheckpointError: the directory cannot be written to, or what is needed from it cannot be read.
         """
         self._check_open()
-        meeting, group = self._met(), self._group
+        worker_group, group = self._met(), self._group
         if self._birth is None:
             raise ValueError("build the model inside `with recovery.building():`, so that its tables outlive")
         assert group is not None
         plain_storage = open_storage(self._config.uri)
-        self._injector = self._armed(meeting, plain_storage)
+        self._injector = self._armed(worker_group, plain_storage)
         storage = self._injector.storage(plain_storage)
         optimizers = ordinary(optimizers)
-        checkpointer = self._make_checkpointer(meeting, storage, model, optimizers, before_save)
+        checkpointer = self._make_checkpointer(worker_group, storage, model, optimizers, before_save)
         for name, state in (states or {}).items():
             checkpointer.register(name, state)
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
-        directory = take_directory(checkpointer, meeting, resumes=self._resume)
+        directory = take_directory(checkpointer, worker_group, resumes=self._resume)
         note_run(self._config.uri, self._memory.home.folder)
-        is_own = meeting.continues and directory.is_of_launches(meeting.launches)
+        is_own = worker_group.continues and directory.is_of_launches(worker_group.launches)
         assert self._memory.segment is not None
-        self._keeper = keeper = Keeper(self._plan, checkpointer, self._course, group)
+        self._keeper = keeper = Keeper(self._plan, checkpointer, self._progress, group)
         with self._phases.measured("restore"):
             keeper.track(model, optimizers, self._memory.segment, self._birth.adopted)
         restorer = Restorer(
             checkpointer,
             group,
             self._memory,
-            self._course,
+            self._progress,
             self._policy,
             self._phases,
             directory,
@@ -329,24 +329,26 @@ class PartialRecovery:
         )
         reports = restorer.restore(
             Beginning(
-                session_id=meeting.session_id,
-                generation=meeting.generation,
-                rank=meeting.rank,
-                world_size=meeting.world_size,
-                continues=meeting.continues,
+                session_id=worker_group.session_id,
+                generation=worker_group.generation,
+                rank=worker_group.rank,
+                world_size=worker_group.world_size,
+                continues=worker_group.continues,
                 resumes=self._resume or is_own,
                 adopted=self._birth.adopted,
                 total_samples=self._plan.total_samples,
             )
         )
-        note_launches(checkpointer, meeting, resumes=self._resume)
-        self._outliving = Publisher(self._memory, checkpointer, self._course, meeting, model, optimizers)
+        note_launches(checkpointer, worker_group, resumes=self._resume)
+        self._publisher = Publisher(
+            self._memory, checkpointer, self._progress, worker_group, model, optimizers
+        )
         self._note_death(reports)
-        recovery = self._course.note_seconds(self._phases.seconds)
+        recovery = self._progress.note_seconds(self._phases.seconds)
         with self._phases.measured("restore"):
             self._saves = keeper.open(restorer, plain_storage)
-        if meeting.rank == 0:
-            for story in self._course.newest_stories:
+        if worker_group.rank == 0:
+            for story in self._progress.newest_stories:
                 logger.info("%s", story)
         self._restored_s = time.perf_counter()
         return recovery
@@ -362,15 +364,15 @@ class PartialRecovery:
             InjectedError: `CPR_FAULTS` asks for it.
         """
         self._check_open()
-        if self._saves is None or self._outliving is None:
+        if self._saves is None or self._publisher is None:
             raise ValueError("there is nothing to go on from yet: call restore() first")
-        self._course.step(samples)
+        self._progress.step(samples)
         self._note_first_step()
         self._saves.step()
-        self._outliving.publish()
+        self._publisher.publish()
         self._saves.save_if_due()
-        self._outliving.note_epoch()
-        self._outliving.note_saves(self._saves.are_failing)
+        self._publisher.note_epoch()
+        self._publisher.note_saves(self._saves.are_failing)
         self._injector.step(self.steps_done, self._met().rank)
 
     def note_skipped(self) -> None:
@@ -382,7 +384,7 @@ class PartialRecovery:
         Raises:
             ValueError: no batch was to be skipped.
         """
-        self._course.note_skipped()
+        self._progress.note_skipped()
 
     def save_now(self, timeout_s: float | None = None) -> bool:
         """Save this moment and wait until it is safe; for all ranks, as when training is stopped by somebody.
@@ -401,11 +403,11 @@ class PartialRecovery:
             SaveFailedError: the save failed; names the file.
         """
         self._check_open()
-        if self._saves is None or self._outliving is None:
+        if self._saves is None or self._publisher is None:
             raise ValueError("there is nothing to save yet: call restore() first")
         is_saved = self._saves.now(timeout_s)
-        self._outliving.note_saves(self._saves.are_failing)
-        self._outliving.publish()  # workers that come next know of the save
+        self._publisher.note_saves(self._saves.are_failing)
+        self._publisher.publish()  # workers that come next know of the save
         return is_saved
 
     def close(self) -> None:
@@ -417,8 +419,8 @@ class PartialRecovery:
         if self._is_over:
             return
         if self._saves is not None and self._group is not None:
-            while self._course.to_skip:  # of the end of the data
-                self._course.note_skipped()
+            while self._progress.to_skip:  # of the end of the data
+                self._progress.note_skipped()
             self._saves.finish()
             self._group.gather(None)  # all have saved: nobody's memory is needed any more
         self._end()
@@ -454,10 +456,10 @@ class PartialRecovery:
     def _leave(self, reason: BaseException) -> None:
         diverged = isinstance(reason, FloatingPointError)
         if self._memory.segment is not None:
-            self._memory.segment.marks.leave(_told(reason), diverged)
-        if self._outliving is not None and not diverged:
-            self._outliving.copy_out()
-            self._outliving.note_saves(isinstance(reason, SaveFailedError))
+            self._memory.segment.status.leave(_told(reason), diverged)
+        if self._publisher is not None and not diverged:
+            self._publisher.copy_out()
+            self._publisher.note_saves(isinstance(reason, SaveFailedError))
             self._tell_how_to_rescue()
         try:
             if self._checkpointer is not None:
@@ -467,22 +469,22 @@ class PartialRecovery:
             logger.warning("not everything could be closed: %s", _told(error))
 
     def _tell_how_to_rescue(self) -> None:
-        assert self._outliving is not None
-        if self._outliving.is_unsaved and self._met().rank == 0:
+        assert self._publisher is not None
+        if self._publisher.is_unsaved and self._met().rank == 0:
             folder = self._memory.home.folder
             logger.error(
                 "what was trained up to step %d is not saved. It stays in memory, in %s on each node, even "
                 "if nobody restarts this run. What to do then: `cpr rescue %s --out DIR` saves it into a "
                 "checkpoint directory, `cpr clean --yes --unsaved` frees it",
-                self._course.steps_done,
+                self._progress.steps_done,
                 folder,
                 folder.name,
             )
 
     def _end(self) -> None:
         self._is_over = True
-        if self._outliving is not None:
-            self._outliving.close()
+        if self._publisher is not None:
+            self._publisher.close()
         if self._keeper is not None:
             self._keeper.close()
         if self._group is not None and dist.is_initialized():
@@ -490,7 +492,7 @@ class PartialRecovery:
 
     def _make_checkpointer(
         self,
-        meeting: WorkerGroup,
+        worker_group: WorkerGroup,
         storage: Storage,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
@@ -501,12 +503,12 @@ class PartialRecovery:
             model,
             self._config,
             optimizers,
-            claimant=Claimant(session=meeting.session_id, generation=meeting.generation),
+            claimant=Claimant(session=worker_group.session_id, generation=worker_group.generation),
             storage=storage,
             timeout=self._timeout,
             before_save=before_save,
         )
-        checkpointer.register(COURSE, self._course)
+        checkpointer.register(COURSE, self._progress)
         for number, optimizer in enumerate(optimizers):
             kept = OptimizerState(optimizer, checkpointer.shards)
             checkpointer.register(f"optimizer{number}", kept, optional=kept.has_only_tables)
@@ -542,21 +544,24 @@ class PartialRecovery:
                 f"{self._config.uri}: what has happened is kept there"
             )
 
-    def _armed(self, meeting: WorkerGroup, storage: Storage) -> Injector:
+    def _armed(self, worker_group: WorkerGroup, storage: Storage) -> Injector:
         """What makes the failures happen that `CPR_FAULTS` asks for; nothing otherwise."""
         folder = Path(storage.uri) if isinstance(storage, LocalStorage) else None
         return Injector(
             self._faults,
             folder=folder,
-            num_ranks=meeting.world_size,
+            num_ranks=worker_group.world_size,
             memory=self.memory_folder,
             checkpoint=folder,
         )
 
-    def _must_begin_anew(self, meeting: WorkerGroup) -> bool:
+    def _must_begin_anew(self, worker_group: WorkerGroup) -> bool:
         """Whether memory is lost that nothing can make good; better known before tables are adopted."""
         held = [
-            each for offer in meeting.offers for each in offer.held if each.session_id == meeting.session_id
+            each
+            for offer in worker_group.infos
+            for each in offer.held
+            if each.session_id == worker_group.session_id
         ]
         newest = max(held, key=lambda each: each.generation, default=None)
         if newest is None or {each.rank for each in held} >= set(range(newest.world_size)):
@@ -569,7 +574,7 @@ class PartialRecovery:
             return
         self._phases.add("first_step", time.perf_counter() - self._restored_s)
         self._restored_s = None
-        told = self._course.note_seconds(self._phases.seconds)
+        told = self._progress.note_seconds(self._phases.seconds)
         if self._met().rank == 0:
             logger.info("training goes on: the first step took %.2f s", told.seconds["first_step"])
 

@@ -130,8 +130,8 @@ class Checkpointer:
         self._saver: WriterThread | None = None
         self._warm_up: Thread | None = None
         self._save: Save | None = None
-        self._copier = Stager(self._pool)
-        self._hooks = before_updates(model, (), self._copier.settle)
+        self._stager = Stager(self._pool)
+        self._hooks = before_updates(model, (), self._stager.settle)
 
     @property
     def uri(self) -> str:
@@ -469,14 +469,14 @@ class Checkpointer:
         self.settle()
         self.steps_done += 1
         self._raise_failure()
-        self._copier.copy_some(self.steps_done)
+        self._stager.copy_some(self.steps_done)
 
     def settle(self) -> None:
         """Wait until tables may be written to: before that, rows of this moment may still have to be copied.
 
         Optimizers need not be told. Not collective.
         """
-        self._copier.settle()
+        self._stager.settle()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the save that is under way is committed; called by all ranks, which hear the same.
@@ -505,7 +505,7 @@ class Checkpointer:
 
     def _wait_here(self, deadline: float | None) -> None:
         """Copy what is left, and wait until this rank knows what became of the save, or for so long."""
-        self._copier.finish(self.steps_done, deadline)
+        self._stager.finish(self.steps_done, deadline)
         if self._save is not None:
             self._save.wait(seconds_left(deadline))
 
@@ -587,11 +587,11 @@ class Checkpointer:
         assert states is not None
         save = Save(kind, moment, self._config.codec if kind == "rows" else "exact")
         self._save = save
-        self._copier.begin(save, Snapshot(selections), states)
+        self._stager.begin(save, Snapshot(selections), states)
         save.blocked_s = time.perf_counter() - began  # already now: a small save may soon be committed
         self._saver.start(save)
         if moment == "consistent":
-            self._copier.copy_beside(self.steps_done, deadline)
+            self._stager.copy_beside(self.steps_done, deadline)
         save.blocked_s = time.perf_counter() - began
         return save
 
@@ -740,7 +740,7 @@ class Checkpointer:
             raise ValueError("this checkpointer is closed; make another one")
 
     def _release(self) -> None:
-        self._copier.give_up()
+        self._stager.give_up()
         self._hooks.remove()
         if self._warm_up is not None:
             self._warm_up.join(LEAVE_S)

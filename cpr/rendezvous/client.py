@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous.discovery import POLL_S, LeaderAddress, Discovery
+from cpr.rendezvous.discovery import POLL_S, Discovery, LeaderAddress
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.messages import Connection, LostError
 from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo
@@ -22,7 +22,7 @@ class Verdict:
     """What the host told."""
 
     decision: Assignment
-    offers: tuple[WorkerInfo, ...]
+    infos: tuple[WorkerInfo, ...]
     """In the order of the launcher's ranks."""
     address: str
     store_port: int
@@ -31,8 +31,8 @@ class Verdict:
 class Client:
     """Looks for a host and waits with it; call `leave` in the end."""
 
-    def __init__(self, place: LauncherEnv, offer: WorkerInfo, board: Discovery) -> None:
-        self._place, self._offer, self._board = place, offer, board
+    def __init__(self, place: LauncherEnv, info: WorkerInfo, board: Discovery) -> None:
+        self._place, self._offer, self._board = place, info, board
         self._host: LeaderAddress | None = None
         self._connection: Connection | None = None
         self._missing: list[int] | None = None
@@ -106,7 +106,7 @@ class Client:
         decision = message["decision"]
         return Verdict(
             decision=Assignment(**{**decision, "ranks": tuple(decision["ranks"])}),
-            offers=tuple(map(WorkerInfo.from_json, message["offers"])),
+            infos=tuple(map(WorkerInfo.from_json, message["offers"])),
             address=self._host.address,
             store_port=message["store_port"],
         )

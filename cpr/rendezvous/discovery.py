@@ -13,7 +13,7 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
-from cpr.rendezvous.launcher_env import OwnAddress, LauncherEnv
+from cpr.rendezvous.launcher_env import LauncherEnv, OwnAddress
 from cpr.rendezvous.stores import connect, serve
 
 POLL_S: Final = 0.02

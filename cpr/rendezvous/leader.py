@@ -30,8 +30,8 @@ _STRANGER_S: Final = 5.0
 class Leader:
     """Listens from the start; a context manager that hangs up on everybody in the end."""
 
-    def __init__(self, place: LauncherEnv, offer: WorkerInfo) -> None:
-        self._place, self._offer = place, offer
+    def __init__(self, place: LauncherEnv, info: WorkerInfo) -> None:
+        self._place, self._offer = place, info
         self.own = place.own_address()
         self._listener = listen(self.own)
         self._selector = selectors.DefaultSelector()
@@ -79,11 +79,11 @@ class Leader:
             self._tell_who_is_missing()
         return [self._offer, *(self._guests[rank][1] for rank in range(1, self._place.world_size))]
 
-    def tell(self, decision: Assignment, offers: list[WorkerInfo], store_port: int) -> None:
+    def tell(self, decision: Assignment, infos: list[WorkerInfo], store_port: int) -> None:
         """Tell all guests. One that is lost by now will be missed in the process group, and restarted."""
         message = {
             "decision": asdict(decision),
-            "offers": [offer.to_json() for offer in offers],
+            "offers": [info.to_json() for info in infos],
             "store_port": store_port,
         }
         for connection, _ in self._guests.values():
@@ -110,7 +110,7 @@ class Leader:
 
     def _seat(self, connection: Connection, message: dict[str, Any]) -> None:
         try:
-            rank, offer = int(message["rank"]), WorkerInfo.from_json(message["offer"])
+            rank, info = int(message["rank"]), WorkerInfo.from_json(message["offer"])
             fits = message["world_size"] == self._place.world_size and 0 < rank < self._place.world_size
         except (KeyError, TypeError, ValueError) as error:
             raise LostError("no offer") from error
@@ -121,7 +121,7 @@ class Leader:
             with suppress(LostError):
                 before.send({"displaced": True})
             self._hang_up(before)
-        self._guests[rank] = connection, offer
+        self._guests[rank] = connection, info
 
     def _hang_up(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)

@@ -71,7 +71,7 @@ class Assignment:
     """Whether some worker knows that this continues a run."""
 
 
-def assign_ranks(offers: Sequence[WorkerInfo]) -> Assignment:
+def assign_ranks(infos: Sequence[WorkerInfo]) -> Assignment:
     """Who gets which rank, and which session goes on.
 
     If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
@@ -79,48 +79,47 @@ def assign_ranks(offers: Sequence[WorkerInfo]) -> Assignment:
     hold memory of it keep their ranks: tables need not move.
 
     Args:
-        offers: of all workers, in the order of the ranks that the launcher gave.
+        infos: of all workers, in the order of the ranks that the launcher gave.
     """
-    continues = any(offer.restarted for offer in offers)
-    held = [each for offer in offers for each in offer.held] if continues else []
+    continues = any(info.restarted for info in infos)
+    held = [each for info in infos for each in info.held] if continues else []
     if not held:
         return Assignment(
-            ranks=tuple(range(len(offers))), session_id=uuid4().hex, generation=0, continues=continues
+            ranks=tuple(range(len(infos))), session_id=uuid4().hex, generation=0, continues=continues
         )
     furthest = max(held, key=lambda each: (each.epoch, each.step_finished, each.generation, each.session_id))
     session_id = furthest.session_id
     return Assignment(
-        ranks=_ranks(offers, session_id),
+        ranks=_ranks(infos, session_id),
         session_id=session_id,
         generation=1 + max(each.generation for each in held if each.session_id == session_id),
         continues=True,
     )
 
 
-def _ranks(offers: Sequence[WorkerInfo], session_id: str) -> tuple[int, ...]:
+def _ranks(infos: Sequence[WorkerInfo], session_id: str) -> tuple[int, ...]:
     """The new rank of each worker.
 
     A node of n workers gets ranks kn to kn + n - 1, in the order of its local ranks: TorchRec derives devices
     and node groups from rank % n and rank // n. Where nodes differ in size, the launcher's order stays.
     """
-    size = _node_size(offers)
+    size = _node_size(infos)
     if size is None:
-        return tuple(range(len(offers)))
-    blocks = _blocks(offers, session_id, size)
-    return tuple(blocks[place // size] * size + place % size for place in range(len(offers)))
+        return tuple(range(len(infos)))
+    blocks = _blocks(infos, session_id, size)
+    return tuple(blocks[place // size] * size + place % size for place in range(len(infos)))
 
 
-def _node_size(offers: Sequence[WorkerInfo]) -> int | None:
+def _node_size(infos: Sequence[WorkerInfo]) -> int | None:
     """Workers of each node; None if nodes are not alike, or the launcher does not count node by node."""
-    size = offers[0].local_world_size
+    size = infos[0].local_world_size
     is_even = all(
-        (offer.local_rank, offer.local_world_size) == (place % size, size)
-        for place, offer in enumerate(offers)
+        (info.local_rank, info.local_world_size) == (place % size, size) for place, info in enumerate(infos)
     )
-    return size if is_even and len(offers) % size == 0 else None
+    return size if is_even and len(infos) % size == 0 else None
 
 
-def _blocks(offers: Sequence[WorkerInfo], session_id: str, size: int) -> list[int]:
+def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int]:
     """The block of ranks that each node gets.
 
     The node with the newest generation of a block's segments gets it, and of several the one with the most;
@@ -128,9 +127,9 @@ def _blocks(offers: Sequence[WorkerInfo], session_id: str, size: int) -> list[in
     order.
     """
     holders: dict[int, list[tuple[_Age, int]]] = defaultdict(list)  # (age, node) of each old rank
-    for place, offer in enumerate(offers):
-        for each in offer.held:
-            fits = each.world_size == len(offers) and 0 <= each.rank < len(offers)
+    for place, info in enumerate(infos):
+        for each in info.held:
+            fits = each.world_size == len(infos) and 0 <= each.rank < len(infos)
             if each.session_id == session_id and fits:
                 holders[each.rank].append(((each.generation, each.step_finished), place // size))
     claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # (node, block): its segments
@@ -151,6 +150,6 @@ def _blocks(offers: Sequence[WorkerInfo], session_id: str, size: int) -> list[in
         if node not in kept and block not in taken:
             kept[node] = block
             taken.add(block)
-    num_nodes = len(offers) // size
+    num_nodes = len(infos) // size
     gaps = iter(sorted(set(range(num_nodes)) - taken))
     return [kept[node] if node in kept else next(gaps) for node in range(num_nodes)]

@@ -97,9 +97,9 @@ class CopyOut:
     def _make(self) -> None:
         self.seal(self._inside)  # an earlier copy, which is about to be overwritten, no longer counts
         while True:
-            moment = self.segment.marks.update_begun
+            moment = self.segment.status.update_begun
             copies = self._copy()
-            if self.segment.marks.update_begun == moment:
+            if self.segment.status.update_begun == moment:
                 break
         self.seal([*self._inside, *copies])
 

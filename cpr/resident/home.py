@@ -105,7 +105,7 @@ class Home:
                     folder.mkdir(PRIVATE_FOLDER)
                     segment = Segment(folder)
                     segment._claim()
-                    segment.marks.begin(generation=0)
+                    segment.status.begin(generation=0)
                     return segment
 
     def find(self) -> tuple[list[Segment], list[str]]:

@@ -171,7 +171,8 @@ def _parsed(stored: dict[str, Any]) -> Layout:
 def _shard(stored: dict[str, Any]) -> StoredShard:
     rows, cols = stored["extent"]["table_shape"]
     columns = {
-        name: TensorPlace(**place | {"shape": tuple(place["shape"])}) for name, place in stored["columns"].items()
+        name: TensorPlace(**place | {"shape": tuple(place["shape"])})
+        for name, place in stored["columns"].items()
     }
     return StoredShard(extent=Extent(**stored["extent"] | {"table_shape": (rows, cols)}), columns=columns)
 

@@ -76,11 +76,11 @@ class Replica:
 
     Args:
         folder: of the segment.
-        marks: where the slot that counts is published.
+        status: where the slot that counts is published.
     """
 
-    def __init__(self, folder: Path, marks: StatusPage) -> None:
-        self._marks = marks
+    def __init__(self, folder: Path, status: StatusPage) -> None:
+        self._marks = status
         self._slots = [_Slot(folder / "replica-0"), _Slot(folder / "replica-1")]
 
     def write(self, step: int, tree: Any) -> None:

@@ -30,9 +30,9 @@ from cpr.resident.layout import (
     REGION_SUFFIX,
     KernelMemory,
     Layout,
-    TensorPlace,
     RegionFile,
     StoredShard,
+    TensorPlace,
     read_layout,
     region_path,
 )
@@ -85,8 +85,8 @@ class Segment:
             reason = why_not_private(folder, is_folder=True)
         if reason:
             raise DamagedMemoryError(reason)
-        self.marks = StatusPage(folder / MARKS_FILE)
-        self.replica = Replica(folder, self.marks)
+        self.status = StatusPage(folder / MARKS_FILE)
+        self.replica = Replica(folder, self.status)
         self.kernels: list[KernelMemory] = []
         """Of the tables built here, in order; they go into the layout."""
         self._companions: dict[str, str] = {}
@@ -266,7 +266,7 @@ class Segment:
         regions = {
             name: map_region(region_path(self.folder, name), file.num_bytes)
             for name, file in layout.files.items()
-            if file.update_begun in {None, self.marks.update_begun}
+            if file.update_begun in {None, self.status.update_begun}
         }
         for name, region in regions.items():
             if layout.files[name].digest not in {None, digest(region)}:
@@ -290,7 +290,7 @@ class Segment:
         `held_shards` compares the content, and leaves out what is of an earlier step than the last.
         """
         self._files[name] = replace(
-            self._files[name], digest=digest(self._regions[name]), update_begun=self.marks.update_begun
+            self._files[name], digest=digest(self._regions[name]), update_begun=self.status.update_begun
         )
 
     def set_aside(self, name: str, new_name: str) -> Tensor:
@@ -333,7 +333,7 @@ class Segment:
             if there and self.folder.is_dir():
                 if not self._claim():
                     raise ResidentMemoryError(
-                        f"{self.folder} cannot be removed: process {self.marks.pid} owns it"
+                        f"{self.folder} cannot be removed: process {self.status.pid} owns it"
                     )
                 shutil.rmtree(self.folder)
         self.release()

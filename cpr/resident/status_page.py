@@ -38,11 +38,11 @@ class _Word:
     def __set_name__(self, owner: type, name: str) -> None:
         self._place = WORDS.index(name)
 
-    def __get__(self, marks: Any, owner: type) -> Any:
-        return self if marks is None else marks._words[self._place]
+    def __get__(self, status: Any, owner: type) -> Any:
+        return self if status is None else status._words[self._place]
 
-    def __set__(self, marks: Any, value: int) -> None:
-        marks._words[self._place] = value
+    def __set__(self, status: Any, value: int) -> None:
+        status._words[self._place] = value
 
 
 class StatusPage:

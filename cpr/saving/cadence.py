@@ -64,7 +64,7 @@ class AutoPace:
     Args:
         rule: chooses.
         group: all ranks; used for nothing else at the same time.
-        course: of the run.
+        progress: of the run.
         diary: what was measured; on rank 0.
         saved_at: training steps done at the newest save; 0: there is none.
         share: of the rows that a save holds, as for `FixedPace`.
@@ -74,16 +74,16 @@ class AutoPace:
         self,
         rule: IntervalRule,
         group: RankGroup,
-        course: RunProgress,
+        progress: RunProgress,
         diary: HistoryWriter | None,
         *,
         saved_at: int,
         share: float = 1.0,
     ) -> None:
-        self._rule, self._group, self._course, self._diary = rule, group, course, diary
+        self._rule, self._group, self._progress, self._diary = rule, group, progress, diary
         self._share, self._saved_at = share, saved_at
         self._interval_s: float | None = None
-        self._ask_at = course.steps_done + FIRST_STEPS
+        self._ask_at = progress.steps_done + FIRST_STEPS
 
     def is_due(self, steps_done: int) -> bool:
         """Whether to save now, after so many training steps."""
@@ -113,8 +113,8 @@ class AutoPace:
             share=save.share,
             elapsed_s=history.elapsed_s,
             nodes_lost=sum(each.nodes_lost for each in history.failures),
-            pls=self._course.pls_total or 0.0,
-            share_left=max(0.0, 1 - self._course.samples_done / total) if total else 1.0,
+            pls=self._progress.pls_total or 0.0,
+            share_left=max(0.0, 1 - self._progress.samples_done / total) if total else 1.0,
         )
         choice = self._rule.next_interval(measured, self._interval_s)
         every = max(1, round(self._share * choice.interval_s / history.step_s))

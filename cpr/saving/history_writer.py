@@ -41,7 +41,7 @@ class HistoryWriter:
 
     Args:
         storage: of the checkpoint.
-        course: of the run, which tells of this beginning.
+        progress: of the run, which tells of this beginning.
         check_lock: gives the epoch of this run's ownership of the directory; raises a `CheckpointError`
             unless the directory still is this run's.
         nodes: failure domains.
@@ -52,22 +52,22 @@ class HistoryWriter:
     def __init__(
         self,
         storage: Storage,
-        course: RunProgress,
+        progress: RunProgress,
         check_lock: Callable[[], int],
         *,
         nodes: int,
         samples_total: int | None,
         row_share: float = 1.0,
     ) -> None:
-        self._storage, self._course, self._row_share = storage, course, row_share
+        self._storage, self._progress, self._row_share = storage, progress, row_share
         self._check_lock = check_lock
-        self._story = story = course.recoveries[-1]
+        self._story = story = progress.recoveries[-1]
         self._history = RunHistory(
             world_size=story.world_size,
             nodes=nodes,
             step_s=0.0,
-            steps_done=course.steps_done,
-            samples_done=course.samples_done,
+            steps_done=progress.steps_done,
+            samples_done=progress.samples_done,
             samples_total=samples_total,
             elapsed_s=0.0,
             clock_s=time.time(),
@@ -95,8 +95,8 @@ class HistoryWriter:
         return replace(
             self._history,
             step_s=self._history.step_s if step_s is None else step_s,
-            steps_done=self._course.steps_done,
-            samples_done=self._course.samples_done,
+            steps_done=self._progress.steps_done,
+            samples_done=self._progress.samples_done,
             elapsed_s=self._history.elapsed_s + max(0.0, now_s - self._history.clock_s),
             clock_s=now_s,
         )
@@ -124,7 +124,7 @@ class HistoryWriter:
 
     def note_save(self, save: Save) -> None:
         """A save was begun, after this step."""
-        self._under_way.append(SaveBeside(save, self._course.steps_done))
+        self._under_way.append(SaveBeside(save, self._progress.steps_done))
 
     def finish(self) -> None:
         """The run has reached its end, and nothing is under way any more."""
@@ -159,7 +159,7 @@ class HistoryWriter:
         """What a failure has cost is known when the first step is done."""
         if self._is_failure:
             *older, newest = self._history.failures
-            newest = replace(newest, seconds=dict(self._course.recoveries[-1].seconds))
+            newest = replace(newest, seconds=dict(self._progress.recoveries[-1].seconds))
             self._history = replace(self._history, failures=(*older, newest))
         self._is_behind = True
 

@@ -37,7 +37,7 @@ class Saves:
 
     Args:
         checkpointer: that saves.
-        course: of the run; is told of each save, before it is copied beside the tables.
+        progress: of the run; is told of each save, before it is copied beside the tables.
         pace: says when the periodic ones are due.
         moment: of the periodic ones that hold everything.
         rows: chooses rows; None: everything is saved each time.
@@ -48,14 +48,14 @@ class Saves:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        course: RunProgress,
+        progress: RunProgress,
         pace: Pace,
         moment: Moment,
         rows: RowSaves | None = None,
         diary: HistoryWriter | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
-        self._checkpointer, self._course = checkpointer, course
+        self._checkpointer, self._progress = checkpointer, progress
         self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
         self._is_due = False
         self._postponed_to: int | None = None
@@ -95,7 +95,7 @@ class Saves:
             self._diary.step()
         if self._rows is not None:
             self._rows.step()
-        self._is_due = self._ask_whether_due(self._course.steps_done)
+        self._is_due = self._ask_whether_due(self._progress.steps_done)
         if self._is_due and self._rows is not None:
             self._postpone_if_busy(self._rows)
         if self._is_due:
@@ -111,7 +111,7 @@ class Saves:
             try:
                 self._save_some()
             except SaveFailedError as error:
-                self._retries.note_failure(error, self._course.steps_done)
+                self._retries.note_failure(error, self._progress.steps_done)
 
     def now(self, timeout_s: float | None) -> bool:
         """Save this moment, unless that was done, and wait until it is safe; the same answer on all ranks.
@@ -128,9 +128,9 @@ class Saves:
         """
         timeout_s = self._shortest(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._saved_at != self._course.steps_done and timeout_s != 0 and self._let_last_end(deadline):
+        if self._saved_at != self._progress.steps_done and timeout_s != 0 and self._let_last_end(deadline):
             self._save_moment(seconds_left(deadline))
-        if self._saved_at != self._course.steps_done:
+        if self._saved_at != self._progress.steps_done:
             return False
         with self._doubted():
             is_saved = self._checkpointer.wait(seconds_left(deadline))
@@ -146,10 +146,10 @@ class Saves:
         Raises:
             SaveFailedError: it failed.
         """
-        if self._course.steps_done not in {0, self._saved_at}:
+        if self._progress.steps_done not in {0, self._saved_at}:
             self._let_last_end()  # or the last save may be skipped
             self._save_moment()
-            while self._saved_at != self._course.steps_done:  # skipped, on all ranks alike
+            while self._saved_at != self._progress.steps_done:  # skipped, on all ranks alike
                 time.sleep(POLL_S)
                 self._save_moment()
         try:
@@ -157,7 +157,7 @@ class Saves:
                 self._checkpointer.wait()
             with self._heard():
                 self._checkpointer.wait_until_idle()
-            if self._course.steps_done:  # before any memory is freed: workers that return must learn of it
+            if self._progress.steps_done:  # before any memory is freed: workers that return must learn of it
                 self._checkpointer.finish()
         finally:
             if self._diary is not None:
@@ -170,7 +170,7 @@ class Saves:
         is_due = self._pace.is_due(steps_done) or is_postponed
         failed = self._retries.look(steps_done, at_once=is_due)
         if failed is not None:
-            self._course.forget_save(failed)
+            self._progress.forget_save(failed)
         if self._retries.is_failing:
             return is_postponed or self._retries.is_due(steps_done)
         return is_due
@@ -185,14 +185,14 @@ class Saves:
             self._postpone()
         elif (error := self._retries.take_untold()) is not None:
             self._is_due = False
-            self._retries.note_failure(error, self._course.steps_done)
+            self._retries.note_failure(error, self._progress.steps_done)
 
     def _postpone(self) -> None:
-        self._postponed_to = self._course.steps_done + POSTPONED_STEPS
+        self._postponed_to = self._progress.steps_done + POSTPONED_STEPS
 
     def _note(self) -> None:
         if self._rows is None:
-            self._course.note_save()
+            self._progress.note_save()
         else:
             self._rows.note()
 
@@ -220,7 +220,7 @@ class Saves:
 
     def _save_moment(self, timeout_s: float | None = None) -> None:
         """Begin to save everything as it is now, at a moment that counts."""
-        self._course.note_save()
+        self._progress.note_save()
         self._save_all("consistent", timeout_s)
 
     def _save_some(self) -> None:
@@ -236,9 +236,9 @@ class Saves:
             save = begin(moment, timeout_s=timeout_s)
         finally:
             if save is None:  # skipped or failed, on all ranks alike
-                self._course.forget_save(self._course.steps_done)
+                self._progress.forget_save(self._progress.steps_done)
         if save is not None:
-            self._saved_at = self._course.steps_done
+            self._saved_at = self._progress.steps_done
         self._tell(save)
 
     def _tell(self, save: Save | None) -> None:
@@ -246,8 +246,8 @@ class Saves:
             if self._retries.is_failing:
                 self._postpone()
             return
-        self._retries.begin(save, self._course.steps_done)
-        self._begun.append((self._course.steps_done, save))
+        self._retries.begin(save, self._progress.steps_done)
+        self._begun.append((self._progress.steps_done, save))
         if self._diary is not None:
             self._diary.note_save(save)
 

@@ -23,7 +23,7 @@ class RowSaves:
 
     Args:
         checkpointer: that saves; prepared.
-        course: of the run; is told of the moments that count.
+        progress: of the run; is told of the moments that count.
         prioritizer: knows which rows deserve saving.
         share: of a table's rows with which a row save counts.
         needs_base: whether the next save is a base; the same on all ranks.
@@ -32,12 +32,12 @@ class RowSaves:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        course: RunProgress,
+        progress: RunProgress,
         prioritizer: Prioritizer,
         share: float,
         needs_base: bool,
     ) -> None:
-        self._checkpointer, self._course, self._prioritizer = checkpointer, course, prioritizer
+        self._checkpointer, self._progress, self._prioritizer = checkpointer, progress, prioritizer
         self.needs_base = needs_base
         """Whether the next periodic save is a base; the same on all ranks."""
         self._per_table = math.ceil(1 / share)
@@ -72,9 +72,9 @@ class RowSaves:
     def note(self) -> None:
         """A periodic save is about to begin."""
         if not self.needs_base:
-            self._course.note_row_save()
-        if self.needs_base or self._course.row_saves_since >= self._per_table:
-            self._course.note_save()
+            self._progress.note_row_save()
+        if self.needs_base or self._progress.row_saves_since >= self._per_table:
+            self._progress.note_save()
 
     def save_all(self, moment: Moment, timeout_s: float | None = None) -> Save | None:
         """Begin a base, at a moment that counts and was noted; as `Checkpointer.save`."""
@@ -83,7 +83,7 @@ class RowSaves:
             save = self._checkpointer.save(moment, timeout_s=timeout_s)
         finally:
             if save is None:
-                self._course.forget_save(self._step)
+                self._progress.forget_save(self._step)
         if save is not None:
             self.note_outcome()  # of the one before, which is over
             self._prioritizer.begin_full_save()
@@ -101,7 +101,7 @@ class RowSaves:
         finally:
             if save is None:
                 self._prioritizer.take_back()
-                self._course.forget_save(self._step)
+                self._progress.forget_save(self._step)
         if save is not None:
             self._last, self._is_under_way = (save, self._step), True
         return save
@@ -116,10 +116,10 @@ class RowSaves:
             self._is_under_way = False
             self._prioritizer.take_back()
             self.needs_base |= save.kind == "base"
-            self._course.forget_save(step)
+            self._progress.forget_save(step)
         if save.error is not None and not self._checkpointer.has_base:
             self.needs_base = True
 
     @property
     def _step(self) -> int:
-        return self._course.steps_done
+        return self._progress.steps_done

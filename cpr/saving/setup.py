@@ -74,12 +74,14 @@ class Keeper:
     Args:
         plan: what the user wants.
         checkpointer: that saves.
-        course: of the run.
+        progress: of the run.
         group: all ranks.
     """
 
-    def __init__(self, plan: SavePlan, checkpointer: Checkpointer, course: RunProgress, group: RankGroup) -> None:
-        self._plan, self._checkpointer, self._course, self._group = plan, checkpointer, course, group
+    def __init__(
+        self, plan: SavePlan, checkpointer: Checkpointer, progress: RunProgress, group: RankGroup
+    ) -> None:
+        self._plan, self._checkpointer, self._progress, self._group = plan, checkpointer, progress, group
         self._prioritizer: Prioritizer | None = None
 
     def track(
@@ -99,7 +101,7 @@ class Keeper:
             restorer: has brought everything into place.
             storage: of the checkpoint, where the diary is kept.
         """
-        plan, course = self._plan, self._course
+        plan, progress = self._plan, self._progress
         rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
         diary: HistoryWriter | None = None
 
@@ -107,7 +109,7 @@ class Keeper:
             nonlocal diary
             diary = HistoryWriter(
                 storage,
-                course,
+                progress,
                 self._checkpointer.ownership.check,
                 nodes=num_nodes(self._group.world_size),
                 samples_total=plan.total_samples,
@@ -119,20 +121,20 @@ class Keeper:
         pace: Pace
         if isinstance(plan.every, IntervalRule):
             group = self._checkpointer.agreement
-            pace = AutoPace(plan.every, group, course, diary, saved_at=saved_at, share=plan.row_share)
+            pace = AutoPace(plan.every, group, progress, diary, saved_at=saved_at, share=plan.row_share)
         else:
-            pace = FixedPace(plan.every, plan.row_share, steps_done=course.steps_done, saved_at=saved_at)
+            pace = FixedPace(plan.every, plan.row_share, steps_done=progress.steps_done, saved_at=saved_at)
         limit_s = plan.give_up_after_s
-        return Saves(self._checkpointer, course, pace, plan.moment, rows, diary, limit_s)
+        return Saves(self._checkpointer, progress, pace, plan.moment, rows, diary, limit_s)
 
     def _row_saves(self, prioritizer: Prioritizer, restorer: Restorer) -> RowSaves:
         """Row saves that go on from this beginning; all ranks agree on whether a base comes first."""
-        story, shards = self._course.recoveries[-1], self._checkpointer.shards
+        story, shards = self._progress.recoveries[-1], self._checkpointer.shards
         settle_in(prioritizer, story, shards, restorer.restored, restorer.fell_back)
         can_go_on = self._group.gather(prioritizer.is_complete and self._checkpointer.has_base)
         return RowSaves(
             self._checkpointer,
-            self._course,
+            self._progress,
             prioritizer,
             share=self._plan.row_share,
             needs_base=not all(can_go_on),

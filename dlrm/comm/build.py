@@ -21,7 +21,7 @@ from dlrm.comm.collectives import (
     keeping,
 )
 from dlrm.comm.collectives.process_groups import Nodes, make_nodes
-from dlrm.comm.compression.codecs import WireCodec, Half, WireInt8, Plain
+from dlrm.comm.compression.codecs import Half, Plain, WireCodec, WireInt8
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks

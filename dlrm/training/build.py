@@ -17,7 +17,7 @@ from data.dataset import DatasetManifest
 from dlrm.comm.feedback.step_check import warn_of_momentum
 from dlrm.config.dataset import total_samples
 from dlrm.config.schema import Config
-from dlrm.dense_sync import DenseSync, AllReduceSync
+from dlrm.dense_sync import AllReduceSync, DenseSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selsync import SelectiveSync
 from dlrm.fault_tolerance.session import Checkpoints, NoRecovery

@@ -100,27 +100,27 @@ def train(job: ExactnessJob, recovery: PartialRecovery) -> None:
     """Train to the end of the job, writing everything down."""
     folder = Path(job.folder)
     recovery.init_process_group("gloo")
-    meeting = recovery.meeting
+    worker_group = recovery.worker_group
     inputs = inputs_of(job, Ranks.from_environment())
     config = inputs.config
     with recovery.building():
         model = shard(inputs, initialize=False)
     optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
     recovery.restore(model, optimizers.table_optimizers, {"optimizers": optimizers, "loader": inputs.loader})
-    notes = Notes(folder, meeting.generation, meeting.rank)
-    notes.rows(f"begin{meeting.generation}", model)
+    notes = Notes(folder, worker_group.generation, worker_group.rank)
+    notes.rows(f"begin{worker_group.generation}", model)
     replicas = AllReduceSync(dense_parameters(model), num_scalars=1)
     injector = Injector(
-        Plan.read(job.plan), folder=folder, num_ranks=meeting.world_size, memory=recovery.memory_folder
+        Plan.read(job.plan), folder=folder, num_ranks=worker_group.world_size, memory=recovery.memory_folder
     )
     for batch in islice(inputs.loader, recovery.batches_to_skip, None):
         step = recovery.steps_done
-        if step == job.killed_after_step and meeting.generation == 0:
+        if step == job.killed_after_step and worker_group.generation == 0:
             notes.ids(batch)
         optimizers.begin_step(step)
         loss = binary_cross_entropy_with_logits(model(batch.dense, batch.sparse), batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        injector.step(step, meeting.rank)
+        injector.step(step, worker_group.rank)
         replicas.average(torch.zeros(1))
         optimizers.step()
         recovery.step(config.data.global_batch_size)
@@ -128,7 +128,7 @@ def train(job: ExactnessJob, recovery: PartialRecovery) -> None:
         if recovery.steps_done % job.save_every_steps == 0 and step < job.killed_after_step:
             recovery.checkpointer.wait()  # so that it is known which save is the newest
             notes.rows("saved", model)
-        if recovery.steps_done == job.killed_after_step and meeting.generation == 0:
+        if recovery.steps_done == job.killed_after_step and worker_group.generation == 0:
             notes.rows("before", model)
             dist.barrier()  # all have written before one of them dies
         if recovery.steps_done == job.steps:

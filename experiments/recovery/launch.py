@@ -204,8 +204,8 @@ class NodesRun:
 
     def _processes(self) -> list[int]:
         """All there are of the run, whoever is their parent."""
-        marks = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
-        return [pid for pid in psutil.pids() if marks & _environment_of(pid)]
+        status = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
+        return [pid for pid in psutil.pids() if status & _environment_of(pid)]
 
     def _node(self, node: int) -> Node:
         link = self._network.link(node) if self._network else None

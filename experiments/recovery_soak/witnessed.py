@@ -52,7 +52,7 @@ class WitnessedRecovery(PartialRecovery):
         counts = check_recovery(History(folder), claim, shards)
         line = {
             "generation": story.generation,
-            "rank": self.meeting.rank,
+            "rank": self.worker_group.rank,
             "kind": story.kind,
             "step": story.step,
             "save_step": story.save_step,

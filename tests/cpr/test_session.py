@@ -177,7 +177,7 @@ def test_a_stop_saves_and_whoever_is_started_again_goes_on_in_memory(new_worker)
     assert (again.story.kind, again.story.step, again.story.bytes_read) == ("process", 7, 0)
     assert_same(again.values(), alive)
     assert again.recovery.checkpointer.newest_step == 7
-    assert max(again.recovery._course.saves) == 7
+    assert max(again.recovery._progress.saves) == 7
 
 
 def test_a_worker_that_dies_again_before_it_trains_changes_nothing(new_worker):

@@ -166,7 +166,9 @@ def recommended_interval(job: Job, target_pls: float) -> float:
 
 def _full(job: Job) -> RecoveryPlan:
     T_save = interval_full(job)
-    return RecoveryPlan(recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0)
+    return RecoveryPlan(
+        recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0
+    )
 
 
 def _partial(job: Job, target_pls: float) -> RecoveryPlan | None:

@@ -9,7 +9,7 @@ from typing import Final
 from cpr.estimator.failures.report import FailureReport
 from cpr.estimator.planning.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
 from cpr.estimator.planning.inputs import EstimatorInputs
-from cpr.estimator.planning.recommend import MAX_OVERHEAD, RecoveryPlan, Recommendation, recommend
+from cpr.estimator.planning.recommend import MAX_OVERHEAD, Recommendation, RecoveryPlan, recommend
 from cpr.humanize import duration_text, share_text
 
 WIDTH: Final = 100

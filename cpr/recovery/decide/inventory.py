@@ -108,9 +108,9 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         old_rank=layout.rank,
         old_world_size=layout.world_size,
         generation=layout.generation,
-        epoch=segment.marks.epoch,
-        step_finished=segment.marks.step_finished,
-        update_begun=segment.marks.update_begun,
+        epoch=segment.status.epoch,
+        step_finished=segment.status.step_finished,
+        update_begun=segment.status.update_begun,
         pid=claimed.pid,
         left_ns=claimed.left_ns,
         heartbeat_ns=claimed.heartbeat_ns,
@@ -124,14 +124,14 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
     )
 
 
-def _slot(step: int, course: Mapping[str, Any]) -> Slot:
+def _slot(step: int, progress: Mapping[str, Any]) -> Slot:
     return Slot(
-        went_back=course["went_back"],
-        generation=course["generation"],
+        went_back=progress["went_back"],
+        generation=progress["generation"],
         step=step,
-        num_recoveries=sum(each.get("finished", True) for each in json.loads(course["recoveries"])),
-        progress_generation=course["progress_generation"],
-        losses=losses_in(course),
+        num_recoveries=sum(each.get("finished", True) for each in json.loads(progress["recoveries"])),
+        progress_generation=progress["progress_generation"],
+        losses=losses_in(progress),
     )
 
 

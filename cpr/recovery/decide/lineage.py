@@ -79,14 +79,14 @@ class Directory:
         return None
 
 
-def take_directory(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes: bool) -> Directory:
+def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resumes: bool) -> Directory:
     """Own the checkpoint directory; where it cannot be written to, memory is enough to go on for a while.
 
     Called by all ranks.
 
     Args:
         checkpointer: of the directory; has neither saved nor loaded.
-        meeting: of the workers.
+        worker_group: of the workers.
         resumes: whether a new run goes on from what is saved.
 
     Raises:
@@ -95,11 +95,11 @@ def take_directory(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes:
         CheckpointError: it cannot be written to, and nothing outlived the workers before.
     """
     ownership = checkpointer.ownership
-    has_memory = any(offer.held for offer in meeting.offers)
+    has_memory = any(info.held for info in worker_group.infos)
     if not resumes and not has_memory:
         # before the directory is taken from a run that may only be paused
         before = Directory(owner=ownership.last_owner())
-        is_own = meeting.continues and before.is_of_launches(meeting.launches)
+        is_own = worker_group.continues and before.is_of_launches(worker_group.launches)
         if not is_own and (state := checkpointer.newest_state()) is not None:
             raise MismatchError(
                 f"{checkpointer.uri} holds save {state.sequence}, which this run has not loaded: resume "
@@ -110,51 +110,51 @@ def take_directory(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes:
     except LockedError:
         raise
     except CheckpointError as error:
-        if not meeting.continues or not has_memory:
+        if not worker_group.continues or not has_memory:
             raise
-        if meeting.rank == 0:
+        if worker_group.rank == 0:
             logger.error("%s. Training continues from memory, and saving is tried again", error)
         ownership.look()
     newest = checkpointer.newest_state()
     return Directory(
         newest=None if newest is None else SavedState.of(newest),
         owner=ownership.previous,
-        session_id=meeting.session_id,
+        session_id=worker_group.session_id,
     )
 
 
-def note_launches(checkpointer: Checkpointer, meeting: WorkerGroup, *, resumes: bool) -> None:
+def note_launches(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resumes: bool) -> None:
     """Saves that follow are of what launched these workers: they have begun. Called by all ranks."""
     try:
-        continues = resumes or meeting.continues
-        checkpointer.ownership.note_launches(meeting.launches, continues=continues)
+        continues = resumes or worker_group.continues
+        checkpointer.ownership.note_launches(worker_group.launches, continues=continues)
     except CheckpointError as error:
-        if meeting.rank == 0:
+        if worker_group.rank == 0:
             logger.warning("what launched this run could not be noted: %s", error)
 
 
-def raise_if_finished(storage: Storage, group: RankGroup, meeting: WorkerGroup) -> None:
+def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGroup) -> None:
     """Leave if the run that these workers continue has reached its end meanwhile. Called by all ranks.
 
     Args:
         storage: the checkpoint directory of the run.
         group: all ranks.
-        meeting: of the workers.
+        worker_group: of the workers.
 
     Raises:
         RunFinished: it has.
         CheckpointError: the directory cannot be read.
     """
-    if not meeting.continues:
+    if not worker_group.continues:
         return
     owner = on_rank_0(group, patiently(partial(newest_owner, storage)))
     if owner is None or owner.finished is None:
         return
-    has_memory = any(offer.held for offer in meeting.offers)
-    if has_memory or not meeting.launches.isdisjoint(
+    has_memory = any(info.held for info in worker_group.infos)
+    if has_memory or not worker_group.launches.isdisjoint(
         owner.launches
     ):  # else it is a new run that was restarted
-        if meeting.rank == 0:
+        if worker_group.rank == 0:
             logger.warning(
                 "the run in %s finished at step %d: nothing is left to train, and nothing is written",
                 storage.uri,

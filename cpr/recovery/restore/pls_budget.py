@@ -43,7 +43,7 @@ class PlsBudget:
     Args:
         checkpointer: of the run.
         group: all ranks.
-        course: of the run; is charged.
+        progress: of the run; is charged.
         policy: how much loss is put up with.
         total_samples: of the whole run; None: not known.
     """
@@ -52,12 +52,12 @@ class PlsBudget:
         self,
         checkpointer: Checkpointer,
         group: RankGroup,
-        course: RunProgress,
+        progress: RunProgress,
         policy: RecoveryPolicy,
         total_samples: int | None,
     ) -> None:
         self._checkpointer, self._group = checkpointer, group
-        self._course, self._policy, self._total_samples = course, policy, total_samples
+        self._progress, self._policy, self._total_samples = progress, policy, total_samples
 
     def cost_of_loss(self, found: Assessment, plan: list[ShardSources], save_step: int | None) -> Cost:
         """Of rows that come from a save while others go on.
@@ -72,21 +72,21 @@ class PlsBudget:
         steps = [each for each in self._group.gather(save_step) if each is not None]
         if not steps:
             return Cost()
-        course, old_world_size = self._course, found.old_world_size
-        saved, done = course.samples_at(min(steps)), course.samples_done
+        progress, old_world_size = self._progress, found.old_world_size
+        saved, done = progress.samples_at(min(steps)), progress.samples_done
         lost = {old_world_size: found.lost or {SOMEBODY: 1.0}}
         if self._group.world_size != old_world_size:  # some may count by the new ranks when others die
             lost[self._group.world_size] = lost_share_by_rank(plan)
         return Cost(
             samples=done - saved,
             pls=pls_added(
-                lost[old_world_size], done, saved, self._total_samples, old_world_size, course.charges
+                lost[old_world_size], done, saved, self._total_samples, old_world_size, progress.charges
             ),
             expected=pls_expected(
-                lost[old_world_size], course.samples_between_saves, self._total_samples, old_world_size
+                lost[old_world_size], progress.samples_between_saves, self._total_samples, old_world_size
             ),
             charges=tuple(
-                Charge(world_size, rank, share, saved, done, course.generation)
+                Charge(world_size, rank, share, saved, done, progress.generation)
                 for world_size, shares in lost.items()
                 for rank, share in shares.items()
             ),
@@ -94,23 +94,23 @@ class PlsBudget:
 
     def objection_to(self, cost: Cost) -> str | None:
         """Why everybody should go back rather than bear it; None if that is not so."""
-        reason = self._policy.against_pls(self._course.pls_total, cost.pls)
+        reason = self._policy.against_pls(self._progress.pls_total, cost.pls)
         return reason if reason and self._is_less_to_go_back(cost) else None
 
     def charge(self, cost: Cost) -> None:
         """It is borne."""
-        self._course.add_pls(cost.pls, cost.charges)
+        self._progress.add_pls(cost.pls, cost.charges)
 
     def charge_for_going_back(self, state: State) -> Cost:
         """Everybody has gone back to a state: the course is as it was then, and rows may be older than it."""
-        cost = Cost(pls=self._pls_behind(self._course, state))
+        cost = Cost(pls=self._pls_behind(self._progress, state))
         self.charge(cost)
-        self._course.note_save()  # all rows are as they were saved, whenever that was
+        self._progress.note_save()  # all rows are as they were saved, whenever that was
         return cost
 
     def _is_less_to_go_back(self, cost: Cost) -> bool:
         """Whether the run's PLS would be smaller after a full recovery than if this is borne."""
-        state, pls_total = self._checkpointer.newest_state(), self._course.pls_total
+        state, pls_total = self._checkpointer.newest_state(), self._progress.pls_total
         if pls_total is None or cost.pls is None or state is None:
             return True
         then = RunProgress()
@@ -131,14 +131,14 @@ class PlsBudget:
             )
         return False
 
-    def _pls_behind(self, course: RunProgress, state: State) -> float | None:
+    def _pls_behind(self, progress: RunProgress, state: State) -> float | None:
         """What going on from a state costs because its rows are older than its step, as in row saves.
 
         Args:
-            course: as it was saved in it.
+            progress: as it was saved in it.
             state: all rows of which are live.
         """
         world_size = state.newest.world_size
-        done, saved = course.samples_done, course.samples_at(course.steps_done)
+        done, saved = progress.samples_done, progress.samples_at(progress.steps_done)
         lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}
-        return pls_added(lost, done, saved, self._total_samples, world_size, course.charges)
+        return pls_added(lost, done, saved, self._total_samples, world_size, progress.charges)

@@ -13,7 +13,7 @@ from cpr.recovery.decide.decision import Decision, Findings, decide
 from cpr.recovery.decide.inventory import COURSE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import ShardSources, losses, lost_share, origins, plan_sources
-from cpr.recovery.restore.pls_budget import PlsBudget, Cost
+from cpr.recovery.restore.pls_budget import Cost, PlsBudget
 from cpr.recovery.restore.transfer import RowTransfer
 from cpr.recovery.run.phases import Phases
 from cpr.recovery.run.policy import RecoveryPolicy
@@ -63,7 +63,7 @@ class Restorer:
         checkpointer: everything is registered, nothing saved or loaded.
         group: all ranks.
         memory: of this worker.
-        course: of the run; registered with the checkpointer.
+        progress: of the run; registered with the checkpointer.
         policy: how much loss is put up with.
         phases: where time is noted.
         directory: what is known of the checkpoint directory.
@@ -75,7 +75,7 @@ class Restorer:
         checkpointer: Checkpointer,
         group: RankGroup,
         memory: WorkerMemory,
-        course: RunProgress,
+        progress: RunProgress,
         policy: RecoveryPolicy,
         phases: Phases,
         directory: Directory,
@@ -83,7 +83,7 @@ class Restorer:
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
         self._directory = directory
-        self._course, self._policy, self._phases = course, policy, phases
+        self._progress, self._policy, self._phases = progress, policy, phases
         self._initialize = initialize or (lambda checkpointer: None)
         self.restored: dict[str, list[tuple[int, int]]] = {}
         """Rows of this rank that came from the checkpoint while others went on, by shard."""
@@ -120,7 +120,7 @@ class Restorer:
             tree = self._take_over(begin, decision, found, own)
             read = _Read()
             accounts = PlsBudget(
-                self._checkpointer, self._group, self._course, self._policy, begin.total_samples
+                self._checkpointer, self._group, self._progress, self._policy, begin.total_samples
             )
             is_fresh = not any(report.adopted for report in reports)
             if decision.kind in {"process", "partial"}:
@@ -177,26 +177,26 @@ class Restorer:
         self, begin: Beginning, decision: Decision, found: Assessment, own: Inventory
     ) -> dict[str, Any] | None:
         """The replicated state, with the run's course brought up to this generation, on all ranks."""
-        self._course.generation = begin.generation
+        self._progress.generation = begin.generation
         if found.slot is None or found.slot_of is None:
             return None
         mine = next((at for at, each in enumerate(own.report.segments) if each.slot == found.slot), None)
         held = None if mine is None else own.trees[mine]
         tree = share_tree(self._group, held, found.slot_of[0])
-        self._course.take_over(tree["common"]["registered"][COURSE])
-        self._course.begin(begin.generation, found.endings, found.interrupted, self._policy)
+        self._progress.take_over(tree["common"]["registered"][COURSE])
+        self._progress.begin(begin.generation, found.endings, found.interrupted, self._policy)
         attempt = Recovery(
             kind=decision.kind,
             reason=decision.reason,
             generation=begin.generation,
-            step=self._course.steps_done,
+            step=self._progress.steps_done,
             dead=found.endings,
             world_size=begin.world_size,
-            pls_total=self._course.pls_total,
+            pls_total=self._progress.pls_total,
             finished=False,
         )
-        self._course.recoveries = [*self._course.recoveries, attempt]
-        tree["common"]["registered"][COURSE] = self._course.state_dict()
+        self._progress.recoveries = [*self._progress.recoveries, attempt]
+        tree["common"]["registered"][COURSE] = self._progress.state_dict()
         if mine is not None:  # whoever dies before the end of this leaves word of what came before
             self._memory.claimed[mine].segment.replica.write(found.slot.step, tree)
         return tree
@@ -232,9 +232,9 @@ class Restorer:
 
     def _build_on_newest(self) -> None:
         """Saves that follow build on the newest state; those that were never committed count for nothing."""
-        newest, damaged = self._checkpointer.go_on(self._course.steps_done)
+        newest, damaged = self._checkpointer.go_on(self._progress.steps_done)
         sequence, step = (newest.sequence, newest.step) if newest else (None, 0)
-        self._course.forget_saves_after(step)
+        self._progress.forget_saves_after(step)
         self.fell_back = bool(damaged) or self._restored_from not in {None, sequence}
 
     def _agree_on(self, problem: str | None) -> Decision | None:
@@ -298,7 +298,7 @@ class Restorer:
             return None
         try:
             state, stats, passed_over = self._checkpointer.load_shards(
-                list(lost), lost, ahead_of=(self._course.steps_done, interrupted)
+                list(lost), lost, ahead_of=(self._progress.steps_done, interrupted)
             )
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
@@ -317,7 +317,7 @@ class Restorer:
                 or put back.
         """
         self._segment.unseal()
-        self._course.start_over()
+        self._progress.start_over()
         loaded = self._checkpointer.load()
         if loaded is not None:
             self._restored_epoch = self._directory.owner_epoch
@@ -349,7 +349,7 @@ class Restorer:
             kind=decision.kind,
             reason=decision.reason,
             generation=begin.generation,
-            step=self._course.steps_done,
+            step=self._progress.steps_done,
             interrupted=lives and found.interrupted,
             dead=found.endings if begin.continues else (),
             sources=origins(plan) if lives else (),
@@ -360,21 +360,24 @@ class Restorer:
             refused=(*found.refused, *dict.fromkeys(text for each in reads for text in each.passed_over)),
             pls_added=read.cost.pls,
             pls_expected=read.cost.expected,
-            pls_total=self._course.pls_total,
+            pls_total=self._progress.pls_total,
             losses=losses(plan, read.cost.samples, read.cost.pls, read.cost.expected) if lives else (),
             world_size=begin.world_size,
         )
 
     def _complete(self, begin: Beginning, recovery: Recovery) -> None:
         """Everything is in place on all ranks: this worker's memory counts from now on."""
-        course = self._course
-        course.recoveries = [*(each for each in course.recoveries if not self._is_attempt(each)), recovery]
+        progress = self._progress
+        progress.recoveries = [
+            *(each for each in progress.recoveries if not self._is_attempt(each)),
+            recovery,
+        ]
         self._prepare_to_save()
         segment = self._segment
-        segment.replica.write(course.steps_done, live_tree(self._checkpointer))
-        segment.marks.step_finished = course.steps_done
-        segment.marks.update_begun = NOTHING
-        segment.marks.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
+        segment.replica.write(progress.steps_done, live_tree(self._checkpointer))
+        segment.status.step_finished = progress.steps_done
+        segment.status.update_begun = NOTHING
+        segment.status.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
         self._group.gather(None)  # nobody needs another's old memory any more
         segment.seal(
             session_id=begin.session_id,
@@ -388,7 +391,7 @@ class Restorer:
 
     def _is_attempt(self, story: Recovery) -> bool:
         """Whether it tells of this very beginning, from before its end."""
-        return not story.finished and story.generation == self._course.generation
+        return not story.finished and story.generation == self._progress.generation
 
     def _prepare_to_save(self) -> None:
         """Get ready, unless the storage fails: then the first save does it."""

@@ -22,9 +22,9 @@ class Charge:
     """In which the rows came from the save; memory of older ones must not come back. -1: not known."""
 
 
-def losses_in(course: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+def losses_in(progress: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     """World size, rank and generation of workers whose rows came from a save, as a run's course tells."""
-    charges = (Charge(*each) for each in course["charges"])
+    charges = (Charge(*each) for each in progress["charges"])
     return tuple((each.world_size, each.rank, each.generation) for each in charges)
 
 

@@ -43,22 +43,22 @@ class Claimed:
     @property
     def age(self) -> tuple[int, int]:
         """The smaller, the newer. Steps count only within a generation: a later one may have gone back."""
-        return -self.layout.generation, -self.segment.marks.step_finished
+        return -self.layout.generation, -self.segment.status.step_finished
 
     @classmethod
     def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
         """A claimed segment, with the last words of its owner as they are now."""
-        marks = segment.marks
+        status = segment.status
         return cls(
             segment=segment,
             layout=layout,
-            generation=max(marks.generation, layout.generation),
-            pid=marks.pid,
-            left_ns=marks.left_ns,
-            heartbeat_ns=marks.heartbeat_ns,
-            reason=marks.reason,
-            diverged=marks.diverged,
-            launcher=Process(marks.launcher_pid, marks.launcher_start_ticks),
+            generation=max(status.generation, layout.generation),
+            pid=status.pid,
+            left_ns=status.left_ns,
+            heartbeat_ns=status.heartbeat_ns,
+            reason=status.reason,
+            diverged=status.diverged,
+            launcher=Process(status.launcher_pid, status.launcher_start_ticks),
         )
 
 
@@ -114,7 +114,7 @@ class WorkerMemory:
                 self.refused.append(f"{segment.name}: {error}")
         return sealed
 
-    def offer(self) -> WorkerInfo:
+    def info(self) -> WorkerInfo:
         """What this worker brings to the meeting."""
         return WorkerInfo(
             restarted=is_restarted(os.environ, {each.launcher for each in self.claimed}),
@@ -126,22 +126,22 @@ class WorkerMemory:
                     session_id=each.layout.session_id,
                     rank=each.layout.rank,
                     world_size=each.layout.world_size,
-                    step_finished=each.segment.marks.step_finished,
+                    step_finished=each.segment.status.step_finished,
                     generation=each.generation,
-                    epoch=each.segment.marks.epoch,
+                    epoch=each.segment.status.epoch,
                 )
                 for each in self.claimed
             ),
         )
 
-    def settle(self, meeting: WorkerGroup) -> Segment:
+    def settle(self, worker_group: WorkerGroup) -> Segment:
         """Drop what is not of this session; the segment that the new tables live in, made if need be.
 
         Raises:
             ResidentMemoryError: another run may still need what is not of this session.
         """
         for each in self.claimed:
-            if each.layout.session_id != meeting.session_id:
+            if each.layout.session_id != worker_group.session_id:
                 if each.launcher.is_alive and each.launcher != launcher_of_this_worker():
                     raise ResidentMemoryError(
                         f"{each.segment.folder} is memory of another run of the same name and checkpoint "
@@ -154,11 +154,13 @@ class WorkerMemory:
                     continue
                 self.refused.append(f"{each.segment.name}: of a run that is over; removed")
                 each.segment.remove()
-        self.claimed = [each for each in self.claimed if each.layout.session_id == meeting.session_id]
-        mine = (meeting.world_size, meeting.rank)
+        self.claimed = [each for each in self.claimed if each.layout.session_id == worker_group.session_id]
+        mine = (worker_group.world_size, worker_group.rank)
         self.claimed.sort(key=lambda each: ((each.layout.world_size, each.layout.rank) != mine, each.age))
-        self.segment = self.claimed[0].segment if self.claimed else self.home.create(f"rank{meeting.rank}")
-        self.segment.marks.begin(meeting.generation)
+        self.segment = (
+            self.claimed[0].segment if self.claimed else self.home.create(f"rank{worker_group.rank}")
+        )
+        self.segment.status.begin(worker_group.generation)
         return self.segment
 
     def drop_others(self) -> None:

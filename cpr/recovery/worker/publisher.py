@@ -26,8 +26,8 @@ class Publisher:
     Args:
         memory: of this worker.
         checkpointer: knows the model and what is registered.
-        course: of the run.
-        meeting: of this generation.
+        progress: of the run.
+        worker_group: of this generation.
         model: its tables are watched.
         optimizers: ordinary ones that update tables.
 
@@ -39,14 +39,14 @@ class Publisher:
         self,
         memory: WorkerMemory,
         checkpointer: Checkpointer,
-        course: RunProgress,
-        meeting: WorkerGroup,
+        progress: RunProgress,
+        worker_group: WorkerGroup,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
     ) -> None:
         assert memory.segment is not None
         self._segment: Segment = memory.segment
-        self._checkpointer, self._course, self._meeting = checkpointer, course, meeting
+        self._checkpointer, self._progress, self._meeting = checkpointer, progress, worker_group
         self.is_unsaved = self._segment.is_unsaved
         """Whether the run could not save what is here, and has not since."""
         self._saved_before = checkpointer.newest_step
@@ -59,10 +59,10 @@ class Publisher:
 
     def publish(self) -> None:
         """A step is complete: what all ranks have alike is copied beside the tables, and counts at once."""
-        segment, steps_done = self._segment, self._course.steps_done
+        segment, steps_done = self._segment, self._progress.steps_done
         segment.replica.write(steps_done, live_tree(self._checkpointer))
-        segment.marks.step_finished = steps_done
-        segment.marks.beat()
+        segment.status.step_finished = steps_done
+        segment.status.beat()
 
     def note_saves(self, are_failing: bool) -> None:
         """Whether what is here can be saved: if not, the memory stays even when nobody restarts the run."""
@@ -76,7 +76,7 @@ class Publisher:
     def note_epoch(self) -> None:
         """Saves may have taken the directory only now: what they save descends from this memory."""
         if epoch := self._checkpointer.ownership.epoch:
-            self._segment.marks.epoch = epoch
+            self._segment.status.epoch = epoch
 
     def copy_out(self) -> None:
         """Training is over: copy tables that do not live in shared memory, if there are any."""
@@ -90,7 +90,7 @@ class Publisher:
         self._exits.close()
 
     def _note_update(self) -> None:
-        self._segment.marks.update_begun = self._course.steps_done + 1
+        self._segment.status.update_begun = self._progress.steps_done + 1
 
     def _seal(self, shards: Sequence[TableShard]) -> None:
         self._segment.seal(

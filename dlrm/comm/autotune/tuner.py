@@ -16,7 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.autotune.candidates import Candidate, Estimate, ExchangePlan, decide, estimate, finalists, slowest
+from dlrm.comm.autotune.candidates import (
+    Candidate,
+    Estimate,
+    ExchangePlan,
+    decide,
+    estimate,
+    finalists,
+    slowest,
+)
 from dlrm.comm.autotune.drift import DriftDetector
 from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import Collective

@@ -5,7 +5,7 @@ from typing import Final
 
 from torch import Tensor
 
-from dlrm.comm.compression.codecs import WireCodec, Plain
+from dlrm.comm.compression.codecs import Plain, WireCodec
 
 CHUNK: Final = 1 << 18
 """Values: a megabyte of fp32. What is encoded is still in the cache when its error is taken."""

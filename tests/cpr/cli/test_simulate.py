@@ -128,7 +128,8 @@ def test_nodes_that_runs_lost_together_are_a_group(capsys, monkeypatch):
     """2.5 nodes' worth of rows in each failure: three nodes, in three failures of four."""
     job = Job(T_total=1e5, T_fail=2e4, O_save=100, O_load=0, O_res=0, N_emb=8, nodes_lost=2.5)
     monkeypatch.setattr(
-        "cpr.cli.simulate.inputs_of", lambda options: EstimatorInputs(job=job, sources={"nodes_lost": "measured"})
+        "cpr.cli.simulate.inputs_of",
+        lambda options: EstimatorInputs(job=job, sources={"nodes_lost": "measured"}),
     )
     out = simulate(capsys, *JOB, "--trials", "20", "--interval", "1000s")
     assert "0.75 of them take 3 nodes" in out

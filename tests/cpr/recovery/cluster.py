@@ -29,8 +29,7 @@ from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.run.pls import losses_in
 from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import RunProgress
-from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo
-from cpr.rendezvous.rank_assignment import assign_ranks
+from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
 from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -92,7 +91,7 @@ class Memory:
     rank: int
     rows: tuple
     dense: tuple
-    course: dict
+    progress: dict
 
 
 @dataclass(eq=False)
@@ -113,7 +112,7 @@ class Run:
     session_id: str
     generation: int
     ownership: Ownership
-    course: RunProgress = field(default_factory=RunProgress)
+    progress: RunProgress = field(default_factory=RunProgress)
     rows: list = field(default_factory=lambda: [()] * RANKS)
     dense: tuple = ()
     kind: str = ""
@@ -171,17 +170,17 @@ class Cluster:
 
     def meet(self, nodes, *, restarted, resume=True):
         """Workers start on these nodes; the run that comes of it, or the error that ends them."""
-        offers = [self._offer(node, restarted) for node in nodes]
-        decision = assign_ranks(offers)
+        infos = [self._offer(node, restarted) for node in nodes]
+        decision = assign_ranks(infos)
         by_rank = [
             node for _, node in sorted(zip(decision.ranks, nodes, strict=True), key=lambda each: each[0])
         ]
         for node in nodes:
             if node.memory is not None and node.memory.session_id != decision.session_id:
                 node.memory = None
-        meeting = SimpleNamespace(
+        worker_group = SimpleNamespace(
             continues=decision.continues,
-            offers=offers,
+            infos=infos,
             launches=frozenset(node.launch for node in nodes),
             session_id=decision.session_id,
             rank=0,
@@ -189,7 +188,7 @@ class Cluster:
         group = Alone()
         self.place = by_rank[0].name
         try:
-            raise_if_finished(self.storage, group, meeting)
+            raise_if_finished(self.storage, group, worker_group)
         except RunFinished:
             for node in nodes:
                 node.memory = None
@@ -201,10 +200,10 @@ class Cluster:
             uri="memory",
             newest_state=lambda: find_newest(self.storage, group)[0],
         )
-        directory = take_directory(checkpointer, meeting, resumes=resume)
+        directory = take_directory(checkpointer, worker_group, resumes=resume)
         run = Run(by_rank, decision.session_id, decision.generation, ownership)
-        self._begin(run, meeting, resume, directory)
-        ownership.note_launches(meeting.launches, continues=resume or meeting.continues)
+        self._begin(run, worker_group, resume, directory)
+        ownership.note_launches(worker_group.launches, continues=resume or worker_group.continues)
         for node in nodes:
             node.run = run
         self.clock.runs.append(run)
@@ -216,14 +215,14 @@ class Cluster:
             step = next(self._steps)
             run.dense = (*run.dense, step)
             run.rows = [(*rows, step) for rows in run.rows]
-            run.course.step(SAMPLES)
+            run.progress.step(SAMPLES)
         self._publish(run)
 
     def save(self, run, *, freeze=None):
         """Save everything; frozen, the whole run stands still while it writes its manifest."""
-        if run.history.committed and run.course.steps_done == run.history.committed[-1].step:
+        if run.history.committed and run.progress.steps_done == run.history.committed[-1].step:
             return
-        run.course.note_save()
+        run.progress.note_save()
         sequence = run.history.next_sequence
         manifest = Manifest(
             run_id=run.history.run_id,
@@ -233,14 +232,14 @@ class Cluster:
             parent=None,
             base=sequence,
             moment="consistent",
-            step=run.course.steps_done,
+            step=run.progress.steps_done,
             created="2026-01-01T00:00:00+00:00",
             world_size=RANKS,
             tables={},
             rows=(),
             states=(),
         )
-        self.saved[manifest.folder] = (tuple(run.rows), run.dense, run.course.state_dict())
+        self.saved[manifest.folder] = (tuple(run.rows), run.dense, run.progress.state_dict())
         self._publish(run)
         self.storage.frozen = freeze
         try:
@@ -251,7 +250,7 @@ class Cluster:
             run.history.next_sequence = sequence + 1
             run.stuck, self.storage.on_its_way = self.storage.on_its_way, None
         except (SaveFailedError, LockedError):
-            run.course.forget_save(run.course.steps_done)
+            run.progress.forget_save(run.progress.steps_done)
             self.end(run)  # a save fails here only where the directory is another's
         finally:
             self.storage.frozen = None
@@ -285,7 +284,7 @@ class Cluster:
         if run.is_alive and not run.owns:
             self.end(run)
         if run.is_alive:
-            run.ownership.finish(run.course.steps_done)
+            run.ownership.finish(run.progress.steps_done)
             for node in run.nodes:
                 node.memory = None
             run.ownership.release()
@@ -304,7 +303,7 @@ class Cluster:
                     session_id=node.memory.session_id,
                     rank=node.memory.rank,
                     world_size=RANKS,
-                    step_finished=node.memory.course["steps_done"],
+                    step_finished=node.memory.progress["steps_done"],
                     generation=node.memory.generation,
                     epoch=node.memory.epoch,
                 ),
@@ -320,20 +319,20 @@ class Cluster:
                 rank,
                 run.rows[rank],
                 run.dense,
-                run.course.state_dict(),
+                run.progress.state_dict(),
             )
 
-    def _begin(self, run, meeting, resume, directory):
+    def _begin(self, run, worker_group, resume, directory):
         """As `cpr.recovery.restore.restorer.Restorer`, with lists instead of tensors."""
-        group, course = Alone(), run.course
+        group, progress = Alone(), run.progress
         newest, _ = find_newest(self.storage, group)
         reports = [self._report(rank, node) for rank, node in enumerate(run.nodes)]
         found = assess(reports, directory)
         plan = plan_sources(found.needed, found.held)
-        is_own = meeting.continues and directory.is_of_launches(meeting.launches)
+        is_own = worker_group.continues and directory.is_of_launches(worker_group.launches)
         decision = decide(
             Findings(
-                continues=meeting.continues,
+                continues=worker_group.continues,
                 resumes=resume or is_own,
                 is_saved=newest is not None,
                 holds_anything=bool(found.old_world_size),
@@ -344,24 +343,24 @@ class Cluster:
             ),
             POLICY,
         )
-        course.generation = run.generation
+        progress.generation = run.generation
         run.kind = decision.kind
         state = None
         if decision.kind in {"process", "partial"}:
             holder = run.nodes[found.slot_of[0]].memory
-            course.take_over(deepcopy(holder.course))
-            course.begin(run.generation, found.endings, found.interrupted, PATIENT)
+            progress.take_over(deepcopy(holder.progress))
+            progress.begin(run.generation, found.endings, found.interrupted, PATIENT)
             run.dense, state = holder.dense, newest
             self._put_rows(run, plan, newest)
             self._charge(run, found, plan, newest)
         elif decision.kind in {"resume", "full"}:
-            course.start_over()
+            progress.start_over()
             state = newest
             if newest is not None:
                 rows, run.dense, saved_course = self.saved[newest.newest.folder]
                 run.rows = list(rows)
-                course.load_state_dict(deepcopy(saved_course))
-                course.note_save()
+                progress.load_state_dict(deepcopy(saved_course))
+                progress.note_save()
         run_id = run.ownership.run_id if state is None else state.newest.run_id
         seen = survey(self.storage, group, run_id, state, frozenset())
         run.history = Committer(
@@ -381,14 +380,14 @@ class Cluster:
     def _report(self, rank, node):
         memory, segments = node.memory, ()
         if memory is not None:
-            course = memory.course
+            progress = memory.progress
             segments = (
                 SegmentReport(
                     old_rank=memory.rank,
                     old_world_size=RANKS,
                     generation=memory.generation,
                     epoch=memory.epoch,
-                    step_finished=course["steps_done"],
+                    step_finished=progress["steps_done"],
                     update_begun=-1,
                     pid=1,
                     left_ns=-1,
@@ -397,11 +396,11 @@ class Cluster:
                     shards=(shard(memory.rank),),
                     whole_bytes=2 * BYTES,
                     slot=Slot(
-                        went_back=course["went_back"],
-                        generation=course["generation"],
-                        step=course["steps_done"],
-                        progress_generation=course["progress_generation"],
-                        losses=losses_in(course),
+                        went_back=progress["went_back"],
+                        generation=progress["generation"],
+                        step=progress["steps_done"],
+                        progress_generation=progress["progress_generation"],
+                        losses=losses_in(progress),
                     ),
                 ),
             )
@@ -428,7 +427,7 @@ class Cluster:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
 
     def _charge(self, run, found, plan, newest):
-        accounts = PlsBudget(None, Alone(), run.course, POLICY, TOTAL_SAMPLES)
+        accounts = PlsBudget(None, Alone(), run.progress, POLICY, TOTAL_SAMPLES)
         has_lost = any(each.lost_rows for each in plan)
         accounts.charge(accounts.cost_of_loss(found, plan, newest.step if has_lost else None))
-        run.course.forget_saves_after(newest.step if newest else 0)
+        run.progress.forget_saves_after(newest.step if newest else 0)

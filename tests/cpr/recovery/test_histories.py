@@ -156,7 +156,7 @@ class Histories(RuleBasedStateMachine):
     def pls_is_what_was_really_lost(self):
         for run in self.runs:
             lost = sum(len(set(run.dense) - set(rows)) for rows in run.rows)
-            assert run.course.pls_total == pytest.approx(lost * SAMPLES / (TOTAL_SAMPLES * RANKS))
+            assert run.progress.pls_total == pytest.approx(lost * SAMPLES / (TOTAL_SAMPLES * RANKS))
 
     @invariant()
     def the_newest_save_never_goes_backwards(self):

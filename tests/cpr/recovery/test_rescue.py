@@ -101,7 +101,7 @@ def test_memory_is_not_saved_over_what_is_newer(unsaved, new_worker, home, tmp_p
     newer = unsaved.recovery.checkpointer.newest_step
     assert newer > 28
     segment = unsaved.recovery._memory.segment
-    segment.marks.epoch = 0
+    segment.status.epoch = 0
     unsaved.die()
     home()
     assert entry(["rescue", "--out", str(tmp_path / "checkpoint")]) == 2

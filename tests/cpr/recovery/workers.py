@@ -111,8 +111,8 @@ class Worker:
         """As if killed by -9, or, with a reason, by an exception; what the kernel does then is done here."""
         if reason is not None:
             self.recovery.__exit__(type(reason), reason, None)
-        elif self.recovery._outliving is not None:
-            self.recovery._outliving.close()  # hooks and threads die with a process
+        elif self.recovery._publisher is not None:
+            self.recovery._publisher.close()  # hooks and threads die with a process
         recovery = self.recovery
         checkpointer = recovery._checkpointer
         if checkpointer is not None and reason is None:

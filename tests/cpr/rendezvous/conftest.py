@@ -18,7 +18,9 @@ def agent():
 @pytest.fixture
 def place(agent):
     def at(rank, world_size):
-        return LauncherEnv(rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True)
+        return LauncherEnv(
+            rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True
+        )
 
     return at
 

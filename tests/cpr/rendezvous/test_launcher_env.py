@@ -5,13 +5,15 @@ import socket
 import psutil
 import pytest
 
-from cpr.rendezvous.launcher_env import LOOPBACK, OwnAddress, LauncherEnv
+from cpr.rendezvous.launcher_env import LOOPBACK, LauncherEnv, OwnAddress
 from cpr.rendezvous.leader import Leader
-from tests.cpr.rendezvous.workers import check, listener, offer, start
+from tests.cpr.rendezvous.workers import check, info, listener, start
 
 
 def at(address, rank=0, world_size=2, port=1, of_agent=True, **node):
-    return LauncherEnv(rank=rank, world_size=world_size, address=address, port=port, of_agent=of_agent, **node)
+    return LauncherEnv(
+        rank=rank, world_size=world_size, address=address, port=port, of_agent=of_agent, **node
+    )
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_where_all_workers_are_on_one_machine_sockets_listen_on_its_loopback_alo
     """As with --standalone, whose address may be the name of the machine."""
     place = at(network_address, local_world_size=2)
     assert place.own_address() == OwnAddress(name=LOOPBACK, interface=LOOPBACK)
-    with Leader(place, offer()) as host:
+    with Leader(place, info()) as host:
         assert host._listener.getsockname()[0] == LOOPBACK
         assert (host.announcement.address, host.announcement.port) == host._listener.getsockname()
 
@@ -61,7 +63,7 @@ def test_a_name_that_is_loopback_on_this_machine_alone_is_listened_to_everywhere
     assert at("node7").own_address() == OwnAddress(name="node7", interface="")
     assert at("node7").store_interface() == ""
     assert at("node7", local_world_size=2).store_interface() == "127.0.1.1"
-    with Leader(at("node7"), offer()) as host:
+    with Leader(at("node7"), info()) as host:
         assert host._listener.getsockname()[0] == "0.0.0.0"
 
 
@@ -72,7 +74,7 @@ def test_over_a_network_sockets_listen_on_its_interface_alone(network_address):
     )
     assert at(elsewhere).own_address() == OwnAddress(name=network_address, interface=network_address)
     assert at(elsewhere).store_interface() == ""  # rank 0 keeps the store, behind somebody else's address
-    with Leader(at(network_address), offer()) as host:
+    with Leader(at(network_address), info()) as host:
         assert host._listener.getsockname()[0] == network_address
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((LOOPBACK, host.announcement.port), 5)

@@ -15,7 +15,7 @@ def segment(session="a", rank=0, world_size=4, step=10, generation=0):
     )
 
 
-def offer(*held, restarted=True):
+def info(*held, restarted=True):
     return WorkerInfo(restarted=restarted, host="h", pid=1, held=held)
 
 
@@ -27,10 +27,10 @@ segments = st.builds(
     step=st.integers(-1, 20),
     generation=st.integers(0, 5),
 )
-offers = st.builds(
-    lambda held, restarted: offer(*held, restarted=restarted), st.lists(segments, max_size=3), st.booleans()
+infos = st.builds(
+    lambda held, restarted: info(*held, restarted=restarted), st.lists(segments, max_size=3), st.booleans()
 )
-worlds = st.lists(offers, min_size=1, max_size=6)
+worlds = st.lists(infos, min_size=1, max_size=6)
 
 
 @given(worlds)
@@ -55,19 +55,19 @@ def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
     assert decision.generation > max(each.generation for each in of_it)
 
 
-@given(offers)
+@given(infos)
 def test_an_offer_survives_the_way(each):
     assert WorkerInfo.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 
 def test_at_another_world_size_nobody_keeps_a_rank_and_the_session_goes_on():
-    world = [offer(segment(rank=3)), offer(segment(rank=1))]
+    world = [info(segment(rank=3)), info(segment(rank=1))]
     decision = assign_ranks(world)
     assert (decision.ranks, decision.session_id, decision.generation) == ((0, 1), "a", 1)
 
 
 def test_memory_of_an_earlier_launch_is_nobodys():
-    decision = assign_ranks([offer(segment(rank=1), restarted=False), offer(segment(rank=0), restarted=False)])
+    decision = assign_ranks([info(segment(rank=1), restarted=False), info(segment(rank=0), restarted=False)])
     assert decision.ranks == (0, 1)
     assert decision.session_id != "a"
     assert not decision.continues
@@ -80,7 +80,7 @@ def claimed(memory, launched):
     """Offers of workers at (rank, local rank, workers of the node), each with its part of the memory."""
     return [
         replace(
-            offer(*(each for each in memory[node] if (each.rank - rank) % local_size == 0)),
+            info(*(each for each in memory[node] if (each.rank - rank) % local_size == 0)),
             local_rank=local_rank,
             local_world_size=local_size,
         )

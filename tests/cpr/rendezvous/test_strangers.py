@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from cpr.rendezvous import leader as module
-from cpr.rendezvous.join import meet_at
+from cpr.rendezvous.join import join_at
 from cpr.rendezvous.messages import PROOF_BYTES, proof
 from cpr.rendezvous.rank_assignment import assign_ranks
 from cpr.rendezvous.stores import serve
@@ -18,9 +18,9 @@ from tests.cpr.rendezvous.workers import (
     HERE,
     call,
     check,
+    info,
     is_hung_up,
     listener,
-    offer,
     post,
     posted_host,
 )
@@ -47,11 +47,11 @@ def open_connections(host):
 
 def finish(host, workers, place):
     """Two guests come, and all three meet."""
-    guests = [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (1, 2)]
-    offers = host.gather(time.monotonic() + ENOUGH.total_seconds())
-    assert [each.pid for each in offers] == [0, 1, 2]
+    guests = [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (1, 2)]
+    infos = host.gather(time.monotonic() + ENOUGH.total_seconds())
+    assert [each.pid for each in infos] == [0, 1, 2]
     store = serve(HERE, ENOUGH)
-    host.tell(assign_ranks(offers), offers, store.port)
+    host.tell(assign_ranks(infos), infos, store.port)
     assert {each.result().rank for each in guests} == {1, 2}
 
 
@@ -146,7 +146,7 @@ def test_a_stranger_at_the_port_of_a_dead_host_is_told_no_key_and_not_listened_t
 ):
     with listener() as stranger:
         post(agent, stranger.getsockname()[1], nonce="the old one")
-        guest = workers.submit(meet_at, place(1, 2), offer(1), ENOUGH)
+        guest = workers.submit(join_at, place(1, 2), info(1), ENOUGH)
         caller, _ = stranger.accept()
         said = caller.recv(PROOF_BYTES, socket.MSG_WAITALL)
         assert said == proof("the old one", is_host=False)
@@ -155,6 +155,6 @@ def test_a_stranger_at_the_port_of_a_dead_host_is_told_no_key_and_not_listened_t
         else:
             assert pour(caller) < ENDLESS
         again, _ = stranger.accept()  # it hung up, and tries the only address that it knows once more
-        check([workers.submit(meet_at, place(0, 2), offer(0), ENOUGH), guest])
+        check([workers.submit(join_at, place(0, 2), info(0), ENOUGH), guest])
         caller.close()
         again.close()

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from cpr.rendezvous import WorkerInfo
 from cpr.rendezvous.discovery import Discovery
+from cpr.rendezvous.join import join_at
 from cpr.rendezvous.launcher_env import OwnAddress
 from cpr.rendezvous.leader import Leader
-from cpr.rendezvous.join import meet_at
 from cpr.rendezvous.messages import Connection
 
 ENOUGH = timedelta(seconds=60)
@@ -18,15 +18,15 @@ HERE = OwnAddress(name="localhost", interface="127.0.0.1")
 KEY = "cpr/rendezvous/leader"
 
 
-def offer(pid=0, *held, restarted=True):
+def info(pid=0, *held, restarted=True):
     return WorkerInfo(restarted=restarted, host="h", pid=pid, held=held)
 
 
-def start(workers, place, world_size, offers=None, timeout=ENOUGH):
+def start(workers, place, world_size, infos=None, timeout=ENOUGH):
     """All workers of a generation."""
-    offers = offers or [offer(rank) for rank in range(world_size)]
+    infos = infos or [info(rank) for rank in range(world_size)]
     return [
-        workers.submit(meet_at, place(rank, world_size), offers[rank], timeout) for rank in range(world_size)
+        workers.submit(join_at, place(rank, world_size), infos[rank], timeout) for rank in range(world_size)
     ]
 
 
@@ -34,12 +34,12 @@ def check(futures, pids=None):
     """They met, agree on everything, and have a store that works; gives the meetings."""
     meetings = [each.result() for each in futures]
     assert sorted(each.rank for each in meetings) == list(range(len(meetings)))
-    assert len({(each.session_id, each.generation, each.continues, each.offers) for each in meetings}) == 1
+    assert len({(each.session_id, each.generation, each.continues, each.infos) for each in meetings}) == 1
     assert {each.world_size for each in meetings} == {len(meetings)}
     counts = {each.store.add("here", 1) for each in meetings}
     assert counts == set(range(1, len(meetings) + 1))  # one store, the same for all, and new
     if pids is not None:
-        assert [each.pid for each in meetings[0].offers] == pids
+        assert [each.pid for each in meetings[0].infos] == pids
     return meetings
 
 
@@ -56,7 +56,7 @@ def post(agent, port, nonce="old"):
 @contextmanager
 def posted_host(place, world_size):
     """A host that does nothing by itself, announced."""
-    with Leader(place(0, world_size), offer()) as host:
+    with Leader(place(0, world_size), info()) as host:
         board = Discovery(place(0, world_size), host.announcement)
         try:
             while board.latest != host.announcement:

@@ -287,7 +287,7 @@ def train_and_die(root):
     segment.seal(**RUN, shards=find_shards(model))
     train(model, 0, 4)
     segment.replica.write(4, {s.name: dict(s.counters) for s in resident_shards(model)})
-    segment.marks.step_finished = 4
+    segment.status.step_finished = 4
     print(json.dumps(digests(model)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -308,7 +308,7 @@ def test_after_kill_9_everything_is_as_it_was(tmp_path):
 
     (found,), _ = Home("run", tmp_path).find()
     assert found.claim()
-    assert found.marks.step_finished == 4
+    assert found.status.step_finished == 4
     model, birth = born(found, adopt=True)
     assert birth.adopted
     assert digests(model) == before

@@ -42,10 +42,10 @@ def test_rows_in_a_device_cache_are_brought_back_first(home, segment):
 
 def test_a_copy_is_of_no_use_after_another_step_began(home, segment):
     inside, outside = make_shard(segment, fqn="model.host"), make_shard(fqn="model.gpu")
-    segment.marks.update_begun = 4
+    segment.status.update_begun = 4
     copy = copier(segment, [inside, outside])
     copy.run()
-    segment.marks.update_begun = 5
+    segment.status.update_begun = 5
     assert_same([inside], segment.held_shards())
     outside.weights.fill_(3.0)
     copy.run()
@@ -58,7 +58,7 @@ def test_a_step_that_begins_during_the_copy_makes_it_begin_again(segment):
 
     def train_on():  # when the first one has been copied
         if (step := next(steps, None)) is not None:
-            segment.marks.update_begun = step
+            segment.status.update_begun = step
             first.weights.fill_(float(step))
 
     object.__setattr__(second, "flush", train_on)

@@ -54,7 +54,7 @@ def test_a_killed_worker_is_dead_at_once_even_if_its_forks_live(home, start):
         assert Process.find(child.pid) is None
         assert Process.find(loader)
         (found,), _ = home.find()
-        assert found.marks.pid == child.pid
+        assert found.status.pid == child.pid
         assert found.claim()
     finally:
         os.kill(loader, signal.SIGKILL)

@@ -32,31 +32,31 @@ def test_what_one_says_another_reads_at_once(path):
 
 
 def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
-    marks = StatusPage(path)
-    marks.step_finished = 5
-    marks.leave("told to stop")
-    marks.begin(generation=4)
-    assert (marks.pid, marks.start_ticks) == (os.getpid(), Process.this().start_ticks)
-    assert (marks.left_ns, marks.reason, marks.generation, marks.step_finished) == (NOTHING, "", 4, 5)
+    status = StatusPage(path)
+    status.step_finished = 5
+    status.leave("told to stop")
+    status.begin(generation=4)
+    assert (status.pid, status.start_ticks) == (os.getpid(), Process.this().start_ticks)
+    assert (status.left_ns, status.reason, status.generation, status.step_finished) == (NOTHING, "", 4, 5)
 
 
 def test_that_values_are_no_numbers_is_never_forgotten_and_keeps_its_reason(path):
-    marks = StatusPage(path)
-    marks.leave("told to stop")
-    assert not marks.diverged
-    marks.begin(generation=1)
-    marks.leave("the loss is nan", diverged=True)
-    marks.begin(generation=2)
-    marks.leave("no use in going on")
-    marks.begin(generation=3)
-    assert (marks.diverged, marks.diverged_in, marks.reason) == (True, 1, "the loss is nan")
-    assert marks.left_ns == NOTHING
+    status = StatusPage(path)
+    status.leave("told to stop")
+    assert not status.diverged
+    status.begin(generation=1)
+    status.leave("the loss is nan", diverged=True)
+    status.begin(generation=2)
+    status.leave("no use in going on")
+    status.begin(generation=3)
+    assert (status.diverged, status.diverged_in, status.reason) == (True, 1, "the loss is nan")
+    assert status.left_ns == NOTHING
 
 
 def test_a_long_reason_is_cut_at_a_character(path):
-    marks = StatusPage(path)
-    marks.reason = "x" + "é" * REASON_BYTES
-    assert marks.reason == "x" + "é" * ((REASON_BYTES - 1) // 2)
+    status = StatusPage(path)
+    status.reason = "x" + "é" * REASON_BYTES
+    assert status.reason == "x" + "é" * ((REASON_BYTES - 1) // 2)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_lack_of_memory_for_a_copy_is_no_damage(home, segment, monkeypatch):
 
 
 def of_other_marks(segment):
-    segment.marks._words[WORDS.index("version")] = VERSION + 1
+    segment.status._words[WORDS.index("version")] = VERSION + 1
 
 
 def of_longer_marks(segment):

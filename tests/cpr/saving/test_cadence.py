@@ -78,120 +78,120 @@ class Measured:
         self.history = replace(self.history, elapsed_s=elapsed_s, failures=(failure,) * number)
 
 
-def due(pace, course, until):
+def due(pace, progress, until):
     """Steps at which saves are due."""
     found = []
-    while course.steps_done < until:
-        course.step(8)
-        if pace.is_due(course.steps_done):
-            found.append(course.steps_done)
+    while progress.steps_done < until:
+        progress.step(8)
+        if pace.is_due(progress.steps_done):
+            found.append(progress.steps_done)
     return found
 
 
 @pytest.fixture
-def course():
+def progress():
     return RunProgress()
 
 
-def make(course, diary, **options):
-    return AutoPace(RULE, Alone(), course, diary, **{"saved_at": 0, **options})
+def make(progress, diary, **options):
+    return AutoPace(RULE, Alone(), progress, diary, **{"saved_at": 0, **options})
 
 
-def test_the_first_save_tells_what_a_save_costs_and_the_next_ones_cost_what_they_may(course, caplog):
+def test_the_first_save_tells_what_a_save_costs_and_the_next_ones_cost_what_they_may(progress, caplog):
     caplog.set_level("INFO")
     diary = Measured()
-    pace = make(course, diary)
-    assert due(pace, course, FIRST_STEPS) == [FIRST_STEPS]
+    pace = make(progress, diary)
+    assert due(pace, progress, FIRST_STEPS) == [FIRST_STEPS]
     diary.cost(save_s=1.0, blocked_s=0.02)  # 20 s or 200 steps between saves cost 0.001 of them
-    assert due(pace, course, 700) == [FIRST_STEPS + 200, FIRST_STEPS + 400, FIRST_STEPS + 600]
+    assert due(pace, progress, 700) == [FIRST_STEPS + 200, FIRST_STEPS + 400, FIRST_STEPS + 600]
     assert caplog.text.count("a save costs 20 ms") == 1  # a change is said, and no other decision
     assert "200 steps from save to save" in caplog.text
 
 
-def test_never_faster_than_storage_takes(course):
+def test_never_faster_than_storage_takes(progress):
     diary = Measured()
     diary.cost(save_s=40.0, blocked_s=0.001)
-    steps = due(make(course, diary), course, 3000)
+    steps = due(make(progress, diary), progress, 3000)
     assert min(later - earlier for earlier, later in pairwise(steps)) >= 400
 
 
-def test_nothing_begins_while_a_save_is_under_way(course):
+def test_nothing_begins_while_a_save_is_under_way(progress):
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.02)
-    pace = make(course, diary)
-    assert due(pace, course, 250) == [200]
+    pace = make(progress, diary)
+    assert due(pace, progress, 250) == [200]
     diary.is_saving = True
-    assert due(pace, course, 700) == []
+    assert due(pace, progress, 700) == []
     diary.is_saving = False
-    assert len(due(pace, course, 730)) == 1
+    assert len(due(pace, progress, 730)) == 1
 
 
-def test_small_changes_are_not_followed_and_large_ones_are(course):
+def test_small_changes_are_not_followed_and_large_ones_are(progress):
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.02)
-    pace = make(course, diary)
-    assert due(pace, course, 200) == [200]
+    pace = make(progress, diary)
+    assert due(pace, progress, 200) == [200]
     diary.cost(save_s=1.0, blocked_s=0.022)
-    assert due(pace, course, 600) == [400, 600]
+    assert due(pace, progress, 600) == [400, 600]
     diary.cost(save_s=1.0, blocked_s=0.04)
-    assert due(pace, course, 1000) == [1000]
+    assert due(pace, progress, 1000) == [1000]
 
 
-def test_lost_nodes_shorten_the_interval(course, caplog):
+def test_lost_nodes_shorten_the_interval(progress, caplog):
     caplog.set_level("INFO")
     diary = Measured()
     diary.cost(save_s=0.01, blocked_s=1.0)  # 1000 s would be cheap
-    pace = make(course, diary, saved_at=0)
-    assert due(pace, course, 5000) == []
+    pace = make(progress, diary, saved_at=0)
+    assert due(pace, progress, 5000) == []
     diary.lose_nodes(30, elapsed_s=500.0)
-    course.pls_total = 0.09
-    pace = make(course, diary)
-    steps = due(pace, course, 10_000)
+    progress.pls_total = 0.09
+    pace = make(progress, diary)
+    steps = due(pace, progress, 10_000)
     assert max(later - earlier for earlier, later in pairwise(steps)) < 5000
     assert "the target PLS of 0.1 asks for it" in caplog.text
 
 
-def test_with_a_share_of_the_rows_saves_come_so_much_more_often(course):
+def test_with_a_share_of_the_rows_saves_come_so_much_more_often(progress):
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.02)
-    assert due(make(course, diary, share=0.125), course, 100) == [25, 50, 75, 100]
+    assert due(make(progress, diary, share=0.125), progress, 100) == [25, 50, 75, 100]
 
 
-def test_row_saves_cost_what_they_cost_and_not_what_a_base_does(course, caplog):
+def test_row_saves_cost_what_they_cost_and_not_what_a_base_does(progress, caplog):
     caplog.set_level("INFO")
     diary = Measured()
     diary.cost(save_s=9.0, blocked_s=2.0)
     diary.save(save_s=0.5, blocked_s=0.01, kind="rows", share=0.125)  # 80 ms until all rows are saved
-    assert due(make(course, diary, share=0.125), course, 300) == [100, 200, 300]
+    assert due(make(progress, diary, share=0.125), progress, 300) == [100, 200, 300]
     assert "a save costs 80 ms, 0.1% of training time" in caplog.text
 
 
-def test_what_steps_beside_a_save_take_longer_is_a_cost_like_any_other(course):
+def test_what_steps_beside_a_save_take_longer_is_a_cost_like_any_other(progress):
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.001, slowed_s=0.019)
-    assert due(make(course, diary), course, 400) == [200, 400]
+    assert due(make(progress, diary), progress, 400) == [200, 400]
 
 
 @pytest.mark.parametrize("kind", ["base", "rows"])
-def test_storage_that_becomes_slow_is_followed_within_a_few_saves(course, kind):
+def test_storage_that_becomes_slow_is_followed_within_a_few_saves(progress, kind):
     diary = Measured()
     for _ in range(SAVES_KEPT):
         diary.save(save_s=1.0, blocked_s=0.001, kind=kind)
-    pace = make(course, diary)
-    fast = due(pace, course, 300)
+    pace = make(progress, diary)
+    fast = due(pace, progress, 300)
     assert max(later - earlier for earlier, later in pairwise(fast)) == 15
     slow = 0
     while pace._interval_s < 40.0:
         slow += 1
         diary.save(save_s=40.0, blocked_s=0.001, kind=kind)
-        due(pace, course, course.steps_done + 30)
+        due(pace, progress, progress.steps_done + 30)
     assert slow == SAVES_FOLLOWED // 2 + 1
 
 
-def test_after_a_restart_the_clock_of_the_last_save_goes_on(course):
+def test_after_a_restart_the_clock_of_the_last_save_goes_on(progress):
     for _ in range(290):
-        course.step(8)
+        progress.step(8)
     diary = Measured()
     diary.cost(save_s=1.0, blocked_s=0.02)
-    pace = make(course, diary, saved_at=100)
-    assert due(pace, course, 310) == [300]
+    pace = make(progress, diary, saved_at=100)
+    assert due(pace, progress, 310) == [300]

@@ -36,30 +36,32 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def begin(tmp_path, clock):
-    course = RunProgress()
+    progress = RunProgress()
 
     def work(kind, *, lost_share=0.0, seconds=None, storage=None, check_lock=lambda: 0):
-        generation = len(course.recoveries)
+        generation = len(progress.recoveries)
         story = Recovery(
             kind=kind,
             reason="",
             generation=generation,
-            step=course.steps_done,
+            step=progress.steps_done,
             lost_share=lost_share,
             world_size=4,
             seconds=seconds or {},
         )
-        course.recoveries = [*course.recoveries, story]
+        progress.recoveries = [*progress.recoveries, story]
         storage = storage or open_storage(str(tmp_path))
-        return HistoryWriter(storage, course, check_lock, nodes=2, samples_total=1000, row_share=0.125), course
+        return HistoryWriter(
+            storage, progress, check_lock, nodes=2, samples_total=1000, row_share=0.125
+        ), progress
 
     return work
 
 
-def train(diary, course, clock, steps, step_s=2.0):
+def train(diary, progress, clock, steps, step_s=2.0):
     for _ in range(steps):
         clock.now += step_s
-        course.step(10)
+        progress.step(10)
         diary.step()
 
 
@@ -83,17 +85,17 @@ def stored(tmp_path, diary):
 
 
 def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
-    diary, course = begin("start")
-    train(diary, course, clock, 3)
+    diary, progress = begin("start")
+    train(diary, progress, clock, 3)
     late = save(kind="rows", num_bytes=7, is_over=False)
     diary.note_save(save())
     diary.note_save(late)
     diary.note_save(save(manifest=None, seconds=None))  # it failed
     assert diary.is_saving
-    train(diary, course, clock, 1)
+    train(diary, progress, clock, 1)
     assert [each.kind for each in diary.history.saves] == ["base"]
     late.is_over = True
-    train(diary, course, clock, 2)
+    train(diary, progress, clock, 2)
     assert not diary.is_saving
     history = stored(tmp_path, diary)
     assert [(each.step, each.num_bytes, each.share) for each in history.saves] == [(3, 100, 1), (3, 7, 0.125)]
@@ -102,13 +104,13 @@ def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
 
 
 def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_path):
-    diary, course = begin("start")
-    train(diary, course, clock, 5)
+    diary, progress = begin("start")
+    train(diary, progress, clock, 5)
     under_way = save(is_over=False, longest_blocked_s=0.0)
     diary.note_save(under_way)
-    train(diary, course, clock, 3, step_s=3.0)
+    train(diary, progress, clock, 3, step_s=3.0)
     under_way.is_over, under_way.longest_blocked_s = True, 0.75
-    train(diary, course, clock, 4)
+    train(diary, progress, clock, 4)
     history = stored(tmp_path, diary)
     (cost,) = history.saves
     assert cost.blocked_s == 0.75  # on the rank where training waited longest
@@ -118,17 +120,17 @@ def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_pat
 
 
 def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(begin, clock, tmp_path):
-    diary, course = begin("start")
-    train(diary, course, clock, 5)
+    diary, progress = begin("start")
+    train(diary, progress, clock, 5)
     diary.note_save(save())
-    train(diary, course, clock, 1)
+    train(diary, progress, clock, 1)
     diary._writer.join()
-    train(diary, course, clock, 4)  # of which at most one is written down; then they die
+    train(diary, progress, clock, 4)  # of which at most one is written down; then they die
     diary._writer.join()
     clock.now += 30
-    diary, course = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
-    course.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})
-    train(diary, course, clock, 1, step_s=5.0)
+    diary, progress = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
+    progress.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})
+    train(diary, progress, clock, 1, step_s=5.0)
     history = stored(tmp_path, diary)
     (failure,) = history.failures
     assert (failure.kind, failure.lost_share, failure.nodes_lost) == ("partial", 0.5, 1.0)
@@ -139,12 +141,12 @@ def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(be
 
 
 def test_a_pause_of_the_run_is_no_time_of_it_and_no_failure(begin, clock, tmp_path):
-    diary, course = begin("start")
-    train(diary, course, clock, 5)
+    diary, progress = begin("start")
+    train(diary, progress, clock, 5)
     stored(tmp_path, diary)
     clock.now += 1e6
-    diary, course = begin("resume")
-    train(diary, course, clock, 5)
+    diary, progress = begin("resume")
+    train(diary, progress, clock, 5)
     history = stored(tmp_path, diary)
     assert history.elapsed_s == pytest.approx(20.0)
     assert history.failures == ()
@@ -162,10 +164,10 @@ def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_p
 def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_gone_on_with(
     begin, clock, tmp_path, monkeypatch, caplog, steps
 ):
-    diary, course = begin("start")
-    train(diary, course, clock, 5)
+    diary, progress = begin("start")
+    train(diary, progress, clock, 5)
     diary.note_save(save())
-    train(diary, course, clock, 1)
+    train(diary, progress, clock, 1)
     before = stored(tmp_path, diary)
 
     def fail(storage):
@@ -173,13 +175,13 @@ def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_gone_on_with(
 
     monkeypatch.setattr(module, "read_history", fail)
     clock.now += 30
-    diary, course = begin("process", seconds={"restart": 10.0})
+    diary, progress = begin("process", seconds={"restart": 10.0})
     diary._writer.join()
     assert "the storage does not answer" in caplog.text
     assert read_history(open_storage(str(tmp_path))) == before
     diary.note_save(save(num_bytes=7))
     monkeypatch.setattr(module, "read_history", read_history)
-    train(diary, course, clock, steps)
+    train(diary, progress, clock, steps)
     history = stored(tmp_path, diary)
     assert [each.num_bytes for each in history.saves] == [100, 7]
     (failure,) = history.failures
@@ -193,8 +195,8 @@ def test_a_run_whose_directory_is_anothers_by_now_leaves_its_history_alone(begin
         raise LockedError("another run has taken it over")
 
     (tmp_path / HISTORY_PATH).write_text("of another run")
-    diary, course = begin("start", check_lock=check_lock)
-    train(diary, course, clock, 3)
+    diary, progress = begin("start", check_lock=check_lock)
+    train(diary, progress, clock, 3)
     diary.finish()
     assert (tmp_path / HISTORY_PATH).read_text() == "of another run"
     assert "another run has taken it over" in caplog.text
@@ -204,7 +206,7 @@ def test_storage_that_fails_stops_nothing(begin, clock, caplog):
     def create(path):
         raise CheckpointError("the disk is gone")
 
-    diary, course = begin("start", storage=SimpleNamespace(create=create))
-    train(diary, course, clock, 3)
+    diary, progress = begin("start", storage=SimpleNamespace(create=create))
+    train(diary, progress, clock, 3)
     diary.finish()
     assert "the disk is gone" in caplog.text

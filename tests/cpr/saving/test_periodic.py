@@ -16,19 +16,19 @@ class SlowStorage:
     """A checkpointer whose saves are over when somebody waits for them, or after 30 steps.
 
     Args:
-        course: of the run.
+        progress: of the run.
         failing: which saves cannot begin, by number.
         broken: which fail in the background.
         skipped: which are skipped.
     """
 
-    def __init__(self, course, failing=(), broken=(), skipped=()):
-        self.course, self.failing, self.broken, self.skipped = course, failing, broken, skipped
+    def __init__(self, progress, failing=(), broken=(), skipped=()):
+        self.progress, self.failing, self.broken, self.skipped = progress, failing, broken, skipped
         self.newest_step, self.under_way, self.asked = None, None, 0
         self.agreement = Alone()
 
     def step(self):
-        if self.under_way is not None and self.course.steps_done >= self.under_way.step + 30:
+        if self.under_way is not None and self.progress.steps_done >= self.under_way.step + 30:
             self.wait()
 
     def wait(self, timeout_s=None):
@@ -51,7 +51,7 @@ class SlowStorage:
         if self.asked in self.skipped:
             return None
         self.under_way = Save("base", moment, "exact")
-        self.under_way.step = self.course.steps_done
+        self.under_way.step = self.progress.steps_done
         return self.under_way
 
     def wait_until_idle(self, deadline=None):
@@ -73,18 +73,18 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
 
 
-def train(course, saves, steps):
+def train(progress, saves, steps):
     for _ in range(steps):
-        course.step(1)
+        progress.step(1)
         saves.step()
         saves.save_if_due()
 
 
 def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pauses, caplog):
-    course = RunProgress()
-    storage = SlowStorage(course, failing=range(2, 50), broken=range(50, 55))
-    saves = Saves(storage, course, FixedPace(10), "rolling")
-    train(course, saves, 600)
+    progress = RunProgress()
+    storage = SlowStorage(progress, failing=range(2, 50), broken=range(50, 55))
+    saves = Saves(storage, progress, FixedPace(10), "rolling")
+    train(progress, saves, 600)
     assert storage.newest_step >= 560, "they never succeeded again"
     told = [record.message for record in caplog.records]
     assert len(told) == len(set(told)) == 53
@@ -92,46 +92,46 @@ def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pa
 
 
 def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):
-    course = RunProgress()
-    storage = SlowStorage(course, failing={2})
-    train(course, Saves(storage, course, FixedPace(100), "rolling"), 299)
+    progress = RunProgress()
+    storage = SlowStorage(progress, failing={2})
+    train(progress, Saves(storage, progress, FixedPace(100), "rolling"), 299)
     storage.wait()
     assert storage.asked == 3
-    assert sorted(course.saves) == [100, 201]
+    assert sorted(progress.saves) == [100, 201]
 
 
 def test_saves_that_fail_for_too_long_end_training():
-    course = RunProgress()
-    storage = SlowStorage(course, failing={2, 3})
-    saves = Saves(storage, course, FixedPace(1), "rolling", give_up_after_s=1e-6)
+    progress = RunProgress()
+    storage = SlowStorage(progress, failing={2, 3})
+    saves = Saves(storage, progress, FixedPace(1), "rolling", give_up_after_s=1e-6)
     with pytest.raises(SaveFailedError, match=r"save 3\. Saves have failed for .* give_up_after is"):
-        train(course, saves, 10**6)
+        train(progress, saves, 10**6)
 
 
 def test_the_last_save_is_asked_for_until_it_is_not_skipped():
-    course = RunProgress()
-    storage = SlowStorage(course, skipped={2, 3})
-    saves = Saves(storage, course, FixedPace(5), "rolling")
-    train(course, saves, 6)
+    progress = RunProgress()
+    storage = SlowStorage(progress, skipped={2, 3})
+    saves = Saves(storage, progress, FixedPace(5), "rolling")
+    train(progress, saves, 6)
     saves.finish()
     assert storage.newest_step == 6
 
 
 def test_a_save_that_is_wanted_now_is_noted_as_all_others_are_and_made_once():
-    course = RunProgress()
-    storage = SlowStorage(course)
-    saves = Saves(storage, course, FixedPace(5), "rolling")
-    train(course, saves, 7)
+    progress = RunProgress()
+    storage = SlowStorage(progress)
+    saves = Saves(storage, progress, FixedPace(5), "rolling")
+    train(progress, saves, 7)
     assert saves.now(1.0)
-    assert (storage.newest_step, max(course.saves), storage.asked) == (7, 7, 2)
+    assert (storage.newest_step, max(progress.saves), storage.asked) == (7, 7, 2)
     assert saves.now(1.0)
     assert storage.asked == 2
 
 
 def test_a_save_that_is_wanted_now_and_skipped_is_none():
-    course = RunProgress()
-    saves = Saves(SlowStorage(course, skipped={2}), course, FixedPace(5), "rolling")
-    train(course, saves, 7)
+    progress = RunProgress()
+    saves = Saves(SlowStorage(progress, skipped={2}), progress, FixedPace(5), "rolling")
+    train(progress, saves, 7)
     assert not saves.now(1.0)
 
 
@@ -147,23 +147,23 @@ def test_a_save_that_is_wanted_now_is_made_though_others_before_it_have_failed(c
                 raise error
             return self.wait()
 
-    course = RunProgress()
-    storage = Repaired(course)
-    saves = Saves(storage, course, FixedPace(0), "rolling")
+    progress = RunProgress()
+    storage = Repaired(progress)
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
     for _ in range(4):
-        train(course, saves, 1)
+        train(progress, saves, 1)
         storage.error = SaveFailedError("the disk was full")
         assert saves.now(1.0)
-        assert storage.newest_step == max(course.saves) == course.steps_done
+        assert storage.newest_step == max(progress.saves) == progress.steps_done
     assert "the disk was full" in caplog.text
 
 
 @pytest.mark.parametrize("every", [0, 7])
 def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_failed(every):
-    course = RunProgress()
-    storage = SlowStorage(course, broken={1})
-    saves = Saves(storage, course, FixedPace(every), "rolling")
-    train(course, saves, 7)
+    progress = RunProgress()
+    storage = SlowStorage(progress, broken={1})
+    saves = Saves(storage, progress, FixedPace(every), "rolling")
+    train(progress, saves, 7)
     with pytest.raises(SaveFailedError, match="save 1"):
         saves.now(None)
     saves.finish()
@@ -171,10 +171,10 @@ def test_the_end_is_saved_though_a_save_that_was_wanted_at_the_same_step_has_fai
 
 
 def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
-    course = RunProgress()
-    storage = SlowStorage(course, broken={1, 2})
-    saves = Saves(storage, course, FixedPace(0), "rolling")
-    train(course, saves, 7)
+    progress = RunProgress()
+    storage = SlowStorage(progress, broken={1, 2})
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
+    train(progress, saves, 7)
     for number in (1, 2):
         with pytest.raises(SaveFailedError, match=f"save {number}"):
             saves.now(None)
@@ -183,30 +183,30 @@ def test_a_save_that_is_wanted_again_after_it_has_failed_is_made_again():
 
 
 def test_a_last_save_that_has_failed_is_not_taken_for_a_good_one_when_it_is_wanted_again():
-    course = RunProgress()
-    storage = SlowStorage(course, broken={1, 2})
-    saves = Saves(storage, course, FixedPace(0), "rolling")
-    train(course, saves, 7)
+    progress = RunProgress()
+    storage = SlowStorage(progress, broken={1, 2})
+    saves = Saves(storage, progress, FixedPace(0), "rolling")
+    train(progress, saves, 7)
     for number in (1, 2):
         with pytest.raises(SaveFailedError, match=f"save {number}"):
             saves.finish()
 
 
 def test_saves_that_were_skipped_or_failed_to_begin_do_not_shorten_what_is_told_of_the_interval():
-    course = RunProgress()
-    storage = SlowStorage(course, skipped={2, 4}, failing={6})
-    train(course, Saves(storage, course, FixedPace(10), "rolling"), 70)
-    assert sorted(course.saves) == [10, 30, 50]
-    assert course.samples_between_saves == 20
+    progress = RunProgress()
+    storage = SlowStorage(progress, skipped={2, 4}, failing={6})
+    train(progress, Saves(storage, progress, FixedPace(10), "rolling"), 70)
+    assert sorted(progress.saves) == [10, 30, 50]
+    assert progress.samples_between_saves == 20
 
 
 def test_what_committed_saves_took_is_told_once(no_pauses):
-    course = RunProgress()
-    storage = SlowStorage(course, broken={2})
-    saves = Saves(storage, course, FixedPace(100), "rolling")
-    train(course, saves, 150)
+    progress = RunProgress()
+    storage = SlowStorage(progress, broken={2})
+    saves = Saves(storage, progress, FixedPace(100), "rolling")
+    train(progress, saves, 150)
     (first,) = saves.take_costs()
     assert (first.step, first.kind, first.num_bytes, first.blocked_s) == (100, "base", 100, 0.5)
     assert saves.take_costs() == []
-    train(course, saves, 130)
+    train(progress, saves, 130)
     assert [cost.step for cost in saves.take_costs()] == [233]  # the one of step 200 has failed

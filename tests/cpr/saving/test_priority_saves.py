@@ -247,7 +247,7 @@ def test_going_back_to_a_row_save_costs_what_its_rows_are_behind(new_worker, wip
 def test_going_back_to_the_row_save_that_makes_a_whole_table_costs_nothing(new_worker, wipe):
     worker = new_worker(restarted=False).restore()
     advance(worker, 11)
-    assert set(worker.recovery._course.saves) == {2, 10}
+    assert set(worker.recovery._progress.saves) == {2, 10}
     worker.die()
     wipe()
     again = new_worker().restore()
@@ -333,10 +333,10 @@ def test_a_moment_whose_save_was_never_committed_does_not_count(new_worker):
     worker.train(1)  # whose save would make a whole table
     worker.die()
     again = new_worker().restore()
-    course = again.recovery._course
-    assert (again.recovery.checkpointer.newest_step, set(course.saves)) == (8, {2})
+    progress = again.recovery._progress
+    assert (again.recovery.checkpointer.newest_step, set(progress.saves)) == (8, {2})
     advance(again, 2)
-    assert set(course.saves) == {2, 12}  # the next one does instead
+    assert set(progress.saves) == {2, 12}  # the next one does instead
 
 
 def test_failures_more_often_than_whole_tables_do_not_keep_moments_from_counting(new_worker):
@@ -347,7 +347,7 @@ def test_failures_more_often_than_whole_tables_do_not_keep_moments_from_counting
         worker.die()
         worker = new_worker().restore()
     assert worker.recovery.steps_done == 21
-    assert list(worker.recovery._course.saves) == [2, 10, 18]
+    assert list(worker.recovery._progress.saves) == [2, 10, 18]
 
 
 def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
@@ -364,7 +364,7 @@ def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
     saver._write_all = write_all
     assert worker.recovery.save_now(60)
     assert worker.recovery.checkpointer.newest_step == 4
-    assert set(worker.recovery._course.saves) == {2, 4}
+    assert set(worker.recovery._progress.saves) == {2, 4}
 
 
 def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tmp_path, caplog):

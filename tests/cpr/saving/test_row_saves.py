@@ -22,21 +22,21 @@ def no_pauses(monkeypatch):
 class FakeCheckpointer:
     """Saves are over when somebody waits for them, or after two steps; those of steps in `failing` fail."""
 
-    def __init__(self, course, failing=(), skipping=(), breaking=(), busy=()):
-        self.course, self.failing, self.skipping, self.breaking = course, failing, skipping, breaking
+    def __init__(self, progress, failing=(), skipping=(), breaking=(), busy=()):
+        self.progress, self.failing, self.skipping, self.breaking = progress, failing, skipping, breaking
         self.busy = busy
         self.has_base, self.newest_step = False, None
         self.log, self.last, self.agreement = [], None, Alone()
 
     def step(self):
-        if self.last is not None and self.course.steps_done >= self.log[-1][1] + 2:
+        if self.last is not None and self.progress.steps_done >= self.log[-1][1] + 2:
             self.wait_until_idle()
 
     def finish(self):
         pass
 
     def is_free(self):
-        return self.course.steps_done not in self.busy and self.wait_until_idle()
+        return self.progress.steps_done not in self.busy and self.wait_until_idle()
 
     def wait(self, timeout_s=None):
         return self.wait_until_idle()
@@ -68,9 +68,9 @@ class FakeCheckpointer:
 
     def _begin(self, kind):
         self.wait_until_idle()
-        if self.course.steps_done in self.skipping:
+        if self.progress.steps_done in self.skipping:
             return None
-        self.log.append((kind, self.course.steps_done))
+        self.log.append((kind, self.progress.steps_done))
         self.last = Save(kind, "rolling", "exact")
         return self.last
 
@@ -108,18 +108,18 @@ class Run:
     """Saves due after every step, each with a quarter of the rows."""
 
     def __init__(self, needs_base=True, **options):
-        self.course = RunProgress()
-        self.checkpointer = FakeCheckpointer(self.course, **options)
+        self.progress = RunProgress()
+        self.checkpointer = FakeCheckpointer(self.progress, **options)
         self.checkpointer.has_base = not needs_base
         self.prioritizer = FakePrioritizer()
         self.rows = RowSaves(
-            self.checkpointer, self.course, self.prioritizer, share=0.25, needs_base=needs_base
+            self.checkpointer, self.progress, self.prioritizer, share=0.25, needs_base=needs_base
         )
-        self.saves = Saves(self.checkpointer, self.course, FixedPace(4, 0.25), "rolling", self.rows)
+        self.saves = Saves(self.checkpointer, self.progress, FixedPace(4, 0.25), "rolling", self.rows)
 
     def train(self, steps):
         for _ in range(steps):
-            self.course.step(10)
+            self.progress.step(10)
             self.saves.step()
             self.saves.save_if_due()
         return self
@@ -128,15 +128,15 @@ class Run:
 def test_a_base_comes_first_and_every_fourth_quarter_counts_as_a_table():
     run = Run().train(10)
     assert run.checkpointer.log == [("base", 1), *(("rows", step) for step in range(2, 11))]
-    assert run.course.saves == {1: 10, 5: 50, 9: 90}
+    assert run.progress.saves == {1: 10, 5: 50, 9: 90}
     # a loss of rows that come from the save of step 8 has cost what was trained since step 5
-    assert run.course.samples_at(8) == 50
+    assert run.progress.samples_at(8) == 50
 
 
 def test_where_a_base_fits_rows_go_on_and_the_count_begins_anew():
     run = Run(needs_base=False).train(4)
     assert [kind for kind, _ in run.checkpointer.log] == ["rows"] * 4
-    assert run.course.saves == {4: 40}
+    assert run.progress.saves == {4: 40}
 
 
 def test_a_failed_row_save_is_taken_back_and_its_moment_does_not_count():
@@ -147,17 +147,17 @@ def test_a_failed_row_save_is_taken_back_and_its_moment_does_not_count():
         ("taken back", "rows"),
         ("confirmed", "rows"),
     ]
-    assert run.course.saves == {1: 10, 7: 70}  # the one after makes it good
+    assert run.progress.saves == {1: 10, 7: 70}  # the one after makes it good
 
 
 def test_a_failed_row_save_in_between_moves_the_next_moment_that_counts():
-    assert Run(failing={3}).train(8).course.saves == {1: 10, 8: 80}
+    assert Run(failing={3}).train(8).progress.saves == {1: 10, 8: 80}
 
 
 def test_after_a_failed_base_comes_another():
     run = Run(failing={1, 3}).train(9)
     assert [kind for kind, _ in run.checkpointer.log] == ["base", "base", "base", "rows", "rows"]
-    assert run.course.saves == {6: 60}
+    assert run.progress.saves == {6: 60}
 
 
 def test_after_a_chain_turned_out_to_be_damaged_comes_a_base():
@@ -169,7 +169,7 @@ def test_a_save_that_was_skipped_holds_nothing():
     run = Run(skipping={1, 3, 6}).train(8)
     assert run.checkpointer.log[:3] == [("base", 2), ("rows", 4), ("rows", 5)]
     assert ("taken back", "rows") in run.prioritizer.said
-    assert run.course.saves == {2: 20, 8: 80}
+    assert run.progress.saves == {2: 20, 8: 80}
 
 
 def test_the_last_save_holds_everything():
@@ -184,6 +184,6 @@ def test_a_row_save_waits_for_no_other_and_comes_as_soon_as_that_is_over():
             return steps_done in {1, 5, 40}
 
     run = Run(busy=range(5, 20))
-    run.saves = Saves(run.checkpointer, run.course, Rarely(), "rolling", run.rows)
+    run.saves = Saves(run.checkpointer, run.progress, Rarely(), "rolling", run.rows)
     run.train(45)
     assert run.checkpointer.log == [("base", 1), ("rows", 21), ("rows", 40)]

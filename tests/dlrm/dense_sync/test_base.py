@@ -42,7 +42,9 @@ def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog
         warn_of_dropped({"exchange": {"owners": 0}})
         assert caplog.messages == []
         layer = nn.Linear(2, 1)
-        apart = SelectiveSync(list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0)
+        apart = SelectiveSync(
+            list(layer.parameters()), torch.optim.SGD(layer.parameters()), 0.3, save_every_steps=0
+        )
         apart.load_state_dict({"exchange": {"owners": 2}}, steps_done=9)
     assert len(caplog.messages) == 1
     assert "go on with comm.exchange=ring for some steps" in caplog.messages[0]

@@ -97,7 +97,7 @@ def at_meeting(config):
             rank=0,
             world_size=1,
             launches=frozenset({launch_of_this_worker()}),
-            offers=(),
+            infos=(),
         )
         recovery._partial._group = Alone()
         recovery._partial._memory.segment = SimpleNamespace(folder=None)

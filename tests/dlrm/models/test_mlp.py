@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.models.mlp import MLP, LogitMLP, Linear
+from dlrm.models.mlp import MLP, Linear, LogitMLP
 
 
 def reference_of(layer):

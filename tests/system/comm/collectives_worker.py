@@ -17,7 +17,7 @@ from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
 from dlrm.comm.collectives.process_groups import make_nodes
 from dlrm.comm.collectives.timeouts import timeout_of
-from dlrm.comm.compression.codecs import Half, WireInt8, Plain
+from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.links import Link, Links, measure_links
 from tests.system.ranks import PATIENCE

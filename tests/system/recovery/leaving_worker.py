@@ -32,6 +32,6 @@ def train(recovery):
         for step in range(3):
             model({"ebc": models.batch(step, 8, **ROWS)}).square().mean().backward()
             recovery.step(samples=16)
-        if recovery.meeting.rank == 0:
+        if recovery.worker_group.rank == 0:
             sys.exit(0)
         model({"ebc": models.batch(3, 8, **ROWS)})

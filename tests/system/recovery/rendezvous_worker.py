@@ -30,41 +30,43 @@ def main():
     memory = folder / f"{os.environ.get('CPR_LAUNCH')}-{os.environ['LOCAL_RANK']}.memory"
     held = (HeldSegment(**json.loads(memory.read_text())),) if memory.exists() else ()
     began = time.monotonic()
-    meeting = join(WorkerInfo(restarted=continues, host=socket.gethostname(), pid=os.getpid(), held=held), TIMEOUT)
+    worker_group = join(
+        WorkerInfo(restarted=continues, host=socket.gethostname(), pid=os.getpid(), held=held), TIMEOUT
+    )
     meet_s = time.monotonic() - began
-    init_process_group(meeting, "gloo", TIMEOUT)
-    total = torch.tensor(float(meeting.rank))
+    init_process_group(worker_group, "gloo", TIMEOUT)
+    total = torch.tensor(float(worker_group.rank))
     dist.all_reduce(total)
     saw = {
         "pid": os.getpid(),
-        "rank": meeting.rank,
+        "rank": worker_group.rank,
         "launch": os.environ.get("CPR_LAUNCH"),
         "environment": [int(os.environ[name]) for name in ("RANK", "GROUP_RANK", "LOCAL_RANK")],
-        "session": meeting.session_id,
-        "generation": meeting.generation,
-        "continues": meeting.continues,
-        "pids": [offer.pid for offer in meeting.offers],
+        "session": worker_group.session_id,
+        "generation": worker_group.generation,
+        "continues": worker_group.continues,
+        "pids": [offer.pid for offer in worker_group.infos],
         "restart": restart,
         "sum": total.item(),
         "meet_s": meet_s,
     }
     if "CPR_LAUNCH" in os.environ:
         left = HeldSegment(
-            session_id=meeting.session_id,
-            rank=meeting.rank,
-            world_size=meeting.world_size,
+            session_id=worker_group.session_id,
+            rank=worker_group.rank,
+            world_size=worker_group.world_size,
             step_finished=0,
-            generation=meeting.generation,
+            generation=worker_group.generation,
         )
         memory.write_text(json.dumps(asdict(left)))
     (folder / f"{os.getpid()}.partial").write_text(json.dumps(saw))
     (folder / f"{os.getpid()}.partial").rename(folder / f"{os.getpid()}.json")
     dist.barrier()
     # each agent counts restarts of its own, and not all of them: what all agree on is what has been written
-    generation = len(list(folder.glob("*.json"))) // meeting.world_size - 1
-    wait_for_death = generation < doomed if doomed >= 0 else not meeting.continues
+    generation = len(list(folder.glob("*.json"))) // worker_group.world_size - 1
+    wait_for_death = generation < doomed if doomed >= 0 else not worker_group.continues
     dist.barrier()
-    if generation < doomed and meeting.rank == generation % meeting.world_size:
+    if generation < doomed and worker_group.rank == generation % worker_group.world_size:
         os.kill(os.getpid(), signal.SIGKILL)
     while wait_for_death:
         dist.all_reduce(torch.ones(1))

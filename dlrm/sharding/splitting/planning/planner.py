@@ -158,7 +158,9 @@ def _tried(
     return choose.fastest(choices, found, times_s)
 
 
-def _with_room(model: nn.Module, strategies: Mapping[str, Strategy], layout: ModelLayout) -> dict[str, Strategy]:
+def _with_room(
+    model: nn.Module, strategies: Mapping[str, Strategy], layout: ModelLayout
+) -> dict[str, Strategy]:
     """The same, but for heads that would need more memory than a rank has."""
     refused = layout.without_room(model, strategies)
     for path, reason in refused.items():

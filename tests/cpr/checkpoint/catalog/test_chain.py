@@ -315,10 +315,10 @@ def test_counters_may_change_within_a_chain(storage):
 class MeetingStorage(MemoryStorage):
     """Every read waits until as many others as can be are reading too; a lonely one fails."""
 
-    meeting = threading.Barrier(READERS)
+    worker_group = threading.Barrier(READERS)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.meeting.wait(timeout=30)
+        self.worker_group.wait(timeout=30)
         super().read_into(path, offset, buffer)
 
 

@@ -335,11 +335,11 @@ def test_a_thread_reuses_one_buffer_as_large_as_the_largest_chunk(saved):
 
 
 def test_chunks_are_read_in_parallel(saved):
-    first_reads, meeting = iter(range(4)), threading.Barrier(4)
+    first_reads, worker_group = iter(range(4)), threading.Barrier(4)
 
     def meet(path: str, buffer: memoryview) -> None:
         if next(first_reads, None) is not None:
-            meeting.wait(timeout=30)  # fails where nobody else comes
+            worker_group.wait(timeout=30)  # fails where nobody else comes
 
     storage, state = watched(saved[0], meet)
     load_shards(storage, state, [make_shard()], num_threads=4)

@@ -150,7 +150,7 @@ def test_a_forward_pass_does_not_wait_but_the_backward_pass_does(start, gate, wa
     loss.backward()
     took_s = time.perf_counter() - began
     opener.join()
-    assert not run.checkpointer._copier.is_copying
+    assert not run.checkpointer._stager.is_copying
     assert 0 < save.blocked_s - begun_s <= took_s, "what the backward pass waited counts"
     assert not all(torch.equal(value, tables[name]) for name, value in run.values().items() if name in tables)
 
@@ -199,7 +199,7 @@ def test_abandoning_while_rows_are_copied(start, gate, waiting):
     opener = gate.open_after(waiting.is_set)
     run.checkpointer.close(abandon=True)
     opener.join()
-    assert not run.checkpointer._copier.is_copying
+    assert not run.checkpointer._stager.is_copying
     assert save.manifest is None
     assert not any(group.emb_module._forward_hooks for group in table_groups(run.model))
 
@@ -232,7 +232,7 @@ def test_waiting_no_longer_than_was_asked_for_gives_the_save_up(start, monkeypat
     gate = hold_storage(run)
     save = run.checkpointer.save("consistent")
     assert not run.checkpointer.wait(0.05)
-    assert not run.checkpointer._copier.is_copying
+    assert not run.checkpointer._stager.is_copying
     gate.set()
     assert save.wait(WAIT_S)
     run.train(1)  # which is no failure: it was asked for

@@ -238,6 +238,6 @@ def test_a_recovery_that_did_not_finish_is_told_and_counted(new_worker, monkeypa
         "RuntimeError: the first",
         "ZeroDivisionError: division by zero",
     ]
-    assert third.recovery._course.newest_stories == stories[1:]
+    assert third.recovery._progress.newest_stories == stories[1:]
     assert "it did not finish" in str(stories[1])
     assert third.train(1).recovery.samples_done == 8 * BATCH

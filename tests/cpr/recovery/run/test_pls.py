@@ -51,16 +51,16 @@ def test_what_is_lost_again_costs_exactly_nothing():
 
 def test_failures_at_random_moments_cost_what_is_expected_on_average():
     """Saves every 80 samples of 100,000; each failure takes one of 4 workers, or two."""
-    draw, course, surplus = random.Random(5), RunProgress(), []
+    draw, progress, surplus = random.Random(5), RunProgress(), []
     for step in range(1, 10_001):
-        course.step(10)
+        progress.step(10)
         if step > 16 and draw.random() < 0.2:
             lost = {0: 1.0, 1: 1.0} if draw.random() < 0.3 else {2: 1.0}
-            done, newest_save = course.samples_done - draw.uniform(0, 10), (step - 1) // 8 * 8
-            measured = pls_added(lost, done, course.samples_at(newest_save), 100_000, 4)
-            surplus.append(measured - pls_expected(lost, course.samples_between_saves, 100_000, 4))
+            done, newest_save = progress.samples_done - draw.uniform(0, 10), (step - 1) // 8 * 8
+            measured = pls_added(lost, done, progress.samples_at(newest_save), 100_000, 4)
+            surplus.append(measured - pls_expected(lost, progress.samples_between_saves, 100_000, 4))
         if step % 8 == 0:
-            course.note_save()
+            progress.note_save()
     assert len(surplus) > 1000
     assert abs(fmean(surplus)) < 4 * stdev(surplus) / len(surplus) ** 0.5
 

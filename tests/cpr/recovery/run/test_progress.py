@@ -16,10 +16,10 @@ from cpr.resident.status_page import StatusPage
 POLICY = RecoveryPolicy(max_generations_without_progress=2)
 
 
-def handed_on(course):
+def handed_on(progress):
     """The same course in the next generation."""
     other = RunProgress()
-    text = json.dumps(course.state_dict(), default=bytes.decode)
+    text = json.dumps(progress.state_dict(), default=bytes.decode)
     other.take_over(json.loads(text, object_pairs_hook=_with_numbers))
     return other
 
@@ -29,120 +29,133 @@ def _with_numbers(pairs):
 
 
 def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
-    course = RunProgress()
-    course.step(8)
-    course.begin(1, (), True, POLICY)
-    assert (course.steps_done, course.batches_done, course.to_skip) == (1, 1, 1)
-    course = handed_on(course)
-    course.begin(2, (), True, POLICY)
-    assert course.to_skip == 2
-    course.step(8)
-    assert (course.steps_done, course.samples_done, course.batches_done, course.to_skip) == (2, 16, 4, 0)
+    progress = RunProgress()
+    progress.step(8)
+    progress.begin(1, (), True, POLICY)
+    assert (progress.steps_done, progress.batches_done, progress.to_skip) == (1, 1, 1)
+    progress = handed_on(progress)
+    progress.begin(2, (), True, POLICY)
+    assert progress.to_skip == 2
+    progress.step(8)
+    assert (progress.steps_done, progress.samples_done, progress.batches_done, progress.to_skip) == (
+        2,
+        16,
+        4,
+        0,
+    )
 
 
 def test_samples_at_a_save():
-    course = RunProgress()
+    progress = RunProgress()
     for number in range(100):
-        course.step(10)
+        progress.step(10)
         if number % 2:
-            course.note_save()
-    assert max(course.saves) == 100
-    assert len(course.saves) == SAVES_KEPT
-    assert course.samples_at(98) == 980
-    assert course.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
+            progress.note_save()
+    assert max(progress.saves) == 100
+    assert len(progress.saves) == SAVES_KEPT
+    assert progress.samples_at(98) == 980
+    assert progress.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
 
 
 def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through_generations():
-    course = RunProgress()
+    progress = RunProgress()
     for step in range(1, 10):
-        course.step(10)
+        progress.step(10)
         if step in {2, 6}:
-            course.note_save()
+            progress.note_save()
         if step != 2:
-            course.note_row_save()
-    assert (course.row_saves_since, set(course.saves)) == (3, {2, 6})
-    assert course.row_saves == [3, 4, 5, 6, 7, 8, 9]  # no further back than is needed where the newest failed
-    assert handed_on(course).row_saves_since == 3
-    course.forget_save(8)
-    assert course.row_saves_since == 2
-    course.forget_save(6)
-    assert course.row_saves_since == 5
+            progress.note_row_save()
+    assert (progress.row_saves_since, set(progress.saves)) == (3, {2, 6})
+    assert progress.row_saves == [
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]  # no further back than is needed where the newest failed
+    assert handed_on(progress).row_saves_since == 3
+    progress.forget_save(8)
+    assert progress.row_saves_since == 2
+    progress.forget_save(6)
+    assert progress.row_saves_since == 5
 
 
 def test_saves_that_were_never_committed_count_for_nothing():
-    course = RunProgress()
+    progress = RunProgress()
     for step in range(1, 7):
-        course.step(10)
-        course.note_row_save()
+        progress.step(10)
+        progress.note_row_save()
         if step in {1, 5}:
-            course.note_save()
-    course.forget_saves_after(4)
-    assert (set(course.saves), course.row_saves_since) == ({1}, 3)
-    assert course.samples_at(6) == 10
-    course.forget_saves_after(0)
-    assert (course.saves, course.row_saves) == ({}, [])
+            progress.note_save()
+    progress.forget_saves_after(4)
+    assert (set(progress.saves), progress.row_saves_since) == ({1}, 3)
+    assert progress.samples_at(6) == 10
+    progress.forget_saves_after(0)
+    assert (progress.saves, progress.row_saves) == ({}, [])
 
 
 def test_a_save_older_than_all_that_are_known_of_has_its_share_of_the_samples():
-    course = RunProgress()
-    assert course.samples_at(0) == 0
+    progress = RunProgress()
+    assert progress.samples_at(0) == 0
     for _ in range(40):
-        course.step(10)
-        course.note_save()
-    assert min(course.saves) == 9
-    assert course.samples_at(3) == 30
-    course.saves.clear()  # all that is known of is now
-    assert course.samples_at(20) == 200
+        progress.step(10)
+        progress.note_save()
+    assert min(progress.saves) == 9
+    assert progress.samples_at(3) == 30
+    progress.saves.clear()  # all that is known of is now
+    assert progress.samples_at(20) == 200
 
 
 def test_what_a_checkpoint_brings_back_forgets_no_recovery_and_no_vain_attempt():
     saved = RunProgress()
     saved.step(8)
     state = saved.state_dict()
-    course = handed_on(saved)
-    course.recoveries = [Recovery(kind="start", reason="", generation=0, step=0)]
-    course.generation, course.progress_generation = 4, 2
-    course.step(8)
-    course.load_state_dict(state)
-    assert (course.steps_done, len(course.recoveries), course.generation) == (1, 1, 4)
-    course.start_over()
-    assert (course.steps_done, course.samples_done, len(course.recoveries)) == (0, 0, 1)
+    progress = handed_on(saved)
+    progress.recoveries = [Recovery(kind="start", reason="", generation=0, step=0)]
+    progress.generation, progress.progress_generation = 4, 2
+    progress.step(8)
+    progress.load_state_dict(state)
+    assert (progress.steps_done, len(progress.recoveries), progress.generation) == (1, 1, 4)
+    progress.start_over()
+    assert (progress.steps_done, progress.samples_done, len(progress.recoveries)) == (0, 0, 1)
 
 
 def test_generations_in_vain_are_counted_and_their_ends_told():
-    course = RunProgress()
-    course.step(8)
+    progress = RunProgress()
+    progress.step(8)
     for generation, why in ((1, "first"), (2, "second")):
-        course = handed_on(course)
-        course.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, POLICY)
-    course = handed_on(course)
+        progress = handed_on(progress)
+        progress.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, POLICY)
+    progress = handed_on(progress)
     with pytest.raises(NoProgressError) as report:
-        course.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, POLICY)
+        progress.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, POLICY)
     assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
     assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
     assert "first" not in str(report.value)  # that generation had finished a step
 
 
 def test_what_was_charged_is_handed_on_with_the_newest_world_sizes():
-    course = RunProgress()
-    course.add_pls(0.25, [Charge(4, 1, 1.0, 0, 10), Charge(4, 2, 1.0, 0, 10)])
-    course.add_pls(0.25, [Charge(4, 1, 1.0, 5, 20), Charge(3, 0, 0.5, 5, 20)])
+    progress = RunProgress()
+    progress.add_pls(0.25, [Charge(4, 1, 1.0, 0, 10), Charge(4, 2, 1.0, 0, 10)])
+    progress.add_pls(0.25, [Charge(4, 1, 1.0, 5, 20), Charge(3, 0, 0.5, 5, 20)])
     expected = {Charge(4, 1, 1.0, 5, 20), Charge(4, 2, 1.0, 0, 10), Charge(3, 0, 0.5, 5, 20)}
-    assert set(handed_on(course).charges) == expected
-    course.add_pls(0.25, [Charge(3, 1, 1.0, 20, 30)])
-    assert set(course.charges) == {Charge(3, 0, 0.5, 5, 20), Charge(3, 1, 1.0, 20, 30)}
-    course.start_over()
-    assert course.charges == ()
+    assert set(handed_on(progress).charges) == expected
+    progress.add_pls(0.25, [Charge(3, 1, 1.0, 20, 30)])
+    assert set(progress.charges) == {Charge(3, 0, 0.5, 5, 20), Charge(3, 1, 1.0, 20, 30)}
+    progress.start_over()
+    assert progress.charges == ()
 
 
 def test_an_unknown_pls_stays_unknown():
-    course = RunProgress()
-    course.add_pls(0.25)
-    course.add_pls(0.25)
-    assert course.pls_total == 0.5
-    course.add_pls(None)
-    course.add_pls(0.25)
-    assert course.pls_total is None
+    progress = RunProgress()
+    progress.add_pls(0.25)
+    progress.add_pls(0.25)
+    assert progress.pls_total == 0.5
+    progress.add_pls(None)
+    progress.add_pls(0.25)
+    assert progress.pls_total is None
 
 
 def story_of(number):
@@ -152,12 +165,12 @@ def story_of(number):
 def bytes_written_a_step(folder, num_recoveries, monkeypatch):
     """By the replica, of JSON and of leaves that are `bytes`, when nothing but a step has happened."""
     folder.mkdir()
-    course, replica = RunProgress(), Replica(folder, StatusPage(folder / "marks"))
-    course.recoveries = [story_of(number) for number in range(num_recoveries)]
+    progress, replica = RunProgress(), Replica(folder, StatusPage(folder / "marks"))
+    progress.recoveries = [story_of(number) for number in range(num_recoveries)]
 
     def write():
-        course.step(samples=8)
-        replica.write(course.steps_done, {"registered": {"recovery": course.state_dict()}})
+        progress.step(samples=8)
+        replica.write(progress.steps_done, {"registered": {"recovery": progress.state_dict()}})
 
     for _ in range(3):  # both slots
         write()
@@ -169,7 +182,7 @@ def bytes_written_a_step(folder, num_recoveries, monkeypatch):
     again = RunProgress()
     again.take_over(tree["registered"]["recovery"])
     assert (step, len(again.recoveries)) == (4, num_recoveries)
-    assert again.recoveries == course.recoveries
+    assert again.recoveries == progress.recoveries
     return sum(sizes)
 
 
@@ -181,10 +194,10 @@ def test_what_is_written_after_a_step_does_not_grow_with_the_recoveries_before_i
 
 def test_a_story_that_was_stored_as_text_is_still_read():
     """As in checkpoints and memory of programs before."""
-    course = RunProgress()
-    course.recoveries = [story_of(1), story_of(2)]
-    state = course.state_dict()
+    progress = RunProgress()
+    progress.recoveries = [story_of(1), story_of(2)]
+    state = progress.state_dict()
     again = RunProgress()
     again.take_over({**state, "recoveries": state["recoveries"].decode()})
-    assert again.recoveries == course.recoveries
+    assert again.recoveries == progress.recoveries
     assert again.state_dict() == state

@@ -39,16 +39,16 @@ def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_pat
         segment.seal(session_id="s", rank=0, world_size=1, generation=0, shards=[])
         segment.release()
         worker = WorkerMemory(str(tmp_path), str(tmp_path))
-        assert not worker.offer().restarted
+        assert not worker.info().restarted
         worker.claim()
-        assert worker.offer().restarted
+        assert worker.info().restarted
         monkeypatch.delenv("TORCHELASTIC_RUN_ID")  # no torchrun: a shell started both
-        assert not worker.offer().restarted
+        assert not worker.info().restarted
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
         monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
-        offer = worker.offer()
-        assert offer.held
-        assert not offer.restarted  # a later launch of the same name, which begins anew
+        info = worker.info()
+        assert info.held
+        assert not info.restarted  # a later launch of the same name, which begins anew
         worker.remove()
     finally:
         for agent in agents:
@@ -60,18 +60,20 @@ def test_memory_of_a_later_generation_comes_first_however_far_an_older_one_was(t
     home = Home(run_key(str(tmp_path)), tmp_path)
     for generation, step in ((0, 10), (2, 6), (1, 8), (2, 7)):
         segment = home.create("rank0")
-        segment.marks.step_finished = step
+        segment.status.step_finished = step
         segment.seal(session_id="s", rank=0, world_size=1, generation=generation, shards=[])
         segment.release()
     worker = WorkerMemory(str(tmp_path), str(tmp_path))
     worker.claim()
     expected = [(2, 7), (2, 6), (1, 8), (0, 10)]
-    offer = worker.offer()
-    assert [(each.generation, each.step_finished) for each in offer.held] == expected
+    info = worker.info()
+    assert [(each.generation, each.step_finished) for each in info.held] == expected
     worker.claimed.reverse()
-    meeting = join(replace(offer, restarted=True), timedelta(seconds=5))
-    assert worker.settle(meeting) is worker.claimed[0].segment
-    assert [(each.layout.generation, each.segment.marks.step_finished) for each in worker.claimed] == expected
+    worker_group = join(replace(info, restarted=True), timedelta(seconds=5))
+    assert worker.settle(worker_group) is worker.claimed[0].segment
+    assert [
+        (each.layout.generation, each.segment.status.step_finished) for each in worker.claimed
+    ] == expected
     worker.remove()
 
 
@@ -102,7 +104,7 @@ def test_each_segment_falls_to_one_worker_of_the_node(
         assert worker.refused == []
         found.append(worker)
     assert [sorted(each.layout.rank for each in worker.claimed) for worker in reversed(found)] == claims
-    assert [len(worker.offer().held) for worker in reversed(found)] == [len(each) for each in claims]
+    assert [len(worker.info().held) for worker in reversed(found)] == [len(each) for each in claims]
     for worker in found:
         worker.remove()
     assert module.Home(run_key(str(tmp_path)), tmp_path).find() == ([], [])
@@ -143,13 +145,13 @@ def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_
         monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
         worker = WorkerMemory(str(tmp_path), str(tmp_path))
         worker.claim()
-        meeting = join(worker.offer(), timedelta(seconds=5))
+        worker_group = join(worker.info(), timedelta(seconds=5))
         with pytest.raises(ResidentMemoryError, match=f"process {agents[0].pid}, which restarts its workers"):
-            worker.settle(meeting)
+            worker.settle(worker_group)
         assert segment.folder.exists()
         agents[0].kill()
         agents[0].wait()
-        worker.settle(meeting)
+        worker.settle(worker_group)
         assert not segment.folder.exists()
         worker.remove()
     finally:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.codecs import Half, WireInt8, Plain
+from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.compression.topk import CHUNK, sample_positions
 from dlrm.comm.feedback.error_feedback import ErrorFeedback

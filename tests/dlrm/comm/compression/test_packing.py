@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dlrm.comm.compression.codecs import Half, WireInt8, Plain
+from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.packing import CHUNK, Packing
 
 CODECS = [Plain(), Half(torch.float16), Half(torch.bfloat16), WireInt8()]

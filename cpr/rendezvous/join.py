@@ -3,7 +3,7 @@
 Under torchrun all generations of workers share the agent's store, and a process group made there meets the
 addresses of the dead. So rank 0, the host, opens a listener on a free port and posts on the agent's store
 only where that is (`board`). The others come, wait with their connections open (`guest`), and once all are
-there the host decides (`offers`) and tells everybody, together with the port of a store that is new.
+there the host decides (`infos`) and tells everybody, together with the port of a store that is new.
 """
 
 import os
@@ -42,7 +42,7 @@ class WorkerGroup:
     generation: int
     continues: bool
     """Whether some worker knows that this continues a run."""
-    offers: tuple[WorkerInfo, ...]
+    infos: tuple[WorkerInfo, ...]
     """Of all workers, by new rank."""
     kept: object = field(default=None, repr=False)
     """What must live as long as the store."""
@@ -50,17 +50,17 @@ class WorkerGroup:
     @property
     def launches(self) -> frozenset[str]:
         """Who launched the workers, as far as it is known: one name for each node, or one for all."""
-        return frozenset(offer.launch for offer in self.offers if offer.launch)
+        return frozenset(info.launch for info in self.infos if info.launch)
 
 
-def join(offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def join(info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     """Meet the other workers that the launcher started; alone, at once, if there was no launcher.
 
     Sets the environment variables RANK and GROUP_RANK to the new ones: all that reads them agrees with the
     process group.
 
     Args:
-        offer: what this worker brings.
+        info: what this worker brings.
         timeout: how long to wait for the others, who may start later.
 
     Raises:
@@ -69,71 +69,71 @@ def join(offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     """
     place = LauncherEnv.from_environment()
     if place is None:
-        return _meeting(HashStore(), 0, assign_ranks([offer]), [offer])
-    meeting = join_at(place, offer, timeout)
-    os.environ["RANK"] = str(meeting.rank)
-    if "GROUP_RANK" in os.environ and meeting.rank != place.rank:  # then all nodes are of one size
-        os.environ["GROUP_RANK"] = str(meeting.rank // place.local_world_size)
-    return meeting
+        return _meeting(HashStore(), 0, assign_ranks([info]), [info])
+    worker_group = join_at(place, info, timeout)
+    os.environ["RANK"] = str(worker_group.rank)
+    if "GROUP_RANK" in os.environ and worker_group.rank != place.rank:  # then all nodes are of one size
+        os.environ["GROUP_RANK"] = str(worker_group.rank // place.local_world_size)
+    return worker_group
 
 
-def join_at(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def join_at(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     """`join` at a place that is told."""
-    offer = replace(offer, local_rank=place.local_rank, local_world_size=place.local_world_size)
+    info = replace(info, local_rank=place.local_rank, local_world_size=place.local_world_size)
     if place.world_size == 1:
-        return _meeting(HashStore(), 0, assign_ranks([offer]), [offer])
+        return _meeting(HashStore(), 0, assign_ranks([info]), [info])
     attend = _host if place.rank == 0 else _attend
-    return attend(place, offer, timeout)
+    return attend(place, info, timeout)
 
 
-def init_process_group(meeting: WorkerGroup, backend: str | None, timeout: timedelta) -> None:
+def init_process_group(worker_group: WorkerGroup, backend: str | None, timeout: timedelta) -> None:
     """Make the default process group of those who met.
 
     Args:
-        meeting: of all its workers.
+        worker_group: of all its workers.
         backend: "gloo", "nccl", or None: torch chooses by device.
         timeout: for the collectives of the group, and for making it.
     """
     dist.init_process_group(
         backend,
-        store=PrefixStore("cpr/default", meeting.store),
-        rank=meeting.rank,
-        world_size=meeting.world_size,
+        store=PrefixStore("cpr/default", worker_group.store),
+        rank=worker_group.rank,
+        world_size=worker_group.world_size,
         timeout=timeout,
     )
 
 
-def _host(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def _host(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
-    with Leader(place, offer) as host:
+    with Leader(place, info) as host:
         store = serve(host.own, timeout)
         board = Discovery(place, host.announcement)
         try:
-            offers = host.gather(deadline)
+            infos = host.gather(deadline)
         finally:
             board.close()
-        if offers is None:
+        if infos is None:
             problem = f" ({board.problem})" if board.problem else ""
             raise RendezvousError(
                 f"{ranks_text(host.missing)} of {place.world_size} did not come to the meeting within "
                 f"{timeout.total_seconds():g} s{problem}"
             )
-        decision = assign_ranks(offers)
-        host.tell(decision, offers, store.port)
+        decision = assign_ranks(infos)
+        host.tell(decision, infos, store.port)
     # Where no agent keeps the board, rank 0 does; others may look at it once more before they hear.
-    return _meeting(store, place.rank, decision, offers, kept=board.store)
+    return _meeting(store, place.rank, decision, infos, kept=board.store)
 
 
-def _attend(place: LauncherEnv, offer: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def _attend(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
     board = Discovery(place)
-    guest = Client(place, offer, board)
+    guest = Client(place, info, board)
     try:
         while True:
             verdict = guest.attend(deadline, timeout)
             store = _store_of(verdict, timeout)
             if store:
-                return _meeting(store, place.rank, verdict.decision, verdict.offers)
+                return _meeting(store, place.rank, verdict.decision, verdict.infos)
             guest.leave()  # the host died right after its decision
     finally:
         guest.leave()
@@ -148,16 +148,16 @@ def _store_of(verdict: Verdict, timeout: timedelta) -> TCPStore | None:
 
 
 def _meeting(
-    store: Store, place: int, decision: Assignment, offers: Sequence[WorkerInfo], kept: object = None
+    store: Store, place: int, decision: Assignment, infos: Sequence[WorkerInfo], kept: object = None
 ) -> WorkerGroup:
-    of_rank = {rank: offers[each] for each, rank in enumerate(decision.ranks)}
+    of_rank = {rank: infos[each] for each, rank in enumerate(decision.ranks)}
     return WorkerGroup(
         store=store,
         rank=decision.ranks[place],
-        world_size=len(offers),
+        world_size=len(infos),
         session_id=decision.session_id,
         generation=decision.generation,
         continues=decision.continues,
-        offers=tuple(of_rank[rank] for rank in sorted(of_rank)),
+        infos=tuple(of_rank[rank] for rank in sorted(of_rank)),
         kept=kept,
     )

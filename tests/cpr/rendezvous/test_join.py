@@ -13,8 +13,8 @@ from torchrec.distributed.comm import get_group_rank, get_local_rank, get_local_
 
 from cpr.errors import RendezvousError
 from cpr.rendezvous import HeldSegment, WorkerGroup, init_process_group, join
+from cpr.rendezvous.join import join_at
 from cpr.rendezvous.launcher_env import LauncherEnv
-from cpr.rendezvous.join import meet_at
 from cpr.rendezvous.rank_assignment import assign_ranks
 from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import (
@@ -23,9 +23,9 @@ from tests.cpr.rendezvous.workers import (
     KEY,
     call,
     check,
+    info,
     is_hung_up,
     listener,
-    offer,
     post,
     posted_host,
     seat,
@@ -51,8 +51,8 @@ def test_ranks_that_are_held_are_kept_and_offers_follow(workers, place):
     held = [
         HeldSegment(session_id="s", rank=rank, world_size=3, step_finished=5, generation=2) for rank in (2, 0)
     ]
-    offers = [offer(10, held[0]), offer(11), offer(12, held[1])]
-    meetings = check(start(workers, place, 3, offers), pids=[12, 11, 10])
+    infos = [info(10, held[0]), info(11), info(12, held[1])]
+    meetings = check(start(workers, place, 3, infos), pids=[12, 11, 10])
     assert [each.rank for each in meetings] == [2, 1, 0]
     assert (meetings[0].session_id, meetings[0].generation) == ("s", 3)
 
@@ -67,8 +67,8 @@ def test_ranks_of_a_node_stay_together_though_half_of_its_memory_is_lost(workers
             rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True, **node
         )
 
-    offers = [offer(10), offer(11, held), offer(12), offer(13)]
-    meetings = check(start(workers, at, 4, offers), pids=[12, 13, 10, 11])
+    infos = [info(10), info(11, held), info(12), info(13)]
+    meetings = check(start(workers, at, 4, infos), pids=[12, 13, 10, 11])
     assert [each.rank for each in meetings] == [2, 3, 0, 1]
 
 
@@ -103,9 +103,9 @@ def test_an_announcement_of_a_dead_host(workers, agent, place):
     with listener() as dead:
         port = dead.getsockname()[1]
     post(agent, port)
-    guests = [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (1, 2)]
+    guests = [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (1, 2)]
     time.sleep(0.1)
-    check([workers.submit(meet_at, place(0, 3), offer(0), ENOUGH), *guests])
+    check([workers.submit(join_at, place(0, 3), info(0), ENOUGH), *guests])
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\n\n", b"[1]\n", b'{"hello": 1}\n'])
@@ -113,44 +113,44 @@ def test_a_stranger_has_the_port_of_a_dead_host(workers, agent, place, answer):
     """It is silent, hangs up, or says things."""
     with listener() as stranger:
         post(agent, stranger.getsockname()[1])
-        guest = workers.submit(meet_at, place(1, 2), offer(1), ENOUGH)
+        guest = workers.submit(join_at, place(1, 2), info(1), ENOUGH)
         caller = stranger.accept()[0]
         if answer is not None:
             caller.sendall(answer)
             caller.close()
         else:
             time.sleep(0.1)
-        check([workers.submit(meet_at, place(0, 2), offer(0), ENOUGH), guest])
+        check([workers.submit(join_at, place(0, 2), info(0), ENOUGH), guest])
         caller.close()
 
 
 @pytest.mark.parametrize("rubbish", ["", "{}", "[]", "no json", '{"address": 1}'])
 def test_rubbish_on_the_board(workers, agent, place, rubbish):
     agent.set(KEY, rubbish)
-    guest = workers.submit(meet_at, place(1, 2), offer(1), ENOUGH)
+    guest = workers.submit(join_at, place(1, 2), info(1), ENOUGH)
     time.sleep(0.1)
-    check([workers.submit(meet_at, place(0, 2), offer(0), ENOUGH), guest])
+    check([workers.submit(join_at, place(0, 2), info(0), ENOUGH), guest])
 
 
 def test_a_host_dies_with_half_of_its_guests(workers, place):
-    guest = workers.submit(meet_at, place(1, 3), offer(1), ENOUGH)
+    guest = workers.submit(join_at, place(1, 3), info(1), ENOUGH)
     with posted_host(place, 3) as host:
         seat(host, 1)
     check(
-        [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (0,)]
-        + [guest, workers.submit(meet_at, place(2, 3), offer(2), ENOUGH)]
+        [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (0,)]
+        + [guest, workers.submit(join_at, place(2, 3), info(2), ENOUGH)]
     )
 
 
 def test_a_host_that_lives_on_in_its_grace_period_is_left_for_the_next(workers, place):
-    guest = workers.submit(meet_at, place(1, 3), offer(1), ENOUGH)
+    guest = workers.submit(join_at, place(1, 3), info(1), ENOUGH)
     with posted_host(place, 3) as old:
         seat(old, 1)  # and from now on it does nothing, but its connection stays open
         check(
             [
-                workers.submit(meet_at, place(0, 3), offer(0), ENOUGH),
+                workers.submit(join_at, place(0, 3), info(0), ENOUGH),
                 guest,
-                workers.submit(meet_at, place(2, 3), offer(2), ENOUGH),
+                workers.submit(join_at, place(2, 3), info(2), ENOUGH),
             ]
         )
 
@@ -158,67 +158,67 @@ def test_a_host_that_lives_on_in_its_grace_period_is_left_for_the_next(workers, 
 def test_a_newer_host_that_nobody_reaches_does_not_draw_guests_away(workers, agent, place):
     with listener() as dead:
         port = dead.getsockname()[1]
-    guest = workers.submit(meet_at, place(1, 2), offer(1), ENOUGH)
+    guest = workers.submit(join_at, place(1, 2), info(1), ENOUGH)
     with posted_host(place, 2) as host:
         seat(host, 1)
         post(agent, port)
         time.sleep(0.1)
-        offers = host.gather(time.monotonic() + 60)
+        infos = host.gather(time.monotonic() + 60)
         store = serve(HERE, ENOUGH)
-        host.tell(assign_ranks(offers), offers, store.port)
+        host.tell(assign_ranks(infos), infos, store.port)
     assert guest.result().rank == 1
 
 
 @pytest.mark.parametrize("num_told", [1, 2])
 def test_a_host_dies_while_it_tells(workers, place, num_told):
     """Some know the decision, but the store went with the host."""
-    guests = [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (1, 2)]
+    guests = [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (1, 2)]
     with posted_host(place, 3) as host, listener() as dead:
-        offers = host.gather(time.monotonic() + 60)
+        infos = host.gather(time.monotonic() + 60)
         port = dead.getsockname()[1]
         dead.close()
         for rank in list(host._guests)[num_told:]:
             host._hang_up(host._guests[rank][0])
-        host.tell(assign_ranks(offers), offers, port)
-    check([workers.submit(meet_at, place(0, 3), offer(0), ENOUGH), *guests], pids=[0, 1, 2])
+        host.tell(assign_ranks(infos), infos, port)
+    check([workers.submit(join_at, place(0, 3), info(0), ENOUGH), *guests], pids=[0, 1, 2])
 
 
 def test_a_guest_that_died_waiting_is_not_counted(workers, place):
     with posted_host(place, 3) as host:
         dying = call(host)
-        dying.send({"rank": 1, "world_size": 3, "offer": offer(66).to_json()})
+        dying.send({"rank": 1, "world_size": 3, "offer": info(66).to_json()})
         seat(host, 1)
         dying.close()
         while host._guests:
             host.gather(time.monotonic() + 0.05)
         assert host.missing == [1, 2]
-        guests = [workers.submit(meet_at, place(rank, 3), offer(rank), ENOUGH) for rank in (1, 2)]
-        offers = host.gather(time.monotonic() + 60)
-        assert [each.pid for each in offers] == [0, 1, 2]
-        host.tell(assign_ranks(offers), offers, 1)
-    check([workers.submit(meet_at, place(0, 3), offer(0), ENOUGH), *guests])
+        guests = [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (1, 2)]
+        infos = host.gather(time.monotonic() + 60)
+        assert [each.pid for each in infos] == [0, 1, 2]
+        host.tell(assign_ranks(infos), infos, 1)
+    check([workers.submit(join_at, place(0, 3), info(0), ENOUGH), *guests])
 
 
 def test_the_old_worker_of_a_replaced_agent_makes_room(workers, place):
-    orphan = workers.submit(meet_at, place(1, 3), offer(66), ENOUGH)
+    orphan = workers.submit(join_at, place(1, 3), info(66), ENOUGH)
     with posted_host(place, 3) as host:
         seat(host, 1)
-        newer = [workers.submit(meet_at, place(1, 3), offer(1), ENOUGH)]
+        newer = [workers.submit(join_at, place(1, 3), info(1), ENOUGH)]
         while not orphan.done():
             host.gather(time.monotonic() + 0.05)
         with pytest.raises(RendezvousError, match="another process came as rank 1"):
             orphan.result()
-        newer.append(workers.submit(meet_at, place(2, 3), offer(2), ENOUGH))
-        offers = host.gather(time.monotonic() + 60)
+        newer.append(workers.submit(join_at, place(2, 3), info(2), ENOUGH))
+        infos = host.gather(time.monotonic() + 60)
         store = serve(HERE, ENOUGH)
-        host.tell(assign_ranks(offers), offers, store.port)
-    assert [each.pid for each in offers] == [0, 1, 2]
-    assert [each.result().offers for each in newer] == [tuple(offers)] * 2
+        host.tell(assign_ranks(infos), infos, store.port)
+    assert [each.pid for each in infos] == [0, 1, 2]
+    assert [each.result().infos for each in newer] == [tuple(infos)] * 2
 
 
 def test_the_old_worker_of_a_replaced_agent_may_end_just_when_the_new_one_comes(place):
     def message(pid):
-        return {"rank": 1, "world_size": 3, "offer": offer(pid).to_json()}
+        return {"rank": 1, "world_size": 3, "offer": info(pid).to_json()}
 
     with posted_host(place, 3) as host:
         old, newer = call(host), call(host)
@@ -237,7 +237,7 @@ def test_the_old_worker_of_a_replaced_agent_may_end_just_when_the_new_one_comes(
 @pytest.mark.parametrize("change", [{"world_size": 2}, {"rank": 7}, {"rank": 0}, {"offer": {}}, {"rank": []}])
 def test_who_does_not_belong_here_is_turned_away(place, change):
     with posted_host(place, 3) as host:
-        good = {"rank": 1, "world_size": 3, "offer": offer().to_json()}
+        good = {"rank": 1, "world_size": 3, "offer": info().to_json()}
         caller = call(host)
         caller.send(good | change)
         while not is_hung_up(caller.socket):
@@ -248,7 +248,7 @@ def test_who_does_not_belong_here_is_turned_away(place, change):
 
 def test_the_world_changed_its_size(workers, place):
     with posted_host(place, 4) as old:  # first: the guest has only a second to find it
-        stale = workers.submit(meet_at, place(1, 4), offer(66), timedelta(seconds=1))
+        stale = workers.submit(join_at, place(1, 4), info(66), timedelta(seconds=1))
         seat(old, 1)
         check(start(workers, place, 2))
     with pytest.raises(RendezvousError):
@@ -264,7 +264,7 @@ def test_whatever_happened_before_the_last_host_wins(workers, agent, place, seed
 
     def guest(rank):
         time.sleep(delays[rank])
-        return meet_at(place(rank, world_size), offer(rank), ENOUGH)
+        return join_at(place(rank, world_size), info(rank), ENOUGH)
 
     guests = [workers.submit(guest, rank) for rank in range(1, world_size)]
     alive = []
@@ -277,16 +277,16 @@ def test_whatever_happened_before_the_last_host_wins(workers, agent, place, seed
         if fate == "some seated":
             seat(host, chance.randint(1, world_size - 1))
         elif fate == "told":
-            offers = host.gather(time.monotonic() + 60)
+            infos = host.gather(time.monotonic() + 60)
             with listener() as dead:
                 port = dead.getsockname()[1]
-            host.tell(assign_ranks(offers), offers, port)
+            host.tell(assign_ranks(infos), infos, port)
         elif fate == "lives on":
             alive.append(doomed)
             continue
         doomed.__exit__(None, None, None)
     check(
-        [workers.submit(meet_at, place(0, world_size), offer(0), ENOUGH), *guests],
+        [workers.submit(join_at, place(0, world_size), info(0), ENOUGH), *guests],
         pids=list(range(world_size)),
     )
     for doomed in alive:
@@ -301,15 +301,15 @@ LONGER = timedelta(seconds=3)
 
 
 def test_the_host_names_who_is_missing(workers, place):
-    guest = workers.submit(meet_at, place(2, 4), offer(2), ENOUGH)
-    host = workers.submit(meet_at, place(0, 4), offer(0), LONGER)
+    guest = workers.submit(join_at, place(2, 4), info(2), ENOUGH)
+    host = workers.submit(join_at, place(0, 4), info(0), LONGER)
     with pytest.raises(RendezvousError, match=r"ranks 1, 3 of 4 did not come to the meeting within 3 s"):
         host.result()
-    check([workers.submit(meet_at, place(rank, 4), offer(rank), ENOUGH) for rank in (0, 1, 3)] + [guest])
+    check([workers.submit(join_at, place(rank, 4), info(rank), ENOUGH) for rank in (0, 1, 3)] + [guest])
 
 
 def test_a_guest_names_who_is_missing(workers, place):
-    guest = workers.submit(meet_at, place(1, 4), offer(1), LONGER)
+    guest = workers.submit(join_at, place(1, 4), info(1), LONGER)
     with posted_host(place, 4) as host:
         while not guest.done():
             host.gather(time.monotonic() + 0.05)
@@ -319,7 +319,7 @@ def test_a_guest_names_who_is_missing(workers, place):
 
 def test_a_guest_says_that_the_host_never_came(place):
     with pytest.raises(RendezvousError, match=r"rank 0 did not come; it has left no word in .*localhost"):
-        meet_at(place(1, 2), offer(), SHORT)
+        join_at(place(1, 2), info(), SHORT)
 
 
 def test_a_guest_says_that_only_old_word_is_there(agent, place):
@@ -327,14 +327,14 @@ def test_a_guest_says_that_only_old_word_is_there(agent, place):
         port = dead.getsockname()[1]
     post(agent, port)
     with pytest.raises(RendezvousError, match=rf"rank 0 did not come; .*{port}.* is of an earlier one"):
-        meet_at(place(1, 2), offer(), LONGER)
+        join_at(place(1, 2), info(), LONGER)
 
 
 def test_a_frozen_host_holds_nobody_for_ever(agent, place):
     with listener() as frozen:
         post(agent, frozen.getsockname()[1])
         with pytest.raises(RendezvousError, match=r"rank 0 at localhost:\d+ does not answer"):
-            meet_at(place(1, 2), offer(), LONGER)
+            join_at(place(1, 2), info(), LONGER)
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_a_frozen_board_holds_nobody_for_ever(impatient, rank):
         port = frozen.getsockname()[1]
         where = LauncherEnv(rank=rank, world_size=2, address="localhost", port=port, of_agent=True)
         with pytest.raises(RendezvousError, match="it does not answer"):
-            meet_at(where, offer(), SHORT)
+            join_at(where, info(), SHORT)
 
 
 def test_the_store_of_a_dead_agent_is_named_with_what_helps(impatient):
@@ -357,7 +357,7 @@ def test_the_store_of_a_dead_agent_is_named_with_what_helps(impatient):
         port = dead.getsockname()[1]
     where = LauncherEnv(rank=1, world_size=2, address="localhost", port=port, of_agent=True)
     with pytest.raises(RendezvousError, match=rf"localhost:{port} cannot be reached .*cpr run -- torchrun"):
-        meet_at(where, offer(), SHORT)
+        join_at(where, info(), SHORT)
 
 
 def test_a_port_that_is_taken_is_named():
@@ -365,7 +365,7 @@ def test_a_port_that_is_taken_is_named():
         port = other.getsockname()[1]
         where = LauncherEnv(rank=0, world_size=2, address="localhost", port=port, of_agent=False)
         with pytest.raises(RendezvousError, match="Address already in use"):
-            meet_at(where, offer(), SHORT)
+            join_at(where, info(), SHORT)
 
 
 # --- the environment ---
@@ -381,9 +381,14 @@ def nowhere(monkeypatch):
 
 
 def test_without_a_launcher_one_meets_oneself(nowhere):
-    meeting = join(offer(7, restarted=False), SHORT)
-    assert (meeting.rank, meeting.world_size, meeting.generation, meeting.continues) == (0, 1, 0, False)
-    init_process_group(meeting, "gloo", SHORT)
+    worker_group = join(info(7, restarted=False), SHORT)
+    assert (worker_group.rank, worker_group.world_size, worker_group.generation, worker_group.continues) == (
+        0,
+        1,
+        0,
+        False,
+    )
+    init_process_group(worker_group, "gloo", SHORT)
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 
@@ -392,8 +397,8 @@ def test_a_world_of_one_keeps_its_session(nowhere):
     for name, value in LAUNCHED.items():
         nowhere.setenv(name, value)
     held = HeldSegment(session_id="s", rank=0, world_size=1, step_finished=5, generation=2)
-    meeting = join(offer(7, held), SHORT)
-    assert (meeting.rank, meeting.session_id, meeting.generation) == (0, "s", 3)
+    worker_group = join(info(7, held), SHORT)
+    assert (worker_group.rank, worker_group.session_id, worker_group.generation) == (0, "s", 3)
 
 
 def test_torchrec_agrees_with_the_environment_of_the_new_rank(nowhere):
@@ -402,9 +407,11 @@ def test_torchrec_agrees_with_the_environment_of_the_new_rank(nowhere):
     for name, value in {**LAUNCHED, **node, "WORLD_SIZE": "4", "RANK": "1"}.items():
         nowhere.setenv(name, value)
     # this node is the launcher's first, and has memory of ranks 2 and 3
-    met = WorkerGroup(store=None, rank=3, world_size=4, session_id="s", generation=1, continues=True, offers=())
-    nowhere.setattr(sys.modules[join.__module__], "meet_at", lambda *_: met)
-    rank = join(offer(), SHORT).rank
+    met = WorkerGroup(
+        store=None, rank=3, world_size=4, session_id="s", generation=1, continues=True, infos=()
+    )
+    nowhere.setattr(sys.modules[join.__module__], "join_at", lambda *_: met)
+    rank = join(info(), SHORT).rank
     assert (os.environ["RANK"], os.environ["GROUP_RANK"]) == ("3", "1")
     assert get_group_rank(4, rank) == int(os.environ["GROUP_RANK"])
     assert rank % get_local_size(4) == get_local_rank(4, rank) == int(os.environ["LOCAL_RANK"])
@@ -416,4 +423,4 @@ def test_half_an_environment_is_a_clear_error(nowhere, missing):
         if name != missing:
             nowhere.setenv(name, value)
     with pytest.raises(ValueError, match=f"{missing} is not: start workers by torchrun"):
-        join(offer(), SHORT)
+        join(info(), SHORT)
