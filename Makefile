@@ -62,7 +62,7 @@ lock: $(INSTALLED)
 	requirements/lock.sh
 
 clean:
-	rm -rf $(VENV) $(DATASET) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DATASET) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp depends on the locks: a changed lock is installed by the next command, whichever it is.
