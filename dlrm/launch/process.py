@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from cpr.errors import CheckpointError, LockedError, MismatchError
+from cpr.errors import CheckpointError, LockedError, MismatchError, NoProgressError
 from dlrm.launch.stop_signal import StopRequested, StopSignal
 from dlrm.launch.versions import IncompatiblePackagesError
 
@@ -28,7 +28,8 @@ LESS_MEMORY: Final = (
     "train with more ranks on more machines"
 )
 _NO_MEMORY: Final = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
-FAILURES: Final = (OSError, CheckpointError, FloatingPointError)  # storage, saves; a loss that is no number
+FAILURES: Final = (OSError, CheckpointError, FloatingPointError, NoProgressError)
+"""Storage, saves, a loss that is not a number, workers that die again and again: the message is enough."""
 
 WAIT_BEFORE_MEETING_S: Final = 10.0
 """How long another rank than 0 leaves the word to rank 0, which will find the same mistake."""

@@ -9,6 +9,7 @@ A log is a line of JSON, then records of three int64 (what, step, count) and two
 """
 
 import json
+import mmap
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -153,16 +154,22 @@ class Writer:
 
 
 class Log:
-    """A log that somebody wrote; a last record that was cut off by a kill does not count."""
+    """The log of a worker; a last record that was cut off by a kill does not count.
+
+    It is mapped and not read: the logs of a long run are larger than a machine's memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self.shards: dict[str, ShardKey] = {}
         self._starts: dict[str, int] = {}
         self._records: list[tuple[int, int, int, int]] = []
         """What, step, count, and where its arrays are."""
-        self._content = path.read_bytes()
-        head, newline, _ = self._content.partition(b"\n")
-        if not newline:
+        if not path.stat().st_size:
+            return
+        with path.open("rb") as file:
+            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        head = self._content.readline()
+        if not head.endswith(b"\n"):
             return
         start = 0
         for stored in json.loads(head)["shards"]:
@@ -170,7 +177,7 @@ class Log:
             self.shards[key.name], self._starts[key.name] = key, start
             start += key.num_rows
         self._num_rows = start
-        self._find_records(len(head) + 1)
+        self._find_records(len(head))
 
     @property
     def is_whole(self) -> bool:

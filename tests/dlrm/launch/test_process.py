@@ -52,6 +52,7 @@ def test_success_says_nothing(capsys):
         (errors.CheckpointError("do this"), 1),
         (OSError("do this"), 1),
         (FloatingPointError("do this"), 1),
+        (errors.NoProgressError("do this"), 1),
     ],
     ids=lambda value: type(value).__name__,
 )
