@@ -126,7 +126,7 @@ class PartialRecovery:
         _check(self._config.uri, self._policy, total_samples)
         self._memory = WorkerMemory(self._config.uri, resident_root)
         self._progress = RunProgress()
-        self._meeting: WorkerGroup | None = None
+        self._worker_group: WorkerGroup | None = None
         self._birth: Allocation | None = None
         self._group: RankGroup | None = None
         self._timeout = timedelta()
@@ -222,10 +222,10 @@ class PartialRecovery:
         """
         self._check_open()
         with self._phases.measured("rendezvous"):
-            self._meeting = join(self._memory.offer(), timeout)
-            self._memory.settle(self._meeting)
+            self._worker_group = join(self._memory.info(), timeout)
+            self._memory.settle(self._worker_group)
             ensure_janitor(self._memory.home.folder)
-            init_process_group(self._meeting, backend, timeout)
+            init_process_group(self._worker_group, backend, timeout)
             self._group = RankGroup(max(timeout, LONGEST_LOAD))
             self._timeout = timeout
 
@@ -579,9 +579,9 @@ class PartialRecovery:
             logger.info("training goes on: the first step took %.2f s", told.seconds["first_step"])
 
     def _met(self) -> WorkerGroup:
-        if self._meeting is None:
+        if self._worker_group is None:
             raise ValueError("the workers have not met: call init_process_group() of this object first")
-        return self._meeting
+        return self._worker_group
 
     def _check_open(self) -> None:
         if self._is_over:

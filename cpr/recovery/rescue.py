@@ -167,7 +167,8 @@ def _sharded(state: Assessment, found: Inventory, counters: Counters) -> Iterato
 def _replicated(saved: Mapping[str, Mapping[str, Tensor]], counters: Counters) -> Iterator[TableShard]:
     """Tables that every worker had a whole copy of, by the names of their shards."""
     for name, columns in saved.items():
-        extent = Extent.of_table(name.rpartition("/")[0], tuple(columns["weights"].shape))
+        rows, cols = columns["weights"].shape
+        extent = Extent.of_table(name.rpartition("/")[0], (rows, cols))
         yield _shard(extent, columns, counters)
 
 

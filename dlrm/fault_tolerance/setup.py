@@ -116,7 +116,7 @@ class RecoverySetup:
 
     def find_folder(self, root: Path) -> Path | None:
         """The folder of this run if it began before its workers were started again; on rank 0."""
-        if not self._partial.meeting.continues:
+        if not self._partial.worker_group.continues:
             return None
         found = [
             path.parent
@@ -129,7 +129,7 @@ class RecoverySetup:
         """The run's folder is known, on all ranks."""
         self._partial.save_to(save_config(self._config.checkpoint, folder).uri)
         path = folder / LAUNCHES
-        if self._partial.meeting.rank == 0:
+        if self._partial.worker_group.rank == 0:
             known = path.read_text().splitlines() if path.exists() else []
             replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._names})))
 
@@ -169,7 +169,7 @@ class RecoverySetup:
 
         Not of what people choose, such as `--rdzv-id`: they choose it again.
         """
-        return {self._partial.meeting.session_id, *self._partial.meeting.launches}
+        return {self._partial.worker_group.session_id, *self._partial.worker_group.launches}
 
 
 def _interval(config: CheckpointConfig) -> int | IntervalRule:

@@ -147,9 +147,9 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     """
     everything = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
     stale = {
-        each.extent: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
+        each.place: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
     }
-    fresh = [each for each in everything if each.extent not in stale]
+    fresh = [each for each in everything if each.place not in stale]
     slots = [
         (each.segment.slot, (-each.report.rank, -each.at)) for each in fresh if each.segment.slot is not None
     ]
@@ -302,7 +302,7 @@ def _refused(
         yield from report.refused
     for each in everything:
         whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
-        why = stale.get(each.extent) or (each.why_not(newest) if newest is not None else None)
+        why = stale.get(each.place) or (each.why_not(newest) if newest is not None else None)
         if why:
             yield f"{whose}: {why}"
         if each.segment.problem:

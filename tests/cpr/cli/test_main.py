@@ -168,7 +168,7 @@ def test_interruption_is_no_traceback(directory, capsys, monkeypatch):
 
 def test_it_runs_as_a_program(directory):
     """And looks into directories without the seconds that importing torch takes."""
-    code = "import sys, cpr.cli; code = cpr.cli.main.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
+    code = "import sys, cpr.cli; code = cpr.cli.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
     done = subprocess.run(
         [sys.executable, "-c", code, "describe", str(directory)], capture_output=True, text=True, check=False
     )

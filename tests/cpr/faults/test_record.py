@@ -47,8 +47,8 @@ def test_a_line_that_a_kill_cut_off_does_not_count_and_spoils_nothing(tmp_path, 
 def test_of_many_processes_one_gets_each_event(tmp_path):
     path = tmp_path / "record.jsonl"
     code = (
-        "import sys; from pathlib import Path; from cpr.faults.record import Record\n"
-        "record = Record(Path(sys.argv[1]))\n"
+        "import sys; from pathlib import Path; from cpr.faults.record import InjectionRecord\n"
+        "record = InjectionRecord(Path(sys.argv[1]))\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "record.begin(0)\n"

@@ -43,7 +43,8 @@ def wait_until_seen():
 """
 RUN = """\
 import sys
-from cpr import cli, finished, launch
+from cpr import cli
+from cpr.launch import finished, launch
 finished.IDLE_S = 0.2
 looks, launch.GRACE_S, look = open(sys.argv.pop(1), "ab", 0), float(sys.argv.pop(1)), launch.Launch._look
 def look_and_tell(self):
@@ -149,7 +150,7 @@ def test_the_folder_of_a_killed_run_goes_at_the_start_of_the_next_one(cpr_run, t
 
 WAITING = f"""
     sys.path.append({str(REPO)!r})
-    from cpr.finished import note_run
+    from cpr.launch.finished import note_run
     note_run(str(folder / "checkpoint"), folder / "memory")
     {{then}}
 """

@@ -36,7 +36,7 @@ class Seen:
             assert rows.dtype == torch.int64
             counts = torch.bincount(rows, minlength=sum(sizes)).split(sizes)
             for table, count in zip(group.tables, counts, strict=True):
-                found[f"{table.fqn}/c{table.col_offset}"] = count.tolist()
+                found[f"{table.table_fqn}/c{table.col_offset}"] = count.tolist()
         return found
 
 

@@ -40,7 +40,9 @@ def test_a_world_of_one_has_its_own_gradients(world_of_one):
 def examples():
     """The snippets that README and docstring show."""
     readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (snippet,) = [each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.hook" in each]
+    (snippet,) = [
+        each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.ddp_hook" in each
+    ]
     lines = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
     return {"README": snippet, "docstring": textwrap.dedent("\n".join(lines[:2]))}
 

@@ -124,7 +124,7 @@ def test_a_restarted_run_finds_the_folder_of_its_session(at_meeting, tmp_path):
 
 def test_a_new_run_takes_no_folder_though_its_launch_is_known(at_meeting, tmp_path):
     recovery = at_meeting("new", continues=False)
-    runs = make_runs(tmp_path, before=recovery._partial.meeting.launches)
+    runs = make_runs(tmp_path, before=recovery._partial.worker_group.launches)
     assert recovery.find_folder(runs) is None
     assert at_meeting("new", continues=True).find_folder(runs) == runs / "before"
 
@@ -135,7 +135,7 @@ def test_the_folder_is_known_by_session_and_launch_from_then_on(at_meeting, tmp_
     first = at_meeting("s1", continues=False)
     first.save_in(folder)
     at_meeting("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
-    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.meeting.launches}
+    assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.worker_group.launches}
 
 
 def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_path):
@@ -143,9 +143,9 @@ def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     first, second = at_meeting("s1", continues=False), at_meeting("s2", continues=True)
-    first._partial.meeting.launches = {"of node 0", "of node 1"}
+    first._partial.worker_group.launches = {"of node 0", "of node 1"}
     first.save_in(folder)
-    second._partial.meeting.launches = {"of node 1", "of a new node"}
+    second._partial.worker_group.launches = {"of node 1", "of a new node"}
     assert second.find_folder(tmp_path / "runs") == folder
 
 

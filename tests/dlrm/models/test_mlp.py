@@ -88,9 +88,9 @@ def test_bfloat16_arithmetic_on_fp32_parameters(relu):
 
 ONE_STEP = """
 import torch
-from dlrm.models.mlp import Head
+from dlrm.models.mlp import LogitMLP
 torch.manual_seed(0)
-head = Head(13, (64, 32, 1))
+head = LogitMLP(13, (64, 32, 1))
 x = torch.randn(50, 13)
 close = []
 for dtype in (torch.float32, torch.bfloat16):

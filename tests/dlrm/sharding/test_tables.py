@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpr.shards import find_shards
+from cpr.shards import TableShard, find_shards
 from dlrm.sharding import tables
 from dlrm.sharding.tables import INIT_CHUNK_ROWS, _fill
 
@@ -14,7 +14,16 @@ DIM = 8
 
 def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", seed=1):
     shard = torch.full(shape or (rows, dim), torch.nan)
-    _fill(shard, name, (rows, dim), (first_row, first_column), seed)
+    table = TableShard(
+        table_fqn=f"model.{name}",
+        table_shape=(rows, dim),
+        row_offset=first_row,
+        col_offset=first_column,
+        replicated=False,
+        weights=shard,
+        optimizer_state={},
+    )
+    _fill(table, seed)
     return shard
 
 

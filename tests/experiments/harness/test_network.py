@@ -23,7 +23,7 @@ with socket.create_server(("", 9000)) as end:
 """
 SOURCE = f"""
 import socket
-from experiments.network import sent_bytes
+from experiments.harness.network import sent_bytes
 before = sent_bytes()
 with socket.create_connection(("10.77.0.2", 9000)) as sink:
     sink.sendall(bytes({SIZE}))

@@ -12,12 +12,12 @@ import torch.distributed.checkpoint as dcp
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.verify import verify
 from cpr.checkpoint.format.manifest import save_folder
-from cpr.checkpoint.interop import from_dcp as importing
 from cpr.checkpoint.interop import full_model as whole
 from cpr.checkpoint.interop.dcp_source import open_source
 from cpr.checkpoint.interop.export import export
 from cpr.checkpoint.interop.from_dcp import import_dcp
 from cpr.checkpoint.load.loader import load_shards, read_state_file
+from cpr.checkpoint.save import whole_base
 from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.errors import CheckpointError, CorruptFileError
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
@@ -49,7 +49,7 @@ STATE = {
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(whole, "WINDOW_BYTES", 1000)
-    monkeypatch.setattr(importing, "CHUNK_BYTES", 300)
+    monkeypatch.setattr(whole_base, "CHUNK_BYTES", 300)
 
 
 def saved_in(storage):

@@ -22,7 +22,7 @@ REPO = Path(__file__).parents[4]
 LARGE = 3 * WHOLE_BYTES + 12_345
 
 
-@pytest.fixture(params=[pytest.param("s3", status=pytest.mark.system), "mock", "files"])
+@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.system), "mock", "files"])
 def storage(request, tmp_path: Path) -> Storage:
     """An object store, pyarrow's mock, and one where unfinished files can be seen, as in HDFS."""
     if request.param != "s3":
