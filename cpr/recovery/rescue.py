@@ -23,13 +23,13 @@ from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.whole_base import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
+from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
 from cpr.recovery.decide.inventory import COURSE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed
 from cpr.recovery.worker.replicated_state import Counters
 from cpr.resident.home import Home
-from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard
 
 

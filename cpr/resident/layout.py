@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from cpr.errors import DamagedMemoryError
+from cpr.extent import Extent
 from cpr.resident.folders import open_private, other_version, reading
-from cpr.shards.extent import Extent
 
 LAYOUT_FILE: Final = "layout.json"
 FORMAT_NAME: Final = "cpr-resident"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
+from cpr.extent import Extent
 from cpr.resident.folders import (
     OWNER_FILE,
     UNSAVED_FILE,
@@ -39,7 +40,6 @@ from cpr.resident.layout import (
 from cpr.resident.regions import create_region, map_region
 from cpr.resident.replica import Replica
 from cpr.resident.status_page import StatusPage
-from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard
 
 MARKS_FILE: Final = "marks"

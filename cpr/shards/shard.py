@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 
 def _nothing() -> None:

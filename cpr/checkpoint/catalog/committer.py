@@ -20,7 +20,7 @@ from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import CheckpointError, CorruptFileError, LockedError, SaveFailedError, SaveGivenUpError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 logger = logging.getLogger(__name__)
 

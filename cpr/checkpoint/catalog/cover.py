@@ -4,7 +4,7 @@ import numpy as np
 
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.errors import CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 
 def check_tables(save: Manifest) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from cpr.checkpoint.storage.errors import check_path
 from cpr.errors import CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 from cpr.strict_json import build, parse
 
 FORMAT: Final = "cpr-checkpoint"

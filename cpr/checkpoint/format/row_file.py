@@ -21,7 +21,7 @@ from cpr.checkpoint.format.tree_file import DAMAGE
 from cpr.checkpoint.storage.base import Sink, Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 __all__ = ["Extent", "RowFileWriter", "Rows", "decode_chunk", "read_chunk"]
 

@@ -16,7 +16,7 @@ from cpr.checkpoint.format.manifest import (
     WEIGHTS,
     ColumnEntry,
 )
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 _ARROW_TYPES: Final = {
     torch.float64: pa.float64(),

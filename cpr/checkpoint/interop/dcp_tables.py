@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorSt
 
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry
 from cpr.checkpoint.interop.dcp_directory import DcpDirectory
-from cpr.shards.extent import Extent, Interval
+from cpr.extent import Extent, Interval
 
 TABLE_PATTERNS: Final = ("*.embedding_bags.*.weight", "*.embeddings.*.weight")
 """Names of tables in TorchRec's `EmbeddingBagCollection` and `EmbeddingCollection`."""

@@ -19,7 +19,7 @@ from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.save.whole_base import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 SEQUENCE: Final = 0
 """Of the save that is made."""

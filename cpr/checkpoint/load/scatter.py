@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.format.row_file import Rows
-from cpr.shards.extent import Extent, common
+from cpr.extent import Extent, common
 from cpr.shards.shard import TableShard
 
 Index = slice | Tensor

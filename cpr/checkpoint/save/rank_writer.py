@@ -16,7 +16,7 @@ from cpr.checkpoint.save.niceness import give_way
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.sinks import HashingSink
 from cpr.errors import SaveFailedError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 
 class PartWriter:

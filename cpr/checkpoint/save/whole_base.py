@@ -15,7 +15,7 @@ from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.storage.base import Storage
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 CHUNK_BYTES: Final = 8 * 2**20
 """Of rows that can be read alone later."""

@@ -6,11 +6,11 @@ All of it is plain data that all ranks have in the same order, so that each come
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cpr.extent import Extent
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import Held, Needed
 from cpr.recovery.run.pls import lost_workers
 from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD, Ending
-from cpr.shards.extent import Extent
 
 Columns = tuple[tuple[str, str, int], ...]
 """Name, dtype and number of dimensions of each column, by name."""

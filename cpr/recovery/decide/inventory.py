@@ -11,12 +11,12 @@ from torch import Tensor
 
 from cpr.checkpoint.format.tree_file import dtype_name
 from cpr.errors import DamagedMemoryError, UnreadableMemoryError
+from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport
 from cpr.recovery.run.pls import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory
 from cpr.recovery.worker.replicated_state import counters_in
 from cpr.resident.layout import StoredShard
-from cpr.shards.extent import Extent
 from cpr.shards.shard import TableShard, bytes_per_row
 
 COURSE = "recovery"

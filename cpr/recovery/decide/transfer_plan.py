@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from cpr.extent import Extent, Interval, common, contains
 from cpr.recovery.run.report import RowOrigin, ShardLoss
-from cpr.shards.extent import Extent, Interval, common, contains
 
 
 @dataclass(frozen=True, kw_only=True)

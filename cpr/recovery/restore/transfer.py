@@ -14,8 +14,8 @@ from torch import Tensor
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.load.scatter import Target
+from cpr.extent import Extent, Interval
 from cpr.recovery.decide.transfer_plan import Band, Piece, ShardSources
-from cpr.shards.extent import Extent, Interval
 from cpr.shards.shard import TableShard, bytes_per_row
 
 PIECE_BYTES: Final = 32 * 2**20

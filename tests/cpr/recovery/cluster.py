@@ -21,6 +21,7 @@ from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.format.part import Part
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
+from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.decide.decision import Findings, decide
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
@@ -30,7 +31,6 @@ from cpr.recovery.run.pls import losses_in
 from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import RunProgress
 from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
-from cpr.shards.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 RANKS = 2

@@ -91,7 +91,7 @@ def at_meeting(config):
 
     def work(session_id, continues):
         recovery = open_recovery(config(), None)
-        recovery._partial._meeting = SimpleNamespace(
+        recovery._partial._worker_group = SimpleNamespace(
             session_id=session_id,
             continues=continues,
             rank=0,

@@ -148,7 +148,7 @@ STUCK = """
 import ctypes
 import threading
 from datetime import timedelta
-from dlrm.stop import StopSignal
+from dlrm.launch.stop_signal import StopSignal
 
 pthread = ctypes.CDLL(None)
 mutex = ctypes.create_string_buffer(64)

@@ -97,7 +97,7 @@ def test_the_command_of_neighbouring_rows_is_named_once(folder):
 
 def test_a_figure_that_a_result_lacks_is_an_error(folder):
     store(folder, "preparation", {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796})
-    with pytest.raises(ValueError, match=r"the stored result of preparation.*'rows_per_s'"):
+    with pytest.raises(ValueError, match=r"the result of preparation.*'rows_per_s'"):
         tables_of(folder)
 
 

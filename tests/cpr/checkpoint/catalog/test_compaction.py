@@ -16,7 +16,7 @@ from cpr.checkpoint.format.manifest import ColumnEntry, RowFileEntry
 from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 PATH = "model.t/r100-c4.arrow"

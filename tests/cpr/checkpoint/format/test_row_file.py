@@ -20,7 +20,7 @@ from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
 from cpr.checkpoint.format.row_schema import DTYPES
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, CorruptFileError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
 FOLDER, PATH = "saves/00000003", "model.t/r100-c16.arrow"

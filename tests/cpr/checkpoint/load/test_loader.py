@@ -18,7 +18,7 @@ from cpr.checkpoint.load.loader import bytes_to_read, load_rows, load_shards, re
 from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CorruptFileError, MismatchError
-from cpr.shards.extent import Interval
+from cpr.extent import Interval
 from cpr.shards.shard import TableShard
 from tests.cpr.checkpoint.saves import MemoryStorage, make_shard, randomise, save
 

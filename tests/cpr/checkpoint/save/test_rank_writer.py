@@ -11,7 +11,7 @@ from cpr.checkpoint.format.rows import Rows
 from cpr.checkpoint.save.rank_writer import PartWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
-from cpr.shards.extent import Extent
+from cpr.extent import Extent
 
 
 def rows_of(table):

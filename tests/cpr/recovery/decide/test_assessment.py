@@ -1,9 +1,9 @@
 """Conclusions from what workers report."""
 
+from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD
-from cpr.shards.extent import Extent
 
 NOTHING_SAVED = Directory()
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))

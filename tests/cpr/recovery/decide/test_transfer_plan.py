@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpr.extent import Extent
 from cpr.recovery.decide.transfer_plan import Held, Needed, lost_share, lost_share_by_rank, plan_sources
-from cpr.shards.extent import Extent
 
 DIM = 8
 

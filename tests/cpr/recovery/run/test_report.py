@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from cpr.extent import Extent
 from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources, origins
 from cpr.recovery.run.phases import Phases, process_began_ns
 from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin
-from cpr.shards.extent import Extent
 
 STORY = Recovery(
     kind="partial",
