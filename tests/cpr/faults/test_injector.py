@@ -279,7 +279,7 @@ def test_what_a_plan_needs_is_asked_for_before_training(tmp_path, kind, given, m
 PROGRAM = """
 import sys
 from pathlib import Path
-from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.storage.local import LocalStorage
 from cpr.faults import Injector, Plan
 folder = Path(sys.argv[1])
 injector = Injector(Plan.from_environment(), folder=folder, num_ranks=2, memory=folder / "memory")

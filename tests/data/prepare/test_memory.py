@@ -54,7 +54,7 @@ def test_all_processes_together_stay_under_the_ceiling(tmp_path):
 READ_BLOCK = """
 import resource
 import sys
-from data.prepare.columns import read_block
+from data.prepare.parse.columns import read_block
 
 def peak_kib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -16,7 +16,7 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 IN_HUGE_PAGES = """
 import re
 from pathlib import Path
-from dlrm.memory import ask_for_huge_pages
+from dlrm.launch.malloc import ask_for_huge_pages
 ask_for_huge_pages()
 import torch
 tensor = torch.zeros(16 << 20)

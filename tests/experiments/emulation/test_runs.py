@@ -176,7 +176,7 @@ def test_one_seed_is_refused(tmp_path, monkeypatch, capsys):
 ORPHANS = """
 import os, sys, tempfile, time
 from pathlib import Path
-from experiments.emulation_runs import _processes
+from experiments.emulation.runs import _processes
 
 def work(folder):
     with tempfile.TemporaryDirectory(dir=folder):

@@ -249,7 +249,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from cpr.checkpoint import whole
-from cpr.checkpoint.export import export
+from cpr.checkpoint.interop.export import export
 from cpr.checkpoint.storage import open_storage
 whole.WINDOW_BYTES = 1000
 seen = []

@@ -327,8 +327,8 @@ def test_on_s3(s3, make_lock):
 OWNER = """
 import sys, time
 from datetime import timedelta
-from cpr.checkpoint.local import LocalStorage
-from cpr.checkpoint.lock import DirectoryLock
+from cpr.checkpoint.storage.local import LocalStorage
+from cpr.checkpoint.ownership.lock import DirectoryLock
 
 DirectoryLock(LocalStorage(sys.argv[1]), "dying").acquire(list)
 print("mine", flush=True)

@@ -391,7 +391,7 @@ def test_open_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 WRITER = """
 import sys
-from cpr.checkpoint.local import LocalStorage
+from cpr.checkpoint.storage.local import LocalStorage
 
 storage = LocalStorage(sys.argv[1])
 block = bytearray(2**20)
