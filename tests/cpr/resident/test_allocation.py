@@ -270,7 +270,7 @@ def test_too_little_memory_is_an_error_before_training_and_no_crash(small_root):
 
 TRAINER = """
 import sys, torch.distributed as dist
-from tests.cpr.resident.test_birth import train_and_die
+from tests.cpr.resident.test_allocation import train_and_die
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 train_and_die(sys.argv[1])
 """

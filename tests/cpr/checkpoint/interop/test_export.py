@@ -248,10 +248,10 @@ def test_a_full_disk_is_named_with_what_to_do(saved, tmp_path, to, short_files):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cpr.checkpoint import whole
+from cpr.checkpoint.interop import full_model
 from cpr.checkpoint.interop.export import export
-from cpr.checkpoint.storage import open_storage
-whole.WINDOW_BYTES = 1000
+from cpr.checkpoint.storage.base import open_storage
+full_model.WINDOW_BYTES = 1000
 seen = []
 def progress(num_bytes):
     seen.append(num_bytes)

@@ -295,7 +295,7 @@ def test_a_store_that_pauses_and_then_dies(start_s3, monkeypatch: pytest.MonkeyP
 
 WRITER = """
 import sys
-from cpr.checkpoint.storage import open_storage
+from cpr.checkpoint.storage.base import open_storage
 
 storage = open_storage(sys.argv[1])
 with storage.create("file") as sink:
