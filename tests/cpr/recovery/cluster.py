@@ -149,7 +149,7 @@ def place(rank):
 
 
 def shard(rank):
-    return ShardReport(place=place(rank), columns=(("weights", "float32", 2),), bytes_per_row=BYTES)
+    return ShardReport(extent=place(rank), columns=(("weights", "float32", 2),), bytes_per_row=BYTES)
 
 
 class Cluster:

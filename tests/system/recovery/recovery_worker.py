@@ -78,7 +78,7 @@ def main(folder, scenario):
     )
     with recovery:
         recovery.init_process_group("gloo")
-        rank, generation = dist.get_rank(), recovery._meeting.generation
+        rank, generation = dist.get_rank(), recovery._worker_group.generation
         torch.manual_seed(5)
         with recovery.building():
             model = shard(LAYOUT, ebc=bags(**ROWS))

@@ -319,7 +319,7 @@ def main(folder):
     )
     with recovery:
         recovery.init_process_group("gloo")
-        rank, generation = dist.get_rank(), recovery._meeting.generation
+        rank, generation = dist.get_rank(), recovery._worker_group.generation
         with recovery.building():
             model = build(split=True, deep=True)
         if not generation:
