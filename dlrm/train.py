@@ -1,19 +1,20 @@
 """Train a recommendation model: `torchrun --nproc-per-node 2 -m dlrm.train --recipe tiny`.
 
-One process does without torchrun: `python -m dlrm.train --recipe tiny --set train.max_steps=100`.
-A run that saved (`--set checkpoint.every_steps=500`) goes on with `--resume RUN_FOLDER`, also on other ranks;
-`--warm-start RUN_FOLDER --set data.uri=...` begins a new run with its model, on other data.
-With `torchrun --max-restarts 3` it goes on by itself when a worker dies.
+A single process needs no torchrun: `python -m dlrm.train --recipe tiny --set train.max_steps=100`.
+A run with `--set checkpoint.every_steps=500` can be continued with `--resume RUN_FOLDER`, also on another
+number of ranks; `--warm-start RUN_FOLDER --set data.uri=...` starts a new run from its model on other data.
+With `torchrun --max-restarts 3` a run continues by itself after a worker dies.
 """
 
 import argparse
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cpr import forkserver as standby
+from cpr import forkserver
 from dlrm.config.recipe import load_config, load_resumed, load_warm_started, recipe_names
+from dlrm.config.reference import describe, sections
 from dlrm.config.schema import STRATEGIES, Config
 from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import exit_code_of, leave, quiet_libraries
@@ -23,27 +24,54 @@ from dlrm.launch.versions import IncompatiblePackagesError, check_versions
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say it as every other mistake: once, not once a rank."""
+        """Raise, because argparse would print usage and message on every rank."""
         raise ValueError(f"{message}; see --help")
 
 
+class _Help(argparse.Action):
+    """`--help` for the command, `--help SECTION` or `--help SECTION.KEY` for the configuration."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        name = arguments[1]
+        print(describe(name) if name else parser.format_help().rstrip())
+        parser.exit()
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line.
+    """Parse the command line.
 
     Raises:
-        ValueError: it is wrong.
+        ValueError: the command line is wrong.
     """
-    parser = _Parser(prog="dlrm.train", description=__doc__.partition("\n")[0], allow_abbrev=False)
+    listed = "\n".join(
+        f"  {name:<11} {purpose.partition('. ')[0].rstrip('.')}" for name, purpose in sections().items()
+    )
+    parser = _Parser(
+        prog="dlrm.train",
+        description=__doc__.partition("\n")[0],
+        epilog=f"configuration sections, all in dlrm/CONFIG.md; --help SECTION lists the keys:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=_Help,
+        nargs="?",
+        metavar="SECTION[.KEY]",
+        help="show this help, or describe a section or key of the configuration, and exit",
+    )
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--recipe", help=f"{', '.join(recipe_names())}, or a .toml file")
     start.add_argument(
-        "--resume", metavar="RUN_FOLDER", type=Path, help="go on with a run from what it saved last"
+        "--resume", metavar="RUN_FOLDER", type=Path, help="continue a run from its newest save"
     )
     start.add_argument(
         "--warm-start",
         metavar="RUN_FOLDER",
         type=Path,
-        help="begin a new run, configured as this one, with its model, optimizers and schedule; name the "
+        help="start a new run, configured like this one, from its model, optimizers and schedule; name the "
         "data with --set data.uri=... data.train_days=[...]",
     )
     parser.add_argument(
@@ -65,7 +93,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def read(arguments: argparse.Namespace) -> tuple[str, Config]:
-    """The recipe's name and the configuration that the command line asks for; its packages fit together.
+    """Read the recipe's name and the configuration, and check the installed packages.
 
     Raises:
         ValueError, IncompatiblePackagesError: say what to do.
@@ -83,17 +111,17 @@ def read(arguments: argparse.Namespace) -> tuple[str, Config]:
 
 
 def prepare() -> None:
-    """Import everything, unless the command line is wrong: `work` says that, and nobody waits for it."""
+    """Import everything before the fork server takes its copy; `work` reports a wrong command line."""
     quiet_libraries()
     try:
         read(parse())
     except (ValueError, IncompatiblePackagesError):
         return
-    import dlrm.training.run  # noqa: F401, PLC0415  # torch and torchrec, when they are known to fit
+    import dlrm.training.run  # noqa: F401, PLC0415  # torch and torchrec, once their versions are checked
 
 
 def work() -> int:
-    """Train; the exit code."""
+    """Train and return the exit code."""
 
     def job(stop: StopSignal) -> None:
         arguments = parse()
@@ -107,10 +135,10 @@ def work() -> int:
 
 
 def main() -> int:
-    """The command; its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports, Ctrl-C ends it without a traceback
+    """Run the command and return its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that Ctrl-C during imports prints no traceback
     ask_for_huge_pages()
-    return standby.run(prepare, work)
+    return forkserver.run(prepare, work)
 
 
 if __name__ == "__main__":

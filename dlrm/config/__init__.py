@@ -1,1 +1,1 @@
-"""Configuration: the dataclasses, recipes, and the check that all ranks have the same."""
+"""The configuration: dataclasses, recipes, generated reference, and the check that all ranks agree."""

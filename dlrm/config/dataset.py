@@ -5,11 +5,11 @@ from dlrm.config.schema import Config, DataConfig
 
 
 def open_manifest(data: DataConfig) -> DatasetManifest:
-    """The manifest of the data; errors name the key that says where it is.
+    """Read the manifest of the data; errors name the key `data.uri`.
 
     Raises:
         ValueError: there is no data set.
-        OSError: it cannot be read.
+        OSError: the manifest cannot be read.
     """
     try:
         return read_manifest(data.uri)
@@ -20,10 +20,10 @@ def open_manifest(data: DataConfig) -> DatasetManifest:
 
 
 def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The days to train on and those to evaluate on.
+    """Days to train on and days to evaluate on.
 
     Raises:
-        ValueError: none is left to train on.
+        ValueError: no training days are left.
     """
     test_days = data.test_days or manifest.days[-1:]
     train_days = data.train_days or tuple(day for day in manifest.days if day not in set(test_days))
@@ -36,11 +36,7 @@ def split_days(data: DataConfig, manifest: DatasetManifest) -> tuple[tuple[int, 
 
 
 def steps_in_epoch(data: DataConfig, manifest: DatasetManifest) -> int:
-    """Batches that the training days give, as the loader counts them.
-
-    Raises:
-        ValueError: there are no days to train on.
-    """
+    """Number of batches in one pass over the training days, as the loader counts them."""
     train_days, _ = split_days(data, manifest)
     return manifest.on_days(train_days).num_rows // data.global_batch_size
 

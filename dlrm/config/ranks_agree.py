@@ -1,4 +1,4 @@
-"""Whether all ranks were started alike: on each node, somebody has typed a command."""
+"""Check that all ranks have the same configuration, because each node is started by its own command."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from dlrm.config.schema import Config
 
-OF_A_NODE: Final = frozenset(
+NODE_SETTINGS: Final = frozenset(
     {
         "data.uri",
         "data.cache_folder",
@@ -18,39 +18,40 @@ OF_A_NODE: Final = frozenset(
         "train.run_folder",
     }
 )
-"""Where things are, and how much room there is: that may differ."""
+"""Paths and sizes that may differ between nodes."""
 
 
 def check_agreed(config: Config) -> None:
-    """Refuse to train unless all ranks have the same configuration; they call it together.
+    """Raise on all ranks unless all have the same configuration; a collective.
 
     Raises:
-        ValueError: on all ranks; names what differs.
+        ValueError: names the keys that differ.
     """
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, _settings(config))
-    check_settings(told)
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, _settings(config))
+    check_settings(of_ranks)
 
 
-def check_settings(told: Sequence[Mapping[str, Any]]) -> None:
-    """As `check_agreed`, of what each rank has told: values by option."""
-    for rank, settings in enumerate(told):
-        differing = [name for name, value in settings.items() if value != told[0].get(name)]
+def check_settings(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if the settings of the ranks, values by key, differ."""
+    for rank, settings in enumerate(of_ranks):
+        differing = [name for name, value in settings.items() if value != of_ranks[0].get(name)]
         if differing:
-            theirs, first = (
-                ", ".join(f"{name}={each.get(name)}" for name in differing) for each in (settings, told[0])
+            other, first = (
+                ", ".join(f"{name}={each.get(name)}" for name in differing)
+                for each in (settings, of_ranks[0])
             )
             raise ValueError(
-                f"rank {rank} was started with {theirs}, and rank 0 with {first}: give all nodes the same "
+                f"rank {rank} was started with {other}, and rank 0 with {first}: give all nodes the same "
                 "recipe and the same --set"
             )
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Values by option, but for those that are a node's own."""
+    """Values by key, without `NODE_SETTINGS`."""
     settings = {
         f"{section}.{name}": value
         for section, options in config.to_dict().items()
         for name, value in options.items()
     }
-    return {name: value for name, value in settings.items() if name not in OF_A_NODE}
+    return {name: value for name, value in settings.items() if name not in NODE_SETTINGS}

@@ -1,7 +1,7 @@
-"""From a recipe to a configuration: TOML and `--set section.key=value`, with names and types checked.
+"""Reads a configuration from a recipe and `--set SECTION.KEY=VALUE`, checking names and types.
 
-A recipe is a file with one section for each dataclass of `dlrm.config`: `dlrm/recipes/NAME.toml`, or any
-path.
+A recipe is a TOML file with one section for each dataclass of `dlrm.config.schema`, either
+`dlrm/recipes/NAME.toml` or any path.
 """
 
 import difflib
@@ -27,11 +27,12 @@ def recipe_names() -> list[str]:
 
 
 def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe and apply `section.key=value` overrides.
+    """Read a recipe and apply overrides.
 
     Args:
         recipe: a name of `recipe_names()` or the path of a TOML file.
-        overrides: values are TOML (`64`, `true`, `[512, 256, 1]`); what is not TOML is taken as a string.
+        overrides: `section.key=value` with TOML values (`64`, `true`, `[512, 256, 1]`); other text is a
+            string.
 
     Raises:
         ValueError: unknown recipe, section or key, a value of the wrong type or an impossible combination.
@@ -53,14 +54,10 @@ def _configure(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
-    """Read back the recipe's name and the configuration of a run from its folder.
-
-    Args:
-        folder: of the run; every rank must be able to read it.
-        overrides: as in `load_config`.
+    """Read the recipe's name and the configuration from a run folder that every rank can read.
 
     Raises:
-        ValueError: it is no run folder, or as in `load_config`.
+        ValueError: `folder` is no run folder, or as in `load_config`.
     """
     path = folder / "config.json"
     try:
@@ -74,9 +71,7 @@ def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Conf
 
 
 def load_warm_started(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
-    """The recipe's name and the configuration of a new run that begins with the model of another.
-
-    It is the other run's, but for where it saves.
+    """Configure a new run like another one, starting from its model and saving to a place of its own.
 
     Args:
         folder: of the other run; every rank must be able to read it.
@@ -110,7 +105,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _build(cls: type[Any], raw: Any, where: str) -> Any:
-    """An instance of the dataclass `cls` from a TOML table; `where` is its name and a dot."""
+    """Make the dataclass `cls` from a TOML table; `where` is its name and a dot, for messages."""
     if not isinstance(raw, dict):
         raise ValueError(f"{where.rstrip('.')} must be a section of key = value lines, not {raw!r}")
     hints = typing.get_type_hints(cls)
@@ -129,7 +124,7 @@ def _build(cls: type[Any], raw: Any, where: str) -> Any:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """What TOML writes in another way than a dataclass: lists are tuples, and a number may lack its point."""
+    """Convert what TOML writes differently: lists become tuples, and integers become floats where wanted."""
     if isinstance(wanted, types.GenericAlias) and isinstance(value, list):  # tuple[X, ...]
         return tuple(_convert(entry, typing.get_args(wanted)[0]) for entry in value)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):

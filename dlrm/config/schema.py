@@ -1,7 +1,7 @@
-"""What a run is: one frozen dataclass per owner, validated once.
+"""The configuration of a run: one frozen dataclass per section, validated on creation.
 
-`dlrm.config.recipe` reads them from TOML. What a user can get wrong without a look at machine or data is
-refused here, before a process group exists. The resolved configuration is dumped into the run folder.
+`dlrm.config.recipe` reads them from TOML. Mistakes that show without a look at machine or data are refused
+here, before a process group exists. `dlrm/CONFIG.md` is generated from the docstrings.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -17,6 +17,7 @@ DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam", "lars", "lamb")
 LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
 ORDERS: Final = ("stripes", "seldp")
 MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
+DEVICES: Final = ("auto", "cpu", "cuda")
 PRECISIONS: Final = ("fp32", "bf16")
 STRATEGIES: Final = ("torchrec", "des", "auto")
 WIRE_DTYPES: Final = ("fp32", "bf16", "fp16")
@@ -35,18 +36,23 @@ SHARDING_KINDS: Final = {
         "grid_shard",
     ),
 }
-"""Sharding kinds of each device; data_parallel is always there. Row-wise on the CPU is our own."""
+"""Sharding kinds available on each device; data_parallel always is. Row-wise on the CPU is
+`RowSplitSharder`."""
 
 LONGEST_WAIT_S: Final = 30 * 86_400.0
-"""That can be asked for; clocks and timers cannot count to any number."""
+"""Upper limit of configurable waits, because clocks and timers overflow."""
 
 COLUMN_STEP: Final = 4
-"""FBGEMM wants tables, and pieces of tables, as wide as a multiple of this."""
+"""FBGEMM requires the width of tables, and of pieces of tables, to be a multiple of this."""
 
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    _check(value in known, f"{name} is {value!r}; choose one of {', '.join(known)}")
 
 
 def _check_rate(name: str, rate: float) -> None:
@@ -55,37 +61,37 @@ def _check_rate(name: str, rate: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the samples come from and in which order."""
+    """Where the samples come from, and in which order."""
 
     uri: str = "datasets/tiny"
     """Prepared data set (`python -m data.prepare` or `data.synthetic`): a folder or a pyarrow URI."""
     train_days: tuple[int, ...] = ()
-    """Days to train on, in time order; empty: all but the test days."""
+    """Days to train on, in time order. Empty: all days but the test days."""
     test_days: tuple[int, ...] = ()
-    """Days to evaluate on; empty: the last day."""
+    """Days to evaluate on. Empty: the last day."""
     global_batch_size: int = 2048
-    """Samples in one step, over all ranks; the world size must divide it."""
+    """Samples in one step, over all ranks; must be divisible by the number of ranks."""
     shuffle: bool = True
-    """Shuffle within a window; false keeps the order of the log exactly."""
+    """Shuffle within a window. `false` keeps the exact order of the log."""
     order: str = "stripes"
-    """Which samples a rank gets. `stripes`: all ranks go through the log side by side, in time order;
-    `seldp`: each through a chunk of the log of its own, in the next epoch through the one after (SelSync),
-    for data whose order in time does not matter. An epoch is one pass over all samples in both."""
+    """Which samples a rank reads. `stripes`: all ranks read the log side by side, in time order. `seldp`:
+    each rank reads its own chunk of the log and moves to the next chunk every epoch (SelSync), for data whose
+    time order does not matter. In both, an epoch is one pass over all samples."""
     window_batches: int = 64
-    """Shuffle window, in batches of one rank."""
+    """Size of the shuffle window, in batches of one rank."""
     prefetch_batches: int = 4
     """Batches that the background thread keeps ready on each rank."""
     cache_folder: str = ""
-    """Local folder for decoded row groups of remote data; empty: no cache."""
+    """Local folder that caches decoded row groups of remote data. Empty: no cache."""
     cache_disk_gb: float = 50.0
-    """Most that the cache may hold on disk, in GB (1e9 bytes)."""
+    """Limit of the cache on disk, in GB (1e9 bytes)."""
     cache_memory_gb: float = 4.0
-    """Most that the cache may hold in memory, shared by the workers of a node, in GB (1e9 bytes)."""
+    """Limit of the cache in memory, shared by the workers of a node, in GB (1e9 bytes)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")
         _check(self.global_batch_size > 0, "data.global_batch_size must be positive")
-        _check(self.order in ORDERS, f"data.order is {self.order!r}; choose one of {', '.join(ORDERS)}")
+        _check_choice("data.order", self.order, ORDERS)
         _check(
             self.window_batches > 0, "data.window_batches must be positive (1: no shuffling across batches)"
         )
@@ -111,19 +117,22 @@ class ModelConfig:
     """`dlrm` (dot interaction), `dcnv2` (low-rank cross network), `deepfm`, `fm` (factorization machine) or
     `lr` (logistic regression)."""
     embedding_dim: int = 16
-    """Columns of every table; a multiple of 4 (an FBGEMM limit). Unused by lr, whose weights take 4."""
+    """Columns of every table; a multiple of 4 (an FBGEMM limit). Ignored by `lr`, whose tables have 4
+    columns."""
     bottom_mlp: tuple[int, ...] = (512, 256, 64, 16)
-    """dlrm, dcnv2: widths of the layers over the dense features; the last equals embedding_dim."""
+    """`dlrm` and `dcnv2`: layer widths of the MLP over the dense features; the last must equal
+    `embedding_dim`."""
     top_mlp: tuple[int, ...] = (512, 256, 1)
-    """Widths of the layers over the interaction (deepfm: of the deep part); the last is 1. Not of fm, lr."""
+    """Layer widths of the MLP over the interaction (`deepfm`: of the deep part); the last must be 1. Ignored
+    by `fm` and `lr`."""
     cross_layers: int = 3
-    """dcnv2: number of cross layers."""
+    """`dcnv2`: number of cross layers."""
     cross_rank: int = 512
-    """dcnv2: rank of a cross layer's weight."""
+    """`dcnv2`: rank of each cross layer's weight."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")
-        _check(self.kind in MODELS, f"model.kind is {self.kind!r}; choose one of {', '.join(MODELS)}")
+        _check_choice("model.kind", self.kind, MODELS)
         _check(
             self.embedding_dim > 0 and self.embedding_dim % COLUMN_STEP == 0,
             f"model.embedding_dim is {self.embedding_dim}; FBGEMM wants a positive multiple of 4",
@@ -155,22 +164,19 @@ class TablesConfig:
     eps: float = 1e-8
     """Added to the root of Adagrad's accumulator."""
     max_rows: int = 0
-    """Refuse data whose tables have more rows than this; 0: no limit."""
+    """Refuse data whose tables have more rows than this. 0: no limit."""
     dynamic: tuple[str, ...] = ()
-    """Features whose tables are dynamic: rows are given to the ids that come, any 64-bit integers, and taken
-    back from those that were not seen for longest when none is free. `*`: all features."""
+    """Features with dynamic tables, whose ids may be any 64-bit integers: ids get rows as they appear, and if
+    no row is free, the least recently seen ids lose theirs. `*`: all features."""
     dynamic_rows: int = 1_000_000
     """Rows of each dynamic table."""
     admit_after: int = 1
-    """Dynamic tables: an id gets its row when training sees it for the so-manieth time; before, it is as if
-    it were not in the sample."""
+    """Dynamic tables: number of times that training must see an id before it gets a row. Until then the id is
+    ignored."""
 
     def __post_init__(self) -> None:
         check_fields(self, "tables.")
-        _check(
-            self.optimizer in SPARSE_OPTIMIZERS,
-            f"tables.optimizer is {self.optimizer!r}; choose one of {', '.join(SPARSE_OPTIMIZERS)}",
-        )
+        _check_choice("tables.optimizer", self.optimizer, SPARSE_OPTIMIZERS)
         _check_rate("tables.learning_rate", self.learning_rate)
         _check(
             self.eps > 0,
@@ -196,26 +202,24 @@ class TablesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig:
-    """The optimizer of everything that is not a table."""
+    """The optimizer of all parameters outside the tables."""
 
     optimizer: str = "adagrad"
-    """`sgd`, `adagrad` or `adam`; for large batches, `lars` (SGD with momentum) or `lamb` (Adam), with a rate
-    for each layer."""
+    """`sgd`, `adagrad` or `adam`; for large batches `lars` (SGD with momentum) or `lamb` (Adam), which scale
+    the rate per layer."""
     learning_rate: float = 0.02
     """Base learning rate of the dense parameters."""
     weight_decay: float = 0.0
-    """lars, lamb: share of a weight that is added to its gradient (lars) or step (lamb); not of biases."""
+    """`lars` and `lamb`: share of a weight that is added to its gradient (lars) or step (lamb); biases are
+    excluded."""
     trust_coefficient: float = 0.001
-    """lars: share of its norm that a layer changes by in a step of rate 1; multiplies learning_rate."""
+    """`lars`: relative change of a layer's norm in a step at rate 1; multiplies `learning_rate`."""
     clip_norm: float = 0.0
-    """Shrink the gradient of all dense parameters together, as one vector, to at most this norm; 0: never."""
+    """Clip the norm of the gradient of all dense parameters together to this value. 0: no clipping."""
 
     def __post_init__(self) -> None:
         check_fields(self, "dense.")
-        _check(
-            self.optimizer in DENSE_OPTIMIZERS,
-            f"dense.optimizer is {self.optimizer!r}; choose one of {', '.join(DENSE_OPTIMIZERS)}",
-        )
+        _check_choice("dense.optimizer", self.optimizer, DENSE_OPTIMIZERS)
         _check_rate("dense.learning_rate", self.learning_rate)
         _check(self.weight_decay >= 0, "dense.weight_decay must not be negative")
         _check(
@@ -233,14 +237,14 @@ class DenseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over time: linear warm-up, constant, polynomial decay; for tables and dense alike."""
+    """Learning rate over time for tables and dense parameters: linear warm-up, constant, polynomial decay."""
 
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly from 0."""
     decay_start_step: int = 0
-    """Step at which the decay begins."""
+    """Step at which the decay starts."""
     decay_steps: int = 0
-    """Steps over which the learning rate falls to 0 as (1 - progress) ** power; 0: no decay."""
+    """Steps over which the learning rate falls to 0 as (1 - progress) ** power. 0: no decay."""
     power: float = 2.0
     """Exponent of the decay; facebookresearch/dlrm uses 2."""
 
@@ -263,61 +267,50 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """How tables are laid over the ranks."""
+    """How the tables are sharded over the ranks."""
 
     kinds: tuple[str, ...] = ("table_wise", "column_wise")
-    """Kinds that TorchRec's planner may choose from for tables that are not replicated."""
+    """Sharding kinds that TorchRec's planner may choose for tables that are not replicated. On the CPU:
+    `table_wise`, `column_wise`, `row_wise`; on CUDA also `table_row_wise`, `table_column_wise`,
+    `grid_shard`."""
     data_parallel_rows: int = 200
-    """Tables with at most this many rows are replicated on every rank (with more than one rank)."""
+    """With several ranks, tables with at most this many rows are replicated on every rank."""
     min_column_dim: int = 16
-    """Where kinds cut columns: those that a piece has at least."""
+    """Least number of columns of a piece where tables are cut by columns."""
     strategy: str = "auto"
-    """`torchrec`: its plan, embeddings are exchanged; `des`: operators over tables are split, and ranks send
-    partial results instead; `auto`: for each operator, what takes less time on these links, found out by
-    trying when a run begins. Strategies give the same results but for rounding; who wants the same bits on
-    any machine names one."""
+    """`torchrec`: TorchRec's plan; pooled embeddings are exchanged. `des`: operators over the tables are
+    split (DES), and ranks exchange partial results instead. `auto`: time both on the actual links at the
+    start and keep the faster one for each operator. Results agree to rounding; name one for equal bits on any
+    machine."""
     wire_dtype: str = "fp32"
-    """Partial results, of split operators and of row_wise tables on the CPU, travel in `bf16` or `fp16`; with
-    `fp32`, as they are computed."""
+    """Dtype in which partial results travel, of split operators and of row_wise tables on the CPU: `bf16`,
+    `fp16`, or `fp32` for the dtype in which they were computed."""
     exchange_dtype: str = "fp32"
-    """Pooled embeddings that TorchRec exchanges, and their gradients, travel in `bf16`, `fp16` or `int8`;
-    with `fp32`, as they are computed, which under train.precision=bf16 is bf16 already: only `int8` is less
-    then. In `int8` each embedding has a scale of its own, 8 bytes; those of fewer than 16 columns travel in
-    fp16. Partial results have wire_dtype instead."""
+    """Dtype in which TorchRec exchanges pooled embeddings and their gradients: `bf16`, `fp16`, `int8`, or
+    `fp32` for the dtype in which they were computed (bf16 under train.precision=bf16, where only `int8` is
+    smaller). `int8` adds 8 bytes of scale per embedding; embeddings of fewer than 16 columns use fp16
+    instead. For partial results see `wire_dtype`."""
     data_parallel_gradients: str = "dense"
-    """Of replicated tables, ranks exchange the gradients of all rows (`dense`) or only of those that their
-    samples touched, where that is less (`rows`). The latter pays off with a larger data_parallel_rows: it
-    sends less where a batch touches fewer than about 2 / ranks of all rows."""
+    """Gradients of replicated tables that ranks exchange: those of all rows (`dense`), or only of the rows
+    that samples touched, if that is less (`rows`). `rows` pays off with a larger `data_parallel_rows`, where
+    a batch touches fewer than about 2 / ranks of all rows."""
 
     def __post_init__(self) -> None:
         check_fields(self, "sharding.")
-        _check(
-            self.strategy in STRATEGIES,
-            f"sharding.strategy is {self.strategy!r}; choose one of {', '.join(STRATEGIES)}",
-        )
-        _check(
-            self.wire_dtype in WIRE_DTYPES,
-            f"sharding.wire_dtype is {self.wire_dtype!r}; choose one of {', '.join(WIRE_DTYPES)}",
-        )
+        _check_choice("sharding.strategy", self.strategy, STRATEGIES)
+        _check_choice("sharding.wire_dtype", self.wire_dtype, WIRE_DTYPES)
         _check(
             self.wire_dtype == "fp32" or self.strategy != "torchrec" or "row_wise" in self.kinds,
             "sharding.wire_dtype is about partial results, of split operators or row_wise tables; "
             "set sharding.strategy to des or auto (train.precision=bf16 halves what TorchRec exchanges)",
         )
-        _check(
-            self.exchange_dtype in EXCHANGE_DTYPES,
-            f"sharding.exchange_dtype is {self.exchange_dtype!r}; choose one of {', '.join(EXCHANGE_DTYPES)}",
-        )
-        _check(
-            self.data_parallel_gradients in REPLICATED_GRADIENTS,
-            f"sharding.data_parallel_gradients is {self.data_parallel_gradients!r}; "
-            f"choose one of {', '.join(REPLICATED_GRADIENTS)}",
-        )
+        _check_choice("sharding.exchange_dtype", self.exchange_dtype, EXCHANGE_DTYPES)
+        _check_choice("sharding.data_parallel_gradients", self.data_parallel_gradients, REPLICATED_GRADIENTS)
         _check(
             self.data_parallel_gradients == "dense" or self.data_parallel_rows > 0,
             "sharding.data_parallel_gradients is about replicated tables; set sharding.data_parallel_rows",
         )
-        known = sorted(set(SHARDING_KINDS["cpu"]) | set(SHARDING_KINDS["cuda"]))
+        known = sorted(SHARDING_KINDS["cuda"])
         for kind in self.kinds:
             _check(kind in known, f"sharding.kinds holds {kind!r}; known kinds are {', '.join(known)}")
         _check(bool(self.kinds), "sharding.kinds is empty; name at least table_wise")
@@ -331,10 +324,10 @@ class ShardingConfig:
         )
 
     def check_device(self, device: str) -> None:
-        """Refuse what `device` ("cpu" or "cuda") does not have.
+        """Refuse settings that `device` ("cpu" or "cuda") does not support.
 
         Raises:
-            ValueError: names the kinds to leave out, or a dtype that nothing would read or nobody could sum.
+            ValueError: names the sharding kinds or the dtype to change.
         """
         missing = [kind for kind in self.kinds if kind not in SHARDING_KINDS[device]]
         _check(
@@ -344,7 +337,7 @@ class ShardingConfig:
         )
         _check(
             device == "cpu" or self.wire_dtype == "fp32" or self.strategy != "torchrec",
-            f"on {device}, TorchRec itself sums row_wise tables, in no sharding.wire_dtype of ours; leave it "
+            f"on {device}, TorchRec itself sums row_wise tables, without sharding.wire_dtype; leave it "
             "out, or set sharding.strategy to des or auto",
         )
         summed = [kind for kind in self.kinds if kind in {"row_wise", "table_row_wise", "grid_shard"}]
@@ -357,48 +350,46 @@ class ShardingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What of a run survives its end; `--resume RUN_FOLDER` goes on from there."""
+    """What is saved, when and where. `--resume RUN_FOLDER` continues from the newest save."""
 
     every_steps: int = 0
-    """Save everything this often, and at the end; 0: never, unless `target_pls` says so."""
+    """Steps between saves; the end of training is saved too. 0: never, unless `target_pls` is set."""
     target_pls: float = 0.0
-    """In place of `every_steps`: the largest portion of lost samples (CPR paper) that failures may
-    cost the run. It saves as often as costs 0.1 % of training at most, or more often if this target asks for
-    it, by what it measures on the way. 0: off. Like `priority`, it takes partial recovery."""
+    """Instead of `every_steps`: the portion of lost samples (PLS, CPR paper) that failures may cost the run.
+    The interval follows from measured costs: as often as costs at most 0.1 % of training time, or more often
+    if this target needs it. 0: off. Requires partial recovery."""
     mean_hours_to_failure: float = 0.0
-    """Between losses of a node in the whole run, roughly: the time between failures over the nodes that one
-    takes, which `cpr plan` tells. `target_pls` begins with it."""
+    """With `target_pls`: rough mean time between losses of a node in the whole run, in hours, which is the
+    time between failures divided by the nodes that one failure takes; `cpr plan` computes it. The first
+    interval is based on it."""
     priority: str = "none"
-    """Save the rows that deserve it most instead of everything: `mfu` (those looked up most often since they
-    were saved), `ssu` (a sample of them), `scar` (those that have changed most), or, to compare with,
-    `random`, `mru`, `touched`, `round_robin` or `never`. `none`: everything."""
+    """Save only the most important rows, more often: `mfu` (most often looked up since their last save),
+    `ssu` (a sample of those) or `scar` (most changed); for comparison `random`, `mru`, `touched`,
+    `round_robin` or `never`. `none`: save all rows. Requires partial recovery."""
     ratio: float = 0.125
-    """With `priority`: share of a large table's rows in one save, which comes 1/ratio times as often."""
+    """With `priority`: share of a large table's rows in one save; saves come 1/ratio times as often."""
     uri: str = ""
-    """Where to, a folder or a pyarrow URI such as s3://bucket/run; empty: `checkpoint` in the run folder.
-    Every rank must reach it."""
+    """Checkpoint location that every rank can reach, a folder or a pyarrow URI such as s3://bucket/run.
+    Empty: `checkpoint` in the run folder."""
     moment: str = "consistent"
-    """`consistent`: all rows from one moment, so that a resumed run goes on bit for bit; `rolling`: a few
-    rows after each step, so that training hardly waits, but a resumed run differs a little."""
+    """`consistent`: all rows from one step, so that a resumed run continues bit for bit. `rolling`: a few
+    rows after each step, so that training hardly waits; a resumed run then differs slightly."""
     host_memory_mb: int = 512
-    """Ceiling of the extra host memory of a worker, in MB (1e6 bytes). A consistent save waits less the more
-    of the worker's shards fits."""
+    """Limit of the extra host memory of a worker for saving, in MB (1e6 bytes). A consistent save waits less
+    if more of the worker's shards fit."""
     keep_last: int = 2
-    """States that are kept; at least 2."""
+    """Number of saved states to keep; at least 2."""
     give_up_after: str = ""
-    """End the run when saves have failed for so long, such as 30m or 12h. Empty: never, as a run that ends
-    saves nothing either. Failed saves are told, and tried again after pauses of 10 s to 10 min."""
+    """End the run when saves have failed for this long, such as 30m or 12h. Empty: never. Failed saves are
+    logged and retried after 10 s to 10 min."""
     stop_within_s: float = 25.0
-    """After SIGTERM, save before leaving if that can be done in this time (torchrun kills after 30 s); 0:
-    never. Ctrl-C leaves at once."""
+    """After SIGTERM, save before stopping if that takes at most this many seconds (torchrun kills workers
+    after 30 s). 0: do not save. Ctrl-C stops at once."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint.")
         _check(self.every_steps >= 0, "checkpoint.every_steps must not be negative (0: no checkpoints)")
-        _check(
-            self.priority in PRIORITIES,
-            f"checkpoint.priority is {self.priority!r}; choose one of {', '.join(PRIORITIES)}",
-        )
+        _check_choice("checkpoint.priority", self.priority, PRIORITIES)
         _check(0 < self.ratio <= 1, "checkpoint.ratio is a share, above 0 and at most 1")
         _check(0 <= self.target_pls < 1, "checkpoint.target_pls is a portion, from 0 (off) to below 1")
         _check(
@@ -413,10 +404,7 @@ class CheckpointConfig:
             self.priority == "none" or self.saves,
             "checkpoint.priority needs to know how often to save: set checkpoint.every_steps, or target_pls",
         )
-        _check(
-            self.moment in MOMENTS,
-            f"checkpoint.moment is {self.moment!r}; choose one of {', '.join(MOMENTS)}",
-        )
+        _check_choice("checkpoint.moment", self.moment, MOMENTS)
         _check(self.host_memory_mb >= 128, "checkpoint.host_memory_mb must be at least 128")
         _check(
             self.keep_last >= 2,
@@ -430,12 +418,12 @@ class CheckpointConfig:
         )
 
     def directory(self, folder: Path) -> str:
-        """Where a run with this folder saves."""
+        """Checkpoint location of a run with this folder."""
         return self.uri or str(folder / "checkpoint")
 
     @property
     def give_up_after_s(self) -> float | None:
-        """The same in seconds; None: never."""
+        """`give_up_after` in seconds; None: never."""
         try:
             return parse_duration(self.give_up_after) if self.give_up_after else None
         except ValueError as error:
@@ -443,34 +431,33 @@ class CheckpointConfig:
 
     @property
     def saves(self) -> bool:
-        """Whether the run saves now and then."""
+        """Whether the run saves periodically."""
         return self.every_steps > 0 or self.target_pls > 0
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether it saves in a way that partial recovery alone offers."""
+        """Whether the run saves in a way that only partial recovery supports."""
         return self.priority != "none" or self.target_pls > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """What happens when a worker or a node dies while torchrun, or `cpr run`, starts workers again.
+    """Partial recovery after a worker or node died and torchrun or `cpr run` restarted the workers.
 
-    It takes checkpoints (`checkpoint.every_steps` or `target_pls`): what nobody holds any more comes from
-    there.
+    Requires checkpoints (`checkpoint.every_steps` or `checkpoint.target_pls`) for the rows that are lost.
     """
 
     enabled: bool = True
-    """Whether survivors go on with what they hold; false: all go back to the newest checkpoint."""
+    """Surviving workers keep their tables. `false`: all go back to the newest checkpoint."""
     max_lost_share: float = 0.75
-    """Largest share of the tables that may come from the checkpoint while the rest goes on; if more is lost,
-    all go back to it."""
+    """Largest share of the tables that may come from the checkpoint while the rest is kept. If more is lost,
+    all workers go back to the checkpoint."""
     max_pls: float = 1.0
-    """Largest portion of lost samples of the whole run; a failure that would take it above is recovered
-    fully, if that loses less. 1: no limit."""
+    """Largest portion of lost samples of the whole run. A failure that would exceed it is recovered fully, if
+    that loses less. 1: no limit."""
     timeout_s: float = 120.0
-    """Longest that a worker waits for the others in one exchange; then it gives up, and all start again.
-    Without recovery, which would be the end, they wait as long as PyTorch does."""
+    """Seconds that a worker waits for the others in one collective before it gives up and all are restarted.
+    Without recovery PyTorch's default applies."""
 
     def __post_init__(self) -> None:
         check_fields(self, "recovery.")
@@ -484,39 +471,34 @@ class RecoveryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, how precise, and what is said on the way."""
+    """How long to train, with which precision, and what to log."""
 
     device: str = "auto"
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """`cpu`, `cuda`, or `auto`: cuda if available."""
     precision: str = "bf16"
-    """Of arithmetic and embedding exchange: `bf16` (with fp32 master weights and tables) or `fp32`."""
+    """Precision of arithmetic and embedding exchange: `bf16` (with fp32 master weights and tables) or
+    `fp32`."""
     epochs: int = 1
     """Passes over the training days."""
     max_steps: int = 0
-    """Stop after this many steps; 0: run all epochs."""
+    """Stop after this many steps. 0: train all epochs."""
     seed: int = 0
-    """Of the initial weights and of the shuffling."""
+    """Seed of initial weights and shuffling."""
     evaluate_every_steps: int = 0
-    """Evaluate on the test days this often; 0: only at the end."""
+    """Steps between evaluations on the test days. 0: only at the end."""
     log_every_steps: int = 100
-    """Write metrics this often."""
+    """Steps between lines of metrics."""
     run_folder: str = "runs"
-    """Folder in which each run makes a folder of its own."""
+    """Folder in which each run creates its own run folder."""
     warm_start: str = ""
-    """Checkpoint of another run, a folder or a pyarrow URI, whose model, optimizers and place in the schedule
-    a new run begins with, at the beginning of its own data; `--warm-start RUN_FOLDER` sets it. Empty: random
-    values."""
+    """Checkpoint of another run, a folder or a pyarrow URI, from which a new run takes model, optimizers and
+    schedule position, while its data starts at the beginning; `--warm-start RUN_FOLDER` sets it. Empty:
+    random initial values."""
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
-        _check(
-            self.device in {"auto", "cpu", "cuda"},
-            f"train.device is {self.device!r}; choose auto, cpu or cuda",
-        )
-        _check(
-            self.precision in PRECISIONS,
-            f"train.precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}",
-        )
+        _check_choice("train.device", self.device, DEVICES)
+        _check_choice("train.precision", self.precision, PRECISIONS)
         _check(self.epochs > 0, "train.epochs must be positive")
         _check(self.max_steps >= 0, "train.max_steps must not be negative")
         _check(self.evaluate_every_steps >= 0, "train.evaluate_every_steps must not be negative")
@@ -526,7 +508,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run."""
+    """The configuration of a run."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,4 +1,4 @@
-"""The training loop's session on partial recovery: survivors keep what they hold."""
+"""The training loop's session with partial recovery: surviving workers keep their tables after a failure."""
 
 import logging
 from collections.abc import Callable
@@ -7,73 +7,69 @@ from statistics import median
 from typing import Final
 
 from cpr.estimator.history import RunHistory, SaveCost
-from cpr.recovery.run.report import Recovery as Story
+from cpr.recovery.run.report import Recovery
 from cpr.session import PartialRecovery
 from dlrm.config.schema import Config
+from dlrm.fault_tolerance.session import Session, warn_unsaved
 from dlrm.telemetry.report import FailureReport, SavesReport
 
 AFTER_FAILURE: Final = {"process", "partial", "full"}
-"""Kinds of recovery, see `cpr.recovery.decide.decision`."""
+"""Kinds of recovery that follow a failure, see `cpr.recovery.decide.decision`; a start or resume is none."""
 
 logger = logging.getLogger(__name__)
 
 
-class RecoverySession:
-    """A session whose workers may die.
+class RecoverySession(Session):
+    """`cpr.PartialRecovery` behind the methods that the training loop calls.
 
     Args:
-        recovery: its workers have met, and the model is built.
+        recovery: has joined its workers; the model is built.
         config: of the run.
-        restore: brings model and states to where training goes on.
+        restore: loads model and registered states.
     """
 
-    def __init__(
-        self,
-        recovery: PartialRecovery,
-        config: Config,
-        restore: Callable[[], Story],
-    ) -> None:
+    def __init__(self, recovery: PartialRecovery, config: Config, restore: Callable[[], Recovery]) -> None:
         self._recovery = recovery
         self._config = config
         self._restore = restore
 
     @property
     def batches_to_skip(self) -> int:
-        """Batches that come next and were begun by workers that died in the middle."""
+        """Number of next batches to drop, because a worker died while it trained on them."""
         return self._recovery.batches_to_skip
 
     def note_skipped(self) -> None:
-        """One of them was taken from the data and left out."""
+        """Count one dropped batch."""
         self._recovery.note_skipped()
 
     @property
     def failures(self) -> FailureReport:
-        """What the run went through; beginning and resuming are no failures."""
+        """Recoveries, portion of lost samples and cost of saves."""
         return FailureReport(
-            recoveries=tuple(story.to_dict() for story in self.recoveries),
+            recoveries=tuple(recovery.to_dict() for recovery in self.recoveries),
             pls=self._recovery.pls,
             saves=_saves(self._recovery.history),
         )
 
     @property
-    def recoveries(self) -> list[Story]:
-        """Those after failures, oldest first."""
-        return [story for story in self._recovery.recoveries if story.kind in AFTER_FAILURE]
+    def recoveries(self) -> list[Recovery]:
+        """Recoveries after failures, oldest first."""
+        return [recovery for recovery in self._recovery.recoveries if recovery.kind in AFTER_FAILURE]
 
     def take_save_costs(self) -> list[SaveCost]:
-        """What the saves took that were committed since this was last asked."""
+        """Costs of the saves committed since the last call."""
         return self._recovery.take_save_costs()
 
     def restore(self) -> None:
-        """Bring model and position back to where training goes on.
+        """Restore model and data position.
 
         Raises:
-            CheckpointError: what is needed from the checkpoint cannot be read; says what to do.
+            CheckpointError: rows that only the checkpoint holds cannot be read.
         """
         self._restore()
 
     def step(self) -> None:
-        """A step is complete: it will not be lost, unless its node is.
+        """Publish the step, so that it survives the death of this process.
 
         Raises:
             SaveFailedError: saves have failed for `checkpoint.give_up_after`, or another run owns the
@@ -83,41 +79,33 @@ class RecoverySession:
 
     @property
     def leaving_takes(self) -> timedelta:
-        """The longest that `leave` may take."""
+        """`checkpoint.stop_within_s`."""
         return timedelta(seconds=self._config.checkpoint.stop_within_s)
 
     def leave(self, spent: timedelta) -> None:
-        """Save if the remaining time allows it.
+        """Save if the remaining time allows it, and keep the resident memory.
 
-        The memory stays: torchrun stops workers to start others, too, when nodes come or go. When it has
-        ended, the memory is freed.
+        The memory is freed only after torchrun itself has ended, because torchrun also stops workers to start
+        others when nodes join or leave.
         """
         remaining_s = (self.leaving_takes - spent).total_seconds()
         step = self._recovery.steps_done
-        if self._recovery.save_now(remaining_s):  # ranks agree on it: some have heard of the stop later
+        if self._recovery.save_now(remaining_s):  # a collective: ranks got the signal at different times
             logger.info("saved at step %d before leaving", step)
             return
-        newest = self._recovery.checkpointer.newest_step
-        logger.warning(
-            "not saved before leaving at step %d: %s",
-            step,
-            "there is no save" if newest is None else f"the newest save is from step {newest}",
-        )
+        warn_unsaved(step, self._recovery.checkpointer.newest_step)
 
     def save_end(self) -> None:
-        """Save the end of training, and wait until it is safe; the memory stays until all is over."""
+        """Save the trained state and wait for the commit; the resident memory stays until `finish`."""
         self._recovery.save_now()
 
     def finish(self) -> None:
-        """Training has reached its end: save it, and free the memory."""
+        """Save the trained state and free the resident memory."""
         self._recovery.close()
-
-    def close(self) -> None:
-        """Nothing: leaving the block of `cpr.PartialRecovery` decides what becomes of the memory."""
 
 
 def _saves(history: RunHistory | None) -> SavesReport | None:
-    """What saving cost; None on ranks that do not know, and where nothing was saved."""
+    """What saving cost; None on ranks without a history, and before the first save."""
     if history is None or not history.saves:
         return None
     of_rows = [save.blocked_s for save in history.saves if save.kind == "rows"]

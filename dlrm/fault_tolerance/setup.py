@@ -29,20 +29,21 @@ from dlrm.optim.build import Optimizers
 from dlrm.sharding.tables import initialize_tables
 
 LAUNCHES: Final = "launches"
-"""File in a run folder: by which names a restarted worker knows that the folder is its run's, one a line."""
+"""File in a run folder with the run's launch and session ids, one a line; a restarted run finds its folder by
+them."""
 
 
 def open_recovery(config: Config, resume: Path | None) -> "RecoverySetup | None":
-    """What survives failures, if somebody starts workers again after one, and the run saves.
+    """Set up partial recovery if the run saves and a launcher restarts its workers; else None.
 
     Args:
         config: of the run.
-        resume: folder of the run to go on with.
+        resume: folder of the run to resume.
 
     Raises:
-        ValueError: something is missing or impossible; says what to change.
+        ValueError: an option needs partial recovery, which is off; says what to change.
     """
-    if config.recovery.enabled and config.checkpoint.saves and _is_started_again():
+    if config.recovery.enabled and config.checkpoint.saves and _restarts_workers():
         return RecoverySetup(config, resume)
     if config.checkpoint.needs_recovery:
         raise ValueError(
@@ -59,7 +60,7 @@ def open_recovery(config: Config, resume: Path | None) -> "RecoverySetup | None"
 
 
 def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
-    """Where and how a run with this folder saves."""
+    """Checkpoint location and limits of a run with this folder."""
     return SaveConfig(
         uri=config.directory(folder),
         host_memory_bytes=config.host_memory_mb * 10**6,
@@ -68,16 +69,16 @@ def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
 
 
 class RecoverySetup:
-    """`cpr.PartialRecovery` under the trainer's configuration; after an error, memory outlives the worker.
+    """Runs the trainer with `cpr.PartialRecovery`, so that tables survive an error of the worker.
 
     Args:
         config: of the run.
-        resume: folder of the run to go on with; None: a new one.
+        resume: folder of the run to resume; None: a new one.
     """
 
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
-        root = Path(config.train.run_folder).absolute()  # the run's own folder is not known before ranks meet
+        root = Path(config.train.run_folder).absolute()  # the run's own folder is known after the rendezvous
         self._partial = PartialRecovery(
             save_config(config.checkpoint, resume or root),
             save_every_steps=_interval(config.checkpoint),
@@ -93,21 +94,20 @@ class RecoverySetup:
         )
 
     def __enter__(self) -> Self:
-        """This object, left at the end of the block."""
         self._partial.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """At the end of a run, free the memory; after an error, keep it."""
+        """Free the resident memory at the end of a run; keep it after an error."""
         self._partial.__exit__(kind, error, trace)
 
-    def meet(self, device: torch.device) -> None:
-        """Meet the other ranks; afterwards RANK in the environment is this worker's.
+    def join(self, device: torch.device) -> None:
+        """Join the other ranks; afterwards RANK in the environment is this worker's.
 
         Raises:
-            RendezvousError: not all came.
+            RendezvousError: not all workers joined in time.
         """
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -115,29 +115,29 @@ class RecoverySetup:
         self._partial.init_process_group(backend, timedelta(seconds=self._config.recovery.timeout_s))
 
     def find_folder(self, root: Path) -> Path | None:
-        """The folder of this run if it began before its workers were started again; on rank 0."""
+        """Find the folder of a run that began before its workers were restarted; on rank 0."""
         if not self._partial.worker_group.continues:
             return None
         found = [
             path.parent
             for path in root.glob(f"*/{LAUNCHES}")
-            if self._names & set(path.read_text().splitlines())
+            if self._ids & set(path.read_text().splitlines())
         ]
         return max(found, key=lambda folder: folder.stat().st_ctime_ns, default=None)
 
     def save_in(self, folder: Path) -> None:
-        """The run's folder is known, on all ranks."""
+        """Set the run's folder, known on all ranks, and record this launch in it."""
         self._partial.save_to(save_config(self._config.checkpoint, folder).uri)
         path = folder / LAUNCHES
         if self._partial.worker_group.rank == 0:
             known = path.read_text().splitlines() if path.exists() else []
-            replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._names})))
+            replace_text(path, "".join(f"{name}\n" for name in sorted({*known, *self._ids})))
 
     def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
-        """The model, its tables in memory that outlives this worker, with initial values if they are new.
+        """Build the model with its tables in resident memory, initialized unless a dead worker left them.
 
         Args:
-            shard: makes it; with True it gives the tables their initial values.
+            shard: builds the model; True asks for initial values.
         """
         with self._partial.building():
             model = shard(False)
@@ -154,7 +154,7 @@ class RecoverySetup:
         before_save: Callable[[], object],
         initialize: Callable[[Checkpointer], object],
     ) -> RecoverySession:
-        """What the training loop holds."""
+        """Create the session for the training loop."""
         return RecoverySession(
             self._partial,
             self._config,
@@ -164,16 +164,16 @@ class RecoverySetup:
         )
 
     @property
-    def _names(self) -> set[str]:
-        """Of this session, and of its launches: they may lose all memory, and with it the session.
+    def _ids(self) -> set[str]:
+        """Ids of this session and its launches; the launches still hold when all resident memory was lost.
 
-        Not of what people choose, such as `--rdzv-id`: they choose it again.
+        Names that a user chooses, such as `--rdzv-id`, are left out, because other runs may have them too.
         """
         return {self._partial.worker_group.session_id, *self._partial.worker_group.launches}
 
 
 def _interval(config: CheckpointConfig) -> int | IntervalRule:
-    """Steps from save to save, or how they are chosen."""
+    """Steps between saves, or the rule that chooses them."""
     if config.target_pls == 0:
         return config.every_steps
     time_to_failure_s = config.mean_hours_to_failure * 3600
@@ -181,12 +181,12 @@ def _interval(config: CheckpointConfig) -> int | IntervalRule:
 
 
 def _priority(config: CheckpointConfig) -> PriorityConfig | None:
-    """Which rows a save holds; None: all."""
+    """Row-save scheme, or None to save all rows."""
     if config.priority == "none":
         return None
     return PriorityConfig(scheme=cast("Scheme", config.priority), ratio=config.ratio)
 
 
-def _is_started_again() -> bool:
-    """Whether torchrun (--max-restarts) or `cpr run` would start workers again."""
+def _restarts_workers() -> bool:
+    """Whether torchrun (`--max-restarts`) or `cpr run` restarts dead workers."""
     return os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_VARIABLE in os.environ

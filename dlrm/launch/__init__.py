@@ -1,1 +1,1 @@
-"""The training process: versions, device, memory settings, exit codes and signals."""
+"""The process around a training run: exit codes, signals, memory settings, package versions, device."""

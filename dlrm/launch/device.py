@@ -1,4 +1,4 @@
-"""The place of this process among all ranks, and its device."""
+"""The rank of this process and its device."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among all, from torchrun's environment; alone without it."""
+    """Rank, local rank and world size of this process, from torchrun's environment; 0, 0 and 1 without it."""
 
     rank: int
     local_rank: int
@@ -25,10 +25,10 @@ class Ranks:
 
 
 def resolve_device(name: str, ranks: Ranks) -> torch.device:
-    """The device of this rank.
+    """The device of this rank; `auto` is cuda if available.
 
     Raises:
-        ValueError: cuda is asked for and not there, or there are more local ranks than GPUs.
+        ValueError: cuda is configured but missing, or there are more local ranks than GPUs.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

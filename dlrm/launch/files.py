@@ -1,4 +1,4 @@
-"""Files that are replaced atomically: a kill or a full disk leaves the old or the new."""
+"""Writes files atomically: after a kill or on a full disk, the old or the new content is there."""
 
 import json
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for people to read as well; a kill leaves the old or the new."""
+    """Atomically write `content` as indented JSON."""
     replace_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put `text` in the place of what is in a file; a kill or a full disk leaves the old or the new."""
+    """Atomically replace the content of a file."""
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(text)

@@ -1,9 +1,8 @@
-"""A training process towards the outside: what it says, and with which code it ends.
+"""Exit codes and messages of a training process among many.
 
-One process of many must not drown the message of another. What goes wrong on one rank makes the others
-fail a moment later, in a collective, with errors that say nothing. So rank 0 speaks at once where all ranks
-know the same, and everybody else waits a moment first: when the rank that failed has gone, torchrun ends
-those that wait.
+An error on one rank makes the others fail a moment later, in a collective, with errors that explain nothing.
+So where all ranks find the same mistake, only rank 0 reports it at once, and other ranks wait a moment before
+they report: when the rank that failed first exits, torchrun ends those that wait.
 """
 
 import logging
@@ -31,44 +30,48 @@ _NO_MEMORY: Final = ("can't allocate memory", "Storage size calculation overflow
 FAILURES: Final = (OSError, CheckpointError, FloatingPointError, NoProgressError)
 """Storage, saves, a loss that is not a number, workers that die again and again: the message is enough."""
 
-WAIT_BEFORE_MEETING_S: Final = 10.0
-"""How long another rank than 0 leaves the word to rank 0, which will find the same mistake."""
+WAIT_WITHOUT_GROUP_S: Final = 10.0
+"""Seconds that ranks other than 0 wait before reporting, without a process group: rank 0 finds the same
+mistake."""
 WAIT_S: Final = 2.0
-"""How long a failing process leaves the word to the rank that failed first, once they have met."""
+"""Seconds that a failing rank waits before reporting, with a process group: another rank may have failed
+first."""
 
 
 def quiet_libraries() -> None:
-    """Let this project speak on rank 0, and libraries only where it matters. Again, when ranks change."""
+    """Set log levels.
+
+    This project's messages on rank 0, and libraries only for problems; repeat if ranks change.
+    """
     first = _is_first()
     logging.basicConfig(format="%(message)s")
     logging.getLogger().setLevel(logging.WARNING if first else logging.ERROR)
-    for ours in ("dlrm", "data", "cpr"):
-        logging.getLogger(ours).setLevel(logging.INFO if first else logging.ERROR)
-    # the libraries warn of choices that are meant, TorchRec's planner through the root logger
-    logging.getLogger().addFilter(_is_no_warning_of_a_choice)
-    for theirs in ("torchrec", "torch.fx"):
-        logging.getLogger(theirs).setLevel(logging.ERROR)
+    for package in ("dlrm", "data", "cpr"):
+        logging.getLogger(package).setLevel(logging.INFO if first else logging.ERROR)
+    # libraries warn about choices that this project makes on purpose; TorchRec's planner uses the root logger
+    logging.getLogger().addFilter(_is_no_planner_warning)
+    for library in ("torchrec", "torch.fx"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     warnings.filterwarnings("ignore", message=".*lookup_.*_ssd", category=DeprecationWarning)
 
 
-def _is_no_warning_of_a_choice(record: logging.LogRecord) -> bool:
+def _is_no_planner_warning(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Sharding spec not found")
 
 
 def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
-    """Run `job` and turn the user's mistakes and wishes into one line instead of a traceback.
+    """Run `job` and turn the user's mistakes and signals into one line instead of a traceback.
 
     Args:
         name: of the program, for its messages.
-        job: what to do; it is stopped by SIGINT and SIGTERM.
+        job: the work; SIGINT and SIGTERM stop it.
 
     Returns:
-        0; 2 for a mistake of the user; 1 for storage or saves that failed, too little memory and a loss that
-        is no number; 128 + number of the signal that stopped it. Other errors, which can only be ours, are
-        raised.
+        0; 2 for a mistake of the user; 1 for failed storage or saves, too little memory, or a loss that is
+        NaN or infinite; 128 + signal number if stopped. Other errors are bugs and are raised.
     """
-    # Outside the listening below these end the process at once, without a KeyboardInterrupt's traceback.
+    # before `with stop`, Ctrl-C ends the process without a KeyboardInterrupt's traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stop = StopSignal()
     try:
@@ -82,9 +85,9 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
         if _lacks_memory(error):
             cause = str(error).partition("\n")[0] or type(error).__name__
             return _failed(name, f"not enough memory ({cause}). {LESS_MEMORY}", FAILED)
-        if stop.signum is not None:  # the other ranks were told too, and have left their collectives
+        if stop.signum is not None:  # the other ranks got the signal too, and their collectives broke ours
             return _stopped(name, StopRequested(stop.signum))
-        if os.environ.get("WORLD_SIZE", "1") != "1" and _is_of_a_peer(error):
+        if os.environ.get("WORLD_SIZE", "1") != "1" and _is_peer_failure(error):
             time.sleep(WAIT_S)
         raise
     return 0
@@ -92,22 +95,22 @@ def exit_code_of(name: str, job: Callable[[StopSignal], None]) -> int:
 
 def _failed(name: str, message: str, code: int) -> int:
     if not _is_first():
-        time.sleep(WAIT_S if _have_met() else WAIT_BEFORE_MEETING_S)
+        time.sleep(WAIT_S if _has_process_group() else WAIT_WITHOUT_GROUP_S)
     print(f"{name}: {message}", file=sys.stderr, flush=True)
     return code
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether there is less memory than asked for, on the host or on a GPU; PyTorch has no type for all."""
+    """Whether host or GPU memory ran out, for which PyTorch has no single exception type."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code` from `exit_code_of`.
+    """End the process with a code from `exit_code_of`.
 
-    A process that was stopped does not wait for threads that hang in storage, as the interpreter would.
+    A stopped process does not wait for threads that hang in storage, as the interpreter's exit would.
     """
     if code > SIGNALLED:
         logging.shutdown()
@@ -127,8 +130,8 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _is_of_a_peer(error: Exception) -> bool:
-    """Whether an exchange failed, as it does on every rank when one of them has died or failed."""
+def _is_peer_failure(error: Exception) -> bool:
+    """Whether a collective failed, as it does on every rank after one of them has died."""
     distributed = sys.modules.get("torch.distributed")
     kinds = (distributed.DistError,) if distributed is not None and distributed.is_available() else ()
     return isinstance(error, (ConnectionError, *kinds)) or any(
@@ -136,7 +139,7 @@ def _is_of_a_peer(error: Exception) -> bool:
     )
 
 
-def _have_met() -> bool:
-    """Whether there is a process group, without importing torch for the answer."""
+def _has_process_group() -> bool:
+    """Whether a process group exists, without importing torch."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_initialized()

@@ -1,11 +1,9 @@
-"""Ctrl-C and SIGTERM: leave at once, and leave tidily where that is possible.
+"""SIGINT and SIGTERM: stop at once, or at a step boundary where all ranks can agree on it.
 
-Outside the training loop (importing, building, loading what was saved) the signal raises `StopRequested` at
-once, wherever the main thread is. Inside it, the signal is noted, and all ranks agree to stop after the same
-step or before the same batch of an evaluation: what is saved then is whole.
-Whatever keeps that from happening (a peer that is gone, storage that hangs, a library deep in native code,
-where Python cannot run its signal handlers) is left by force: a second thread, which the kernel wakes
-through a pipe, knows of the signal too.
+Outside the training loop (imports, building, loading) a signal raises `StopRequested` in the main thread.
+Inside the loop it is recorded, and all ranks stop after the same step or before the same evaluation batch, so
+that a save is complete. If that does not happen in time (a dead peer, hanging storage, native code that never
+returns to Python's signal handlers), a watchdog thread, woken by the kernel through a pipe, ends the process.
 """
 
 import os
@@ -19,15 +17,11 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-NO_SIGNAL: Final = b"\0"
+_NO_SIGNAL: Final = b"\0"
 
 
 class StopRequested(BaseException):  # not an error: must pass `except Exception`
-    """Somebody asked this process to stop.
-
-    Args:
-        signum: the signal that did.
-    """
+    """A signal asked this process to stop."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -35,18 +29,16 @@ class StopRequested(BaseException):  # not an error: must pass `except Exception
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal ended."""
+        """The exit code that a shell expects of a process ended by a signal."""
         return 128 + self.signum
 
 
 class StopSignal:
-    """Listens to the signals while it is entered (`with`); main thread only.
+    """Catches SIGINT and SIGTERM inside its `with` block; main thread only.
 
     Args:
-        grace: how long a deferred stop may wait for the end of a step; then `StopRequested` is raised
-            wherever the main thread is.
-        tidy_up: how long after that the main thread may still take to leave the `with` block; then the
-            process ends without it.
+        grace: longest wait for the end of a step; then `StopRequested` is raised wherever the main thread is.
+        tidy_up: longest time to leave the block after that; then the process ends by force.
     """
 
     def __init__(
@@ -55,21 +47,21 @@ class StopSignal:
         self._grace_s = grace.total_seconds()
         self._tidy_up_s = tidy_up.total_seconds()
         self.signum: int | None = None
-        """The signal that came on this rank, if one did."""
+        """The signal that this rank got, or None."""
         self._deferring = False
         self._raised = False
         self._previous: dict[int, Any] = {}
         self._left = threading.Event()
         self._extension_s = 0.0
-        self._came_at = 0.0
+        self._signalled_at = 0.0
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came on this rank."""
+        """Whether this rank got a signal."""
         return self.signum is not None
 
     def leave(self) -> None:
-        """Stop now, because all ranks agreed to.
+        """Stop now, after all ranks have agreed to.
 
         Raises:
             StopRequested: always.
@@ -78,15 +70,15 @@ class StopSignal:
 
     @property
     def seconds_since(self) -> float:
-        """Seconds since the first signal came on this rank; 0 if none did."""
-        return time.monotonic() - self._came_at if self.requested else 0.0
+        """Seconds since this rank's first signal; 0 without one."""
+        return time.monotonic() - self._signalled_at if self.requested else 0.0
 
     @contextmanager
     def extended(self, by: timedelta) -> Iterator[None]:
-        """Within this block a stop may take longer, and SIGTERM is only noted; Ctrl-C leaves at once.
+        """Allow a stop more time within this block: SIGTERM is only recorded, and Ctrl-C stops at once.
 
         Args:
-            by: how much longer than the grace; with 0 the block changes nothing.
+            by: extension of the grace; 0 changes nothing.
         """
         self._extension_s = by.total_seconds()
         try:
@@ -96,7 +88,7 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within this block the first signal is only noted, for the ranks to agree where to stop."""
+        """Only record the first signal within this block, for the ranks to agree where to stop."""
         self._deferring = True
         try:
             yield
@@ -104,7 +96,6 @@ class StopSignal:
             self._deferring = False
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
         self._woken, self._wake_up = os.pipe()
         os.set_blocking(self._wake_up, False)
         self._previous_fd = signal.set_wakeup_fd(self._wake_up, warn_on_full_buffer=False)
@@ -119,12 +110,12 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._previous_fd)
         self._left.set()
-        os.write(self._wake_up, NO_SIGNAL)
+        os.write(self._wake_up, _NO_SIGNAL)
         self._watchdog.join()
         os.close(self._wake_up)
         os.close(self._woken)
@@ -133,18 +124,18 @@ class StopSignal:
         again = self.signum is not None
         may_finish = signum == signal.SIGTERM and self._extension_s > 0
         if again and may_finish:
-            return  # SIGINT before it still counts
+            return  # an earlier SIGINT still counts
         if not again:
-            self._came_at = time.monotonic()
+            self._signalled_at = time.monotonic()
         self.signum = signum
         if not may_finish and (again or not self._deferring):
             self._raised = True
             raise StopRequested(signum)
 
     def _watch(self, main_thread: int) -> None:
-        """Body of the watchdog: after the first signal, see to it that the process ends in time."""
+        """Body of the watchdog: end the process in time after the first signal."""
         signum = 0
-        while signum not in SIGNALS:  # other signals are none of its business
+        while signum not in SIGNALS:  # Python writes the number of every signal into the pipe
             signum = os.read(self._woken, 1)[0]
             if self._left.is_set():
                 return
@@ -154,7 +145,7 @@ class StopSignal:
             return
         self._extension_s = 0.0
         if not self._raised:
-            signal.pthread_kill(main_thread, signum)  # the second one raises in any case
+            signal.pthread_kill(main_thread, signum)  # a second signal always raises
         if self._left.wait(self._tidy_up_s):
             return
         os.write(2, f"{StopRequested(signum)}, by force: a call did not return\n".encode())

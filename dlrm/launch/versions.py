@@ -1,12 +1,10 @@
-"""The check at start-up that torch, torchrec and fbgemm fit together, and what to install when they do not.
+"""Check at start-up that torch, torchrec and fbgemm fit together, and what to install if they do not.
 
-FBGEMM is compiled against one minor version of torch, and torchrec is written for one of FBGEMM. Other
-mixtures fail late and obscurely: an undefined symbol, a missing operator, a crash. Besides, FBGEMM comes as
-two packages, `fbgemm-gpu` for CUDA and `fbgemm-gpu-cpu`, which write the same files: installed together,
-whichever came last has overwritten half of the other. Package metadata is read first, which takes
-milliseconds and works when nothing can be imported; only then are operators looked up.
-
-    python -m dlrm.launch.versions cpu
+FBGEMM is compiled against one minor version of torch, and torchrec is written for one of FBGEMM; other
+mixtures fail late and obscurely. FBGEMM also comes as two packages, `fbgemm-gpu` and `fbgemm-gpu-cpu`, that
+overwrite each other's files. Package metadata is checked first, which takes milliseconds and works when
+nothing can be imported; then operators are looked up. On the command line: `python -m dlrm.launch.versions
+cpu`.
 """
 
 import logging
@@ -21,20 +19,20 @@ DEVICES: Final = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Pairing:
-    """Minor versions that belong together."""
+    """Minor versions that fit together."""
 
     torch: str
-    """Minor version of torch, e.g. `2.13`."""
+    """Such as `2.13`."""
     torchrec: str
-    """Minor version of torchrec and, always equal, of fbgemm, e.g. `1.8`."""
+    """Of torchrec and of fbgemm, which are always equal, such as `1.8`."""
 
     def commands(self, device: str) -> str:
-        """What to type to get this pairing for `device`, as indented lines."""
+        """Commands that install this pairing for `device`, as indented lines."""
         torch, torchrec = f"torch~={self.torch}.0", f"torchrec~={self.torchrec}.0"
         fbgemm = f"{FBGEMM_BUILDS[device]}~={self.torchrec}.0"
         remove = f"    pip uninstall --yes {' '.join(FBGEMM_BUILDS.values())}\n"
         if device == "cuda":
-            # pip would be content with a torch for CPUs that is already there.
+            # pip would keep an installed CPU build of torch
             remove = remove.replace("--yes", "--yes torch")
             return f'{remove}    pip install "{torch}" "{torchrec}" "{fbgemm}"'
         return (
@@ -47,10 +45,10 @@ PAIRINGS: Final = (Pairing("2.13", "1.8"), Pairing("2.12", "1.7"), Pairing("2.11
 """The supported pairings, the preferred one first."""
 
 FBGEMM_BUILDS: Final = {"cpu": "fbgemm-gpu-cpu", "cuda": "fbgemm-gpu"}
-"""Which package brings FBGEMM for which device."""
+"""Package that brings FBGEMM, by device."""
 
 TORCHREC_NEEDS: Final = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions", "tqdm")
-"""What torchrec declares besides fbgemm-gpu, which must not come with it on a CPU."""
+"""Dependencies of torchrec except fbgemm-gpu, whose CUDA build must not be installed for a CPU."""
 
 OPERATORS: Final = (
     "asynchronous_complete_cumsum",
@@ -59,25 +57,25 @@ OPERATORS: Final = (
 """FBGEMM operators that every step needs: one of the input exchange, one of the tables."""
 
 DRIVER_LIBRARIES: Final = ("libcuda.", "libnvidia-ml.")
-"""What comes with NVIDIA's driver and with no Python package."""
+"""Libraries that come with NVIDIA's driver and with no Python package."""
 
 
 class IncompatiblePackagesError(RuntimeError):
-    """torch, torchrec and fbgemm, as installed, cannot work together; the message says what to install."""
+    """The installed torch, torchrec and fbgemm cannot work together; the message says what to install."""
 
 
 def check_versions(device: str) -> None:
     """Check that torch, torchrec and fbgemm fit together for `device`, `"cpu"` or `"cuda"`.
 
-    Call it before anything imports torchrec. It says nothing about whether a GPU is present.
+    Call it before torchrec is imported. It does not check for a GPU.
 
     Raises:
-        IncompatiblePackagesError: they do not fit; the message names the versions found and what to type.
+        IncompatiblePackagesError: names the versions found and the commands to type.
         ValueError: no such device.
     """
     if device not in DEVICES:
         raise ValueError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}")
-    problem = _problem_of_presence() or _problem_of_pairing(device) or _problem_of_operators(device)
+    problem = _missing_or_duplicate() or _mismatch(device) or _loading_failure(device)
     if problem:
         raise IncompatiblePackagesError(
             f"{problem}.\nInstalled: {_describe_installed()}.\n"
@@ -86,8 +84,8 @@ def check_versions(device: str) -> None:
         )
 
 
-def _problem_of_presence() -> str | None:
-    """Which package is missing or too many, as a sentence without its full stop."""
+def _missing_or_duplicate() -> str | None:
+    """A sentence about a package that is missing or installed twice, or None."""
     missing = [package for package in ("torch", "torchrec") if _version(package) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
@@ -99,8 +97,8 @@ def _problem_of_presence() -> str | None:
     return None
 
 
-def _problem_of_pairing(device: str) -> str | None:
-    """Which of the packages, all present, does not fit the others or the device."""
+def _mismatch(device: str) -> str | None:
+    """A sentence about packages that do not fit each other or the device, or None."""
     torch, torchrec = _version("torch") or "", _version("torchrec") or ""
     build = next(build for build in FBGEMM_BUILDS.values() if _version(build))
     fbgemm = _version(build) or ""
@@ -113,11 +111,11 @@ def _problem_of_pairing(device: str) -> str | None:
     return None
 
 
-def _problem_of_operators(device: str) -> str | None:
-    """What is wrong when the packages are really loaded, as a sentence without its full stop.
+def _loading_failure(device: str) -> str | None:
+    """A sentence about packages that cannot be loaded, or None.
 
     Raises:
-        IncompatiblePackagesError: the packages are right for `device` but the machine has no driver for them.
+        IncompatiblePackagesError: the packages fit `device` but the machine has no driver.
     """
     try:
         logging.disable()  # fbgemm logs the same error at length
@@ -125,7 +123,7 @@ def _problem_of_operators(device: str) -> str | None:
         import_module("fbgemm_gpu")
         for operator in OPERATORS:
             getattr(torch.ops.fbgemm, operator)
-    # Broken binaries show themselves as any of these: a missing library, a symbol, a missing operator.
+    # broken binaries raise any of these: a missing library, symbol or operator
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         reason = str(error.__cause__ or error)
         if device == "cuda" and reason.startswith(DRIVER_LIBRARIES):
@@ -142,7 +140,7 @@ def _problem_of_operators(device: str) -> str | None:
 
 
 def _best_pairing() -> Pairing:
-    """The pairing that keeps the installed torch, else the preferred one."""
+    """The pairing of the installed torch, else the preferred one."""
     torch = _minor(_version("torch") or "")
     return next((pairing for pairing in PAIRINGS if pairing.torch == torch), PAIRINGS[0])
 
@@ -165,7 +163,7 @@ def _minor(version: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Check for the device in `arguments` (default cpu) and say in words what was found."""
+    """Check for the device in `arguments` (default cpu) and print the result."""
     device = arguments[0] if arguments else "cpu"
     try:
         check_versions(device)

@@ -1,8 +1,4 @@
-"""The run folder: `runs/<date>-<time>-<recipe>/`, and what is known before the first step.
-
-`config.json` is the resolved configuration; `versions.json` says with what it ran: Python, packages,
-machine and command.
-"""
+"""The run folder `runs/<date>-<time>-<recipe>/`, and the environment description stored in it."""
 
 import os
 import platform
@@ -16,13 +12,11 @@ import torch
 
 
 def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
-    """Make a new folder in `root`, named after the moment and the recipe; never one that was there.
-
-    Only one rank calls this and tells the others.
+    """Make a new folder in `root`, named after time and recipe; called on one rank.
 
     Args:
-        root: made if it is not there.
-        recipe: a recipe's name or its file.
+        root: created if missing.
+        recipe: a recipe's name or file.
         now: local time of the start.
 
     Raises:
@@ -47,7 +41,7 @@ def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
 
 
 def circumstances() -> dict[str, Any]:
-    """With what this process runs: command, machine, Python and all installed packages."""
+    """Command, machine, Python and installed packages of this process, for `versions.json`."""
     packages = {each.name: each.version for each in metadata.distributions()}
     return {
         "command": sys.argv,

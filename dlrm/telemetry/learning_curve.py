@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture: quality on the test days against training samples."""
+"""The learning curve as a picture: AUC and log loss on the test days against training samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,20 +14,18 @@ class CurvePoint:
     """One evaluation on the learning curve."""
 
     samples: int
-    """Training samples done before it."""
+    """Training samples done before the evaluation."""
     auc: float | None
-    """Its AUC."""
     log_loss: float | None
-    """Its log loss."""
 
 
 def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
-    """Draw AUC and log loss of the evaluations against training samples.
+    """Draw AUC and log loss of all evaluations into the picture file `path`.
 
     Args:
-        path: the picture; its ending gives the format.
+        path: its suffix gives the format.
         curve: the evaluations, in order.
-        best_auc: drawn as a line where it is known.
+        best_auc: drawn as a dashed line if known.
         title: above the picture.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end

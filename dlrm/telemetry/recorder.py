@@ -1,7 +1,7 @@
-"""The one object a training loop tells what happened; it decides what to measure, write and show.
+"""The object that the training loop reports to: `Telemetry` on rank 0, a silent `Recorder` elsewhere.
 
-Most of a step costs it two small copies and an addition on the device; every `log_every_steps` steps it
-waits for the device, takes the running AUC, writes a line and moves the bar.
+A step costs rank 0 two small device copies and an addition. Every `log_every_steps` steps it waits for the
+device, computes the running AUC, writes a line of metrics and moves the progress bar.
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -20,22 +20,27 @@ from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.launch.files import write_json
 from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
-from dlrm.telemetry.costs import Costs
 from dlrm.telemetry.folder import circumstances
 from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.progress import open_progress
 from dlrm.telemetry.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report
-from dlrm.telemetry.silent import NoTelemetry
 from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
 
 logger = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
-    """What `Telemetry` and `NoTelemetry` have in common."""
+class Recorder:
+    """Counts how far a run is and writes nothing: the telemetry of every rank but 0.
+
+    All ranks keep these counts, so that a run whose rank 0 was lost can continue its metrics.
+    """
+
+    def __init__(self) -> None:
+        self._steps = self._samples = self._num_recoveries = 0
+        self._curve: list[CurvePoint] = []
 
     def begin(self) -> None:
-        """Tell that training begins, or goes on from the state that was loaded; once, before all else."""
+        """Called once when training starts or resumes, after the state was loaded."""
 
     def step(
         self,
@@ -47,55 +52,80 @@ class Recorder(Protocol):
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
-        """Tell that a training step is done."""
+        """Record a training step.
+
+        Args:
+            step: steps done so far.
+            samples: samples done so far, over all ranks.
+            loss: mean loss of this rank's batch, a scalar; not waited for.
+            logits: of this rank's batch, `[B]`.
+            labels: of this rank's batch, 0 or 1, `[B]`.
+            learning_rates: the current ones by name.
+        """
+        self._steps, self._samples = step, samples
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
-        """Tell what exchanging dense gradients took since this was last told; before the `step` that logs."""
+        """Record the cost of the dense-gradient exchange since the last call; None with one rank.
+
+        Called before the `step` that logs it.
+        """
 
     def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
-        """Tell of newly committed saves, and of all recoveries of the run; for all ranks."""
+        """Record newly committed saves, and all recoveries of the run, oldest first."""
+        self._num_recoveries = len(recoveries)
 
     def evaluating(self) -> None:
-        """Tell that another batch is evaluated."""
+        """Called before each batch of an evaluation."""
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
-        """Tell the result of an evaluation, right after it."""
+        """Record the result of an evaluation, right after it."""
+        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
 
     def finish(
         self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()
     ) -> Report | None:
-        """Write the report of a run that reached its end, of what it went through, and gradients it lost."""
+        """Write and return the report of a run that reached its end; None on ranks other than 0."""
+        return None
 
     def close(self) -> None:
-        """Release everything; call it however the run ended."""
+        """Release files and the progress bar, however the run ended."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What figures of later steps depend on."""
+        """The counts that later metrics depend on."""
+        return {
+            "steps": self._steps,
+            "samples": self._samples,
+            "curve": [asdict(point) for point in self._curve],
+            "recoveries": self._num_recoveries,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the figures of an earlier start of the same run."""
+        """Resume the counts of an earlier start of the same run; before `begin`."""
+        self._steps, self._samples = state["steps"], state["samples"]
+        self._num_recoveries = state.get("recoveries", 0)  # older runs have none
+        self._curve = [CurvePoint(**point) for point in state["curve"]]
 
 
 def open_telemetry(rank: int, folder: Path, **options: Any) -> Recorder:
-    """`Telemetry(folder, **options)` on rank 0, silence on the others."""
-    return Telemetry(folder, **options) if rank == 0 else NoTelemetry()
+    """`Telemetry(folder, **options)` on rank 0, a silent `Recorder` on the others."""
+    return Telemetry(folder, **options) if rank == 0 else Recorder()
 
 
-class Telemetry:
-    """Records a run in its folder and shows its progress. For rank 0 only.
+class Telemetry(Recorder):
+    """Writes a run's metrics and report into its folder and shows its progress; for rank 0.
 
-    Until `begin`, nothing in the folder changes: it may be that of a run which cannot go on in this way.
+    The folder stays unchanged until `begin`: a resume that is refused must not damage the run that it names.
 
     Args:
-        folder: the run folder; it exists.
+        folder: existing run folder.
         recipe: name of the recipe, for the report.
         config: the resolved configuration, JSON-able.
         total_samples: samples of the whole run, over all ranks.
-        device: where losses, logits and labels live.
+        device: of losses, logits and labels.
         log_every_steps: steps between two lines of metrics.
-        best_auc: the AUC that no model can beat on this data; None where nobody knows.
-        evaluated_batches: of rank 0 in an evaluation.
-        stream: where the progress bar goes.
+        best_auc: the AUC that no model can beat on this data; None if unknown.
+        evaluated_batches: batches of rank 0 in one evaluation.
+        stream: for the progress bar.
     """
 
     def __init__(
@@ -111,6 +141,7 @@ class Telemetry:
         evaluated_batches: int = 0,
         stream: TextIO = sys.stderr,
     ) -> None:
+        super().__init__()
         self._folder = folder
         self._circumstances = {"config.json": config, "versions.json": circumstances()}
         self._recipe = recipe
@@ -119,14 +150,11 @@ class Telemetry:
         self._event_writer = event_writer()
         self._sinks: list[Sink] = []
         self._progress = open_progress(total_samples, evaluated_batches, stream)
-        self._costs = Costs()
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._loss_steps = 0
-        self._steps = 0
-        self._first_sample = self._samples = self._logged_samples = 0
-        self._curve: list[CurvePoint] = []
+        self._first_sample = self._logged_samples = 0
         self._values: MetricValues | None = None
         self._exchange: ExchangeFigures | None = None
         self._exchanges: list[ExchangeFigures] = []
@@ -134,12 +162,12 @@ class Telemetry:
         self._evaluation_s = 0.0
 
     def begin(self) -> None:
-        """Write the circumstances, also as figures, and go on where the loaded state ends.
+        """Write configuration and versions, and open the metrics files at the loaded step.
 
-        What an earlier start wrote of later steps is taken back.
+        Lines that an earlier start wrote for later steps are removed.
 
         Raises:
-            OSError: they cannot be written, and there are none from an earlier start.
+            OSError: configuration or versions cannot be written, and no earlier start has written them.
         """
         for name, content in self._circumstances.items():
             self._write_circumstances(self._folder / name, content)
@@ -156,16 +184,7 @@ class Telemetry:
         labels: torch.Tensor,
         learning_rates: Mapping[str, float],
     ) -> None:
-        """Tell that a training step is done.
-
-        Args:
-            step: steps done so far.
-            samples: samples done so far, over all ranks.
-            loss: mean loss of this rank's batch, a scalar; not waited for.
-            logits: of this rank's batch, `[B]`.
-            labels: of this rank's batch, 0 or 1, `[B]`.
-            learning_rates: the current ones by name.
-        """
+        """Record a training step, and log every `log_every_steps` steps."""
         self._running_auc.update(logits, labels)
         self._loss_sum += loss.detach()
         self._loss_steps += 1
@@ -176,33 +195,36 @@ class Telemetry:
             self._log(learning_rates)
 
     def exchange(self, figures: ExchangeFigures | None) -> None:
-        """Tell what exchanging dense gradients took since this was last told; before the `step` that logs.
-
-        Args:
-            figures: of rank 0; None: there was nobody to exchange with.
-        """
+        """Record the cost of the dense-gradient exchange since the last call; None with one rank."""
         self._exchange = figures
         if figures is not None:
             self._exchanges.append(figures)
 
     def costs(self, saves: Sequence[SaveCost], recoveries: Sequence[Recovery]) -> None:
-        """Tell of newly committed saves, and of all recoveries of the run, oldest first."""
-        for line in self._costs.lines(saves, recoveries):
-            self._write(*line)
+        """Write a line for each newly committed save and each recovery that has none yet."""
+        for save in saves:
+            figures = {"bytes": save.num_bytes, "seconds": save.seconds, "wait_seconds": save.blocked_s}
+            self._write("save", save.step, {save.kind: figures})
+        # a restarted run lists all recoveries again, and those before its saved state have their line
+        for number in range(self._num_recoveries, len(recoveries)):
+            self._write(
+                "recovery", recoveries[number].step, _recovery_figures(number + 1, recoveries[number])
+            )
+        super().costs(saves, recoveries)
 
     def evaluating(self) -> None:
-        """Tell that another batch is evaluated."""
+        """Move the progress bar of the evaluation."""
         self._progress.evaluate()
 
     def evaluation(self, *, step: int, samples: int, values: MetricValues) -> None:
-        """Tell the result of an evaluation, right after it; its time does not count as training."""
+        """Record the result of an evaluation, right after it; its time does not count as training."""
+        super().evaluation(step=step, samples=samples, values=values)
         self._progress.end_evaluation()
         now = monotonic()
         self._evaluation_s += now - self._stepped
         self._logged += now - self._stepped
         self._stepped = now
         self._values = values
-        self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
         self._write(
             "evaluation",
             step,
@@ -219,9 +241,9 @@ class Telemetry:
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
     def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
-        """Write `report.json`, `report.txt` and the curve, if there is room; return the report.
+        """Write `report.json`, `report.txt` and the learning curve, and return the report.
 
-        A run that had ended, and of which nothing was trained since, keeps the report that it has.
+        A full disk costs a warning. A finished run that trained nothing more keeps its old report.
         """
         trained_s = self._stepped - self._started - self._evaluation_s
         report = Report(
@@ -246,33 +268,25 @@ class Telemetry:
         return report
 
     def close(self) -> None:
-        """Close files and bar; call it however the run ended."""
+        """Close the metrics files and the progress bar."""
         self._progress.close()
         for sink in self._sinks:
             sink.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What figures of later steps depend on."""
+        """The counts, and the running means that the next line of metrics continues."""
         return {
-            "steps": self._steps,
-            "samples": self._samples,
+            **super().state_dict(),
             "loss_sum": self._loss_sum,
             "loss_steps": self._loss_steps,
             "running_auc": self._running_auc.state_dict(),
             "watch": self._watch.state_dict(),
-            "curve": [asdict(point) for point in self._curve],
-            "recoveries": self._costs.num_recoveries,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the figures of an earlier start; before `begin`.
-
-        The state may be that of a `NoTelemetry`, if rank 0 was lost: means that are under way begin anew.
-        """
-        self._steps = state["steps"]
-        self._first_sample = self._samples = self._logged_samples = state["samples"]
-        self._curve = [CurvePoint(**point) for point in state["curve"]]
-        self._costs.num_recoveries = state.get("recoveries", 0)  # older runs have none
+        """Resume the counts and means; without means if the state is another rank's `Recorder`."""
+        super().load_state_dict(state)
+        self._first_sample = self._logged_samples = self._samples
         if "running_auc" in state:
             self._loss_sum.copy_(state["loss_sum"])
             self._loss_steps = state["loss_steps"]
@@ -285,17 +299,16 @@ class Telemetry:
         try:
             write_json(path, content)
         except OSError as error:
-            if not path.exists():  # nobody could resume the run
+            if not path.exists():  # without it, the run could never be resumed
                 raise OSError(
                     f"{path} cannot be written ({error}): free some space, or set train.run_folder"
                 ) from error
             logger.warning("%s stays as an earlier start wrote it: it cannot be written (%s)", path, error)
 
     def _log(self, learning_rates: Mapping[str, float]) -> None:
-        """Write and show what the steps since the last time gave."""
-        loss = float(self._loss_sum) / max(
-            self._loss_steps, 1
-        )  # waits for the device, so that the time is right
+        """Write and show the means over the steps since the last line."""
+        # reading the loss waits for the device, so the clock is read after it
+        loss = float(self._loss_sum) / max(self._loss_steps, 1)
         auc = self._running_auc.value()
         now = monotonic()
         samples_per_s = (self._samples - self._logged_samples) / max(now - self._logged, 1e-9)
@@ -316,8 +329,7 @@ class Telemetry:
             },
         )
         self._progress.show(loss, auc, samples_per_s)
-        warning = self._watch.observe(self._samples, auc)
-        if warning:
+        if warning := self._watch.observe(self._samples, auc):
             logger.warning(warning)
 
     def _write(self, kind: str, step: int, figures: Figures) -> None:
@@ -325,8 +337,19 @@ class Telemetry:
             sink.write(kind, step, figures)
 
 
+def _recovery_figures(number: int, recovery: Recovery) -> Figures:
+    return {
+        "recoveries": number,
+        "how": recovery.kind,
+        "seconds": sum(recovery.seconds.values()),
+        "phases": dict(recovery.seconds),
+        "lost_share": recovery.lost_share,
+        "pls_added": recovery.pls_added,
+        "pls": recovery.pls_total,
+    }
+
+
 def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
-    """Of a line of metrics; none of a rank that is alone."""
     if figures is None:
         return {}
     energy = {} if figures.residual_energy is None else {"residual_energy": figures.residual_energy}
@@ -339,13 +362,12 @@ def _exchange_figures(figures: ExchangeFigures | None) -> Figures:
     }
 
 
-def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by names such as `train.epochs`."""
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Configuration values by dotted name, such as `train.epochs`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
-        found |= (
-            _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-        )
+        key = f"{prefix}{name}"
+        found |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return found
 
 

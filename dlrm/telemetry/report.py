@@ -1,4 +1,4 @@
-"""The end of a run: the table that a person reads, the same as JSON, and the learning curve."""
+"""The final report of a run: a text table, the same as JSON, and the learning curve."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,56 +15,56 @@ from dlrm.telemetry.learning_curve import CurvePoint, draw_learning_curve
 REPORT_NAME: Final = "report.json"
 UNDEFINED: Final = "not defined"
 WHY_WIDTH: Final = 60
-"""Characters of the reason why a worker ended; the log and `report.json` have it whole."""
+"""Characters of a worker's error shown in the table; the log and `report.json` have all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavesReport:
-    """What saving cost, over the newest saves of the run."""
+    """Cost of the newest saves of a run."""
 
     num_bases: int
-    """Saves of everything."""
+    """Number of full saves."""
     num_row_saves: int
-    """Saves of the rows that deserved it most."""
+    """Number of saves of the most important rows only."""
     blocked_s: float
-    """That training has waited for one of them, the median; if there were row saves, for those."""
+    """Median time that training waited for a row save, or for a full save if there were no row saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport:
-    """What a run went through and what it cost."""
+    """Failure history of a run and its cost."""
 
     recoveries: tuple[Mapping[str, Any], ...]
-    """Each restart of the workers, as `cpr.recovery.run.report.Recovery` tells it: who died and why, which
-    rows came from where, seconds by phase."""
+    """Each recovery as `cpr.recovery.run.report.Recovery.to_dict` gives it: dead workers, row origins,
+    seconds by phase."""
     pls: float | None
-    """Portion of lost samples (CPR paper), in total; None where it is not known."""
+    """Total portion of lost samples (PLS, CPR paper); None if unknown."""
     saves: SavesReport | None = None
-    """None where there was none."""
+    """None if nothing was saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeReport:
-    """What the exchange of dense gradients took, as rank 0 saw it, and what it lost."""
+    """Cost of the exchange of dense gradients on rank 0, and the gradients that were lost."""
 
     name: str
-    """How it was done in the end."""
+    """Name of the exchange in use at the end."""
     seconds: float
-    """That a step has waited for it, on average, slower ranks included."""
+    """Mean time that a step waited for the exchange, slower ranks included."""
     share: float | None
-    """Of the step; None: not known."""
+    """Share of the step; None if unknown."""
     sent_bytes: float
-    """That a rank has sent to others in a step, on average."""
+    """Mean bytes that a rank sent in a step."""
     kept_share: float
-    """Of the gradient's values that it has sent, on average."""
+    """Mean share of the gradient's values that were sent."""
     losses: tuple[LostResiduals, ...]
-    """Gradients that workers took along before they were sent."""
+    """Unsent gradients that were lost with their workers."""
 
 
 def exchange_report(
     figures: Sequence[ExchangeFigures], losses: Sequence[LostResiduals]
 ) -> ExchangeReport | None:
-    """From figures of all parts of a run; None if there was nobody to exchange with."""
+    """Average the exchange figures of a run over its steps; None if no gradients were exchanged."""
     steps = sum(each.steps for each in figures)
     if not steps:
         return None
@@ -85,32 +85,29 @@ def exchange_report(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a finished run has to say."""
+    """Results of a finished run."""
 
     recipe: str
-    """Name of the recipe."""
     run_folder: str
-    """Where everything about the run is."""
     metrics: MetricValues | None
     """The last evaluation on the test days; None if there was none."""
     best_auc: float | None
-    """The AUC that no model can beat on this data; None where nobody knows (real data)."""
+    """The AUC that no model can beat on this data; None if unknown, as for real data."""
     steps: int
-    """Training steps done."""
     samples: int
     """Training samples done, over all ranks."""
     seconds: float
     """Wall-clock time of the run, evaluations included."""
     samples_per_s: float
-    """Training samples a second over all ranks, evaluations left out."""
+    """Training samples per second over all ranks, without evaluations."""
     failures: FailureReport | None = None
-    """None where the run had no partial recovery."""
+    """None without partial recovery."""
     exchange: ExchangeReport | None = None
-    """None where one rank trained alone, or too few steps for figures."""
+    """None with one rank, or after too few steps."""
 
 
 def format_report(report: Report) -> str:
-    """The report as an aligned table of plain text, without a final newline."""
+    """Format the report as an aligned text table, without a final newline."""
     best = "unknown for real data" if report.best_auc is None else f"{report.best_auc:.4f}"
     rows = [
         *_quality_rows(report.metrics),
@@ -128,7 +125,7 @@ def format_report(report: Report) -> str:
 
 
 def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> None:
-    """Write `report.json`, `report.txt` and, where there was an evaluation, `learning_curve.png`."""
+    """Write `report.json`, `report.txt` and, after an evaluation, `learning_curve.png`."""
     (folder / REPORT_NAME).write_text(json.dumps(asdict(report), indent=1) + "\n")
     (folder / "report.txt").write_text(format_report(report) + "\n")
     if curve:
@@ -155,8 +152,8 @@ def _exchange_rows(exchange: ExchangeReport | None) -> list[tuple[str, str]]:
         return []
     share = "" if exchange.share is None else f", {exchange.share:.1%} of a step"
     kept = "" if exchange.kept_share == 1 else f", {exchange.kept_share:.2%} of the values"
-    told = f"{exchange.seconds * 1e3:,.1f} ms{share}; {exchange.sent_bytes / 1e6:,.2f} MB a rank{kept}"
-    rows = [("exchange of dense gradients", f"{exchange.name}: {told}")]
+    text = f"{exchange.seconds * 1e3:,.1f} ms{share}; {exchange.sent_bytes / 1e6:,.2f} MB a rank{kept}"
+    rows = [("exchange of dense gradients", f"{exchange.name}: {text}")]
     return [*rows, *(("  lost", str(loss)) for loss in exchange.losses)]
 
 
@@ -165,15 +162,14 @@ def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
         return []
     rows = [("recoveries", str(len(failures.recoveries)))]
     for recovery in failures.recoveries:
-        dead = "; ".join(f"rank {each['rank']}: {_first_words(each['why'])}" for each in recovery["dead"])
+        dead = "; ".join(f"rank {each['rank']}: {_shorten(each['why'])}" for each in recovery["dead"])
         seconds = recovery["seconds"]
         phases = ", ".join(f"{phase} {seconds[phase]:.1f}" for phase in PHASES if phase in seconds)
-        whole = sum(seconds.values())
         rows += [
             (f"  at step {recovery['step']:,}", f"{recovery['kind']}: {recovery['reason']}"),
-            ("    ended", dead or "nobody knows who"),
+            ("    ended", dead or "unknown"),
             ("    rows", _row_origins(recovery)),
-            ("    seconds", f"{whole:.1f} ({phases})"),
+            ("    seconds", f"{sum(seconds.values()):.1f} ({phases})"),
         ]
     pls = "not known" if failures.pls is None else f"{failures.pls:.6f}"
     return [*rows, ("portion of lost samples (PLS)", pls), *_saves_rows(failures.saves)]
@@ -183,16 +179,16 @@ def _saves_rows(saves: SavesReport | None) -> list[tuple[str, str]]:
     if saves is None:
         return []
     counts = ((saves.num_bases, "of everything"), (saves.num_row_saves, "of rows"))
-    told = ", ".join(f"{count:,} {what}" for count, what in counts if count)
-    return [("newest saves", f"{told}; training waits {saves.blocked_s * 1e3:,.1f} ms for one")]
+    text = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    return [("newest saves", f"{text}; training waits {saves.blocked_s * 1e3:,.1f} ms for one")]
 
 
-def _first_words(why: str) -> str:
+def _shorten(why: str) -> str:
     return why if len(why) <= WHY_WIDTH else f"{why[:WHY_WIDTH]} ..."
 
 
 def _row_origins(recovery: Mapping[str, Any]) -> str:
-    """Rows of all tables together, by where they came from."""
+    """Number of rows over all tables, by where they came from."""
     if not recovery["sources"]:
         return "initial values" if recovery["save_step"] is None else "all from the checkpoint"
     names = {"adopted": "stayed in memory", "moved": "moved", "lost": "from the checkpoint"}

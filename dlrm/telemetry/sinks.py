@@ -1,6 +1,6 @@
-"""Where figures go: `metrics.jsonl`, one object a line, and TensorBoard's event files.
+"""Where metrics are written: `metrics.jsonl`, one object a line, and TensorBoard event files.
 
-Figures are not worth a run: a full disk costs a warning, and training goes on.
+A full disk must not end a run: failed writes cost a warning, and training continues.
 """
 
 import json
@@ -19,41 +19,35 @@ _PLAIN: Final = (bool, int, float, str)
 logger = logging.getLogger(__name__)
 
 HYPERPARAMETERS: Final = "hyperparameters"
-"""Kind of the figures that are the configuration."""
+"""Kind of the entry that holds the configuration."""
 COMPARED: Final = ("evaluation/auc", "evaluation/log_loss")
-"""Scalars beside the hyperparameters, where TensorBoard compares runs."""
+"""Scalars that TensorBoard shows next to the hyperparameters of each run."""
 
 Figures = Mapping[str, Any]
-"""Numbers, texts, lists or None by name, and numbers by a second name, such as the learning rates."""
+"""Numbers, texts, lists or None by name; a nested mapping, such as the learning rates, adds a second name."""
 
 
 class Sink(Protocol):
-    """Takes figures of one kind, such as `train` or `evaluation`, at one step."""
+    """Takes metrics of one kind, such as `train` or `evaluation`, at one step."""
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
-        """Called with every new set of figures; None stands for what is not defined."""
+        """Called with every new set of metrics; None stands for an undefined value."""
 
     def close(self) -> None:
         """Called once at the end."""
 
 
-class JsonLines:
-    """Appends to a file, a line at a time: a killed run has lost nothing that was measured.
+class _JsonLines:
+    """Appends lines to a file without buffering, so that a killed run loses no measurement.
 
-    What cannot be written, as on a full disk, waits in memory until it can.
-
-    Args:
-        path: of the file.
-        step: the run goes on from it: what was written of later steps, and evaluations at it, are taken back,
-            and so is a line that a kill cut short.
-
-    Raises:
-        OSError: the file cannot be opened.
+    Lines that cannot be written, as on a full disk, wait in memory until they can. On opening, lines of steps
+    after `step`, evaluations at `step` and a line cut short by a kill are removed. Raises OSError if the file
+    cannot be opened.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         if path.exists():
-            _take_back(path, step)
+            _truncate(path, step)
         self._path = path
         self._file = path.open("ab", buffering=0)
         self._waiting = b""
@@ -66,11 +60,10 @@ class JsonLines:
         self._write_waiting()
 
     def close(self) -> None:
-        """Close the file."""
         self._write_waiting()
         if self._waiting:
             logger.warning("%s lacks its last %d lines", self._path, self._waiting.count(b"\n"))
-        with suppress(OSError):  # which close has seen before
+        with suppress(OSError):  # the same error was logged above
             self._file.close()
 
     def _write_waiting(self) -> None:
@@ -88,20 +81,16 @@ class JsonLines:
             self._failing = True
 
 
-class TensorBoard:
-    """Event files for TensorBoard, as `kind/name` and `kind/name/part`; no more of them once one fails.
-
-    Hyperparameters are where it compares runs.
-    """
+class _TensorBoard:
+    """Writes scalars named `kind/name` and `kind/name/part`; stops writing after the first error."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
-        """Add a scalar for every number."""
         if self._writer is None:
             return
-        with self._giving_up():
+        with self._disabling_on_error():
             if kind == HYPERPARAMETERS:
                 self._write_hyperparameters(figures)
                 return
@@ -112,13 +101,12 @@ class TensorBoard:
                         self._writer.add_scalar("/".join(filter(None, (kind, name, part))), number, step)
 
     def close(self) -> None:
-        """Flush and close the files."""
-        with self._giving_up():
+        with self._disabling_on_error():
             if self._writer is not None:
                 self._writer.close()
 
     def _write_hyperparameters(self, values: Figures) -> None:
-        """Into the same file as the scalars: `add_hparams` would make a run of its own."""
+        """Write the configuration next to the scalars; `add_hparams` would start another run."""
         from torch.utils.tensorboard.summary import hparams  # noqa: PLC0415  # with the writer's class
 
         plain = {name: value if isinstance(value, _PLAIN) else str(value) for name, value in values.items()}
@@ -126,17 +114,17 @@ class TensorBoard:
             self._writer.file_writer.add_summary(summary)
 
     @contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        """The writer's thread ends with its first error, which every call raises from then on."""
+    def _disabling_on_error(self) -> Iterator[None]:
+        """Stop writing on the first error: the writer's thread ends with it, and later calls would raise."""
         try:
             yield
         except OSError as error:
             self._writer = None
-            _say_no_events(error)
+            _warn_no_events(error)
 
 
 def event_writer() -> Callable[..., Any] | None:
-    """The class that writes event files; None without the package tensorboard, and a word about it."""
+    """Find TensorBoard's writer class; log and return None if the package is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # optional, and slow to import
     except ImportError:
@@ -146,23 +134,23 @@ def event_writer() -> Callable[..., Any] | None:
 
 
 def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[Sink]:
-    """The sinks of a run folder.
+    """Open the metrics files of a run folder.
 
     Args:
         folder: of the run.
-        step: from which it goes on: what an earlier start wrote of later steps is taken back.
-        writer: see `event_writer`; None: there is a sink less.
+        step: to resume from; lines that an earlier start wrote for later steps are removed.
+        writer: from `event_writer`; None writes no event files.
     """
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", step)]
+    sinks: list[Sink] = [_JsonLines(folder / "metrics.jsonl", step)]
     if writer is not None:
         try:
-            sinks.append(TensorBoard(writer(str(folder), purge_step=step + 1)))
+            sinks.append(_TensorBoard(writer(str(folder), purge_step=step + 1)))
         except OSError as error:
-            _say_no_events(error)
+            _warn_no_events(error)
     return sinks
 
 
-def _say_no_events(error: OSError) -> None:
+def _warn_no_events(error: OSError) -> None:
     logger.warning(
         "TensorBoard's event files cannot be written (%s): training goes on without them (metrics.jsonl has "
         "the same figures)",
@@ -170,8 +158,8 @@ def _say_no_events(error: OSError) -> None:
     )
 
 
-def _take_back(path: Path, step: int) -> None:
-    """Leave the lines before `step`; as they come first, that needs no room on the disk."""
+def _truncate(path: Path, step: int) -> None:
+    """Keep the lines before `step`. They come first, so that truncating needs no free space on the disk."""
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if _is_before(line, step)]
     if kept == lines[: len(kept)]:

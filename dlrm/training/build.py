@@ -1,4 +1,4 @@
-"""From the inputs to everything that the training loop holds; all ranks do this together."""
+"""Builds everything that the training loop uses; all ranks do this together."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from dlrm.config.schema import Config
 from dlrm.dense_sync import AllReduceSync, DenseSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selsync import SelectiveSync
-from dlrm.fault_tolerance.session import Checkpoints, NoRecovery
+from dlrm.fault_tolerance.session import Checkpoints, Session
 from dlrm.fault_tolerance.setup import RecoverySetup, save_config
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 def start_process_group(ranks: Ranks, device: torch.device) -> None:
-    """Meet the other ranks, by NCCL on CUDA and gloo on the CPU; without torchrun, be a group of one.
+    """Join the other ranks, by NCCL on CUDA and gloo on the CPU; without torchrun, make a group of one.
 
-    Ranks wait for each other as patiently as PyTorch does: to give up on a slow one would end a run without
-    recovery. `recovery.timeout_s` is for those that go on afterwards.
+    The timeout is PyTorch's default. Giving up on a slow rank would end a run without recovery;
+    `recovery.timeout_s` is for runs that restart.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -59,59 +59,56 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
 
 
 def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -> DistributedModelParallel:
-    """The model of this run, its tables laid over the ranks.
+    """Build the sharded model of a run.
 
     Args:
-        inputs: say which model.
-        initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
-        folder: of the run, which remembers the strategies of its heads; None: nothing does.
+        inputs: of the run.
+        initialize: set the tables to the initial values of the seed; otherwise TorchRec's remain.
+        folder: of the run, which stores the chosen strategies; None stores nothing.
     """
     before = unsharded(inputs)
     planned = _plan(before, inputs, folder)
     if inputs.ranks.rank == 0:
-        laid = placements(planned.plan, before.model, planned.strategies)
-        logger.info("tables:\n%s", format_plan(laid))
+        placed = placements(planned.plan, before.model, planned.strategies)
+        logger.info("tables:\n%s", format_plan(placed))
     return lay_out(before, planned, inputs, initialize)
 
 
 def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
     config = inputs.config
-    if config.sharding.strategy == "torchrec" or _is_alone(inputs, folder):
+    if config.sharding.strategy == "torchrec" or _has_no_choice(inputs, folder):
         keep_ordinary(before.model, folder)
         return Planned(plan=before.plan, sharders=[before.sharder], strategies={})
     layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
     return plan_heads(before.model, layout, inputs.loader.config.batch_size, folder, ProxyModel(inputs))
 
 
-def _is_alone(inputs: Inputs, folder: Path | None) -> bool:
-    """Whether `auto` has nothing to choose, as there is one rank, and none has chosen before it."""
+def _has_no_choice(inputs: Inputs, folder: Path | None) -> bool:
+    """Whether `auto` has nothing to choose: there is one rank, and no stored choice of an earlier start."""
     is_auto = inputs.config.sharding.strategy == "auto"
     return is_auto and dist.get_world_size() == 1 and remembered(folder) is None
 
 
 def settle_strategies(inputs: Inputs, folder: Path) -> None:
-    """Let a run's folder know what `auto` chooses; all ranks call it together, before they build the model.
+    """Choose the strategies under `auto` and store them in the run folder, before the model is built.
 
-    What it tries out has tables of its own, which are none of the run's and must not outlive this worker.
-
-    Args:
-        inputs: of the run.
-        folder: of the run, which may know already.
+    The trials allocate tables of their own, which must not land in the resident memory that recovery keeps
+    for the model's tables.
     """
     if inputs.config.sharding.strategy == "auto" and remembered(folder) is None:
         _plan(unsharded(inputs), inputs, folder)
 
 
 def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = None) -> Trainer:
-    """Everything the training loop holds; all ranks call it together.
+    """Build everything that the training loop uses; a collective.
 
     Args:
-        inputs: say what is trained.
-        stop: how somebody stops it.
-        recovery: what survives failures, its workers having met; None: nothing does.
+        inputs: of the run.
+        stop: notices signals.
+        recovery: partial recovery, after the rendezvous; None: off.
     """
     config, ranks = inputs.config, inputs.ranks
-    _warn_of_slow_arithmetic(config, inputs.device)
+    _warn_of_slow_bf16(config, inputs.device)
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)
     if recovery is None:
         model = shard(inputs, folder=folder)
@@ -135,11 +132,11 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
         config=config.train,
         model=model,
         optimizers=optimizers,
-        replicas=_replicas(config, model, optimizers),
+        replicas=_dense_sync(config, model, optimizers),
         loader=inputs.loader,
         evaluate=partial(evaluate, model, inputs.test_loader, inputs.device),
         telemetry=telemetry,
-        session=NoRecovery(),
+        session=Session(),
         stop=stop,
         device=inputs.device,
     )
@@ -148,7 +145,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
             trainer.model,
             trainer.optimizers,
             _states(trainer),
-            _own_states(trainer),
+            _states_per_rank(trainer),
             trainer.check_parameters,
             partial(warm_start, inputs, optimizers),
         )
@@ -157,7 +154,7 @@ def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = Non
     return trainer
 
 
-def _warn_of_slow_arithmetic(config: Config, device: torch.device) -> None:
+def _warn_of_slow_bf16(config: Config, device: torch.device) -> None:
     if device.type == "cpu" and config.train.precision == "bf16" and torch.bfloat16 not in ONEDNN_DTYPES:
         logger.warning(
             "this processor has no fast bfloat16 products, which take AVX-512: train.precision=fp32 is faster"
@@ -165,7 +162,7 @@ def _warn_of_slow_arithmetic(config: Config, device: torch.device) -> None:
 
 
 def _states(trainer: Trainer) -> dict[str, Stateful]:
-    """Everything besides model and table optimizers that a run needs to go on as if nothing had been."""
+    """States besides model and table optimizers that a resumed run needs to continue exactly."""
     return {
         "trainer": trainer,
         "optimizers": trainer.optimizers,
@@ -174,8 +171,8 @@ def _states(trainer: Trainer) -> dict[str, Stateful]:
     }
 
 
-def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
-    """What keeps the dense parameters of all ranks alike."""
+def _dense_sync(config: Config, model: DistributedModelParallel, optimizers: Optimizers) -> DenseSync:
+    """Create what keeps the dense parameters of all ranks equal."""
     if config.comm.exchange == "priority":
         return P3Sync(model, optimizers, reads_each_step=config.checkpoint.saves)
     if config.comm.exchange == "selsync":
@@ -190,8 +187,8 @@ def _replicas(config: Config, model: DistributedModelParallel, optimizers: Optim
     return AllReduceSync(dense_parameters(model), NUM_SCALARS, config.comm)
 
 
-def _own_states(trainer: Trainer) -> dict[str, Stateful | Heir]:
-    """What belongs to this rank alone."""
+def _states_per_rank(trainer: Trainer) -> dict[str, Stateful | Heir]:
+    """States that belong to one rank."""
     return {} if trainer.replicas.own is None else {"replica": trainer.replicas.own}
 
 
@@ -205,7 +202,7 @@ def _open_checkpoints(trainer: Trainer, inputs: Inputs, folder: Path) -> Checkpo
     )
     for name, state in _states(trainer).items():
         checkpointer.register(name, state)
-    for name, own in _own_states(trainer).items():
+    for name, own in _states_per_rank(trainer).items():
         checkpointer.register(name, own, per_rank=True)
     return Checkpoints(
         checkpointer, config, bool(inputs.resume), partial(warm_start, inputs, trainer.optimizers)
@@ -228,7 +225,7 @@ def _agreed_run_folder(config: Config, recipe: str, rank: int, recovery: Recover
 
 
 def _best_auc(test: DatasetManifest) -> float | None:
-    """The AUC of the planted teacher on the test day, where the data has one (`data.synthetic`)."""
+    """AUC of the planted teacher on the test day, for synthetic data; else None."""
     days = test.provenance.get("days", {})
     if len(test.days) != 1 or str(test.days[0]) not in days:
         return None

@@ -1,6 +1,6 @@
-"""What a run needs before ranks meet: device, data and loaders, checked against the configuration.
+"""What a run needs before its ranks communicate: device, data and loaders, checked against the configuration.
 
-What a user can get wrong is found here, while no process group exists that could hang.
+Mistakes of the user are found here, before a process group exists that could hang.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from dlrm.launch.device import Ranks, resolve_device
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is known, checked and open before ranks meet."""
+    """Configuration, device and opened data of a run."""
 
     config: Config
     recipe: str
@@ -33,12 +33,12 @@ class Inputs:
     test_loader: DataLoader
     source: CachedSource | None
     resume: Path | None = None
-    """Folder of the run to go on with."""
+    """Folder of the run to resume."""
     ids: Mapping[str, float] = field(default_factory=dict)
-    """Ids that a sample has on average, by feature, in the first rows; one where a feature is not named."""
+    """Mean number of ids per sample by feature, from the first rows; 1 for features that are missing."""
 
     def close(self) -> None:
-        """Stop background threads and let go of files."""
+        """Stop background threads and close files."""
         self.loader.close()
         self.test_loader.close()
         if self.source is not None:
@@ -92,7 +92,7 @@ def _open_loaders(
     source: RowGroupSource | None,
     days: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[DataLoader, DataLoader]:
-    """The loaders of the training days and of the test days."""
+    """Open the loaders of the training days and of the test days."""
     data = config.data
     batch_size = data.global_batch_size // ranks.world_size
     open_loader = partial(
@@ -163,19 +163,12 @@ def _check_files(
     days: tuple[Sequence[int], Sequence[int]],
     source: RowGroupSource | None,
 ) -> dict[str, float]:
-    """Look for all files, and into the first of the training days and of the test days.
+    """Check that all files exist, and read the first rows of the training and the test days.
 
-    So what is missing, or of a wrong schema, is found now and not in the middle of a step, or in the first
-    evaluation, which may be days away.
-
-    Args:
-        uri: of the data set.
-        manifest: of it.
-        days: to train on, and to evaluate on.
-        source: gives row groups; None: the files do.
+    A missing file or a wrong schema is found now, and not days later in the first evaluation.
 
     Returns:
-        Ids a sample, on average, by feature, in the training days.
+        Mean number of ids per sample by feature, in the training days.
     """
     files = ParquetSource(uri, manifest)
     try:

@@ -16,13 +16,13 @@ def evaluate(
     device: torch.device,
     before_batch: Callable[[], None] | None = None,
 ) -> MetricValues:
-    """Metrics of `model` on all batches of `loader`; a collective, equal on all ranks.
+    """Compute metrics of `model` on all batches of `loader`; a collective, equal on all ranks.
 
     Args:
         model: gives fp32 logits `[B]` for dense features and a KeyedJaggedTensor.
         loader: at the start of its epoch; padded samples are left out.
-        device: where the model is.
-        before_batch: called before each batch, equally often on all ranks; what it raises ends it all.
+        device: of the model.
+        before_batch: called before each batch, equally often on all ranks; may raise to stop.
     """
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""A model and its tables, before and after they are laid over the ranks."""
+"""The model of a run before and after its tables are sharded over the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,20 +29,17 @@ from dlrm.training.data import Inputs
 
 @dataclass(frozen=True, kw_only=True)
 class Unsharded:
-    """A model whose tables are nowhere yet, and where TorchRec would lay them."""
+    """A model whose tables are on the meta device, and TorchRec's plan for them."""
 
     model: nn.Module
-    """Its tables are on the meta device."""
     sharder: RowSplitSharder
-    """Of the tables."""
     plan: ShardingPlan
-    """TorchRec's."""
     dynamic: Sequence[str]
-    """Names of the tables that are."""
+    """Names of the dynamic tables."""
 
 
 def features_of(inputs: Inputs) -> list[Feature]:
-    """The features with the rows of their tables, where those are dynamic too."""
+    """Features of the data; those with dynamic tables get `tables.dynamic_rows` rows."""
     tables = inputs.config.tables
     return [
         replace(feature, rows=tables.dynamic_rows) if tables.is_dynamic(feature.name) else feature
@@ -51,11 +48,11 @@ def features_of(inputs: Inputs) -> list[Feature]:
 
 
 def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
-    """The model of a run; all ranks call it together and make the same one.
+    """Build the unsharded model and TorchRec's plan; a collective with the same result on all ranks.
 
     Args:
-        inputs: say which.
-        features: in place of those that the data has, tables being as large as they say.
+        inputs: of the run.
+        features: replace those of the data if given; their rows are the sizes of the tables.
     """
     config, device = inputs.config, inputs.device
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
@@ -72,13 +69,13 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
 def lay_out(
     before: Unsharded, planned: Planned, inputs: Inputs, initialize: bool
 ) -> DistributedModelParallel:
-    """The model with its tables where they are to be; all ranks call it together.
+    """Shard the model as planned; a collective.
 
     Args:
-        before: the model, used up.
+        before: the unsharded model, used up.
         planned: where its tables go.
         inputs: of the run.
-        initialize: whether tables get the initial values of the seed; without, those are TorchRec's.
+        initialize: set the tables to the initial values of the seed; otherwise TorchRec's remain.
     """
     config = inputs.config
     bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
@@ -105,9 +102,9 @@ def lay_out(
 
 
 def _match_dtype_without_tables(collection: Any, dtype: torch.dtype) -> None:
-    """Let a rank that has no table of a sharding kind put out nothing in the dtype of what others put out.
+    """Set the output dtype of a rank without tables of a sharding kind to that of the other ranks.
 
-    TorchRec's is fp32, whatever theirs is, and by it this rank would judge how many bytes they send it.
+    TorchRec's default there is fp32, and this rank computes from it how many bytes it will receive.
     """
     for lookup in collection._lookups:
         if not getattr(lookup, "module", lookup)._emb_modules:
@@ -116,7 +113,7 @@ def _match_dtype_without_tables(collection: Any, dtype: torch.dtype) -> None:
 
 
 def move_dense(model: nn.Module, device: torch.device) -> None:
-    """Move what is no table to a device, in place; tables are on the meta device until they are sharded."""
+    """Move everything but tables to a device, in place; tables stay on the meta device until sharded."""
     for each in (*model.parameters(), *model.buffers()):
         if not each.is_meta:
             each.data = each.data.to(device)

@@ -1,7 +1,7 @@
-"""A stand-in for a run's model, on which `sharding.strategy` auto tries what it can choose from.
+"""A small copy of the run's model on which `sharding.strategy=auto` times the strategies.
 
-It has the run's layers, batch size, optimizers and arithmetic, so that its steps take as long as the run's;
-but smaller tables, made-up ids, and nothing of it outlives the choice.
+The copy has the run's layers, batch size, optimizers and arithmetic, so that its steps take as long as the
+run's. Its tables are smaller, its ids are random, and all of it is freed after the choice.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,28 +25,24 @@ from dlrm.training.data import Inputs
 from dlrm.training.model import features_of, lay_out, unsharded
 
 MOST_ROWS: Final = 50_000
-"""Of a table: more than caches hold, and quickly made."""
+"""Rows of a table at most: more than caches hold, and quickly made."""
 NUM_BATCHES: Final = 4
-"""Different ones, used in turn."""
+"""Number of different batches, used in turn."""
 SKEW: Final = 6.0
-"""Exponent of a uniform number that gives ids: the first 1 % of rows then get about half of all lookups."""
+"""Exponent of the uniform number that gives an id: the first 1 % of rows then get about half of all
+lookups."""
 
 
 class ProxyModel:
-    """Makes steps of the run's model under other strategies.
-
-    Args:
-        inputs: of the run.
-    """
+    """Makes training steps like the run's under given strategies."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
 
     def __call__(self, strategies: Mapping[str, Strategy]) -> Callable[[], None]:
-        """A training step under these strategies; all ranks call it, and what it returns, together.
+        """Build a training step under `strategies` (by path of the head).
 
-        Args:
-            strategies: by path of the head.
+        A collective, like each call of the step.
         """
         inputs, config = self._inputs, self._inputs.config
         features = [replace(each, rows=min(each.rows, MOST_ROWS)) for each in features_of(inputs)]
@@ -83,7 +79,7 @@ class ProxyModel:
         return Batch(dense, sparse, labels, num_valid=size).to(self._inputs.device)
 
     def _ids(self, feature: Feature, size: int) -> tuple[Tensor, Tensor]:
-        """Ids of a feature, and how many each of `size` samples has."""
+        """Random ids of a feature and the number of ids in each of `size` samples."""
         mean = self._inputs.ids.get(feature.name, 1.0)
         lengths = (torch.rand(size) + mean).long()  # as many on average
         uniform = torch.rand(int(lengths.sum()), dtype=torch.float64)

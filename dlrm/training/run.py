@@ -1,4 +1,7 @@
-"""A run from its configuration to its report; importing this is what takes long."""
+"""Runs training from a configuration to the printed report.
+
+Importing this module takes seconds (torch, torchrec).
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,24 +22,25 @@ from dlrm.training.data import Inputs, prepare
 
 
 def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = None) -> None:
-    """Build, train, and close in any case; rank 0 prints the report.
+    """Build, train, and clean up in any case; rank 0 prints the report.
 
     Args:
         config: of the run.
         recipe: its name, for folder and report.
-        stop: how somebody stops it.
-        resume: folder of the run to go on with.
+        stop: notices SIGINT and SIGTERM.
+        resume: folder of the run to resume.
 
     Raises:
         ValueError: a mistake of the user; says what to change.
-        StopRequested: somebody did.
+        StopRequested: a signal stopped the run.
     """
     keep_freed_memory()
     recovery = open_recovery(config, resume)
     with recovery or nullcontext():
-        if recovery is not None:  # ranks are given back to those who held them, so loaders open afterwards
+        if recovery is not None:
+            # restarted workers get their old rank back here, which the loaders need
             device = resolve_device(config.train.device, Ranks.from_environment())
-            recovery.meet(device)
+            recovery.join(device)
             quiet_libraries()
         inputs = prepare(config, recipe, Ranks.from_environment(), resume)
         try:

@@ -1,4 +1,4 @@
-"""The training loop: batch, forward, backward, average, update, tell."""
+"""The training loop: fetch a batch, forward, backward, synchronize, update, record."""
 
 import logging
 import signal
@@ -29,7 +29,8 @@ from dlrm.telemetry.recorder import Recorder
 
 logger = logging.getLogger(__name__)
 
-NUM_SCALARS = 4  # that travel with the gradients: loss, soundness, wish to stop, wish to stop at once
+NUM_SCALARS = 4
+"""Scalars reduced with the gradients: loss, finite check, stop flag, stop-at-once flag."""
 
 
 ADVICE = (
@@ -44,9 +45,9 @@ class DivergedError(FloatingPointError):
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains a model until its steps are done, somebody asks to stop, or the loss is no number.
+    """Trains a model until its steps are done, a signal stops it, or the loss is NaN or infinite.
 
-    Everything is built before; see `dlrm.training.build`.
+    `dlrm.training.build` makes all its parts.
     """
 
     config: TrainConfig
@@ -56,7 +57,7 @@ class Trainer:
     replicas: DenseSync
     loader: DataLoader
     evaluate: Callable[[Callable[[], None]], MetricValues]
-    """Measures the model; calls what it is given before each batch, on all ranks alike."""
+    """Computes metrics on the test days; calls its argument before each batch, on all ranks alike."""
     telemetry: Recorder
     session: Session
     stop: StopSignal
@@ -68,10 +69,10 @@ class Trainer:
         """Run to the end.
 
         Raises:
-            DivergedError: the loss, a dense gradient or a dense parameter is no number. Rows of tables may
-                be none either by then: nobody may go on with them.
-            StopRequested: somebody asked to stop; the last step is complete on all ranks, and saved where
-                that was asked for and there was time.
+            DivergedError: the loss, a dense gradient or a dense parameter is NaN or infinite. Table rows may
+                be too by then, so the tables must not be used further.
+            StopRequested: a signal stopped the run; the last step is complete on all ranks, and saved if the
+                session saves and there was time.
         """
         self.session.restore()
         self.telemetry.begin()
@@ -79,13 +80,13 @@ class Trainer:
             logger.warning("lost %s", lost)
         with self.stop.deferred():
             self._run()
-        self.telemetry.exchange(self.replicas.take_figures())  # of the steps since the last that were logged
-        with self.stop.extended(self.session.leaving_takes):  # to finish is as good as to save and leave
+        self.telemetry.exchange(self.replicas.take_figures())  # of the steps after the last logged one
+        with self.stop.extended(self.session.leaving_takes):  # SIGTERM lets the final save complete
             self.session.finish()
-        self._tell_costs()
+        self._record_costs()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far training is."""
+        """Steps and samples done, and the state that all ranks share for dense synchronization."""
         return {
             "steps_done": self.steps_done,
             "samples_done": self.samples_done,
@@ -93,7 +94,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a saved position."""
         self.steps_done, self.samples_done = state["steps_done"], state["samples_done"]
         self.replicas.load_state_dict(state.get("replicas", {}), self.steps_done)  # older runs have none
 
@@ -104,10 +105,10 @@ class Trainer:
         return self.loader.epoch < self.config.epochs
 
     def check_parameters(self) -> None:
-        """Refuse to go on with, or to save, dense parameters that are no numbers; when replicas have joined.
+        """Raise if a dense parameter is NaN or infinite; called when all ranks have equal parameters.
 
-        The loss does not tell: a fused ReLU makes 0 of NaN, and all samples get the same finite logit. Nor do
-        gradients tell of the last update.
+        The loss does not show it: a fused ReLU turns NaN into 0, and all samples get the same finite logit.
+        Nor do gradients show what the last update did.
 
         Raises:
             DivergedError: names the parameter.
@@ -129,7 +130,9 @@ class Trainer:
 
     def _run(self) -> None:
         evaluated_at = -1
-        if self.steps_done and self._should_evaluate():  # saved after this step, but before its evaluation
+        if (
+            self.steps_done and self._should_evaluate()
+        ):  # the run was cut off between a save and its evaluation
             self._evaluate()
             evaluated_at = self.steps_done
         while self.should_continue():
@@ -148,7 +151,7 @@ class Trainer:
             self._evaluate()
 
     def _should_evaluate(self) -> bool:
-        """Whether it is time to; at the end of training it is not yet, because that is saved first."""
+        """Whether an evaluation is due; at the end of training no, because the end is saved first."""
         every = self.config.evaluate_every_steps
         return every > 0 and self.steps_done % every == 0 and not self._is_at_end()
 
@@ -157,35 +160,35 @@ class Trainer:
         return not self.should_continue() or (is_last_epoch and self.loader.steps_left == 0)
 
     def _save_end(self) -> None:
-        """What training has come to must not depend on an evaluation, which may find its data damaged."""
+        """Save the trained state before the last evaluation, which may fail on damaged data."""
         self.replicas.join()
-        with self.stop.extended(self.session.leaving_takes):  # as good as to save and leave
+        with self.stop.extended(self.session.leaving_takes):  # SIGTERM lets the save complete
             self.session.save_end()
 
     def _evaluate(self) -> None:
-        self._leave_if_any_was_asked()
+        self._leave_if_any_rank_was_signalled()
         self.replicas.join()
         self.check_parameters()
         values = self.evaluate(self._before_evaluated_batch)
         self.telemetry.evaluation(step=self.steps_done, samples=self.samples_done, values=values)
 
-    def _tell_costs(self) -> None:
+    def _record_costs(self) -> None:
         self.telemetry.costs(self.session.take_save_costs(), self.session.recoveries)
 
     def _train_on(self, batch: Batch) -> None:
-        began_s = time.perf_counter()
+        started_s = time.perf_counter()
         batch = batch.to(self.device, non_blocking=True)
         self.optimizers.begin_step(self.steps_done)
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        soundness = self._soundness().to(loss.device)
-        scalars = torch.cat([torch.stack([loss.detach(), soundness]), loss.new_tensor(self._wishes)])
-        mean_loss, mean_soundness, stop, at_once = self.replicas.average(scalars).tolist()
-        if not isfinite(mean_loss + mean_soundness):
-            self._raise_diverged(loss.detach(), soundness)
+        finite_check = self._finite_check().to(loss.device)
+        scalars = torch.cat([torch.stack([loss.detach(), finite_check]), loss.new_tensor(self._stop_flags)])
+        mean_loss, mean_finite_check, stop, at_once = self.replicas.average(scalars).tolist()
+        if not isfinite(mean_loss + mean_finite_check):
+            self._raise_diverged(loss.detach(), finite_check)
         self.optimizers.step()
-        self.replicas.updated(time.perf_counter() - began_s)
+        self.replicas.updated(time.perf_counter() - started_s)
         self.steps_done += 1
         if self._is_logged(self.steps_done):
             self.telemetry.exchange(self.replicas.take_figures())
@@ -200,28 +203,28 @@ class Trainer:
         )
         self.session.step()
         if self._is_logged(self.steps_done):
-            self._tell_costs()
+            self._record_costs()
         if stop:
             self._leave(at_once=bool(at_once))
 
     @property
-    def _wishes(self) -> list[float]:
-        """What this rank was asked: to stop, and to stop at once."""
+    def _stop_flags(self) -> list[float]:
+        """Whether this rank got a signal, and whether it was Ctrl-C, which stops without saving."""
         return [float(self.stop.requested), float(self.stop.signum == signal.SIGINT)]
 
-    def _leave_if_any_was_asked(self) -> None:
-        """Where no gradients travel: a rank that left alone would let the others wait in a collective."""
-        wishes = self._wishes
+    def _leave_if_any_rank_was_signalled(self) -> None:
+        """Stop all ranks together outside of steps, where one that left alone would hang the others."""
+        flags = self._stop_flags
         if dist.get_world_size() > 1:
-            both = torch.tensor(wishes, device=self.device)
+            both = torch.tensor(flags, device=self.device)
             dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            wishes = both.tolist()
-        stop, at_once = wishes
+            flags = both.tolist()
+        stop, at_once = flags
         if stop:
             self._leave(at_once=bool(at_once))
 
     def _before_evaluated_batch(self) -> None:
-        self._leave_if_any_was_asked()
+        self._leave_if_any_rank_was_signalled()
         self.telemetry.evaluating()
 
     def _leave(self, at_once: bool) -> None:
@@ -234,21 +237,21 @@ class Trainer:
     def _is_logged(self, step: int) -> bool:
         return step % self.config.log_every_steps == 0
 
-    def _soundness(self) -> Tensor:
-        """A number if all dense gradients are numbers, and, in steps that are logged, all dense parameters.
+    def _finite_check(self) -> Tensor:
+        """A scalar that is finite if all dense gradients are, and in logged steps all dense parameters too.
 
-        It waits for nothing, and ranks tell each other with the loss: parameters may be apart or, in part,
-        of the step before. Gradients tell at once of rows that are no numbers, whatever a ReLU makes of them;
-        where they are on their way already (`comm.exchange=priority`), parameters tell a step later.
+        It needs no synchronization; ranks share it with the loss. Gradients show NaN rows at once, whatever a
+        ReLU makes of them. Where gradients are sent before this point (`comm.exchange=priority`), parameters
+        show it a step later.
         """
         tensors = [each.grad for each in self._dense.values() if each.grad is not None]
         if not tensors or self._is_logged(self.steps_done + 1):
             tensors += self._dense.values()
         return local_norms([each.detach() for each in tensors]).sum()
 
-    def _raise_diverged(self, loss: Tensor, soundness: Tensor) -> None:
+    def _raise_diverged(self, loss: Tensor, finite_check: Tensor) -> None:
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (loss.item(), soundness.item()))
+        dist.all_gather_object(found, (loss.item(), finite_check.item()))
         ranks = [rank for rank, (value, _) in enumerate(found) if not isfinite(value)]
         if ranks:
             what = f"the loss is {found[ranks[0]][0]}"

@@ -1,4 +1,4 @@
-"""A new run that begins with what another one has learned, on data of its own: the day after."""
+"""Warm start: a new run that starts from another run's model and trains on data of its own."""
 
 import logging
 
@@ -12,19 +12,19 @@ logger = logging.getLogger(__name__)
 
 
 def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointer) -> None:
-    """Load the model that `train.warm_start` names, if it names one, where a run begins; all ranks together.
+    """Load the model that `train.warm_start` names, if any; a collective, before the first step.
 
-    Tables (ids of dynamic ones included), dense parameters and the state of optimizers are those of the
-    newest save there, and the learning rates' schedule goes on. Data, steps, figures and random generators
-    begin anew. Gradients that ranks had not sent yet (`comm.exchange`) stay behind.
+    Loads tables (with ids of dynamic ones), dense parameters, optimizer states and the position in the
+    learning-rate schedule from the newest save there. Data, steps, metrics and random generators start over.
+    Gradients that ranks had not sent yet (`comm.exchange`) are dropped.
 
     Args:
-        inputs: of the run that begins.
-        optimizers: of it; registered with the checkpointer.
-        checkpointer: of it; nothing is saved or loaded yet.
+        inputs: of the new run.
+        optimizers: of the new run; registered with the checkpointer.
+        checkpointer: of the new run, before any save or load.
 
     Raises:
-        ValueError: the other run has another optimizer, or its schedule has come to its end.
+        ValueError: the other run has another optimizer, or its schedule has ended.
         CheckpointError: nothing is saved there, or nothing of this model.
     """
     config = inputs.config

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.config.ranks_agree import OF_A_NODE, _settings, check_agreed, check_settings
+from dlrm.config.ranks_agree import NODE_SETTINGS, _settings, check_agreed, check_settings
 from dlrm.config.schema import CommConfig, Config, DataConfig, DenseConfig
 
 
@@ -22,7 +22,7 @@ def test_where_a_node_has_its_data_is_its_own_affair():
 
 def test_all_that_may_differ_is_an_option():
     names = {f"{section}.{name}" for section, options in Config().to_dict().items() for name in options}
-    assert names >= OF_A_NODE
+    assert names >= NODE_SETTINGS
 
 
 def test_a_rank_alone_agrees(world_of_one):

@@ -65,7 +65,7 @@ from dlrm.config.schema import Config, ShardingConfig
             "comm.exchange=priority has no whole mean gradient",
         ),
         (["comm.exchange=selsync", "dense.optimizer=lamb"], "comm.exchange=selsync has no whole mean"),
-        (["train.device=tpu"], "train.device is 'tpu'; choose auto, cpu or cuda"),
+        (["train.device=tpu"], "train.device is 'tpu'; choose one of auto, cpu, cuda"),
         (["train.precision=fp16"], "train.precision is 'fp16'; choose one of fp32, bf16"),
         (["train.epochs=0"], "train.epochs"),
         (["train.max_steps=-1"], "train.max_steps"),

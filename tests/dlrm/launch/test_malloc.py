@@ -35,7 +35,7 @@ def no_wish(monkeypatch):
 def test_the_trainer_asks_before_it_imports_torch(monkeypatch):
     asked = []
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(train.standby, "run", lambda *_: asked.append(dict(os.environ)) or 0)
+    monkeypatch.setattr(train.forkserver, "run", lambda *_: asked.append(dict(os.environ)) or 0)
     train.main()
     assert asked[0].items() >= HUGE_PAGES.items()
     modules = "import sys; import dlrm.train; print('torch' in sys.modules)"

@@ -86,7 +86,7 @@ def test_telling_mistakes_from_failures_needs_no_torch():
 def test_other_ranks_let_rank_0_speak_first(monkeypatch, capsys, slept):
     monkeypatch.setenv("RANK", "3")
     assert exit_code_of("prog", fail_with(ValueError("found everywhere"))) == 2
-    assert slept == [process.WAIT_BEFORE_MEETING_S]
+    assert slept == [process.WAIT_WITHOUT_GROUP_S]
     assert capsys.readouterr().err == "prog: found everywhere\n"
 
 

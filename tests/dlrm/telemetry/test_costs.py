@@ -10,7 +10,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.report import Recovery
-from dlrm.telemetry import NoTelemetry, Telemetry
+from dlrm.telemetry import Recorder, Telemetry
 
 SAVES = (
     SaveCost(step=4, kind="base", num_bytes=1000, blocked_s=0.5, seconds=2.0),
@@ -83,7 +83,7 @@ def test_saves_and_recoveries_have_their_lines_once(open_run, tmp_path):
 def test_a_restarted_run_tells_of_what_is_new_alone(open_run, tmp_path, silent):
     """Also if rank 0 was lost, and goes on from the state of another rank."""
     before = open_run()
-    other = NoTelemetry()
+    other = Recorder()
     for each in (before, other):
         each.costs(SAVES, [FIRST])
     before.close()

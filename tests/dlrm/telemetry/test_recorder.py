@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import ClickMetrics, MetricValues
-from dlrm.telemetry import NoTelemetry, Telemetry, open_telemetry, recorder
+from dlrm.telemetry import Recorder, Telemetry, open_telemetry, recorder
 
 CPU = torch.device("cpu")
 BATCH = 100
@@ -278,7 +278,7 @@ def test_nothing_in_the_folder_changes_before_it_is_known_that_the_run_goes_on(t
         log_every_steps=5,
         stream=io.StringIO(),
     )
-    second.load_state_dict({**NoTelemetry().state_dict(), "steps": 5})
+    second.load_state_dict({**Recorder().state_dict(), "steps": 5})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     second.begin()
     second.close()
@@ -324,7 +324,7 @@ def test_a_model_at_chance_brings_the_warning_into_the_log(tmp_path, caplog, mon
 
 def test_other_ranks_stay_silent(tmp_path):
     telemetry = open_telemetry(1, tmp_path)
-    assert isinstance(telemetry, NoTelemetry)
+    assert type(telemetry) is Recorder
     train(telemetry, 5)
     telemetry.evaluation(step=5, samples=5, values=evaluation())
     assert telemetry.finish() is None
@@ -335,7 +335,7 @@ def test_other_ranks_stay_silent(tmp_path):
 def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
     (tmp_path / "lost").mkdir()
     first = open_run(tmp_path / "lost")
-    other = NoTelemetry()
+    other = Recorder()
     for each in (first, other):
         train(each, 12)
         each.evaluation(step=12, samples=12 * BATCH, values=evaluation())
@@ -352,7 +352,7 @@ def test_ranks_that_record_nothing_go_on_from_what_rank_0_recorded(tmp_path):
     telemetry = open_run(tmp_path)
     train(telemetry, 7)
     telemetry.close()
-    other = NoTelemetry()
+    other = Recorder()
     other.load_state_dict(telemetry.state_dict())
     assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": [], "recoveries": 0}
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
-from dlrm.fault_tolerance.session import NoRecovery
+from dlrm.fault_tolerance.session import Session
 from dlrm.launch.device import Ranks
 from dlrm.launch.malloc import keep_freed_memory
 from dlrm.launch.stop_signal import StopSignal
@@ -19,7 +19,7 @@ BATCH_BYTES = 1024 * (13 * 4 + 26 * 8 + 4)
 """A batch of the recipe: the least that a step could leave behind, were it to leave its tensors."""
 
 
-class Watch(NoRecovery):
+class Watch(Session):
     """Notes the memory of the process after each step, and keeps that many bytes of each step."""
 
     def __init__(self, leaked_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What `auto` tries strategies on: the run's layers with smaller tables."""
+"""The proxy model on which `auto` times strategies: the run's layers with smaller tables."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from dlrm.config.schema import Config, ModelConfig, ShardingConfig
 from dlrm.sharding.splitting.planning import planner
 from dlrm.sharding.splitting.planning.saved_choice import remembered
 from dlrm.training import build
-from dlrm.training import proxy_model as stand_in
+from dlrm.training import proxy_model
 from dlrm.training.build import settle_strategies
 from dlrm.training.proxy_model import MOST_ROWS, ProxyModel
 
@@ -36,9 +36,9 @@ def inputs(world_of_one):
 
 def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
     made = []
-    lay_out = stand_in.lay_out
+    lay_out = proxy_model.lay_out
     monkeypatch.setattr(
-        stand_in, "lay_out", lambda *args, **more: made.append(lay_out(*args, **more)) or made[0]
+        proxy_model, "lay_out", lambda *args, **more: made.append(lay_out(*args, **more)) or made[0]
     )
     step = ProxyModel(inputs)(HEADS)
     (model,) = made
@@ -48,9 +48,9 @@ def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
         for each in tables.values()
     }
     assert rows == {300, MOST_ROWS}
-    before = [parameter.detach().clone() for parameter in stand_in.dense_parameters(model)]
+    before = [parameter.detach().clone() for parameter in proxy_model.dense_parameters(model)]
     step()
-    after = stand_in.dense_parameters(model)
+    after = proxy_model.dense_parameters(model)
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -64,7 +64,7 @@ def test_batches_have_as_many_ids_as_the_data(inputs):
 
 def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatch):
     """Two ways that are possible, of which the other one turns out to be faster."""
-    monkeypatch.setattr(build, "_is_alone", lambda *_: False)
+    monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
     tried = []
     other = {"wide": "exchange", "sparse": "split"}
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, other])
@@ -82,9 +82,9 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
 
 @pytest.mark.system
 def test_random_numbers_go_on_as_if_nothing_had_been_tried(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "_is_alone", lambda *_: False)
+    monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
     monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, HEADS])
     settle_strategies(inputs, tmp_path)
     drawn = torch.rand(3)
-    stand_in.unsharded(inputs)  # which sets the seed
+    proxy_model.unsharded(inputs)  # which sets the seed
     assert torch.equal(drawn, torch.rand(3))

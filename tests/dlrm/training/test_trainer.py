@@ -16,9 +16,9 @@ from data.loader import DataLoader, LoaderConfig
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.schema import TrainConfig
 from dlrm.dense_sync import AllReduceSync
-from dlrm.fault_tolerance.session import NoRecovery
+from dlrm.fault_tolerance.session import Session
 from dlrm.launch.stop_signal import StopRequested, StopSignal
-from dlrm.telemetry import NoTelemetry
+from dlrm.telemetry import Recorder
 from dlrm.training.evaluation import evaluate
 from dlrm.training.trainer import NUM_SCALARS, DivergedError, Trainer
 
@@ -37,11 +37,14 @@ def dataset(tmp_path_factory):
     return str(folder)
 
 
-class Calling(NoRecovery):
-    """A session whose verbs a test gives."""
+class Calling(Session):
+    """A session whose methods and values a test gives."""
 
-    def __init__(self, **verbs):
-        self.__dict__.update(verbs)
+    batches_to_skip = 0
+    leaving_takes = timedelta(0)
+
+    def __init__(self, **given):
+        self.__dict__.update(given)
 
 
 class OneLayer(nn.Module):
@@ -72,10 +75,11 @@ class PlainOptimizers:
         self.sgd.step()
 
 
-class Diary(NoTelemetry):
-    """What the loop told, in order."""
+class CallLog(Recorder):
+    """Records the calls of the training loop, in order."""
 
     def __init__(self):
+        super().__init__()
         self.entries = []
 
     def step(self, *, step, samples, **_):
@@ -108,8 +112,8 @@ def make_trainer(world_of_one, dataset):
             replicas=AllReduceSync(list(model.parameters()), NUM_SCALARS),
             loader=loader,
             evaluate=partial(evaluate, model, test, CPU),
-            telemetry=Diary(),
-            session=NoRecovery(),
+            telemetry=CallLog(),
+            session=Session(),
             stop=stop or StopSignal(),
             device=CPU,
         )

@@ -117,7 +117,7 @@ def test_wish_9_two_interruptions_in_one_epoch_change_nothing(start, dataset, un
     wait_for_step(run, tmp_path, 120)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
-    assert "going on from save" in said
+    assert "resuming from save" in said
     saved_at = int(re.search(r"saved at step (\d+) before leaving", said)[1])
     assert saved_at >= 120
 
