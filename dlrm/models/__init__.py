@@ -1,4 +1,1 @@
-"""The models: `build` makes the one that a configuration names.
-
-Nothing is imported here, because heads are models' and what splits them knows of heads.
-"""
+"""The models: DLRM, DCN-v2, DeepFM, factorization machine and logistic regression (`models.build`)."""

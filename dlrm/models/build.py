@@ -1,4 +1,4 @@
-"""How a configuration names a model."""
+"""Builds the model that a configuration names."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ from dlrm.models.fm import FactorizationMachine, LogisticRegression
 def build_model(
     config: ModelConfig, features: Sequence[Feature], num_dense: int, dtype: torch.dtype
 ) -> nn.Module:
-    """The model that `config` names, its tables on the meta device, its dense part on the CPU.
+    """Build the model of `config.kind`, its tables on the meta device and its dense part on the CPU.
 
     Args:
         config: shape of the network.
-        features: sparse features of the data, in canonical order.
+        features: sparse features of the data, in canonical order; one table each.
         num_dense: dense features of the data.
-        dtype: of the arithmetic: float32, or bfloat16 for mixed precision.
+        dtype: of the arithmetic, float32 or bfloat16 (mixed precision); parameters are fp32.
     """
     dim = config.embedding_dim
     if config.kind == "lr":

@@ -1,10 +1,10 @@
-"""DCN-v2's low-rank cross layers (Wang et al., arXiv 2008.13535), whole or in slices of their width.
+"""DCN-v2's low-rank cross layers (Wang et al., arXiv 2008.13535), whole or split over ranks by fields.
 
-Split by tables, a rank has the columns of the crossed vector that belong to its fields, and the rows of all
-weights that are multiplied with them: no embedding crosses the network, nor any weight. The dense vector is
-one field more. It goes to a single rank, whole, rather than being dealt out: as many numbers cross in all,
-few beside the layers' sums, and its rows of the weights are tables like those of the other fields, whose
-names and shapes depend on no number of ranks.
+Split by tables, a rank holds the columns of the crossed vector that belong to its fields, and the rows of all
+weights that these columns are multiplied with. So no embedding and no weight crosses the network. The dense
+vector is treated as one more field, whole on a single rank. Dealing out its columns would send as many
+numbers, few next to the layers' sums, but would make the names and shapes of its weight tables depend on the
+number of ranks.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,7 @@ from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 
 
 class LowRankCross(nn.Module):
-    """Cross layers `x <- x0 * (W (V x) + b) + x`, with `V: width -> rank` and `W: rank -> width`.
-
-    Args:
-        width: of the input and output.
-        rank: of each layer's weight.
-        num_layers: how many.
-    """
+    """Cross layers `x <- x0 * (W (V x) + b) + x`, with `V: width -> rank` and `W: rank -> width`."""
 
     def __init__(self, width: int, rank: int, num_layers: int) -> None:
         super().__init__()
@@ -40,7 +34,7 @@ class LowRankCross(nn.Module):
         self.up = nn.ModuleList(Linear(rank, width, relu=False) for _ in range(num_layers))
 
     def forward(self, x0: Tensor) -> Tensor:
-        """`[B, width]` to `[B, width]`."""
+        """Map `[B, width]` to `[B, width]`."""
         x = x0
         for down, up in zip(self.down, self.up, strict=True):
             x = torch.addcmul(x, x0, up(down(x)))
@@ -54,16 +48,16 @@ def cross_slice(
     bias: Sequence[Tensor],
     exchange: SplitExchange,
 ) -> Tensor:
-    """Some columns of what the cross layers put out, from the same columns of their input.
+    """Compute some columns of the cross layers' output from the same columns of their input.
 
-    A layer is elementwise but for `V x`, the one thing that ranks with other columns have to add to.
+    A layer is elementwise except for `V x`, the only sum over the columns of other ranks.
 
     Args:
-        x0: `[B, columns]`, of the samples of all ranks; columns may be 0.
-        down: these rows of `V^T` of each layer, `[columns, rank]`.
-        up: these rows of `W`, `[columns, rank]`.
-        bias: these numbers of `b`, `[columns]`.
-        exchange: sums over the ranks, once a layer and once more for its gradient.
+        x0: `[B, columns]`, the samples of all ranks; columns may be 0.
+        down: the rows of `V^T` of each layer for these columns, `[columns, rank]`.
+        up: the rows of `W`, `[columns, rank]`.
+        bias: the numbers of `b`, `[columns]`.
+        exchange: sums over the ranks, once per layer and once for its gradient.
 
     Returns:
         `[B, columns]`.
@@ -76,31 +70,26 @@ def cross_slice(
 
 
 class CrossTables(nn.Module):
-    """Cross layers whose weights lie beside the fields.
-
-    Args:
-        cross: unsplit.
-        placement: of the fields that its input consists of.
-    """
+    """Cross layers with their weights in tables next to the tables of the fields."""
 
     def __init__(self, cross: LowRankCross, placement: Placement) -> None:
         super().__init__()
 
-        def beside(name: str, weights: list[Tensor]) -> nn.ModuleList:
+        def as_tables(name: str, weights: list[Tensor]) -> nn.ModuleList:
             return nn.ModuleList(
                 OperatorTables(f"cross_{name}_{layer}_", weight, placement)
                 for layer, weight in enumerate(weights)
             )
 
         down, up = ([cast("Linear", layer) for layer in layers] for layers in (cross.down, cross.up))
-        self.down = beside("down", [layer.weight.t() for layer in down])
-        self.up = beside("up", [layer.weight for layer in up])
-        # one table a field for all layers' biases
+        self.down = as_tables("down", [layer.weight.t() for layer in down])
+        self.up = as_tables("up", [layer.weight for layer in up])
+        # one table per field for all layers' biases, because tiny tables cost a lookup each
         biases = torch.stack([layer.bias for layer in up], dim=1)
         self.bias = OperatorTables("cross_bias_", biases, placement)
 
     def forward(self, x0: Tensor, exchange: SplitExchange) -> Tensor:
-        """`[B, columns]` to `[B, columns]`, of the samples of all ranks and the fields of this one."""
+        """Map `[B, columns]` to `[B, columns]`: the samples of all ranks, the fields of this one."""
         down, up = (
             [cast("OperatorTables", layer).weight() for layer in layers] for layers in (self.down, self.up)
         )
@@ -108,19 +97,11 @@ class CrossTables(nn.Module):
 
 
 class CrossHead(Head):
-    """The tables of DCN-v2, its cross layers over these and the dense vector, and the MLP over those.
+    """The tables of DCN-v2, the cross layers over embeddings and dense vector, and the MLP on top.
 
-    Split by tables, ranks sum the inner result of each cross layer and the result of the MLP's first layer:
-    `num_layers * rank + width` numbers a sample. Derived from DES. The rest of the MLP belongs to the samples
-    and is replicated.
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        dim: columns of each table, and of the dense vector.
-        top_mlp: widths of the MLP; the last is 1.
-        num_layers: number of cross layers.
-        rank: of their weights.
-        dtype: of the arithmetic; parameters are fp32.
+    Split by tables, ranks sum the inner result of each cross layer and of the MLP's first layer: `num_layers
+    * rank + width` numbers a sample (derived from DES). The other MLP layers are replicated. Features are in
+    canonical order; `dim` is the width of tables and dense vector.
     """
 
     split_by: ClassVar[SplitBy] = "tables"
@@ -142,13 +123,16 @@ class CrossHead(Head):
         self._dealt: list[int] = []
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """fp32 logits `[B]`, of the dense vector `[B, dim]` too."""
+        """Compute fp32 logits `[B]` from the features and the dense vector `[B, dim]`."""
         (vector,) = dense
         logits: Tensor = self.top(self.cross(torch.cat([vector, self.in_order(sparse).flatten(1)], dim=1)))
         return logits
 
     def co_locate(self, placement: Placement) -> None:
-        """All weights but those of the MLP's other layers, and the bias of its first, which is added once."""
+        """Move the cross layers and the weight of the MLP's first layer into tables.
+
+        Its bias is added once, outside.
+        """
         placement, self._dealt = with_dense_vector(placement, self._dim)
         self.cross_tables = CrossTables(self.cross, placement)
         del self.cross
@@ -156,10 +140,10 @@ class CrossHead(Head):
         self.top.first.narrow(0)
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """As `forward`, once `co_locate` has been called."""
+        """Compute the logits as `forward` does, after `co_locate`."""
         (vector,) = dense
         dealt = exchange.deal_columns(vector, self._dealt, owned.batch_sizes)
-        # on all ranks, even without columns: all wait for each other in its backward pass
+        # also on ranks without columns, because the backward pass is a collective
         crossed = self.cross_tables(torch.cat([dealt, owned.values], dim=1), exchange)
         partial = mlp.product(crossed.to(self.top.first_dtype(self.dtype)), self.first.weight().t())
         logits: Tensor = self.top(vector[:, :0], exchange.sum_to_owners(partial, owned.batch_sizes))
@@ -185,14 +169,14 @@ class CrossHead(Head):
 
 
 def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[int]]:
-    """The dense vector as a first field.
+    """Add the dense vector to a placement as its first field.
 
     Args:
         placement: of the tables' fields.
         dim: columns of the dense vector.
 
     Returns:
-        The placement of all fields, and how many columns of the dense vector each rank gets.
+        The placement of all fields, and the number of columns of the dense vector on each rank.
     """
     fields = list(placement.fields.values())
     owners = [field.ranks[0] for field in fields]

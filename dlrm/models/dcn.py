@@ -12,18 +12,7 @@ from dlrm.models.mlp import MLP
 
 
 class DCNv2(nn.Module):
-    """Deep and cross network, stacked: the cross layers run over the dense vector and all embeddings.
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        num_dense: number of dense features.
-        embedding_dim: columns of each table, and last width of the bottom MLP.
-        bottom_mlp: widths over the dense features.
-        top_mlp: widths over the crossed vector; the last is 1.
-        cross_layers: number of cross layers.
-        cross_rank: rank of their weights.
-        dtype: of the arithmetic; parameters are fp32.
-    """
+    """Deep and cross network, stacked: cross layers over the dense vector and all embeddings, then an MLP."""
 
     def __init__(
         self,
@@ -42,6 +31,6 @@ class DCNv2(nn.Module):
         self.dtype = dtype
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         logits: Tensor = self.sparse(sparse, self.bottom(dense.to(self.dtype)))
         return logits

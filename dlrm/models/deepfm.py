@@ -19,17 +19,10 @@ from dlrm.sharding.splitting.operator_tables import OperatorTables, Placement
 class DeepFMHead(Head):
     """Factorization machine and deep network on the same embeddings.
 
-    Split by tables, each rank sums its fields' vectors and their squares, and multiplies them with their own
-    rows of the deep part's first layer (DES, FM and first fully connected layer): `dim + 1 + width` numbers a
-    sample in one exchange. What is left of that layer, its bias and dense columns, and the rest of the deep
-    part belong to the samples and are replicated.
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        num_dense: number of dense features, of the deep part.
-        dim: columns of each table.
-        top_mlp: widths of the deep part; the last is 1.
-        dtype: of the deep part's arithmetic; parameters are fp32.
+    Split by tables, each rank sums its fields' vectors and their squares, and multiplies the vectors with
+    their rows of the deep part's first layer (DES, FM and first fully connected layer): `dim + 1 + width`
+    numbers a sample in one exchange. The rest of the deep part, with the first layer's bias and dense
+    columns, is replicated.
     """
 
     split_by: ClassVar[SplitBy] = "tables"
@@ -47,20 +40,20 @@ class DeepFMHead(Head):
         self._num_dense, self._dim = num_dense, dim
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """fp32 logits `[B]`, of dense features `[B, num_dense]` too."""
+        """Compute fp32 logits `[B]` from the features and the dense features `[B, num_dense]`."""
         (vector,) = dense
         embeddings = self.in_order(sparse).flatten(1)
         deep: Tensor = self.deep(torch.cat([vector.to(self.dtype), embeddings], dim=1))
         return pairs_of(sums_of(embeddings, self._dim)).squeeze(1) + deep
 
     def co_locate(self, placement: Placement) -> None:
-        """The first layer keeps the columns of the dense features alone."""
+        """Move the first layer's weights of the embeddings into tables; those of the dense features stay."""
         first = self.deep.first
         self.first = OperatorTables("first_", first.weight[:, self._num_dense :].t(), placement)
         first.narrow(self._num_dense)
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """As `forward`, once `co_locate` has been called."""
+        """Compute the logits as `forward` does, after `co_locate`."""
         (vector,) = dense
         dtype = self.deep.first_dtype(self.dtype)
         product = mlp.product(owned.values.to(dtype), self.first.weight().t())
@@ -83,12 +76,7 @@ class DeepFMHead(Head):
 class DeepFM(LogisticRegression):
     """Linear part, factorization machine and deep network, the latter two on the same embeddings.
 
-    Args:
-        features: sparse features in canonical order; one table each, and one of the linear part.
-        num_dense: number of dense features; they enter the linear and the deep part.
-        embedding_dim: columns of each table.
-        top_mlp: widths of the deep part; the last is 1.
-        dtype: of the arithmetic; parameters are fp32.
+    The dense features enter the linear and the deep part.
     """
 
     def __init__(
@@ -103,6 +91,6 @@ class DeepFM(LogisticRegression):
         self.sparse = DeepFMHead(features, num_dense, embedding_dim, top_mlp, dtype)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         out: Tensor = super().forward(dense, sparse) + self.sparse(sparse, dense)
         return out

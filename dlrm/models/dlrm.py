@@ -12,16 +12,7 @@ from dlrm.models.mlp import MLP, LogitMLP
 
 
 class DLRM(nn.Module):
-    """Deep learning recommendation model.
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        num_dense: number of dense features.
-        embedding_dim: columns of each table, and last width of the bottom MLP.
-        bottom_mlp: widths over the dense features.
-        top_mlp: widths over the interaction; the last is 1.
-        dtype: of the arithmetic; parameters are fp32.
-    """
+    """Deep learning recommendation model: bottom MLP, dot interaction with the embeddings, top MLP."""
 
     def __init__(
         self,
@@ -39,7 +30,7 @@ class DLRM(nn.Module):
         self.dtype = dtype
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         vector = self.bottom(dense.to(self.dtype))
         logits: Tensor = self.top(self.sparse(sparse, vector))
         return logits

@@ -1,4 +1,4 @@
-"""Linear models and factorization machines, without a network: `lr` and `fm`."""
+"""Linear models and factorization machines without a network: `lr` and `fm`."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,8 +19,6 @@ class FMHead(Head):
     """Sum of the dot products of all pairs of embeddings, by the sum-of-squares identity (DES, FM).
 
     Split by tables, each rank sums its fields' vectors and their squares: `dim + 1` numbers a sample.
-
-    Args: as for `PooledFeatures`.
     """
 
     split_by: ClassVar[SplitBy] = "tables"
@@ -30,22 +28,22 @@ class FMHead(Head):
         self._dim = dim
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """fp32 `[B, 1]`."""
+        """Compute fp32 `[B, 1]`."""
         return pairs_of(sums_of(self.pooled(sparse)[0], self._dim))
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """As `forward`."""
+        """Compute the sum as `forward` does."""
         return pairs_of(exchange.sum_to_owners(sums_of(owned.values, self._dim), owned.batch_sizes))
 
     def traffic(self) -> SplitTraffic:
-        """The sums, in fp32: squares would lose too much otherwise."""
+        """The sums, in fp32, because squares would lose too much in bf16."""
         return SplitTraffic(crossings=(Crossing(way="sum_to_owners", width=self._dim + 1),))
 
 
 def sums_of(pooled: Tensor, dim: int) -> Tensor:
-    """Per sample, the sum of its vectors and of all their squares: `[B, F * dim]` to `[B, dim + 1]`.
+    """Per sample, sum the vectors and sum the squares of all their numbers: `[B, F * dim]` to `[B, dim + 1]`.
 
-    In fp32, or in the dtype of the input where that is wider. Sums over some of the fields may be added.
+    In fp32, or in the input's dtype if that is wider. Results for disjoint sets of fields may be added.
     """
     wide = torch.promote_types(pooled.dtype, torch.float32)
     vectors = pooled.to(wide).view(pooled.shape[0], pooled.shape[1] // dim, dim)  # maybe none
@@ -58,12 +56,7 @@ def pairs_of(sums: Tensor) -> Tensor:
 
 
 class LogisticRegression(nn.Module):
-    """One weight an id and one a dense feature.
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        num_dense: number of dense features.
-    """
+    """One weight per id and one per dense feature."""
 
     def __init__(self, features: Sequence[Feature], num_dense: int) -> None:
         super().__init__()
@@ -71,19 +64,15 @@ class LogisticRegression(nn.Module):
         self.wide_dense = Linear(num_dense, 1, relu=False)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         out: Tensor = (self.wide(sparse) + self.wide_dense(dense)).squeeze(1)
         return out
 
 
 class FactorizationMachine(LogisticRegression):
-    """Logistic regression and a factorization machine (Rendle, 2010).
+    """Logistic regression plus a factorization machine (Rendle, 2010) over the sparse features.
 
-    Args:
-        features: sparse features in canonical order; one table each, and one of the linear part.
-        num_dense: number of dense features, of the linear part alone.
-        embedding_dim: columns of each table.
-        dtype: in which ranks exchange embeddings; the arithmetic is fp32.
+    `dtype` is that of exchanged embeddings; the arithmetic is fp32.
     """
 
     def __init__(
@@ -93,6 +82,6 @@ class FactorizationMachine(LogisticRegression):
         self.sparse = FMHead(features, embedding_dim, dtype)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
+        """Compute fp32 logits `[B]` from dense `[B, num_dense]` and `B` bags a feature."""
         out: Tensor = super().forward(dense, sparse) + self.sparse(sparse).squeeze(1)
         return out

@@ -1,9 +1,8 @@
 """The dot interaction of DLRM: all pairwise dot products of the features' embeddings.
 
-Written as one autograd function, because the plain form is the slowest thing in a CPU step: fancy
-indexing of the triangle is slow forward and worse backward. Here the triangle is read by one
-gather, and the backward pass reads the symmetric gradient by one gather too, so that a single
-batched product gives the gradient of all embeddings.
+One autograd function, because the plain form is the slowest part of a CPU step: fancy indexing of the
+triangle is slow forward and worse backward. Here one gather reads the triangle, and one gather reads the
+symmetric gradient, so that a single batched product gives the gradient of all embeddings.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +19,12 @@ from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 
 def _as_bits(x: Tensor) -> Tensor:
-    """`x` as something that a gather moves as it is: PyTorch's converts bfloat16 to fp32 and back."""
+    """View bfloat16 as int16, because PyTorch's gather converts bfloat16 to fp32 and back."""
     return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
 
 
 class _Products(torch.autograd.Function):
-    """The first `kept` columns of the dense vector, then the pairs' products."""
+    """The first `kept` columns of the dense vector, followed by the pairs' products."""
 
     @staticmethod
     def forward(
@@ -58,13 +57,13 @@ class _Products(torch.autograd.Function):
 class PairwiseDots(nn.Module):
     """The dot products of all pairs of vectors, of any length.
 
-    Args:
-        names: the sparse features in canonical order; `F` of them.
-        kept: how many numbers of the dense vector come before the products; all or none.
-
     The output is `[B, kept + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector
-    first, lower triangle row by row, whatever order the pooled input comes in. Sharding delivers features
-    in an order of its own, and undoing that in the index of a gather costs nothing.
+    first, lower triangle row by row, in whatever order the pooled input comes. Sharding delivers features in
+    its own order, and undoing that in the gather's index costs nothing.
+
+    Args:
+        names: the `F` sparse features in canonical order.
+        kept: numbers of the dense vector that precede the products; all or none.
     """
 
     pairs: Tensor
@@ -95,7 +94,7 @@ class PairwiseDots(nn.Module):
         self._indexed_order = list(names)
 
     def forward(self, dense: Tensor, pooled: Tensor, names: Sequence[str]) -> Tensor:
-        """Products of `dense` `[B, dim]` and `pooled` `[B, F * dim]`, whose columns hold `names`."""
+        """Multiply `dense` `[B, dim]` and `pooled` `[B, F * dim]` with the columns of features `names`."""
         if list(names) != self._indexed_order:
             self._index(names, pooled.device)
         apply = cast("Callable[..., Tensor]", _Products.apply)
@@ -103,12 +102,7 @@ class PairwiseDots(nn.Module):
 
 
 class DotInteraction(PairwiseDots):
-    """The dense vector, then the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3).
-
-    Args:
-        names: the sparse features in canonical order; `F` of them.
-        embedding_dim: length of every vector.
-    """
+    """The dense vector, then the dot products of all pairs of vectors (DLRM, arXiv 1906.00091, 2.1.3)."""
 
     def __init__(self, names: Sequence[str], embedding_dim: int) -> None:
         super().__init__(names, kept=embedding_dim)
@@ -117,10 +111,8 @@ class DotInteraction(PairwiseDots):
 class DotHead(Head):
     """The tables of DLRM and their dot interaction with the dense vector.
 
-    Split by columns, each rank has some dimensions of every table, computes all pairs' products over those,
-    and the partial products are summed: their number does not depend on the dimension. Derived from DES.
-
-    Args: as for `PooledFeatures`.
+    Split by columns, each rank holds some dimensions of every table and computes all pairs' products over
+    these; summing the partial products sends as many numbers for any dimension (derived from DES).
     """
 
     split_by: ClassVar[SplitBy] = "columns"
@@ -133,13 +125,13 @@ class DotHead(Head):
         self._dim = dim
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """`[B, out_features]` (`DotInteraction`) with the dense vector `[B, dim]`."""
+        """Compute `[B, out_features]` from the features and the dense vector `[B, dim]`."""
         (vector,) = dense
         interacted: Tensor = self.interaction(vector, *self.pooled(sparse))
         return interacted
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """As `forward`."""
+        """Compute the interaction as `forward` does."""
         (vector,) = dense
         columns = exchange.deal_columns(vector, owned.columns, owned.batch_sizes)
         # of no columns, all products are 0, in whatever order
@@ -147,7 +139,7 @@ class DotHead(Head):
         return torch.cat([vector, exchange.sum_to_owners(partial, owned.batch_sizes)], dim=1)
 
     def traffic(self) -> SplitTraffic:
-        """The dense vector, dealt out, and the products, in the dtype of the head."""
+        """The columns of the dense vector and the products, in the dtype of the head."""
         return SplitTraffic(
             crossings=(
                 Crossing(way="deal_columns", width=self._dim, value_bytes=self.dtype.itemsize),

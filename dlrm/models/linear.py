@@ -1,4 +1,4 @@
-"""The linear ("wide") part of a model: one weight an id, summed over all ids of a sample."""
+"""The linear ("wide") part of a model: one weight per id, summed over all ids of a sample."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -13,17 +13,13 @@ from dlrm.sharding.splitting.exchange import SplitExchange
 from dlrm.sharding.splitting.head import Head, Owned, SplitBy
 
 WIDE_DIM: Final = 4
-"""Columns of the tables of the linear part: FBGEMM's smallest. Their sum is the one weight of an id."""
+"""Columns of the tables of the linear part, FBGEMM's minimum; an id's weight is their sum."""
 
 
 class LinearHead(Head):
     """Sum of the weights of all ids of a sample (logistic regression; "wide").
 
-    Split by tables, each rank sums over the fields that it owns: one number a sample (DES, LR).
-
-    Args:
-        features: sparse features in canonical order; one table each.
-        prefix: of the tables' names.
+    Split by tables, each rank sums over its own fields: one number a sample (DES, LR).
     """
 
     split_by: ClassVar[SplitBy] = "tables"
@@ -34,13 +30,13 @@ class LinearHead(Head):
         super().__init__(features, WIDE_DIM, torch.float32, prefix)
 
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """fp32 `[B, 1]`."""
+        """Compute fp32 `[B, 1]`."""
         return self.pooled(sparse)[0].sum(1, keepdim=True)
 
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """As `forward`."""
+        """Compute the sum as `forward` does."""
         return exchange.sum_to_owners(owned.values.sum(1, keepdim=True), owned.batch_sizes)
 
     def traffic(self) -> SplitTraffic:
-        """One fp32 number a sample; plain TorchRec exchanges `WIDE_DIM` numbers a table instead."""
+        """One fp32 number a sample; TorchRec's exchange sends `WIDE_DIM` numbers per table instead."""
         return SplitTraffic(crossings=(Crossing(way="sum_to_owners", width=1),))

@@ -1,8 +1,8 @@
-"""Fully connected layers: fp32 master weights, arithmetic in the dtype of the input.
+"""Fully connected layers with fp32 master weights that compute in the dtype of their input.
 
-Mixed precision without autocast: a bfloat16 input makes the layers round their weights once a step,
-multiply in bfloat16, and hand fp32 gradients to the fp32 weights. One autograd node for a whole stack
-of layers, ReLUs included, keeps the step's small work small.
+Mixed precision without autocast: for a bfloat16 input, the layers round their weights once a step, multiply
+in bfloat16 and return fp32 gradients. A whole stack of layers with ReLUs is one autograd node, which keeps
+the overhead of small steps low.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 def _onednn_dtypes() -> frozenset[torch.dtype]:
-    """What oneDNN multiplies on this processor: bfloat16 takes AVX-512, or newer than AVX2."""
+    """Dtypes that oneDNN multiplies on this processor; bfloat16 needs AVX-512."""
     available = (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -29,7 +29,7 @@ ONEDNN_DTYPES: Final = _onednn_dtypes()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """`x @ weight.t() + bias`, then ReLU; on the CPU one oneDNN call, the one that torch.compile uses."""
+    """Compute `x @ weight.t() + bias` and an optional ReLU; on the CPU by torch.compile's oneDNN call."""
     if x.device.type == "cpu" and x.dtype in ONEDNN_DTYPES and weight.numel():
         linear = torch.ops.mkldnn._linear_pointwise.default
         out: Tensor = linear(x, weight, bias, "relu" if relu else "none", [], "")
@@ -39,7 +39,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
 
 
 def _through_relu(grad: Tensor, out: Tensor, in_place: bool) -> Tensor:
-    """The gradient before a ReLU whose output was `out`, from the gradient after it."""
+    """Gradient before a ReLU whose output was `out`, from the gradient after it."""
     backward = torch.ops.aten.threshold_backward
     before: Tensor = (
         backward.grad_input(grad, out, 0, grad_input=grad) if in_place else backward.default(grad, out, 0)
@@ -48,12 +48,12 @@ def _through_relu(grad: Tensor, out: Tensor, in_place: bool) -> Tensor:
 
 
 def _master(dtype: torch.dtype) -> torch.dtype:
-    """Of the parameters that meet `dtype`: fp32, or float64 as it is."""
+    """Dtype of the parameters for inputs of `dtype`: fp32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, by_columns: bool) -> Tensor:
-    """`grad.t() @ x` in the dtype of the weight, and laid out as that is, by rows or by columns."""
+    """Compute `grad.t() @ x` in the dtype and memory layout (by rows or columns) of the weight."""
     if by_columns:
         return (x.t() @ grad).to(_master(x.dtype)).t()
     if x.dtype == torch.float32 and x.shape[1] % 2:
@@ -63,7 +63,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, by_columns: bool) -> Tensor:
 
 
 class _Layers(torch.autograd.Function):
-    """Layers one after the other; `parameters` are all their weights, then all their biases, or None each."""
+    """A stack of layers; `parameters` are all weights, then all biases, which may be None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, relu: bool, *parameters: Tensor | None) -> Tensor:
@@ -84,25 +84,25 @@ class _Layers(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * (2 * depth)
         for layer in reversed(range(depth)):
             if ctx.relu:
-                ours = layer < depth - 1  # the first one belongs to the caller
-                grad = _through_relu(grad, activations[layer + 1], in_place=ours)
+                # the last layer's gradient belongs to the caller
+                grad = _through_relu(grad, activations[layer + 1], in_place=layer < depth - 1)
             by_columns = weights[layer].stride(0) == 1 < weights[layer].stride(1)
             gradients[layer] = _weight_gradient(grad, activations[layer], by_columns)
             if wanted[2 + depth + layer]:
-                gradients[depth + layer] = grad.sum(0).to(_master(grad.dtype))  # sums in fp32
+                gradients[depth + layer] = grad.sum(0).to(_master(grad.dtype))  # sum accumulates in fp32
             if layer > 0 or wanted[0]:
                 grad = _product(grad, weights[layer].t(), None, relu=False)
         return grad if wanted[0] else None, None, *gradients
 
 
 def _run(x: Tensor, layers: Sequence["Linear"], relu: bool) -> Tensor:
-    """`x` through `layers`, all of them with a ReLU or none."""
+    """Run `x` through `layers`, all with a ReLU or all without."""
     apply = cast("Callable[..., Tensor]", _Layers.apply)
     return apply(x, relu, *(layer.weight for layer in layers), *(layer.bias for layer in layers))
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.t() + bias` as in `Linear`, with a weight `[out, in]` and a bias `[out]` from elsewhere."""
+    """Compute `x @ weight.t() + bias` like `Linear`, with a given weight `[out, in]` and bias `[out]`."""
     apply = cast("Callable[..., Tensor]", _Layers.apply)
     return apply(x, False, weight, bias)
 
@@ -110,14 +110,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Linear(nn.Linear):
     """A linear layer with an optional ReLU, for inputs `[B, in]` in fp32 or bfloat16.
 
-    Args:
-        in_features: input width.
-        out_features: output width.
-        relu: apply ReLU to the output.
-        bias: add a bias.
-
-    The initial values are those of facebookresearch/dlrm: weights from N(0, 2 / (in + out)), biases
-    from N(0, 1 / out).
+    The initial values are those of facebookresearch/dlrm: weights from N(0, 2 / (in + out)), biases from N(0,
+    1 / out).
     """
 
     def __init__(self, in_features: int, out_features: int, relu: bool, bias: bool = True) -> None:
@@ -131,11 +125,11 @@ class Linear(nn.Linear):
             nn.init.normal_(self.bias, std=(1 / self.out_features) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, in]` to `[B, out]`, in the dtype of `x`."""
+        """Map `[B, in]` to `[B, out]`, in the dtype of `x`."""
         return _run(x, [self], self.relu)
 
     def narrow(self, in_features: int) -> None:
-        """Keep the weights of the first inputs alone; of none at all, they are no parameter any more."""
+        """Keep the weights of the first `in_features` inputs; with 0, the weight becomes an empty buffer."""
         weight = self.weight.detach()[:, :in_features].clone()
         if in_features:
             self.weight = nn.Parameter(weight)
@@ -146,12 +140,7 @@ class Linear(nn.Linear):
 
 
 class MLP(nn.Sequential):
-    """Linear layers with ReLU after each.
-
-    Args:
-        in_features: input width.
-        widths: output width of each layer.
-    """
+    """Linear layers of the given output widths, with a ReLU after each."""
 
     def __init__(self, in_features: int, widths: Sequence[int]) -> None:
         layers = []
@@ -161,9 +150,9 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x: Tensor, product: Tensor | None = None) -> Tensor:
-        """`[B, in]` to `[B, last width]`, in the dtype of `x`; without layers `x` itself.
+        """Map `[B, in]` to `[B, last width]`, in the dtype of `x`; without layers to `x` itself.
 
-        `product`, `[B, first width]`, is what inputs besides `x` add to the first layer's output.
+        `product`, `[B, first width]`, is added to the first layer's output: what other inputs contribute.
         """
         layers = [cast("Linear", layer) for layer in self]
         if product is not None:
@@ -172,14 +161,7 @@ class MLP(nn.Sequential):
 
 
 class LogitMLP(nn.Module):
-    """An MLP that ends in one logit.
-
-    The last layer runs in fp32, because bfloat16 cannot tell close scores apart.
-
-    Args:
-        in_features: input width.
-        widths: output width of each layer; the last is 1.
-    """
+    """An MLP that ends in one logit; the last layer is fp32, as bfloat16 cannot tell close scores apart."""
 
     def __init__(self, in_features: int, widths: Sequence[int]) -> None:
         super().__init__()
@@ -189,15 +171,15 @@ class LogitMLP(nn.Module):
 
     @property
     def first(self) -> Linear:
-        """The first layer, which may be the last."""
+        """The first layer, which may also be the last."""
         return cast("Linear", self.hidden[0]) if len(self.hidden) else self.logit
 
     def first_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """In which the first layer runs if the input is in `dtype`."""
+        """Dtype in which the first layer runs for inputs of `dtype`."""
         return dtype if len(self.hidden) else _master(dtype)
 
     def forward(self, x: Tensor, product: Tensor | None = None) -> Tensor:
-        """`[B, in]` to fp32 logits `[B]`; `product` as for `MLP`, in `first_dtype`."""
+        """Map `[B, in]` to fp32 logits `[B]`; `product` as for `MLP`, in `first_dtype`."""
         if len(self.hidden):
             x, product = self.hidden(x, product), None
         logits = functional.linear(x.to(_master(x.dtype)), self.logit.weight, self.logit.bias)

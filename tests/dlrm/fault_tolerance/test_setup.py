@@ -86,8 +86,8 @@ def test_the_schemes_of_the_recipes_are_those_that_there_are():
 
 
 @pytest.fixture
-def at_meeting(config):
-    """Recoveries whose workers have met."""
+def joined(config):
+    """Makes recoveries whose workers have joined."""
 
     def work(session_id, continues):
         recovery = open_recovery(config(), None)
@@ -116,43 +116,43 @@ def make_runs(tmp_path, **launches):
     return tmp_path / "runs"
 
 
-def test_a_restarted_run_finds_the_folder_of_its_session(at_meeting, tmp_path):
+def test_a_restarted_run_finds_the_folder_of_its_session(joined, tmp_path):
     runs = make_runs(tmp_path, other=["x"], mine=["s1", "y"], newer=["z"])
-    assert at_meeting("s1", continues=True).find_folder(runs) == runs / "mine"
-    assert at_meeting("unknown", continues=True).find_folder(runs) is None
+    assert joined("s1", continues=True).find_folder(runs) == runs / "mine"
+    assert joined("unknown", continues=True).find_folder(runs) is None
 
 
-def test_a_new_run_takes_no_folder_though_its_launch_is_known(at_meeting, tmp_path):
-    recovery = at_meeting("new", continues=False)
+def test_a_new_run_takes_no_folder_though_its_launch_is_known(joined, tmp_path):
+    recovery = joined("new", continues=False)
     runs = make_runs(tmp_path, before=recovery._partial.worker_group.launches)
     assert recovery.find_folder(runs) is None
-    assert at_meeting("new", continues=True).find_folder(runs) == runs / "before"
+    assert joined("new", continues=True).find_folder(runs) == runs / "before"
 
 
-def test_the_folder_is_known_by_session_and_launch_from_then_on(at_meeting, tmp_path):
+def test_the_folder_is_known_by_session_and_launch_from_then_on(joined, tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    first = at_meeting("s1", continues=False)
+    first = joined("s1", continues=False)
     first.save_in(folder)
-    at_meeting("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
+    joined("s2", continues=True).save_in(folder)  # all memory was lost, and with it the session
     assert set((folder / LAUNCHES).read_text().split()) == {"s1", "s2", *first._partial.worker_group.launches}
 
 
-def test_a_session_that_begins_on_another_node_finds_the_folder(at_meeting, tmp_path):
+def test_a_session_that_begins_on_another_node_finds_the_folder(joined, tmp_path):
     """All agents were lost with all memory: who is rank 0 now need not be where rank 0 was."""
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    first, second = at_meeting("s1", continues=False), at_meeting("s2", continues=True)
+    first, second = joined("s1", continues=False), joined("s2", continues=True)
     first._partial.worker_group.launches = {"of node 0", "of node 1"}
     first.save_in(folder)
     second._partial.worker_group.launches = {"of node 1", "of a new node"}
     assert second.find_folder(tmp_path / "runs") == folder
 
 
-def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(at_meeting, tmp_path, monkeypatch):
+def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(joined, tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    at_meeting("s1", continues=False).save_in(folder)
+    joined("s1", continues=False).save_in(folder)
 
     def die(path, text):
         path.open("w").close()
@@ -160,27 +160,27 @@ def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(at_mee
 
     monkeypatch.setattr(Path, "write_text", die)
     with pytest.raises(KeyboardInterrupt):
-        at_meeting("s1", continues=True).save_in(folder)
-    assert at_meeting("s1", continues=True).find_folder(tmp_path / "runs") == folder
+        joined("s1", continues=True).save_in(folder)
+    assert joined("s1", continues=True).find_folder(tmp_path / "runs") == folder
 
 
 def test_another_launch_with_the_same_rdzv_id_takes_no_folder_though_its_first_workers_died_early(
-    at_meeting, tmp_path, monkeypatch
+    joined, tmp_path, monkeypatch
 ):
     """They met anew, so the session tells nothing, and torchrun says that the run continues."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    at_meeting("s1", continues=False).save_in(folder)
-    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    joined("s1", continues=False).save_in(folder)
+    assert joined("s2", continues=True).find_folder(tmp_path / "runs") == folder
     monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))  # another torchrun than our parent
-    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") is None
+    assert joined("s2", continues=True).find_folder(tmp_path / "runs") is None
 
 
-def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(at_meeting, tmp_path, monkeypatch):
+def test_a_torchrun_that_replaces_another_under_cpr_run_finds_the_folder(joined, tmp_path, monkeypatch):
     monkeypatch.setenv("CPR_LAUNCH", "of cpr run")
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
-    at_meeting("s1", continues=False).save_in(folder)
+    joined("s1", continues=False).save_in(folder)
     monkeypatch.setenv("CPR_AGENT_PID", str(os.getpid()))
-    assert at_meeting("s2", continues=True).find_folder(tmp_path / "runs") == folder
+    assert joined("s2", continues=True).find_folder(tmp_path / "runs") == folder

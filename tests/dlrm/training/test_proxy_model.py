@@ -9,8 +9,7 @@ from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig
 from dlrm.sharding.splitting.planning import planner
 from dlrm.sharding.splitting.planning.saved_choice import remembered
-from dlrm.training import build
-from dlrm.training import proxy_model
+from dlrm.training import build, proxy_model
 from dlrm.training.build import settle_strategies
 from dlrm.training.proxy_model import MOST_ROWS, ProxyModel
 
