@@ -11,8 +11,8 @@ from typing import Any, Final
 from cpr.fields import check_fields
 from cpr.humanize import parse_duration
 from dlrm.comm.config import CommConfig
+from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 
-SPARSE_OPTIMIZERS: Final = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam", "lars", "lamb")
 LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
 ORDERS: Final = ("stripes", "seldp")
@@ -176,7 +176,7 @@ class TablesConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "tables.")
-        _check_choice("tables.optimizer", self.optimizer, SPARSE_OPTIMIZERS)
+        _check_choice("tables.optimizer", self.optimizer, ROW_OPTIMIZERS)
         _check_rate("tables.learning_rate", self.learning_rate)
         _check(
             self.eps > 0,

@@ -1,9 +1,8 @@
-"""Optimizers for large batches of the dense parameters, with a learning rate for each layer: LARS and LAMB.
+"""Optimizers and learning rate schedules, among them LARS and LAMB for large batches of dense parameters.
 
-Embedding tables are left alone: their rows keep optimizers of their own, and a shard's norm is no table's.
+LARS and LAMB do not update embedding tables: a shard's norm is not that of its table.
 """
 
-from dlrm.optim.lamb import LAMB
-from dlrm.optim.lars import LARS
+from dlrm.optim.layerwise import LAMB, LARS
 
 __all__ = ["LAMB", "LARS"]

@@ -1,33 +1,26 @@
-"""Optimizers and the learning rate: fused in the tables, ordinary for the rest, one schedule for all."""
+"""All optimizers of a model under one learning rate schedule: fused ones of the tables and dense ones."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from cpr.shards import table_groups
 from dlrm.config.schema import LARGE_BATCH_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.optim import LAMB, LARS
 from dlrm.optim.norms import Norms, choose_norms, clip_gradients, local_norms
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.operator_tables import OperatorTables
 
-TABLE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rowwise_adagrad": RowWiseAdagrad,
-}
-DENSE_CLASSES: Final[dict[str, Callable[..., Optimizer]]] = {"sgd": SGD, "adagrad": Adagrad, "adam": Adam}
-
 
 def schedule_factor(config: ScheduleConfig, step: int) -> float:
-    """Factor on the base learning rates at `step`, counted from 0."""
+    """Compute the factor on the base learning rates at `step`, counted from 0."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.decay_steps == 0 or step < config.decay_start_step:
@@ -37,13 +30,13 @@ def schedule_factor(config: ScheduleConfig, step: int) -> float:
 
 
 class ReplicatedTables:
-    """The data-parallel tables of a model: TorchRec averages their gradients but leaves their update to us.
+    """The optimizer of a model's data-parallel tables, whose gradients TorchRec only averages.
 
-    They are small and many, so that neighbours of one width are updated as one tall table.
+    These tables are small and many, so that neighbours of one width are updated as a single tall table.
 
     Args:
         model: the sharded model.
-        config: their optimizer, the same as that of all tables.
+        config: optimizer of all tables.
     """
 
     def __init__(self, model: nn.Module, config: TablesConfig) -> None:
@@ -53,19 +46,19 @@ class ReplicatedTables:
                 self._flat += _tall_tables(group.emb_module)
         self.optimizer: Optimizer | None = None
         if self._flat:
-            options = {} if config.optimizer == "sgd" else {"eps": config.eps}
-            self.optimizer = TABLE_CLASSES[config.optimizer](
-                [tall for tall, _, _ in self._flat], lr=config.learning_rate, **options
-            )
+            known = TABLE_OPTIMIZERS[config.optimizer]
+            options = {name: getattr(config, name) for name in known.options}
+            parameters = [tall for tall, _, _ in self._flat]
+            self.optimizer = known.make(parameters, lr=config.learning_rate, **options)
 
     def zero_grad(self) -> None:
-        """Forget the gradients, in place: they are views of DistributedDataParallel's buckets."""
+        """Set gradients to zero in place, as they are views of DistributedDataParallel's buckets."""
         for _, weights, _ in self._flat:
             if weights.grad is not None:
                 weights.grad.zero_()
 
     def step(self) -> None:
-        """Update all rows whose gradient is not zero."""
+        """Update all rows that have a gradient."""
         if self.optimizer is None:
             return
         for tall, weights, place in self._flat:
@@ -74,7 +67,7 @@ class ReplicatedTables:
 
 
 def _tall_tables(tbe: DenseTableBatchedEmbeddingBagsCodegen) -> Iterator[tuple[nn.Parameter, Tensor, slice]]:
-    """Neighbouring tables of one width as one parameter, with the flat weights and their place in them."""
+    """Yield a parameter for neighbouring tables of one width, the flat weights, and its slice of them."""
     begin = 0
     for dim, tables in itertools.groupby(tbe.embedding_specs, key=lambda spec: spec[1]):
         end = begin + sum(rows for rows, _ in tables) * dim
@@ -83,13 +76,13 @@ def _tall_tables(tbe: DenseTableBatchedEmbeddingBagsCodegen) -> Iterator[tuple[n
 
 
 class Optimizers:
-    """All optimizers of a model under one schedule; all ranks make them, and step, together.
+    """All optimizers of a model under one schedule; all ranks construct them, and step, together.
 
     Args:
         model: the sharded model.
-        dense: optimizer of the dense parameters, also of those that are `OperatorTables`. Clipping, and the
-            layers' rates of LARS and LAMB, are about the rest of them: tables have no part in it.
-        tables: optimizer of the tables, also of the replicated ones.
+        dense: optimizer of the dense parameters and of `OperatorTables`. Clipping and the layer rates of LARS
+            and LAMB apply to the dense parameters alone.
+        tables: optimizer of the tables, replicated ones included.
         schedule: of the learning rates.
     """
 
@@ -112,22 +105,22 @@ class Optimizers:
         self._dense = _dense_optimizer(self._parameters, dense, self._norms)
         self._dense_name = dense.optimizer
         self.step_dense: Callable[[], Any] = self._dense.step
-        """Updates the dense parameters; whoever exchanges their gradients may do so in its stead."""
+        """Updates the dense parameters; a priority exchange replaces it by its own step."""
         self._replicated = ReplicatedTables(model, tables)
         self._options = [
             {name: value for name, value in group.items() if name != "params"} for group in self._groups
         ]
         self._factor = 1.0
-        self._steps_before = 0  # of other runs, whose schedule this one goes on with
+        self._steps_before = 0  # of other runs whose schedule this one continues
 
     @property
     def dense(self) -> Optimizer:
-        """Of the dense parameters."""
+        """The optimizer of the dense parameters."""
         return self._dense
 
     @property
     def table_optimizers(self) -> list[Optimizer]:
-        """Ordinary optimizers that hold state of table rows: those of the data-parallel tables."""
+        """PyTorch optimizers with state of table rows: those of the data-parallel tables."""
         return [] if self._replicated.optimizer is None else [self._replicated.optimizer]
 
     @property
@@ -136,7 +129,7 @@ class Optimizers:
         return {name: base * self._factor for name, base in self._base.items()}
 
     def begin_step(self, step: int) -> None:
-        """Set the learning rates of `step` of this run, before its backward pass updates the tables."""
+        """Zero gradients and set the learning rates of `step`, before its backward pass updates the tables."""
         factor = schedule_factor(self._schedule, self._steps_before + step)
         if factor != self._factor:
             self._set_factor(factor)
@@ -144,7 +137,7 @@ class Optimizers:
         self._replicated.zero_grad()
 
     def step(self) -> None:
-        """Update what the backward pass did not; dense gradients are averaged over the ranks by now."""
+        """Update dense parameters and replicated tables, once dense gradients are averaged over the ranks."""
         if self._clip_norm:
             clip_gradients(self._parameters, self._clip_norm, self._norms)
         self.step_dense()
@@ -152,11 +145,11 @@ class Optimizers:
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        """Of the ordinary optimizers, which bring options along when their states are loaded."""
+        """Groups of the PyTorch optimizers, whose options are overwritten when states are loaded."""
         return [group for each in (self._dense, *self.table_optimizers) for group in each.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the dense optimizer and of the schedule; the tables' state lives with their rows."""
+        """State of the dense optimizer and the schedule; the tables' state is saved with their rows."""
         return {
             "optimizer": self._dense_name,
             "dense": self._dense.state_dict(),
@@ -165,38 +158,38 @@ class Optimizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with the options of the configuration; after states of `table_optimizers`.
+        """Load a state, but keep the configured options; call it after `table_optimizers` are loaded.
 
         Raises:
-            ValueError: it is the state of another optimizer.
+            ValueError: the state belongs to another optimizer.
         """
-        name = state.get("optimizer", self._dense_name)  # older runs do not say
+        name = state.get("optimizer", self._dense_name)  # absent in states of older runs
         if name != self._dense_name:
             raise ValueError(
-                f"the run that goes on has dense.optimizer={name}, whose state is of no use to "
-                f"{self._dense_name}: resume with dense.optimizer={name}, or begin a new run"
+                f"the saved run has dense.optimizer={name}, whose state {self._dense_name} cannot use: "
+                f"resume with dense.optimizer={name}, or start a new run"
             )
         self._dense.load_state_dict(state["dense"])
         for group, options in zip(self._groups, self._options, strict=True):
             group.update(options)
-        self._steps_before = state.get("steps_before", 0)  # older runs have none
+        self._steps_before = state.get("steps_before", 0)  # absent in states of older runs
         self._set_factor(state["factor"])
 
-    def go_on_after(self, steps: int) -> float:
-        """Go on with the schedule of another run, whose state was loaded; the factor of the first step.
+    def continue_schedule(self, steps: int) -> float:
+        """Continue the schedule of another run, whose state was loaded, and return the first step's factor.
 
         Args:
-            steps: that the other run has done.
+            steps: done by the other run.
 
         Raises:
-            ValueError: the schedule is over: nothing would be learned.
+            ValueError: the learning rates have reached 0.
         """
         self._steps_before += steps
         factor = schedule_factor(self._schedule, self._steps_before)
         if factor == 0:
             raise ValueError(
-                f"the learning rates' schedule has come to 0 after {self._steps_before:,} steps, and a "
-                "warm start goes on with it: set schedule.decay_steps to 0 (no decay), or to more"
+                f"the learning rates' schedule has reached 0 after {self._steps_before:,} steps, and a warm "
+                "start continues it: set schedule.decay_steps to 0 (no decay), or to more"
             )
         return factor
 
@@ -206,7 +199,7 @@ class Optimizers:
         if self._replicated.optimizer is not None:
             self._set(self._replicated.optimizer, "tables")
         self._set(self._fused, "tables")
-        for optimizer in self._operators:  # which are among the fused ones
+        for optimizer in self._operators:  # among the fused ones, but with the dense rate
             self._set(optimizer, "dense")
         self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
 
@@ -224,9 +217,10 @@ def _dense_optimizer(parameters: Sequence[nn.Parameter], dense: DenseConfig, nor
         return LAMB(parameters, lr=rate, weight_decay=decay, norms=norms)
     # not every supported torch has a fused Adagrad for CUDA
     fused = dense.optimizer != "adagrad" or parameters[0].device.type == "cpu"
-    return DENSE_CLASSES[dense.optimizer](parameters, lr=rate, fused=fused)
+    made: Optimizer = TABLE_OPTIMIZERS[dense.optimizer].make(parameters, lr=rate, fused=fused)
+    return made
 
 
 def arithmetic_dtype(precision: str) -> torch.dtype:
-    """The dtype behind `train.precision`."""
+    """Convert `train.precision` to a dtype."""
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

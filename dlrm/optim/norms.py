@@ -1,10 +1,9 @@
-"""PTO, the parallel tensor operator: small work that all ranks repeat is divided, and its scalars gathered.
+"""Norms of replicated tensors, divided among the ranks, and gradient clipping by them.
 
-LARS, LAMB and clipping want the norm of every layer. Replicas hold the same layers, so that each rank can
-take the norms of some and hear of the others: a few bytes travel instead of all that memory being read by
-all (Shi et al., arXiv 2010.10458, name the operator and use it for LARS). A norm is then computed once, by
-its owner, and everybody uses the owner's bits. Where a layer is small the message costs more than the work,
-and `choose_norms` finds out by trying.
+LARS, LAMB and clipping need the norm of every layer. As replicas hold the same layers, each rank can compute
+the norms of some and gather the others: a few bytes on the wire save memory reads. Shi et al. (arXiv
+2010.10458) call this the parallel tensor operator (PTO) and use it for LARS. For small layers the message
+costs more than the work, so that `choose_norms` times both.
 """
 
 import functools
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 from dlrm.comm.links import best_time_s, finish
 
 Norms = Callable[[Sequence[Tensor]], Tensor]
-"""From tensors, on one device, to their Euclidean norms, fp32 `[len(tensors)]`."""
+"""A function from tensors on one device to their Euclidean norms, fp32 `[len(tensors)]`."""
 
 EPS: Final = 1e-6
-"""Added to the norm that gradients are divided by when they are clipped, as `torch.nn.utils` does."""
+"""Added to the divisor in gradient clipping, as in `torch.nn.utils`."""
 
 
 def local_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of each tensor, fp32 `[len(tensors)]`, also of those of a lower precision."""
+    """Compute the Euclidean norm of each tensor, fp32 `[len(tensors)]` whatever the tensors' precision."""
     if not tensors:
         return torch.zeros(0)
     return torch.stack(torch._foreach_norm(list(tensors), 2, torch.float32))
@@ -34,11 +33,8 @@ def local_norms(tensors: Sequence[Tensor]) -> Tensor:
 class SharedNorms:
     """Norms of tensors that all ranks hold alike, each of them computed by one rank.
 
-    To the bit what `local_norms` gives, where all ranks compute alike; where they do not (machines of several
-    kinds), all ranks still get the same bits.
-
-    Args:
-        group: of the replicas; None is all ranks.
+    The results are those of `local_norms`, and the same bits on all ranks even where machines round
+    differently.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -46,13 +42,10 @@ class SharedNorms:
         self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The norms; all ranks of the group call it together.
+        """Compute the norms fp32 `[len(tensors)]`; all ranks of the group call it together.
 
         Args:
             tensors: of the same number, shapes and order on all ranks, and all on one device.
-
-        Returns:
-            fp32 `[len(tensors)]`, the same bits on all ranks.
         """
         if not tensors:
             return torch.zeros(0)
@@ -68,12 +61,7 @@ class SharedNorms:
 
 @functools.cache
 def divide(sizes: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Which tensors each rank takes: the largest first, each by the rank that has least to do so far.
-
-    Args:
-        sizes: of the tensors, in values.
-        num_ranks: at least 1.
-    """
+    """Assign tensors of these sizes to ranks: the largest first, each to the rank with least work so far."""
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     load = [0] * num_ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -85,7 +73,7 @@ def divide(sizes: tuple[int, ...], num_ranks: int) -> tuple[tuple[int, ...], ...
 
 @functools.cache
 def _places(shares: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Where each tensor's norm lies among what was gathered: `[ranks, longest share]`, flat."""
+    """Each tensor's index in the gathered norms `[ranks, longest share]`, flattened."""
     width = max(map(len, shares))
     found = {
         index: rank * width + place for rank, share in enumerate(shares) for place, index in enumerate(share)
@@ -94,14 +82,13 @@ def _places(shares: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor
 
 
 def choose_norms(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> Norms:
-    """The faster way to the norms of these parameters, tried out; all ranks of the group call it together.
+    """Time both ways to compute norms and return the faster, by the times of the slowest rank.
+
+    All ranks of the group call it together and get the same answer.
 
     Args:
         parameters: replicas, equal on all ranks.
         group: of the replicas; None is all ranks.
-
-    Returns:
-        `SharedNorms` or `local_norms`: the same for all ranks, by the times of the slowest.
     """
     tensors = [parameter.detach() for parameter in parameters]
     if not dist.is_initialized() or dist.get_world_size(group) == 1 or not tensors:
@@ -121,19 +108,18 @@ def choose_norms(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | 
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norms: Norms = local_norms) -> Tensor:
-    """Shrink all gradients by one factor, in place, where their norm as a single vector is above `max_norm`.
+    """Scale all gradients, in place, so that their norm as a single vector is at most `max_norm`.
 
-    The factor is that of `torch.nn.utils.clip_grad_norm_`. A gradient with a value that is no number makes
-    the norm none, and with it all gradients: nothing is hidden.
+    The factor is that of `torch.nn.utils.clip_grad_norm_`. A NaN in one gradient makes all gradients NaN, so
+    that the failure is visible.
 
     Args:
-        parameters: those without a gradient are passed over.
-        max_norm: that gradients keep at most.
-        norms: how norms are found; `SharedNorms` wants gradients that are equal on all ranks, as they are
-            after their exchange.
+        parameters: those without a gradient are left out.
+        max_norm: largest norm that stays as it is.
+        norms: computes norms; `SharedNorms` needs gradients that are equal on all ranks.
 
     Returns:
-        The norm before, fp32 scalar.
+        The norm before clipping, fp32 scalar.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:

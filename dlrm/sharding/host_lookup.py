@@ -8,14 +8,14 @@ bfloat16, which halves what ranks exchange. Replicated (data-parallel) tables ge
 with a dense gradient for their optimizer.
 
 The update is the exact one: the gradients of all bags that read a row are summed first, then the
-optimizer sees that row once, as in FBGEMM's EXACT_SGD, EXACT_ROWWISE_ADAGRAD and EXACT_ADAGRAD.
+optimizer sees that row once, as in FBGEMM's exact optimizers (`dlrm.config.table_optimizers`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     DenseTableBatchedEmbeddingBagsCodegen,
     PoolingMode,
@@ -24,13 +24,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.splitting.operator_tables import WholeTables
-
-RowUpdate = Callable[[SplitTableBatchedEmbeddingBagsCodegen, Tensor, Tensor], None]
-
-
-def _rows_of(flat: Tensor, width: int) -> Tensor:
-    return flat.detach().view(-1, width)
 
 
 def _rows_without_copy(grad: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
@@ -46,36 +41,10 @@ def _rows_without_copy(grad: Tensor, width: int) -> tuple[Tensor, Tensor | None]
     return grad.as_strided(((batch - 1) * gap + num_rows, width), (width, 1)), slots.view(-1)
 
 
-def _add_rows(table: Tensor, rows: Tensor, values: Tensor) -> None:
-    # scatter_add_ with an expanded index is the one row update of PyTorch that runs on all threads
-    table.scatter_add_(0, rows.unsqueeze(1).expand_as(values), values)
-
-
-def _sgd(tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor) -> None:
-    _add_rows(_rows_of(tbe.weights_host, grads.shape[1]), rows, grads.mul_(-tbe.get_learning_rate()))
-
-
-def _rowwise_adagrad(tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor) -> None:
-    state = tbe.momentum1_host.detach()
-    accumulated = state.index_select(0, rows).add_(grads.square().mean(1))
-    state.index_copy_(0, rows, accumulated)
-    scale = accumulated.sqrt_().add_(tbe.optimizer_args.eps).reciprocal_().mul_(-tbe.get_learning_rate())
-    _add_rows(_rows_of(tbe.weights_host, grads.shape[1]), rows, grads.mul_(scale.unsqueeze(1)))
-
-
-def _adagrad(tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor) -> None:
-    width = grads.shape[1]
-    state = _rows_of(tbe.momentum1_host, width)
-    _add_rows(state, rows, grads.square())
-    root = state.index_select(0, rows).sqrt_().add_(tbe.optimizer_args.eps)
-    _add_rows(_rows_of(tbe.weights_host, width), rows, grads.mul_(-tbe.get_learning_rate()).div_(root))
-
-
-UPDATES: Final[dict[EmbOptimType, RowUpdate]] = {
-    EmbOptimType.EXACT_SGD: _sgd,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: _rowwise_adagrad,
-    EmbOptimType.EXACT_ADAGRAD: _adagrad,
+UPDATES: Final = {
+    each.fbgemm_type: each.update_rows for each in TABLE_OPTIMIZERS.values() if each.update_rows is not None
 }
+"""Updates of rows in PyTorch, by FBGEMM's optimizer."""
 
 
 class _Lookup(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -22,16 +22,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from cpr.humanize import size_text
 from dlrm.config.schema import ShardingConfig, TablesConfig
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.memory import FP32_BYTES, local_world_size, memory_bytes
 from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
-FUSED_OPTIMIZERS: Final = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
 WHOLE: Final = ParameterConstraints(
     sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
 )
@@ -66,10 +62,11 @@ def make_sharder(
         wire_dtype: of the partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
         codecs: of pooled embeddings and their gradients when TorchRec exchanges them; None: as they are.
     """
+    optimizer = TABLE_OPTIMIZERS[tables.optimizer]
     fused_params = {
-        "optimizer": FUSED_OPTIMIZERS[tables.optimizer],
+        "optimizer": optimizer.fbgemm_type,
         "learning_rate": tables.learning_rate,
-        "eps": tables.eps,
+        **{name: getattr(tables, name) for name in optimizer.options},
     }
     if device.type == "cuda" and dtype == torch.bfloat16:
         fused_params["output_dtype"] = SparseType.BF16

@@ -31,7 +31,7 @@ def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointe
     if not config.train.warm_start:
         return
     state = checkpointer.warm_start(config.train.warm_start, ["optimizers"])
-    factor = optimizers.go_on_after(state.step)
+    factor = optimizers.continue_schedule(state.step)
     if dist.get_rank() == 0:
         days = ", ".join(map(str, inputs.loader.manifest.days))
         logger.info(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     PoolingMode,
@@ -22,11 +21,12 @@ from torchrec.distributed.types import ShardingType
 from cpr.shards import TableGroup, add_row_columns, table_groups
 from cpr.shards.groups import tables_prefix, walk
 from cpr.shards.lookups import LookupLayout, feature_ends
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.dynamic.table import DynamicTable, columns_of_rows
 
 ARGUMENTS: Final = ("indices", "offsets", "per_sample_weights")
 """Of an FBGEMM module's `forward`, in this order; the others are given by name."""
-OPTIMIZERS: Final = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+OPTIMIZERS: Final = tuple(each.fbgemm_type for each in TABLE_OPTIMIZERS.values() if each.suits_dynamic)
 """Those whose state of a row that was never updated is 0, and that do nothing to rows that are not read."""
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -24,18 +23,12 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from cpr.shards import table_groups
 from dlrm.config.schema import COLUMN_STEP, DenseConfig
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 
-FUSED_OPTIMIZERS: Final[dict[str, dict[str, EmbOptimType]]] = {
-    "cpu": {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD},
-    "cuda": {
-        "sgd": EmbOptimType.EXACT_SGD,
-        "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        "adam": EmbOptimType.ADAM,
-    },
+UPDATES: Final = {
+    each.fbgemm_type: each.update_table for each in TABLE_OPTIMIZERS.values() if each.update_table is not None
 }
-"""What FBGEMM has of the dense optimizers on each device."""
-EPS: Final = {"adagrad": 1e-10, "adam": 1e-8}
-"""PyTorch's defaults, which the dense parameters have."""
+"""Updates of operator weights on the CPU, by FBGEMM's optimizer."""
 
 
 def make_operator_sharder(dense: DenseConfig, device: torch.device) -> EmbeddingBagCollectionSharder:
@@ -53,16 +46,20 @@ def make_operator_sharder(dense: DenseConfig, device: torch.device) -> Embedding
             "weights of an operator are updated in the backward pass, before gradients can be clipped; set "
             "dense.clip_norm to 0, or sharding.strategy to torchrec"
         )
-    known = FUSED_OPTIMIZERS[device.type]
+    known = {name: each for name, each in TABLE_OPTIMIZERS.items() if device.type in each.operator_devices}
     if dense.optimizer not in known:
         raise ValueError(
             f"FBGEMM on {device.type} does not update the weights of an operator by {dense.optimizer}; set "
             f"dense.optimizer to one of {', '.join(sorted(known))}, or sharding.strategy to torchrec"
         )
-    fused_params = {"optimizer": known[dense.optimizer], "learning_rate": dense.learning_rate}
-    if dense.optimizer in EPS:
-        fused_params["eps"] = EPS[dense.optimizer]
-    return EmbeddingBagCollectionSharder(fused_params=fused_params)
+    optimizer = known[dense.optimizer]
+    return EmbeddingBagCollectionSharder(
+        fused_params={
+            "optimizer": optimizer.fbgemm_type,
+            "learning_rate": dense.learning_rate,
+            **optimizer.options,  # with PyTorch's defaults, as the other dense parameters have them
+        }
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -208,13 +205,9 @@ class WholeTables:
         return apply(self._anchor, self)
 
     def update(self, grad: Tensor) -> None:
-        """As FBGEMM's EXACT_SGD and EXACT_ADAGRAD, or PyTorch's, would."""
-        rate, update = self._tbe.get_learning_rate(), grad
-        if self._tbe.optimizer == EmbOptimType.EXACT_ADAGRAD:
-            state = self._tbe.momentum1_host.detach().view(-1, self._width)
-            state.addcmul_(grad, grad)
-            update = grad / state.sqrt().add_(self._tbe.optimizer_args.eps)
-        self.rows.add_(update, alpha=-rate)
+        """Update all rows by the dense optimizer, as FBGEMM or PyTorch would."""
+        update_table = UPDATES[self._tbe.optimizer]
+        update_table(self._tbe, self.rows, grad)
 
 
 class _ReadWhole(torch.autograd.Function):

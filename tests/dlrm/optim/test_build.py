@@ -7,39 +7,27 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr.shards import table_groups
-from dlrm.config.schema import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
-from dlrm.optim.build import Optimizers, ReplicatedTables, arithmetic_dtype, schedule_factor
+from dlrm.config.schema import DENSE_OPTIMIZERS, DenseConfig, ScheduleConfig, TablesConfig
+from dlrm.config.table_optimizers import ROW_OPTIMIZERS
+from dlrm.optim.build import Optimizers, ReplicatedTables, schedule_factor
 from dlrm.sharding.parameters import dense_parameters
 
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
 
 
 @pytest.mark.parametrize(
-    ("step", "factor"),
-    [
-        (0, 0.25),
-        (1, 0.5),
-        (3, 1.0),
-        (4, 1.0),
-        (9, 1.0),
-        (10, 1.0),
-        (11, 0.9**2),
-        (15, 0.5**2),
-        (19, 0.1**2),
-        (20, 0.0),
-        (1000, 0.0),
-    ],
+    ("step", "factor"), [(0, 0.25), (3, 1.0), (4, 1.0), (10, 1.0), (11, 0.9**2), (19, 0.1**2), (20, 0.0)]
 )
-def test_schedule(step, factor):
+def test_schedule_warms_up_stays_and_decays(step, factor):
     config = ScheduleConfig(warmup_steps=4, decay_start_step=10, decay_steps=10)
     assert schedule_factor(config, step) == pytest.approx(factor, abs=1e-12)
 
 
-def test_no_schedule_is_constant():
+def test_rates_are_constant_without_a_schedule():
     assert {schedule_factor(ScheduleConfig(), step) for step in (0, 1, 10**9)} == {1.0}
 
 
-def test_linear_decay():
+def test_power_1_decays_linearly():
     config = ScheduleConfig(decay_steps=10, power=1.0)
     assert [schedule_factor(config, step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
 
@@ -49,7 +37,7 @@ def fused_rates(model):
     return [tbe.get_learning_rate() for tbe in modules if hasattr(tbe, "get_learning_rate")]
 
 
-def test_one_schedule_for_all(shard_model):
+def test_all_optimizers_follow_one_schedule(shard_model):
     model = shard_model(KINDS)
     schedule = ScheduleConfig(warmup_steps=4, decay_start_step=4, decay_steps=2, power=1.0)
     optimizers = Optimizers(model, DenseConfig(learning_rate=0.4), TablesConfig(learning_rate=0.8), schedule)
@@ -62,7 +50,7 @@ def test_one_schedule_for_all(shard_model):
         assert [group["lr"] for group in groups] == pytest.approx([0.4 * factor, 0.8 * factor])
 
 
-def test_who_owns_which_parameters(shard_model):
+def test_replicated_tables_are_one_tall_table_and_no_dense_parameters(shard_model):
     model = shard_model(KINDS)
     (tall,) = ReplicatedTables(model, TablesConfig()).optimizer.param_groups[0]["params"]
     assert tall.shape == (50 + 7, 8)
@@ -74,7 +62,7 @@ def test_who_owns_which_parameters(shard_model):
 @pytest.mark.system
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("tables", "dense"), list(product(SPARSE_OPTIMIZERS, DENSE_OPTIMIZERS)), ids=lambda value: value
+    ("tables", "dense"), list(product(ROW_OPTIMIZERS, DENSE_OPTIMIZERS)), ids=lambda value: value
 )
 def test_all_combinations_learn(tables, dense, precision, shard_model, whole_tables, make_batch):
     """Every table and every dense parameter moves, rows that were not read do not, and the loss falls."""
@@ -114,7 +102,7 @@ def step_once(model, dense, make_batch):
     return before, [parameter.detach() for parameter in dense_parameters(model)]
 
 
-def test_clipping_is_of_all_dense_parameters_together(shard_model, make_batch):
+def test_clipping_limits_the_norm_of_all_dense_parameters_together(shard_model, make_batch):
     dense = DenseConfig(optimizer="sgd", learning_rate=1.0, clip_norm=0.25)
     before, after = step_once(shard_model(KINDS), dense, make_batch)
     moved = torch.cat([(new - old).flatten() for new, old in zip(after, before, strict=True)])
@@ -174,9 +162,7 @@ def state_after_a_step(model, dense, make_batch):
     return optimizers.state_dict()
 
 
-def test_a_run_goes_on_with_the_options_of_its_configuration_and_the_state_that_was_saved(
-    shard_model, make_batch
-):
+def test_a_resumed_run_has_the_saved_state_and_the_options_of_its_own_configuration(shard_model, make_batch):
     model = shard_model(KINDS)
     old = DenseConfig(optimizer="lars", learning_rate=0.4, weight_decay=0.1, trust_coefficient=0.01)
     state = state_after_a_step(model, old, make_batch)
@@ -189,17 +175,17 @@ def test_a_run_goes_on_with_the_options_of_its_configuration_and_the_state_that_
         assert torch.equal(now["momentum_buffer"], before["momentum_buffer"])
 
 
-def test_so_do_replicated_tables_whose_options_came_back_with_their_optimizer(shard_model, make_batch):
+def test_replicated_tables_keep_the_configured_options_when_their_state_is_loaded(shard_model, make_batch):
     model = shard_model(KINDS)
     state = state_after_a_step(model, DenseConfig(), make_batch)
     optimizers = Optimizers(model, DenseConfig(), TablesConfig(eps=0.5), ScheduleConfig())
     (tables,) = optimizers.table_optimizers
-    tables.param_groups[0]["eps"] = 1e-8  # as whoever keeps this optimizer's state has it
+    tables.param_groups[0]["eps"] = 1e-8  # as loading the optimizer's own state does
     optimizers.load_state_dict(state)
     assert tables.param_groups[0]["eps"] == 0.5
 
 
-def test_a_warm_start_goes_on_with_the_schedule_and_hands_that_on(shard_model):
+def test_a_warm_start_continues_the_schedule_also_of_a_warm_started_run(shard_model):
     def made(decay_steps=60):
         schedule = ScheduleConfig(warmup_steps=40, decay_start_step=40, decay_steps=decay_steps)
         return Optimizers(shard_model(KINDS), DenseConfig(), TablesConfig(), schedule)
@@ -207,15 +193,15 @@ def test_a_warm_start_goes_on_with_the_schedule_and_hands_that_on(shard_model):
     first, second, third = made(), made(), made()
     first.begin_step(9)
     second.load_state_dict(first.state_dict())
-    assert second.go_on_after(10) == schedule_factor(second._schedule, 10)
+    assert second.continue_schedule(10) == schedule_factor(second._schedule, 10)
     second.begin_step(5)
     assert second.learning_rates["dense"] == DenseConfig.learning_rate * schedule_factor(second._schedule, 15)
     third.load_state_dict(second.state_dict())
     third.begin_step(6)  # resumed
     assert third.learning_rates["tables"] == TablesConfig.learning_rate * schedule_factor(third._schedule, 16)
-    assert third.go_on_after(20) == schedule_factor(third._schedule, 30)
-    with pytest.raises(ValueError, match=r"come to 0 after 110 steps.*schedule.decay_steps to 0"):
-        third.go_on_after(80)
+    assert third.continue_schedule(20) == schedule_factor(third._schedule, 30)
+    with pytest.raises(ValueError, match=r"reached 0 after 110 steps.*schedule.decay_steps to 0"):
+        third.continue_schedule(80)
 
 
 def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
@@ -225,13 +211,8 @@ def test_the_state_of_another_optimizer_is_refused(shard_model, make_batch):
         loaded(model, state, DenseConfig(optimizer="adam"))
 
 
-def test_a_state_of_before_optimizers_were_named_is_taken(shard_model, make_batch):
+def test_a_state_without_the_optimizers_name_is_loaded(shard_model, make_batch):
     model = shard_model(KINDS)
     state = state_after_a_step(model, DenseConfig(), make_batch)
     del state["optimizer"]
     assert loaded(model, state, DenseConfig()).state_dict()["factor"] == state["factor"]
-
-
-def test_arithmetic_dtype():
-    assert arithmetic_dtype("fp32") == torch.float32
-    assert arithmetic_dtype("bf16") == torch.bfloat16

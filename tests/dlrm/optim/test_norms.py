@@ -1,4 +1,4 @@
-"""Work is divided evenly, and norms and clipping are those of PyTorch."""
+"""Norms and clipping against PyTorch, and how norms are divided among ranks."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from dlrm.optim.norms import choose_norms, clip_gradients, divide, local_norms
     sizes=st.lists(st.integers(0, 100), max_size=20).map(tuple),
     num_ranks=st.integers(1, 6),
 )
-def test_every_tensor_has_one_owner_and_nobody_has_much_more(sizes, num_ranks):
+def test_every_tensor_has_one_owner_and_work_is_balanced(sizes, num_ranks):
     shares = divide(sizes, num_ranks)
     assert len(shares) == num_ranks
     assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
@@ -32,13 +32,10 @@ def test_norms_are_summed_in_fp32(dtype):
     norms = local_norms(tensors)
     assert norms.dtype == torch.float32
     assert norms.tolist() == pytest.approx([900.0, 0.0, 1.0], rel=1e-6)
-
-
-def test_no_tensors_have_no_norms():
     assert local_norms([]).shape == (0,)
 
 
-def test_a_world_of_one_shares_with_nobody():
+def test_a_single_rank_computes_its_own_norms():
     assert choose_norms([nn.Parameter(torch.ones(3))]) is local_norms
 
 
@@ -51,7 +48,7 @@ def parameters_with_gradients(scale=1.0):
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_clipping_is_that_of_pytorch(max_norm):
+def test_clipping_equals_pytorch(max_norm):
     ours, theirs = parameters_with_gradients(), parameters_with_gradients()
     total = clip_gradients(ours, max_norm)
     expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, foreach=True)
@@ -63,18 +60,15 @@ def test_clipping_is_that_of_pytorch(max_norm):
     assert after <= max_norm * (1 + 1e-6)
 
 
-def test_zero_gradients_stay_zero():
-    parameters = parameters_with_gradients(scale=0.0)
-    assert clip_gradients(parameters, 1.0) == 0
-    assert all(not each.grad.any() for each in parameters[:-1])
-
-
-def test_a_gradient_that_is_no_number_is_not_hidden():
+def test_nan_in_one_gradient_makes_all_nan():
     parameters = parameters_with_gradients()
     parameters[1].grad[3] = float("nan")
     assert clip_gradients(parameters, 1.0).isnan()
     assert all(each.grad.isnan().all() for each in parameters[:-1])
 
 
-def test_without_gradients_there_is_nothing_to_clip():
-    assert clip_gradients([nn.Parameter(torch.zeros(3))], 1.0) == 0
+def test_zero_and_missing_gradients_are_not_clipped():
+    parameters = parameters_with_gradients(scale=0.0)
+    assert clip_gradients(parameters, 1.0) == 0
+    assert all(not each.grad.any() for each in parameters[:-1])
+    assert clip_gradients(parameters[-1:], 1.0) == 0

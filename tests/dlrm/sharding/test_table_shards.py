@@ -5,19 +5,15 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from cpr.shards import dense_tensors, find_shards
-from dlrm.config.schema import SPARSE_OPTIMIZERS, DenseConfig, ModelConfig, ScheduleConfig, TablesConfig
+from dlrm.config.schema import DenseConfig, ModelConfig, ScheduleConfig, TablesConfig
+from dlrm.config.table_optimizers import ROW_OPTIMIZERS, TABLE_OPTIMIZERS
 from dlrm.optim.build import Optimizers, ReplicatedTables
 from dlrm.sharding.parameters import dense_parameters
 
 KINDS = {"cat_0": "data_parallel", "cat_1": "data_parallel", "cat_2": "column_wise", "cat_3": "table_wise"}
-STATE_SHAPES = {
-    "sgd": lambda rows, cols: {},
-    "adagrad": lambda rows, cols: {"sum": (rows, cols)},
-    "rowwise_adagrad": lambda rows, cols: {"sum": (rows,)},
-}
 
 
-@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
 def test_replicated_tables_have_the_state_that_sharded_ones_have(optimizer, shard_model):
     tables = TablesConfig(optimizer=optimizer)
     model = shard_model(KINDS, tables=tables)
@@ -32,7 +28,8 @@ def test_replicated_tables_have_the_state_that_sharded_ones_have(optimizer, shar
     ]
     for found in shards:
         shapes = {name: tuple(state.shape) for name, state in found.optimizer_state.items()}
-        assert shapes == STATE_SHAPES[optimizer](found.num_rows, found.num_cols)
+        expected = TABLE_OPTIMIZERS[optimizer].state
+        assert shapes == {name: shape(found.num_rows, found.num_cols) for name, shape in expected.items()}
     (tall,) = replicated.param_groups[0]["params"]
     for state in replicated.state[tall].values():
         if state is not None and state.dim():
@@ -55,7 +52,7 @@ def test_names_cover_the_state_dict(kind, shard_model):
     }
 
 
-@pytest.mark.parametrize("optimizer", SPARSE_OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
 def test_rows_that_were_copied_train_on_alike(optimizer, shard_model, make_batch):
     """Another model, given the shards' rows and the dense tensors, does the same steps bit for bit."""
     tables = TablesConfig(optimizer=optimizer, learning_rate=0.05)

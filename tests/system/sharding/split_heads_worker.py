@@ -32,11 +32,11 @@ from cpr.priority import Prioritizer, PriorityConfig
 from cpr.shards import dense_tensors, find_shards
 from data.dataset import Feature
 from dlrm.config.schema import DenseConfig
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.models.deepfm import DeepFMHead
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placement import split_plan
 from dlrm.sharding.splitting.rows import RowSplitSharder
@@ -85,7 +85,9 @@ def build(split, deep=False):
     """The model, its heads split, or only its tables sharded."""
     torch.manual_seed(5)
     model = Model(deep)
-    tables = RowSplitSharder({"optimizer": FUSED_OPTIMIZERS["rowwise_adagrad"], "learning_rate": 0.1})
+    tables = RowSplitSharder(
+        {"optimizer": TABLE_OPTIMIZERS["rowwise_adagrad"].fbgemm_type, "learning_rate": 0.1}
+    )
     operators = make_operator_sharder(DenseConfig(optimizer="adagrad"), torch.device("cpu"))
     plan = {}
     for name, way in (WAYS | DEEP if deep else WAYS).items():
@@ -219,7 +221,7 @@ def any_model_may_have_rows(wire_dtype, tolerance):
     ]
     torch.manual_seed(3)
     whole = EmbeddingBagCollection(tables=configs)
-    fused = {"optimizer": FUSED_OPTIMIZERS["sgd"], "learning_rate": 1.0}
+    fused = {"optimizer": TABLE_OPTIMIZERS["sgd"].fbgemm_type, "learning_rate": 1.0}
     sharder = RowSplitSharder(fused, wire_dtype=wire_dtype)
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=RANKS, compute_device="cpu"),

@@ -20,10 +20,10 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from cpr.shards import find_shards, table_groups
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.dense_sync import AllReduceSync
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.parameters import dense_parameters
-from dlrm.sharding.plan import FUSED_OPTIMIZERS
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead
 from dlrm.sharding.tables import initialize_tables
@@ -149,7 +149,11 @@ def make_sharded(case: Case) -> DistributedModelParallel:
     """The model split as the case says, its rows those of `make_model`."""
     model, weights = make_model(case.head)
     tables = RowSplitSharder(
-        fused_params={"optimizer": FUSED_OPTIMIZERS[case.optimizer], "learning_rate": RATE, "eps": EPS}
+        fused_params={
+            "optimizer": TABLE_OPTIMIZERS[case.optimizer].fbgemm_type,
+            "learning_rate": RATE,
+            "eps": EPS,
+        }
     )
     heads = HeadSharder(type(model.head), tables, operators=tables, ranks_per_node=case.ranks_per_node)
     sharded = DistributedModelParallel(

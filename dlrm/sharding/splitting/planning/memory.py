@@ -4,10 +4,12 @@ TorchRec's planner checks its own plan, and knows nothing of another one.
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from cpr.humanize import size_text
+from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.memory import FP32_BYTES
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.sharding.splitting.head import Head
@@ -16,9 +18,8 @@ from dlrm.sharding.splitting.planning.shapes import numbers_outside_tables
 
 def piece_bytes(rows: int, columns: int, optimizer: str) -> int:
     """Of a table, or of what a rank has of it, fp32, with the state of its optimizer."""
-    numbers = rows * columns
-    state = {"sgd": 0, "rowwise_adagrad": rows, "adagrad": numbers, "adam": 2 * numbers}[optimizer]
-    return FP32_BYTES * (numbers + state)
+    shapes = [shape(rows, columns) for shape in TABLE_OPTIMIZERS[optimizer].state.values()]
+    return FP32_BYTES * (rows * columns + sum(map(prod, shapes)))
 
 
 def table_bytes(
