@@ -1,1 +1,1 @@
-"""How tables are laid over ranks, and how their rows are read and updated on each."""
+"""How tables are sharded over ranks, and how their rows are looked up and updated on each."""

@@ -1,8 +1,8 @@
-"""Ids of a batch are compared with the rows of their tables before ranks exchange them.
+"""Checks the ids of a batch against the rows of their tables, before ranks exchange them.
 
-An id beyond its table would train another row: the host lookup's joint table has the next table's rows there,
-FBGEMM's lookup reads row 0 and prints a warning. The exchange deals out ids of row-wise tables by a division,
-so that behind it nobody could tell which id it was.
+An id beyond its table would train another row: in the host lookup's joint table the next table's rows lie
+there, and FBGEMM's lookup reads row 0 with a warning. The exchange divides ids of row-wise tables by the rows
+of a piece, so that later checks could not name the id.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +21,11 @@ _UNSIGNED: Final = {torch.int32: np.uint32, torch.int64: np.uint64}
 
 
 class IdBounds:
-    """Refuses batches with ids that a table does not have.
-
-    Args:
-        tables: those whose ids are rows.
-    """
+    """Refuses batches with ids that a table does not have; `tables` are those whose ids are rows."""
 
     def __init__(self, tables: Iterable[EmbeddingBagConfig]) -> None:
         self._tables: dict[str, EmbeddingBagConfig] = {}
-        """The smallest of each feature."""
+        """The smallest table of each feature."""
         for table in tables:
             for feature in table.feature_names:
                 smallest = self._tables.get(feature, table)
@@ -37,14 +33,14 @@ class IdBounds:
         self._last: dict[tuple[torch.dtype, tuple[str, ...]], list[int]] = {}
 
     def watch(self, model: nn.Module) -> None:
-        """Check every `KeyedJaggedTensor` that a model is called with."""
+        """Check every `KeyedJaggedTensor` that the model is called with."""
         model.register_forward_pre_hook(self._check_arguments, with_kwargs=True)
 
     def check(self, sparse: KeyedJaggedTensor) -> None:
-        """Compare all ids of a batch. Features without a table here may have any.
+        """Check all ids of a batch; features without a table here may have any.
 
         Raises:
-            ValueError: an id is below 0 or beyond its table; names table, feature and id.
+            ValueError: an id is negative or beyond its table; names table, feature and id.
         """
         ids = sparse.values()
         is_within = self._is_within if ids.device.type == "cpu" else self._is_within_on_device
@@ -52,11 +48,11 @@ class IdBounds:
             self._refuse(sparse)
 
     def _is_within(self, sparse: KeyedJaggedTensor, ids: Tensor) -> bool:
-        # Few calls, as each costs more than the ids do: one of NumPy's, and lists. A negative id is, as an
-        # unsigned number, beyond every table.
+        # one NumPy call and lists, because each call costs more than the ids do; as an unsigned number, a
+        # negative id is beyond every table
         offsets, last = sparse.offset_per_key(), self._last_ids(sparse.keys(), ids.dtype)
         begins = offsets[:-1]
-        if len(set(offsets)) < len(offsets):  # some have no ids
+        if len(set(offsets)) < len(offsets):  # reduceat needs at least one id per feature
             kept = [place for place, (begin, end) in enumerate(pairwise(offsets)) if begin < end]
             begins, last = [begins[place] for place in kept], [last[place] for place in kept]
         highest = np.maximum.reduceat(ids.numpy().view(_UNSIGNED[ids.dtype]), begins)
@@ -70,7 +66,10 @@ class IdBounds:
         return not bool(((ids < low) | (ids > high)).any())
 
     def _last_ids(self, features: Sequence[str], dtype: torch.dtype) -> list[int]:
-        """The last id of each feature, or the greatest unsigned number of the dtype's width."""
+        """The last id of each feature.
+
+        For features without a table the greatest unsigned number of the dtype's width.
+        """
         key = (dtype, tuple(features))
         if key not in self._last:
             most = torch.iinfo(dtype).max

@@ -1,18 +1,17 @@
-"""Pooled embeddings and their gradients in fewer bytes on their way between ranks, through TorchRec's codecs.
+"""TorchRec codecs that exchange pooled embeddings and their gradients in 16 or 8 bits.
 
-`sharding.exchange_dtype` names one. Forward and backward take the same; sums over samples are made in fp32
-after the way back. How far a number `x` may come out from what went in, with `s` the factor by which
-gradients travel larger (in fp16 and int8 those of a mean over a batch are too small otherwise; a power of
-two, which rounds nothing) and 1 for embeddings:
+`sharding.exchange_dtype` names the dtype, used forward and backward; sums over samples are made in fp32 after
+decoding. Gradients of a mean over a batch are too small for fp16 and int8, so they travel multiplied by `s`,
+a power of two, which rounds nothing (1 for embeddings). The error of a number `x` is at most:
 
-- fp16: `2**-11 |x|`, or `2**-25 / s` where that is larger. Beyond 65,504 / s it comes out as that.
+- fp16: `2**-11 |x|`, or `2**-25 / s` if that is larger; beyond 65,504 / s, numbers are clamped to that.
 - bf16: `2**-8 |x|`.
-- Both: NaN and infinities stay what they are, and what `s` makes larger than fp32 has counts as infinite.
-- int8: `r / 510 + 1e-8 / s`, with `r` the range of the embedding's numbers: 256 levels from its smallest to
-  its largest, which travel along in fp32. Where one number is not finite, all of that embedding become NaN.
+- Both keep NaN and infinities; numbers that `s` makes larger than fp32 count as infinite.
+- int8: `r / 510 + 1e-8 / s`, with `r` the range of the embedding's numbers: 256 levels from the smallest to
+  the largest, which travel along in fp32. If one number is not finite, all of that embedding become NaN.
 
-FBGEMM's fp8 and MX4 are not offered. Fp8 does not exist on the CPU, and with a scale for each row it takes
-the bytes of int8; MX4 is slow there, and TorchRec pads what its groups do not divide on the way there only.
+FBGEMM's fp8 and MX4 are not offered. Fp8 does not exist on the CPU, and with a scale per row it takes as many
+bytes as int8. MX4 is slow on the CPU, and TorchRec pads its groups forward only.
 """
 
 import math
@@ -27,9 +26,9 @@ from torch import Tensor
 from torchrec.distributed.types import CommOp, ParameterSharding, QuantizedCommCodecs, ShardingType
 
 INT8_TAIL_BYTES: Final = 8
-"""Of an embedding in int8: its step and its smallest number, in fp32."""
+"""Bytes per int8 embedding for its step size and smallest number, both fp32."""
 NARROWEST_INT8: Final = 16
-"""Columns; with fewer than that, fp16 takes about as few bytes and rounds less."""
+"""Least number of columns for int8; with fewer, fp16 takes about as few bytes and rounds less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +38,26 @@ class ExchangeCodecs:
     dtype: str
     """`fp16`, `bf16` or `int8`."""
     batch_size: int
-    """Samples of a rank in one step, over whose mean gradients are."""
+    """Samples of a rank in one step, over whose mean the gradients are."""
 
     def used(self, width: int) -> str:
-        """What pieces of tables with multiples of `width` columns travel in."""
+        """Dtype for pieces of tables whose widths are multiples of `width`."""
         return "fp16" if self.dtype == "int8" and width < NARROWEST_INT8 else self.dtype
 
     def value_bytes(self, width: int) -> float:
-        """Of a number on its way."""
+        """Bytes of a number while it travels."""
         return (width + INT8_TAIL_BYTES) / width if self.used(width) == "int8" else 2.0
 
     @property
     def gradient_scale(self) -> float:
-        """What gradients are multiplied by while they travel."""
+        """Factor that gradients are multiplied by while they travel."""
         return 1.0 if self.dtype == "bf16" else 2.0 ** (self.batch_size - 1).bit_length()
 
     def registry(self, width: int) -> dict[str, QuantizedCommCodecs]:
-        """As TorchRec's sharders take it; int8, which cannot be summed, is not for row-wise tables.
+        """Codecs as TorchRec's sharders take them; int8, which cannot be summed, is not for row-wise tables.
 
-        TorchRec's own registry takes fp16 for bf16 on the CPU. No need: nothing is summed on its way there.
-
-        Args:
-            width: see `exchanged_width`.
+        TorchRec's own registry uses fp16 for bf16 on the CPU, which is not needed: nothing is summed while it
+        travels. For `width` see `exchanged_width`.
         """
         used, scale = self.used(width), self.gradient_scale
         all_to_all = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name
@@ -73,13 +70,9 @@ class ExchangeCodecs:
 
 
 class ScaledCodec(QuantizedCommCodec):  # type: ignore[misc]
-    """FBGEMM's codec of numbers that travel times a power of two, and are divided by it again in fp32.
+    """FBGEMM's codec for numbers multiplied by a power of two, and divided by it again in fp32.
 
-    Its own `loss_scale` is divided by in fp16, where small numbers lose again what they were spared.
-
-    Args:
-        kind: of numbers on their way.
-        scale: by which they are multiplied.
+    FBGEMM's own `loss_scale` divides in fp16, where small numbers are lost again.
     """
 
     def __init__(self, kind: SparseType, scale: float = 1.0) -> None:
@@ -87,12 +80,12 @@ class ScaledCodec(QuantizedCommCodec):  # type: ignore[misc]
         self._scale = scale
 
     def encode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """What travels; takes tensors of any floating dtype."""
+        """Encode a tensor of any floating dtype."""
         numbers = input_tensor.float()
         return self._encode(numbers if self._scale == 1 else numbers * self._scale, ctx)
 
     def decode(self, input_tensor: Tensor, ctx: QuantizationContext | None = None) -> Tensor:
-        """The numbers, fp32."""
+        """Decode to fp32."""
         numbers: Tensor = super().decode(input_tensor, ctx)
         return numbers if self._scale == 1 else numbers / self._scale
 
@@ -102,30 +95,30 @@ class ScaledCodec(QuantizedCommCodec):  # type: ignore[misc]
 
 
 class HalfCodec(ScaledCodec):
-    """FBGEMM's fp16 and bf16, and infinities.
+    """FBGEMM's fp16 and bf16, with infinities kept.
 
-    FBGEMM makes ordinary numbers of an infinity, the largest there are, so that a table that diverged would
-    look well from other ranks.
+    FBGEMM turns infinity into the largest finite number, which would hide a diverged table from other ranks.
     """
 
     def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
-        """As many numbers of half the size."""
+        """Encode to numbers of half the size."""
         coded = super()._encode(numbers, ctx)
-        # a sum tells in a fraction of the time of the rest; but who asks for it waits for a GPU
+        # on the CPU a cheap sum finds infinities; on a GPU reading it would stall
         if numbers.is_cuda or not bool(numbers.sum().isfinite()):
             coded = torch.where(numbers.isinf(), numbers.to(coded.dtype), coded)
         return coded
 
 
 class Int8Codec(ScaledCodec):
-    """FBGEMM's int8, with a scale for each embedding instead of every 32 numbers, and NaN.
+    """FBGEMM's int8 with one scale per embedding instead of every 32 numbers, and with NaN kept.
 
-    Rows of 32 do not divide what an odd number of samples has in 16 columns, and then the exchange fails.
-    FBGEMM makes ordinary numbers of a NaN, so that a table that diverged would look well from other ranks.
+    Rows of 32 do not divide an odd number of samples of 16 columns, and then the exchange fails. FBGEMM turns
+    NaN into ordinary numbers, which would hide a diverged table from other ranks. FBGEMM adds 1e-8 to the
+    range of a row, so that small gradients need a scale.
 
     Args:
         width: numbers of a row, a multiple of 4 that divides the width of every piece of a table.
-        scale: as for `ScaledCodec`. FBGEMM adds 1e-8 to the range of a row, which small ones do not bear.
+        scale: as for `ScaledCodec`.
     """
 
     def __init__(self, width: int, scale: float = 1.0) -> None:
@@ -133,37 +126,23 @@ class Int8Codec(ScaledCodec):
         self._width = width
 
     def create_context(self) -> QuantizationContext:
-        """Of one exchange."""
+        """Context of one exchange, which carries the width to FBGEMM."""
         return QuantizationContext(row_dim=self._width)
 
     def _encode(self, numbers: Tensor, ctx: QuantizationContext | None) -> Tensor:
-        """Rows of `width + 8` uint8, flat."""
+        """Encode rows to `width + 8` uint8 each, flat."""
         coded = super()._encode(numbers, ctx)
         steps_and_smallest = coded.view(torch.float32).view(-1, self._width // 4 + 2)[:, -2:]
-        # a sum passes a NaN or an infinity on, in a tenth of the time that asking each number takes
+        # a row sum propagates NaN and infinity, and takes a tenth of the time of isfinite on each number
         is_finite = numbers.view(-1, self._width).sum(1, keepdim=True).isfinite()
         steps_and_smallest.masked_fill_(~is_finite, torch.nan)
         return coded
 
 
-def exchange_codecs(dtype: str, batch_size: int) -> ExchangeCodecs | None:
-    """Codecs behind `sharding.exchange_dtype`; None: what is exchanged travels as it is computed.
-
-    Args:
-        dtype: its value.
-        batch_size: samples of a rank in one step.
-    """
-    return None if dtype == "fp32" else ExchangeCodecs(dtype=dtype, batch_size=batch_size)
-
-
 def exchanged_width(plan: Mapping[str, ParameterSharding]) -> int:
-    """The largest number of columns that divides the width of every piece of a table that is not replicated.
+    """Largest number of columns that divides the width of every piece of the sharded tables in `plan`.
 
-    Args:
-        plan: of the tables of one collection.
-
-    Returns:
-        0 if all are replicated.
+    Returns 0 if all tables are replicated.
     """
     pieces = [
         piece

@@ -1,14 +1,12 @@
-"""Lookup and fused update of FBGEMM host tables by PyTorch's own CPU kernels.
+"""Lookup and fused update of FBGEMM's CPU tables by PyTorch's own CPU kernels.
 
-The tables stay FBGEMM's: its modules own the weights and the optimizer state, so that TorchRec's
-sharding, `state_dict` and everything built on them see no difference. Only `forward` of the module
-is replaced. Two reasons: FBGEMM's CPU operators spend three to four times as long on the same rows
-(`python -m experiments.throughput` shows where a step's time goes), and they cannot put out
-bfloat16, which halves what ranks exchange. Replicated (data-parallel) tables get the same treatment
-with a dense gradient for their optimizer.
+FBGEMM's modules keep the weights and the optimizer state, so that TorchRec's sharding and `state_dict` see no
+difference; only the module's `forward` is replaced. FBGEMM's CPU operators take three to four times as long
+on the same rows (`python -m experiments.throughput`), and they cannot return bfloat16, which halves what
+ranks exchange. Replicated tables get the same lookup, with a dense gradient for their optimizer.
 
-The update is the exact one: the gradients of all bags that read a row are summed first, then the
-optimizer sees that row once, as in FBGEMM's exact optimizers (`dlrm.config.table_optimizers`).
+The update is exact: gradients of all bags that read a row are summed first, then the optimizer sees that row
+once, as in FBGEMM's exact optimizers (`dlrm.config.table_optimizers`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +27,11 @@ from dlrm.sharding.splitting.operator_tables import WholeTables
 
 
 def _rows_without_copy(grad: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
-    """`grad` `[B, F * width]` as rows of `width`, and which of them are row k of `[B * F, width]`; None: k.
+    """View `grad` `[B, F * width]` as rows of `width`, and the position of each row k of `[B * F, width]`.
 
-    The interaction hands in all but the first vector of each sample: rows of one tensor, with gaps.
+    None: k.
+
+    The interaction's gradient is all but the first vector of each sample: rows of one tensor, with gaps.
     """
     batch, stride = grad.shape[0], grad.stride(0)
     if grad.is_contiguous() or grad.stride(1) != 1 or stride % width or stride < grad.shape[1]:
@@ -44,14 +44,14 @@ def _rows_without_copy(grad: Tensor, width: int) -> tuple[Tensor, Tensor | None]
 UPDATES: Final = {
     each.fbgemm_type: each.update_rows for each in TABLE_OPTIMIZERS.values() if each.update_rows is not None
 }
-"""Updates of rows in PyTorch, by FBGEMM's optimizer."""
+"""Row updates in PyTorch, by FBGEMM's optimizer type."""
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        anchor: Tensor,  # a tensor that requires grad, so that backward is called
+        anchor: Tensor,  # requires grad, so that autograd calls backward
         lookup: "HostLookup",
         rows: Tensor,
         starts: Tensor,
@@ -67,7 +67,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _Bags:
-    """Turns feature-major ids into rows of one joint table: all tables of an FBGEMM module in a stack.
+    """Maps feature-major ids to rows of one joint table, the stack of all tables of an FBGEMM module.
 
     Args:
         table_rows: rows of each table.
@@ -89,10 +89,9 @@ class _Bags:
         self._one_hot_starts = torch.zeros(0, dtype=self.index_dtype)
 
     def rows(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows to read, where each bag starts among them, and where each row's gradient comes from.
+        """Rows to read, the start of each bag among them, and the position of each row's gradient.
 
-        The third names a row of the output's gradient, seen as `[B * F, dim]`, for each row read; None: row k
-        is for k.
+        The positions are rows of the output's gradient seen as `[B * F, dim]`; None if row k belongs to k.
         """
         num_bags = offsets.numel() - 1
         batch = num_bags // self.num_features
@@ -129,12 +128,7 @@ def _refuse_weights(per_sample_weights: Tensor | None) -> None:
 
 
 class HostLookup:
-    """Stands in for `SplitTableBatchedEmbeddingBagsCodegen.forward` on the CPU.
-
-    Args:
-        tbe: the FBGEMM module; see `suits`.
-        output_dtype: of the pooled embeddings.
-    """
+    """Replaces `SplitTableBatchedEmbeddingBagsCodegen.forward` on the CPU; `suits` says for which modules."""
 
     def __init__(self, tbe: SplitTableBatchedEmbeddingBagsCodegen, output_dtype: torch.dtype) -> None:
         self._tbe = tbe
@@ -146,7 +140,7 @@ class HostLookup:
 
     @staticmethod
     def suits(tbe: nn.Module) -> bool:
-        """Whether this can stand in for `tbe`: fp32 host tables of one width, summed, a known optimizer."""
+        """Whether `tbe` has fp32 host tables of one width, sum pooling and a supported optimizer."""
         return (
             isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen)
             and tbe.use_cpu
@@ -163,10 +157,10 @@ class HostLookup:
         return flat
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Pooled embeddings `[B, F * dim]` of `F * B` bags, feature-major.
+        """Look up and pool `[B, F * dim]` from `F * B` bags, feature-major.
 
         Args:
-            indices: int ids `[N]`, each within its table, which `dlrm.sharding.bounds` has made sure of.
+            indices: int ids `[N]`, each within its table, which `dlrm.sharding.bounds` has checked.
             offsets: int `[F * B + 1]`.
             per_sample_weights: not supported.
 
@@ -179,11 +173,11 @@ class HostLookup:
         return apply(self._anchor, self, rows, starts, places)
 
     def update(self, rows: Tensor, places: Tensor | None, grad: Tensor) -> None:
-        """Sum the gradients of each row that was read and let the optimizer update it.
+        """Sum the gradients of each row that was read, and let the optimizer update it.
 
         Args:
             rows: table row of each id, `[N]`.
-            places: row of `grad`, seen as `[B * F, dim]`, that holds the gradient of each id; None: the same.
+            places: position of each id's gradient in `grad` seen as `[B * F, dim]`; None: the same.
             grad: gradient of the pooled embeddings, `[B, F * dim]`.
         """
         if rows.numel() == 0:
@@ -200,13 +194,9 @@ class HostLookup:
 
 
 class ReplicatedLookup:
-    """Stands in for `DenseTableBatchedEmbeddingBagsCodegen.forward` on the CPU.
+    """Replaces `DenseTableBatchedEmbeddingBagsCodegen.forward` of replicated tables on the CPU.
 
     Gradients go to `tbe.weights.grad`.
-
-    Args:
-        tbe: the FBGEMM module of replicated tables; see `suits`.
-        output_dtype: of the pooled embeddings.
     """
 
     def __init__(self, tbe: DenseTableBatchedEmbeddingBagsCodegen, output_dtype: torch.dtype) -> None:
@@ -216,7 +206,7 @@ class ReplicatedLookup:
 
     @staticmethod
     def suits(tbe: nn.Module) -> bool:
-        """Whether this can stand in for `tbe`: fp32 host tables of one width, summed, one feature each."""
+        """Whether `tbe` has fp32 host tables of one width, sum pooling and one feature each."""
         return (
             isinstance(tbe, DenseTableBatchedEmbeddingBagsCodegen)
             and tbe.use_cpu
@@ -227,17 +217,17 @@ class ReplicatedLookup:
         )
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
-        """As `HostLookup.__call__`."""
+        """Look up and pool as `HostLookup` does."""
         _refuse_weights(per_sample_weights)
         rows, starts, places = self._bags.rows(indices, offsets)
         return self._bags.pool(self._tbe.weights, rows, starts, one_hot=places is None)
 
 
 def use_host_lookups(tables: Iterable[nn.Module], output_dtype: torch.dtype) -> int:
-    """Put a host lookup into every FBGEMM host module of `tables` that suits; returns how many.
+    """Replace the lookup of every suitable FBGEMM module in `tables`, and return how many were replaced.
 
-    Operator tables are left alone: they have something faster. Pieces without rows are not, since what they
-    put out has the dtype of what other ranks do.
+    Operator tables keep `WholeTables`, which is faster. Pieces without rows are replaced too, because their
+    output needs the dtype of the other ranks' output.
     """
     replaced = 0
     for tbe in tables:

@@ -1,4 +1,4 @@
-"""Memory of a rank for its tables."""
+"""Memory that a rank has for its tables."""
 
 import os
 from pathlib import Path
@@ -11,15 +11,12 @@ FP32_BYTES: Final = 4
 
 
 RESERVED_SHARE: Final = 0.15
-"""Of a rank's memory, for whatever is neither tables nor dense parameters; as TorchRec's planner has it."""
+"""Share of a rank's memory reserved for everything but tables and dense parameters, as in TorchRec's
+planner."""
 
 
 def memory_for_tables(device: torch.device) -> int:
-    """Bytes that a rank may have in tables, of the rank that has least; all ranks call it together.
-
-    Args:
-        device: where the tables live.
-    """
+    """Bytes for tables on the rank that has least; a collective."""
     memory = memory_bytes(device)
     least = torch.tensor(memory.get("hbm_cap", memory["ddr_cap"]), device=device)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
@@ -27,7 +24,7 @@ def memory_for_tables(device: torch.device) -> int:
 
 
 def memory_bytes(device: torch.device) -> dict[str, int]:
-    """Of this rank, by TorchRec's names: its part of the host's memory, and its GPU's, if it has one."""
+    """Memory of this rank by TorchRec's names: its share of the host's, and its GPU's if it has one."""
     memory = {"ddr_cap": _host_memory_bytes() // local_world_size()}
     if device.type == "cuda":
         memory["hbm_cap"] = torch.cuda.get_device_properties(device).total_memory
@@ -35,7 +32,7 @@ def memory_bytes(device: torch.device) -> dict[str, int]:
 
 
 def local_world_size() -> int:
-    """Ranks on this rank's node."""
+    """Number of ranks on this rank's node."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
 
 

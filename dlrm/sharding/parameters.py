@@ -1,4 +1,4 @@
-"""Which parameters of a sharded model are dense, and not in tables."""
+"""The dense parameters of a sharded model."""
 
 from torch import nn
 

@@ -1,7 +1,7 @@
-"""Which table goes where: TorchRec's planner under the constraints of a configuration.
+"""Sharding plans from TorchRec's planner, under the constraints of the configuration.
 
-Small tables are replicated (data_parallel), because exchanging their rows costs more than keeping
-them equal; the rest is sharded by the kinds that the configuration allows and the device has.
+Small tables are replicated (data_parallel), because exchanging their rows costs more than keeping them equal.
+The others are sharded by the kinds that the configuration allows and the device supports.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -43,7 +43,7 @@ class TablePlacement:
     kind: str
     ranks: tuple[int, ...]
     num_bytes: int
-    """fp32 weights on all ranks together, without optimizer state."""
+    """Size of the fp32 weights on all ranks together, without optimizer state."""
 
 
 def make_sharder(
@@ -53,14 +53,14 @@ def make_sharder(
     wire_dtype: torch.dtype | None = None,
     codecs: ExchangeCodecs | None = None,
 ) -> RowSplitSharder:
-    """TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself puts out `dtype`.
+    """Make TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself returns `dtype`.
 
     Args:
-        tables: say which optimizer.
-        device: where they live.
+        tables: name the optimizer.
+        device: of the tables.
         dtype: of the arithmetic.
-        wire_dtype: of the partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
-        codecs: of pooled embeddings and their gradients when TorchRec exchanges them; None: as they are.
+        wire_dtype: of partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
+        codecs: of exchanged pooled embeddings and their gradients; None: as computed.
     """
     optimizer = TABLE_OPTIMIZERS[tables.optimizer]
     fused_params = {
@@ -81,18 +81,18 @@ def make_plan(
     batch_size: int,
     whole: Collection[str] = (),
 ) -> ShardingPlan:
-    """Plan on rank 0, agreed by all ranks.
+    """Plan on rank 0 and send the plan to all ranks.
 
     Args:
-        model: holds `EmbeddingBagCollection`s on the meta device.
+        model: has `EmbeddingBagCollection`s on the meta device.
         sharder: from `make_sharder`.
-        config: which kinds, and which tables are small.
-        device: where the tables live.
+        config: allowed kinds, and which tables are small.
+        device: of the tables.
         batch_size: samples of one rank in one step.
-        whole: tables, by name, of which each is to be on one rank, neither cut nor replicated.
+        whole: names of tables that must be on one rank each, neither cut nor replicated.
 
     Raises:
-        ValueError: the device lacks a kind, or the tables do not fit.
+        ValueError: the device lacks a kind, or the tables do not fit into memory.
     """
     config.check_device(device.type)
     world_size, memory = dist.get_world_size(), memory_bytes(device)
@@ -109,7 +109,7 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.group.WORLD)
     except PlannerError as error:
-        reason, *_ = str(error).splitlines()  # the rest is a page of the planner's internals
+        reason, *_ = str(error).splitlines()  # a page of the planner's internals follows
         held = size_text(memory.get("hbm_cap", memory["ddr_cap"]))
         raise ValueError(
             f"the tables ({size_text(_table_bytes(model))} and their optimizer state) cannot be laid over "
@@ -131,7 +131,7 @@ def _constraints(
         constraints[table.name] = ParameterConstraints(
             sharding_types=kinds,
             min_partition=config.min_column_dim,
-            # rows in the device's own memory, or the planner counts on paging that nobody asked for
+            # fused keeps rows in the device's own memory; otherwise the planner may rely on paging
             compute_kernels=None if replicated else [EmbeddingComputeKernel.FUSED.value],
         )
     return constraints
@@ -151,13 +151,7 @@ def _table_bytes(model: nn.Module) -> int:
 def placements(
     plan: ShardingPlan, model: nn.Module, strategies: Mapping[str, str] | None = None
 ) -> list[TablePlacement]:
-    """Where each table lies, largest first.
-
-    Args:
-        plan: of the tables.
-        model: unsharded.
-        strategies: by path, of the heads that are split.
-    """
+    """Location of each table, largest first; `strategies` are those of the split heads, by path."""
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for table in tables_of(model)}
     found = []
     for path, module_plan in plan.plan.items():
@@ -181,7 +175,7 @@ def placements(
 
 
 def format_plan(tables: list[TablePlacement]) -> str:
-    """The plan as a short table for people."""
+    """Format the plan as a table for people."""
     lines = [f"{'table':<16} {'rows':>13} {'dim':>4}  {'kind':<19} {'ranks':<10} {'size':>9}"]
     for table in tables:
         ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"{len(table.ranks)} ranks"

@@ -1,4 +1,4 @@
-"""Sum-pooled embedding tables, one a feature."""
+"""Sum-pooled embedding tables, one per feature."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ from data.dataset import Feature
 
 
 class PooledFeatures(nn.Module):
-    """One sum-pooled table a feature, looked up together.
+    """One sum-pooled table per feature, looked up together.
 
-    The tables are made on the meta device: sharding allocates them, with initial values uniform in
-    +-1 / sqrt(rows) as in facebookresearch/dlrm (TorchRec's default).
+    The tables are on the meta device: sharding allocates them, with initial values uniform in +-1 /
+    sqrt(rows) as in facebookresearch/dlrm (TorchRec's default).
 
     Args:
-        features: the features, in canonical order.
+        features: in canonical order.
         dim: columns of each table.
-        dtype: of the output, which is what the ranks exchange.
+        dtype: of the output, which ranks exchange.
         prefix: of the tables' names.
     """
 
@@ -48,7 +48,7 @@ class PooledFeatures(nn.Module):
         return pooled.values().to(self.dtype), pooled.keys()
 
     def in_order(self, sparse: KeyedJaggedTensor) -> Tensor:
-        """Pooled embeddings `[B, F, dim]` in canonical order; sharding has an order of its own."""
+        """Pooled embeddings `[B, F, dim]` in canonical order, whatever order sharding returns."""
         values, names = self.pooled(sparse)
         pooled: Tensor = values.view(values.shape[0], len(names), values.shape[1] // len(names))
         if names == self.names:

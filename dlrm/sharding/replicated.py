@@ -1,4 +1,4 @@
-"""What replicated (data-parallel) tables send: TorchRec leaves it to DistributedDataParallel, a dense sum."""
+"""Gradient exchange of replicated tables by touched rows, instead of DistributedDataParallel's dense sum."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def average_touched_rows(model: nn.Module) -> int:
         model: a `DistributedModelParallel`, or any module with sharded collections in it, with fp32 tables.
 
     Returns:
-        How many modules of replicated tables it has.
+        Number of modules of replicated tables.
     """
     found = 0
     for _, module in walk(model):

@@ -1,7 +1,7 @@
 """Initial values of the sharded tables on this rank.
 
-Initial values depend on the seed, the table's name and the place in the table alone, so that the same run
-starts from the same model on any number of ranks and under any plan.
+They depend only on seed, table name and position in the table, so that a run starts from the same model on
+any number of ranks and under any plan.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ INIT_CHUNK_ROWS: Final = 65_536
 def initialize_tables(model: nn.Module, seed: int) -> None:
     """Set all table shards on this rank to uniform values in +-1 / sqrt(rows).
 
-    Weights of operators among them get those of the unsplit model instead.
+    Operator tables get the weights of the unsplit model instead.
     """
     for group in table_groups(model):
         for table in group.tables:

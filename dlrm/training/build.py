@@ -29,12 +29,12 @@ from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.plan import format_plan, placements
 from dlrm.sharding.splitting.planning.planner import keep_ordinary, plan_heads
-from dlrm.sharding.splitting.planning.saved_choice import remembered
+from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout, Planned
 from dlrm.telemetry import make_run_folder, open_telemetry
 from dlrm.training.data import Inputs
 from dlrm.training.evaluation import evaluate
-from dlrm.training.model import Unsharded, lay_out, unsharded
+from dlrm.training.model import Unsharded, apply_plan, unsharded
 from dlrm.training.proxy_model import ProxyModel
 from dlrm.training.trainer import NUM_SCALARS, Trainer
 from dlrm.training.warm_start import warm_start
@@ -71,7 +71,7 @@ def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -
     if inputs.ranks.rank == 0:
         placed = placements(planned.plan, before.model, planned.strategies)
         logger.info("tables:\n%s", format_plan(placed))
-    return lay_out(before, planned, inputs, initialize)
+    return apply_plan(before, planned, inputs, initialize)
 
 
 def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
@@ -86,7 +86,7 @@ def _plan(before: Unsharded, inputs: Inputs, folder: Path | None) -> Planned:
 def _has_no_choice(inputs: Inputs, folder: Path | None) -> bool:
     """Whether `auto` has nothing to choose: there is one rank, and no stored choice of an earlier start."""
     is_auto = inputs.config.sharding.strategy == "auto"
-    return is_auto and dist.get_world_size() == 1 and remembered(folder) is None
+    return is_auto and dist.get_world_size() == 1 and load_choice(folder) is None
 
 
 def settle_strategies(inputs: Inputs, folder: Path) -> None:
@@ -95,7 +95,7 @@ def settle_strategies(inputs: Inputs, folder: Path) -> None:
     The trials allocate tables of their own, which must not land in the resident memory that recovery keeps
     for the model's tables.
     """
-    if inputs.config.sharding.strategy == "auto" and remembered(folder) is None:
+    if inputs.config.sharding.strategy == "auto" and load_choice(folder) is None:
         _plan(unsharded(inputs), inputs, folder)
 
 

@@ -15,7 +15,7 @@ from dlrm.models.build import build_model
 from dlrm.optim.build import arithmetic_dtype
 from dlrm.sharding.bounds import IdBounds
 from dlrm.sharding.dynamic import make_dynamic
-from dlrm.sharding.exchange_codecs import exchange_codecs
+from dlrm.sharding.exchange_codecs import ExchangeCodecs
 from dlrm.sharding.host_lookup import use_host_lookups
 from dlrm.sharding.plan import make_plan, make_sharder, tables_of
 from dlrm.sharding.pooled import PooledFeatures
@@ -60,13 +60,14 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     model = build_model(config.model, features or features_of(inputs), len(inputs.manifest.dense), dtype)
     is_dynamic = config.tables.is_dynamic
     dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
-    codecs = exchange_codecs(config.sharding.exchange_dtype, batch_size)
+    exchanged = config.sharding.exchange_dtype
+    codecs = None if exchanged == "fp32" else ExchangeCodecs(dtype=exchanged, batch_size=batch_size)
     sharder = make_sharder(config.tables, device, dtype, WIRE_DTYPES[config.sharding.wire_dtype], codecs)
     plan = make_plan(model, sharder, config.sharding, device, batch_size, dynamic)
     return Unsharded(model=model, sharder=sharder, plan=plan, dynamic=dynamic)
 
 
-def lay_out(
+def apply_plan(
     before: Unsharded, planned: Planned, inputs: Inputs, initialize: bool
 ) -> DistributedModelParallel:
     """Shard the model as planned; a collective.

@@ -22,7 +22,7 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.planning.strategies import Strategy
 from dlrm.sharding.splitting.planning.torchrec_plan import ModelLayout
 from dlrm.training.data import Inputs
-from dlrm.training.model import features_of, lay_out, unsharded
+from dlrm.training.model import apply_plan, features_of, unsharded
 
 MOST_ROWS: Final = 50_000
 """Rows of a table at most: more than caches hold, and quickly made."""
@@ -48,7 +48,7 @@ class ProxyModel:
         features = [replace(each, rows=min(each.rows, MOST_ROWS)) for each in features_of(inputs)]
         before = unsharded(inputs, features)
         layout = ModelLayout.of(before.plan, before.sharder, config, inputs.device, inputs.ids)
-        model = lay_out(before, layout.planned(before.model, strategies), inputs, initialize=False)
+        model = apply_plan(before, layout.planned(before.model, strategies), inputs, initialize=False)
         optimizers = Optimizers(model, config.dense, config.tables, config.schedule)
         replicas = AllReduceSync(dense_parameters(model), 1)
         batches = cycle([self._batch(features) for _ in range(NUM_BATCHES)])

@@ -1,8 +1,8 @@
-"""How often ids were seen that have no row yet.
+"""Counts how often ids without a row were seen.
 
-Each id has one place for its count, by its hash, and shares it with others: whoever was seen there last is
-remembered. So a count is never too high, and an id that comes so rarely that others took its place meanwhile
-begins again. That is the ageing that admission by frequency needs, and why nothing else has to be forgotten.
+Each id's count has one place, by its hash, shared with other ids; the id seen there last keeps it. So a count
+is never too high, and a rare id whose place was taken starts over. This is the ageing that admission by
+frequency needs, and nothing else has to expire.
 """
 
 from collections.abc import Mapping
@@ -14,28 +14,24 @@ from torch import Tensor
 from dlrm.sharding.dynamic.hashing import mix
 
 COLUMNS: Final = {"candidate": torch.int64, "sightings": torch.int32}
-"""Of a row, which has one of the places; what is counted there has nothing else to do with the row."""
+"""Columns of a row that hold one place; its count is unrelated to the row itself."""
 PLACE_BITS: Final = 32
-"""The upper half of the hash; the index uses the lower."""
+"""Bits of the hash's upper half, used here; the index uses the lower half."""
 
 
 class Candidates:
-    """Counts of ids without a row.
-
-    Args:
-        columns: `COLUMNS`, live, `[capacity]` each.
-    """
+    """Counts of ids without a row, in the live `COLUMNS` `[capacity]` of a table."""
 
     def __init__(self, columns: Mapping[str, Tensor]) -> None:
         self._ids, self._counts = columns["candidate"], columns["sightings"]
 
     def counts(self, ids: Tensor) -> Tensor:
-        """Sightings of each id so far, int64 `[n]`."""
+        """How often each id was seen so far, int64 `[n]`."""
         places = self._places(ids)
         return torch.where(self._ids[places] == ids, self._counts[places].to(torch.int64), 0)
 
     def remember(self, ids: Tensor, counts: Tensor) -> None:
-        """Set the counts of these ids; of several for one place, the one seen most (then the smallest) stays.
+        """Set the counts of ids; if several share a place, the one seen most (then the smallest) keeps it.
 
         Args:
             ids: int64 `[n]`, ascending, without duplicates.
@@ -52,7 +48,7 @@ class Candidates:
         self._counts[places] = counts[best].clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
 
     def forget(self, ids: Tensor) -> None:
-        """These ids have rows now."""
+        """Drop the counts of ids that have got rows."""
         places = self._places(ids)
         self._counts[places[self._ids[places] == ids]] = 0
 

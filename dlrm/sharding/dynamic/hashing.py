@@ -1,4 +1,4 @@
-"""Numbers that look random and depend on ids alone: the same on every rank, device and run."""
+"""Hashes and initial values that depend on ids alone: the same on every rank, device and run."""
 
 import hashlib
 from typing import Final
@@ -8,25 +8,20 @@ from torch import Tensor
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
 FRACTION_BITS: Final = 24
-"""Of a float32."""
+"""Bits of a float32's fraction."""
 
 
 def mix(numbers: Tensor) -> Tensor:
-    """SplitMix64's finalizer, a bijection of 64-bit integers: int64, any shape."""
+    """Hash int64 numbers of any shape by SplitMix64's finalizer, a bijection."""
     mixed = (numbers ^ _shifted(numbers, 30)) * _signed(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(0x94D049BB133111EB)
     return mixed ^ _shifted(mixed, 31)
 
 
 def initial_values(ids: Tensor, columns: int, bound: float, seed: int, table: str) -> Tensor:
-    """Uniform in [-bound, bound), from seed, table and id alone: float32 `[n, columns]`.
+    """Uniform values in [-bound, bound) from seed, table name and id alone.
 
-    Args:
-        ids: int64 `[n]`.
-        columns: of the table.
-        bound: of the values.
-        seed: of the run.
-        table: its name.
+    Float32 `[n, columns]` for ids `[n]`.
     """
     digest = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     keys = mix(ids ^ int.from_bytes(digest[:8], "little", signed=True))
@@ -36,7 +31,7 @@ def initial_values(ids: Tensor, columns: int, bound: float, seed: int, table: st
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """To the right, filled with zeros; PyTorch fills with the sign."""
+    """Shift right and fill with zeros; PyTorch's shift fills with the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

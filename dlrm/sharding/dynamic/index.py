@@ -1,8 +1,8 @@
-"""From ids to rows: a hash table with open addressing, without a loop over ids.
+"""Index from ids to rows: a hash table with open addressing, vectorized over ids.
 
-All ids of a batch are looked for at once: each round looks into one slot for every id that is not decided
-yet, and most are after the first. The index is derived from the column of ids, and made anew when rows were
-written from outside or freed.
+All ids of a batch are searched at once: each round looks into one slot for every undecided id, and most are
+decided after the first. The index is rebuilt from the column of ids when rows were freed, or written from
+outside.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from torch import Tensor
 from dlrm.sharding.dynamic.hashing import mix
 
 SLOTS_PER_ROW: Final = 2
-"""At least: so that some slot is empty, where a search ends, and soon."""
+"""Least slots per row, so that searches soon reach an empty slot, where they end."""
 NOTHING: Final = -1
 
 
@@ -21,8 +21,8 @@ class IdIndex:
     """Finds rows by their ids.
 
     Args:
-        ids: int64 `[capacity]`, the column of the table, live; only those of indexed rows matter.
-        rows: to index, int64, their ids all different.
+        ids: int64 `[capacity]`, the live id column; only indexed rows matter.
+        rows: rows to index, int64; their ids must differ.
     """
 
     def __init__(self, ids: Tensor, rows: Tensor) -> None:
@@ -34,7 +34,7 @@ class IdIndex:
         self.add(rows)
 
     def find(self, ids: Tensor) -> Tensor:
-        """Row of each id, int64 `[n]`; -1: it has none. Ids may come several times."""
+        """Row of each id, int64 `[n]`, or -1 if it has none; ids may repeat."""
         slots = mix(ids) & self._mask
         found = self._rows_at(slots)
         open_ = self._is_other(found, ids).nonzero().squeeze(1)
@@ -45,7 +45,7 @@ class IdIndex:
         return found
 
     def add(self, rows: Tensor) -> None:
-        """Index more rows, int64; their ids are in the column, all different, and none has a row yet."""
+        """Index more rows, int64, whose ids are in the column, all different and not indexed yet."""
         slots = mix(self._ids[rows]) & self._mask
         while rows.numel():
             free = self._slots[slots] == NOTHING
@@ -58,5 +58,5 @@ class IdIndex:
         return self._slots[slots].to(torch.int64)
 
     def _is_other(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """Where a slot holds another id than the one that is looked for."""
+        """Where a slot holds another id than the searched one."""
         return (rows != NOTHING) & (self._ids[rows.clamp(min=0)] != ids)

@@ -1,8 +1,8 @@
-"""A dynamic table: which id has which row, who gets one, and who has to give it back.
+"""Assigns the rows of a dynamic table to ids, and takes them back.
 
-All decisions follow from the order of the batches and the columns of the rows alone. So a run that goes on
-from a checkpoint decides as the one that was interrupted, and what is not a column of a row (index, free
-rows, clock) is derived from the columns whenever rows were written from outside.
+All decisions follow from the order of the batches and the columns of the rows alone, so that a run resumed
+from a checkpoint decides like an uninterrupted one. Index, free rows and clock are derived from the columns
+whenever rows were written from outside.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,29 +17,29 @@ from dlrm.sharding.dynamic.hashing import initial_values
 from dlrm.sharding.dynamic.index import NOTHING, IdIndex
 
 EVICTION_SHARE: Final = 16
-"""At least every 16th row is freed at a time: the index is made anew after it, which takes a while."""
+"""An eviction frees at least 1/16 of all rows, because it rebuilds the index, which is slow."""
 
 
 def columns_of_rows(admit_after: int) -> dict[str, torch.dtype]:
-    """The columns that a dynamic table adds to its rows."""
+    """Columns that a dynamic table adds to its rows, with their dtypes."""
     columns = {"id": torch.int64, "last_seen": torch.int32}
     return columns | CANDIDATE_COLUMNS if admit_after > 1 else columns
 
 
 class DynamicTable:
-    """The rows of a table, given to ids.
+    """The rows of a table, assigned to ids.
 
-    An id gets a row in the training pass in which it is seen for the `admit_after`-th time, with initial
-    values that depend on the seed, the table's name and the id alone. If no row is free then, the ids that
-    were not seen for longest lose theirs, with all that was learned; never one that is in the batch itself.
-    If a batch brings more new ids than there can be rows, those that it has most often get them.
+    An id gets a row in the training pass that sees it for the `admit_after`-th time, with initial values that
+    depend on seed, table name and id alone. If no row is free, the least recently seen ids lose theirs with
+    all that was learned, but never ids of the batch itself. If a batch has more new ids than rows, its most
+    frequent ids get them.
 
     Args:
         name: of the table.
         weights: live, float `[capacity, columns]`.
         state: of the optimizer, live, `[capacity, ...]` each; zeros for a new row.
         columns: `columns_of_rows`, live, `[capacity]` each.
-        admit_after: sightings in training after which an id gets a row; 1: at once.
+        admit_after: number of sightings in training after which an id gets a row; 1: at once.
         seed: of the initial values.
     """
 
@@ -55,7 +55,7 @@ class DynamicTable:
     ) -> None:
         self.name = name
         self._weights, self._state = weights, list(state)
-        self._ids, self._last_seen = columns["id"], columns["last_seen"]  # last seen 0: a free row
+        self._ids, self._last_seen = columns["id"], columns["last_seen"]  # last_seen is 0 in free rows
         self._candidates = Candidates(columns) if admit_after > 1 else None
         self._admit_after, self._seed = admit_after, seed
         self._index: IdIndex | None = None
@@ -64,27 +64,26 @@ class DynamicTable:
 
     @property
     def capacity(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self._ids.numel()
 
     @property
     def num_ids(self) -> int:
-        """Ids that have a row."""
+        """Number of ids that have a row."""
         return int((self._last_seen > 0).sum())
 
-    def forget_derived(self) -> None:
-        """Rows were written from outside: what is derived from them no longer holds."""
+    def invalidate_index(self) -> None:
+        """Discard derived state, because rows were written from outside."""
         self._index = None
 
     def find(self, ids: Tensor) -> Tensor:
-        """Row of each id, int64 `[n]`; -1: it has none. Nothing changes."""
+        """Row of each id, int64 `[n]`, or -1; changes nothing."""
         return self._current_index().find(ids)
 
     def train_on(self, ids: Tensor) -> Tensor:
-        """Row of each id of a training pass, int64 `[n]`; -1: it has none (yet).
+        """Row of each id of a training pass, int64 `[n]`, or -1 if it has none yet.
 
-        Args:
-            ids: int64 `[n]`, as often as they come.
+        Ids `[n]` repeat as in the batch.
         """
         index = self._current_index()
         self._clock += 1
@@ -98,7 +97,7 @@ class DynamicTable:
         return rows
 
     def _admit(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """Rows for the ids without one, as far as they deserve it; -1 for the others.
+        """Assign rows to ids that were seen often enough; -1 for the others.
 
         Args:
             ids: int64 `[m]`, ascending, without duplicates.
@@ -122,7 +121,10 @@ class DynamicTable:
         return rows
 
     def _begin(self, rows: Tensor, ids: Tensor) -> None:
-        """Rows for new ids; they count when they are complete, for the worker may be killed in between."""
+        """Initialize rows for new ids, writing `last_seen` last.
+
+        A killed worker leaves no half-initialized row.
+        """
         bound = self.capacity**-0.5
         values = initial_values(ids, self._weights.shape[1], bound, self._seed, self.name)
         self._weights[rows] = values.to(self._weights.dtype)
@@ -136,7 +138,7 @@ class DynamicTable:
         """Evict ids if fewer rows are free than wanted.
 
         Returns:
-            Rows that can be had: as many as wanted, or fewer, if too many ids are in use by this pass.
+            Number of available rows, at most as wanted; fewer if too many ids are in use by this pass.
         """
         num_free = self._free.numel()
         if num_free < wanted:
@@ -151,7 +153,7 @@ class DynamicTable:
     def _current_index(self) -> IdIndex:
         if self._index is None:
             self._clock = int(self._last_seen.max())
-            self._free_older_twins()
+            self._free_duplicates()
             return self._derive_index()
         return self._index
 
@@ -161,10 +163,10 @@ class DynamicTable:
         self._index = IdIndex(self._ids, used.nonzero().squeeze(1))
         return self._index
 
-    def _free_older_twins(self) -> None:
-        """Leave each id the row in which it was seen last.
+    def _free_duplicates(self) -> None:
+        """Keep only the most recently seen row of each id.
 
-        It has several where rows were restored from different moments: it moved in between.
+        An id has several rows after rows were restored from different moments, between which the id moved.
         """
         used = (self._last_seen > 0).nonzero().squeeze(1)
         used = used[self._last_seen[used].argsort(descending=True, stable=True)]

@@ -1,9 +1,8 @@
-"""Ids become rows between TorchRec's exchange of inputs and FBGEMM's lookup.
+"""Translates ids into rows between TorchRec's exchange of inputs and FBGEMM's lookup.
 
-That is on the rank that has the table, which sees all its ids of a step, in an order that does not depend on
-anything but the batch. Whatever hooks into the FBGEMM module (`cpr.shards.lookups`) or stands in for its
-`forward` gets rows. Ids without a row are left out of their bags, as if they were not in the batch: they add
-nothing to the sum, and nothing learns from them.
+This happens on the rank that has the table, which sees all its ids of a step in an order that depends on the
+batch alone. Hooks of the FBGEMM module (`cpr.shards.lookups`) and replacements of its `forward` see rows. Ids
+without a row are removed from their bags: they add nothing to the sum and learn nothing.
 """
 
 from collections.abc import Mapping
@@ -25,28 +24,25 @@ from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.dynamic.table import DynamicTable, columns_of_rows
 
 ARGUMENTS: Final = ("indices", "offsets", "per_sample_weights")
-"""Of an FBGEMM module's `forward`, in this order; the others are given by name."""
+"""Positional arguments of an FBGEMM module's `forward`."""
 OPTIMIZERS: Final = tuple(each.fbgemm_type for each in TABLE_OPTIMIZERS.values() if each.suits_dynamic)
-"""Those whose state of a row that was never updated is 0, and that do nothing to rows that are not read."""
+"""Optimizers whose state of a new row is 0, and that leave unread rows alone."""
 
 
 def make_dynamic(model: nn.Module, admit_after: Mapping[str, int], seed: int) -> list[DynamicTable]:
-    """Make tables of a sharded model dynamic: from now on their ids are any 64-bit integers.
+    """Make tables of a sharded model dynamic, so that their ids may be any 64-bit integers.
 
-    To be called on all ranks, once, before anything looks for the tables' shards, and where tables outlive
-    their worker, while the model is built (`PartialRecovery.building`). Weights are not touched: rows get
-    their values when they get an id.
-
-    The backward pass of a batch must come before the forward pass of the next: a row that both do not need
-    may belong to another id by then.
+    Call it on all ranks, once, before the tables' shards are listed, and with resident tables while the model
+    is built (`PartialRecovery.building`). Weights stay as they are until rows get ids. The backward pass of a
+    batch must precede the next forward pass, which may assign rows to other ids.
 
     Args:
         model: a `DistributedModelParallel`, or any module with sharded collections in it.
-        admit_after: the tables by name; after how many sightings in training their ids get a row.
+        admit_after: by table name, the number of sightings in training after which an id gets a row.
         seed: of the rows' initial values.
 
     Returns:
-        Those on this rank.
+        The dynamic tables on this rank.
 
     Raises:
         ValueError: there is no such table, or it cannot be dynamic; says what to change.
@@ -68,7 +64,7 @@ def make_dynamic(model: nn.Module, admit_after: Mapping[str, int], seed: int) ->
 
 def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> DynamicTable:
     def written() -> None:
-        table.forget_derived()
+        table.invalidate_index()
 
     columns = add_row_columns(group, place, columns_of_rows(admit_after), written)
     states = group.emb_module.get_optimizer_state()
@@ -84,12 +80,7 @@ def _make_table(group: TableGroup, place: int, admit_after: int, seed: int) -> D
 
 
 class _Translation:
-    """A pre-hook of an FBGEMM module: its ids become rows.
-
-    Args:
-        group: the module.
-        tables: those that are dynamic, by their place in it; the ids of others are rows already.
-    """
+    """Pre-hook of an FBGEMM module that replaces ids of dynamic tables (by position) by rows."""
 
     def __init__(self, group: TableGroup, tables: Mapping[int, DynamicTable]) -> None:
         self._layout = LookupLayout.of(group)
@@ -131,7 +122,7 @@ class _Translation:
 
 
 def _check_tables(model: nn.Module, admit_after: Mapping[str, int]) -> None:
-    """All ranks see the same plan, and so refuse alike."""
+    """Check the plan, which is the same on all ranks, so that all raise alike."""
     known: set[str] = set()
     for _, module in walk(model):
         if tables_prefix(module) is None:
@@ -155,7 +146,7 @@ def _check_tables(model: nn.Module, admit_after: Mapping[str, int]) -> None:
 
 
 def _check_module(group: TableGroup, name: str) -> None:
-    """What the plan does not tell: the same on all ranks, as their tables have the same optimizer."""
+    """Check optimizer, pooling and memory of a module, which are the same on all ranks."""
     tbe = group.emb_module
     if not isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen) or tbe.optimizer not in OPTIMIZERS:
         known = ", ".join(optimizer.name for optimizer in OPTIMIZERS)

@@ -1,61 +1,61 @@
-"""Bytes that each strategy sends, from every rank to every other: pure functions, no tensors.
+"""Bytes that each strategy sends, from every rank to every other: pure functions without tensors.
 
-A strategy is a list of `Collective`s, in the order in which a step makes them. They are counted as the ranks
-send them: an all-to-all as what goes from rank to rank, an all-reduce as a ring. What stays on a rank costs
-nothing. `splitting.wire` counts the same on running ranks; tests hold both equal.
+A strategy is a list of `Collective`s in the order of a step. They are counted as sent: an all-to-all as what
+goes from rank to rank, an all-reduce as a ring; what stays on a rank is free. `splitting.wire` counts the
+same on running ranks, and tests compare both.
 
 Symbols: `N` ranks with `b` samples each, `B = N b`; a head with `T` tables of `k` columns; `out` numbers a
 sample that a split sums. With even ranks and fp32, a rank sends in one step, both ways together:
 
 - exchange (all-to-all of pooled embeddings): `2 (N-1)/N b T k 4` [derived, communication.md H]
-- split by tables or columns: `2 (N-1) b out 4`, what the DES paper's all-reduce of `B out` numbers costs:
+- split by tables or columns: `2 (N-1) b out 4`, as the DES paper's all-reduce of `B out` numbers:
   reduce-scatter forward, all-gather backward [paper: the idea; derived: the count]
-- pull and push of unique rows: `(2 U k 4 + U 8) (N-1)/N`; a parameter server holds each row on one rank,
-  needs the keys of `U` rows to hand them out, and remembers them until gradients come back [derived]
+- pull and push of unique rows: `(2 U k 4 + U 8) (N-1)/N`; a parameter server holds each row on one rank, gets
+  the keys of `U` rows, and remembers them until the gradients come back [derived]
 
 `out` is 1 for the linear part, `k + 1` for the factorization machine, the layer's width for a first fully
-connected layer [paper], and `(T+1) T / 2` for the dot interaction, the rank for a cross layer [derived].
+connected layer [paper], `(T+1) T / 2` for the dot interaction, and the rank for a cross layer [derived].
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-Way = Literal["sum_to_owners", "sum_to_replicas", "sum_to_all", "deal_columns"]
+Way = Literal["sum_to_owners", "sum_to_all", "deal_columns"]
 ID_BYTES: Final = 8
-"""Of an id, and of a bag's length: both travel as int64."""
+"""Bytes of an id and of a bag's length, which both travel as int64."""
 FP32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """One call of `Exchange` in a step, and its gradient's way back."""
+    """One call of `SplitExchange` in a step, and the way back of its gradient."""
 
     way: Way
     width: int
-    """Numbers a sample."""
+    """Numbers per sample."""
     value_bytes: int = FP32_BYTES
-    """Of a number, where no other wire dtype is asked for."""
+    """Bytes of a number if no wire dtype is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTraffic:
-    """What a head moves when it is split."""
+    """What a head sends when it is split."""
 
     crossings: tuple[Crossing, ...]
     replicated: int = 0
-    """Numbers of the operator's weights that stay on all ranks, whose gradients are averaged in fp32."""
+    """Number of operator weights that stay on all ranks; their gradients are averaged in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What ranks send each other at once."""
+    """Bytes that ranks send each other in one collective."""
 
     name: str
     sent: tuple[tuple[float, ...], ...]
-    """`sent[r][q]` bytes from rank r to rank q; 0 where they are the same."""
+    """`sent[r][q]` is the bytes from rank r to rank q, with `sent[r][r] == 0`."""
     hops: int = 1
-    """Messages that wait for each other."""
+    """Number of messages that wait for each other."""
 
     def sent_by(self, rank: int) -> float:
         """Bytes that leave a rank."""
@@ -63,7 +63,7 @@ class Collective:
 
 
 def most_sent(collectives: Sequence[Collective]) -> float:
-    """Bytes a step of the rank that sends most."""
+    """Bytes per step of the rank that sends most."""
     if not collectives:
         return 0.0
     num_ranks = len(collectives[0].sent)
@@ -79,7 +79,7 @@ def _collective(name: str, sent: Sequence[Sequence[float]], hops: int = 1) -> Co
 
 
 def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[Collective]:
-    """A collective whose gradient takes the same way back."""
+    """A collective and that of its gradient, which takes the same way back."""
     back = list(zip(*forward, strict=True))
     return [_collective(f"{name}, forward", forward), _collective(f"{name}, backward", back)]
 
@@ -105,14 +105,14 @@ def crossing(
     wire_bytes: int | None = None,
     ranks_per_node: int = 1,
 ) -> list[Collective]:
-    """Forward and backward of one crossing.
+    """Collectives of one crossing, forward and backward.
 
     Args:
-        each: what crosses.
+        each: the crossing.
         batch_sizes: samples of each rank.
-        columns: of the dealt columns, the share of each rank; used by `deal_columns` alone.
-        wire_bytes: of a number on its way; None: as it is.
-        ranks_per_node: more than one: `two_level`.
+        columns: for `deal_columns`, the columns of each rank.
+        wire_bytes: of a number while it travels; None: as computed.
+        ranks_per_node: if more than one, sums are made in `two_level`s.
     """
     size = each.value_bytes if wire_bytes is None else wire_bytes
     num_ranks = len(batch_sizes)
@@ -124,28 +124,23 @@ def crossing(
             return two_level(each, batch_sizes, ranks_per_node, wire_bytes)
         summed = [[each.width * batch * size for batch in batch_sizes]] * num_ranks
         return _forward_and_back("partial sums", summed)
-    times = 2 if each.way == "sum_to_all" else 1  # gradients are summed as well
+    # twice each, because gradients are summed on all ranks as well
     if size >= FP32_BYTES:
-        return times * all_reduce(each.width * sum(batch_sizes), num_ranks, size)
-    # what is rounded is not added up on its way: each rank sums a share, and sends it to all
+        return 2 * all_reduce(each.width * sum(batch_sizes), num_ranks, size)
+    # an all-reduce would round each partial sum: instead each rank sums a share in fp32, and sends it to all
     share, more = divmod(each.width * sum(batch_sizes), num_ranks)
     shares = [share + (rank < more) for rank in range(num_ranks)]
     numbers = replace(each, way="sum_to_owners", width=1)
-    return times * crossing(numbers, shares, (), wire_bytes, ranks_per_node)
+    return 2 * crossing(numbers, shares, (), wire_bytes, ranks_per_node)
 
 
 def two_level(
     each: Crossing, batch_sizes: Sequence[int], ranks_per_node: int, wire_bytes: int | None = None
 ) -> list[Collective]:
-    """A `sum_to_owners` in two: sums inside each node first, so that a node sends each number on only once.
+    """A `sum_to_owners` that sums inside each node first, so that a node sends each number only once.
 
-    Between nodes that is `1 / ranks_per_node` of the bytes of the sum in one [derived].
-
-    Args:
-        each: what crosses.
-        batch_sizes: samples of each rank.
-        ranks_per_node: a divisor of the number of ranks.
-        wire_bytes: as in `crossing`.
+    Between nodes that is `1 / ranks_per_node` of the bytes of a flat sum [derived]. `ranks_per_node` must
+    divide the number of ranks; the other arguments are as in `crossing`.
     """
     size = each.width * (each.value_bytes if wire_bytes is None else wire_bytes)
     ranks = range(len(batch_sizes))
@@ -168,7 +163,7 @@ def two_level(
 
 
 def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) -> list[Collective]:
-    """A ring: every rank sends `2 (N-1)/N` of what is summed, to its neighbour."""
+    """Ring all-reduce: every rank sends `2 (N-1)/N` of the summed bytes to its neighbour."""
     if num_ranks == 1 or not numbers:
         return []
     share = 2 * (num_ranks - 1) / num_ranks * numbers * value_bytes
@@ -182,13 +177,13 @@ def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) ->
 def input_exchange(
     bags: Sequence[float], ids: Sequence[float], batch_sizes: Sequence[int]
 ) -> list[Collective]:
-    """The ids of all samples, and how many each bag has, to the ranks that look them up.
+    """The ids of all samples and the lengths of their bags, sent to the ranks that look them up.
 
-    Whole tables are looked up on one rank; a table's columns on each rank that has some.
+    Whole tables are looked up on one rank, a table's columns on each rank that has some.
 
     Args:
-        bags: that each rank looks up for one sample.
-        ids: in those bags together, on average.
+        bags: number per sample that each rank looks up.
+        ids: mean number in those bags together.
         batch_sizes: samples of each rank.
     """
     return [
@@ -200,10 +195,10 @@ def input_exchange(
 def pull_and_push(
     unique_rows: Sequence[float], dims: Sequence[int], num_ranks: int, value_bytes: int = FP32_BYTES
 ) -> float:
-    """Bytes a step that leave a rank which is a worker and a parameter server at once.
+    """Bytes per step that leave a rank which is a worker and a parameter server at once.
 
-    It asks the others for the unique rows of its own samples by key and sends their gradients back; they ask
-    it for as many. A share `1 / N` of all rows is its own.
+    The rank requests the unique rows of its samples from the other ranks by key, and sends their gradients
+    back; the others request as many. A share `1 / N` of all rows is its own.
 
     Args:
         unique_rows: different rows of each table among a rank's samples.

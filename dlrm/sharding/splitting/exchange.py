@@ -1,12 +1,10 @@
-"""What crosses the network between partial results: sums of them, and columns dealt out.
+"""Collectives between the split operators and the rest of a model, with gradients.
 
-A model has two regions. Outside the split operators every rank has samples of its own; inside, every rank
-has all samples and a part of the operator. Each way over the border has another one's gradient as its own
-backward pass, and gradients change their meaning on the way: outside they are of the rank's own mean
-loss, inside of the mean over all ranks. So they are divided by the number of ranks where they enter, as in
-TorchRec's exchange of pooled embeddings, and multiplied where they leave.
-
-Samples of all ranks lie one rank after the other, in the order of ranks.
+Outside split operators every rank has its own samples; inside, every rank has all samples and a part of the
+operator. Each function that enters or leaves has its reverse as backward pass. Outside, gradients are of the
+rank's own mean loss; inside, of the mean over all ranks. So they are divided by the number of ranks where
+they enter, as in TorchRec's exchange of pooled embeddings, and multiplied where they leave. The samples of
+all ranks are concatenated in the order of ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +15,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 GATHER: Final = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-"""The former is the latter's new name, as of torch 2.13."""
+"""Name of the all-gather function, which torch 2.13 renamed."""
 
 
 class SplitExchange:
-    """Moves partial results between the ranks of a group, each call made by all of them.
+    """Moves partial results between the ranks of a group; each method is a collective.
 
     Args:
         group: of the ranks.
-        wire_dtype: what travels is rounded to, such as `torch.bfloat16`; None: it travels as it is. Sums are
-            in the dtype of what is summed, or fp32 where that is smaller. In fp16, gradients travel times the
-            number of samples, since those of a mean are too small for it; results beyond 65,504 overflow.
+        wire_dtype: numbers are rounded to this dtype to travel; None: they travel as they are. Sums are made
+            in the dtype of the partial results, at least fp32. In fp16, gradients are multiplied by about the
+            number of samples, since those of a mean are too small; numbers beyond 65,504 overflow.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire_dtype: torch.dtype | None = None) -> None:
@@ -37,9 +35,9 @@ class SplitExchange:
         self._group = group
 
     def sum_to_owners(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """Each rank's own samples, summed over all ranks' partial results; a reduce-scatter.
+        """Sum all ranks' partial results into each rank's own samples: a reduce-scatter.
 
-        Its backward pass is an all-gather.
+        The backward pass is an all-gather.
 
         Args:
             partial: `[sum of batch_sizes, ...]`.
@@ -50,29 +48,10 @@ class SplitExchange:
         """
         return self._apply(_SumToOwners, partial, list(batch_sizes))
 
-    def sum_to_replicas(self, partial: Tensor) -> Tensor:
-        """All samples, summed over all ranks' partial results, where what follows is the same on every rank.
-
-        That is how DES has it: the dense part is replicated, not data parallel. An all-reduce, whose backward
-        pass sends nothing: as each rank takes the mean loss of all samples, each has the whole gradient.
-
-        For heads of your own, in models whose ranks all have all samples' dense features and labels: call it
-        in `Head.split` where those here call `sum_to_owners`, and average no gradients, which are equal. No
-        head here does. The trainer's dense part is data parallel, so that each rank works through its own
-        samples alone; replicated, it would work through all of them, for as many bytes.
-
-        Args:
-            partial: `[samples of all ranks, ...]`.
-
-        Returns:
-            The shape and dtype of `partial`; equal to the last bit on all ranks.
-        """
-        return self._apply(_SumToReplicas, partial)
-
     def sum_to_all(self, partial: Tensor) -> Tensor:
-        """All samples, summed over all ranks' partial results, on every rank; gradients are summed as well.
+        """Sum all ranks' partial results for all samples on every rank; gradients are summed too.
 
-        It stays inside: what is computed from it on each rank is partial again.
+        The result stays inside the split operator: what each rank computes from it is partial again.
 
         Args:
             partial: `[samples of all ranks, ...]`.
@@ -83,11 +62,11 @@ class SplitExchange:
         return self._apply(_SumToAll, partial)
 
     def deal_columns(self, own: Tensor, widths: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
-        """Some columns of all ranks' samples, dealt out in the order of ranks.
+        """Distribute the columns of all ranks' samples over the ranks.
 
         Args:
-            own: of this rank's samples, `[batch_sizes[rank], sum of widths]`.
-            widths: columns that each rank gets.
+            own: this rank's samples, `[batch_sizes[rank], sum of widths]`.
+            widths: number of columns for each rank, in the order of ranks.
             batch_sizes: samples of each rank.
 
         Returns:
@@ -96,14 +75,14 @@ class SplitExchange:
         return self._apply(_DealColumns, own, list(widths), list(batch_sizes))
 
     def all_to_all(self, sent: Tensor, to_each: Sequence[int], from_each: Sequence[int]) -> Tensor:
-        """Send each rank rows, or numbers, of `sent`; what came from each, in the dtype that travelled."""
+        """Send `to_each` rows of `sent` to each rank and receive `from_each`, in the wire dtype."""
         wire = sent.to(self.wire_dtype or sent.dtype).contiguous()
         received = wire.new_empty((sum(from_each), *wire.shape[1:]))
         dist.all_to_all_single(received, wire, list(from_each), list(to_each), group=self._group)
         return received
 
     def gather(self, own: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """All ranks' rows, one rank after the other; in the dtype that travelled."""
+        """All ranks' rows in the order of ranks, in the wire dtype."""
         wire = own.to(self.wire_dtype or own.dtype).contiguous()
         if len(set(batch_sizes)) > 1:  # no backend gathers tensors of different sizes at once
             sent = wire.repeat(self.world_size, *[1] * (wire.dim() - 1))
@@ -113,7 +92,7 @@ class SplitExchange:
         return gathered
 
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """This rank's rows of the sum over ranks; in the dtype of `partial`."""
+        """This rank's rows of the sum over ranks, in the dtype of `partial`."""
         own = batch_sizes[self.rank]
         # faster than gloo's own reduce-scatter; and sums can be in fp32, whatever travels
         received = self.all_to_all(partial, batch_sizes, [own] * self.world_size)
@@ -121,7 +100,7 @@ class SplitExchange:
         return pieces.sum(0, dtype=torch.promote_types(partial.dtype, torch.float32)).to(partial.dtype)
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over ranks; in the dtype of `partial`."""
+        """The sum over ranks, in the dtype of `partial`."""
         if self.wire_dtype in (None, partial.dtype) and partial.dtype.itemsize >= 4:
             total = partial.clone(memory_format=torch.contiguous_format)  # the collective works in place
             dist.all_reduce(total, group=self._group)
@@ -133,7 +112,7 @@ class SplitExchange:
         return total.to(partial.dtype).view(partial.shape)
 
     def gradient_scale(self, num_samples: int) -> float:
-        """What gradients of the mean over so many samples are multiplied by while they travel."""
+        """Factor by which gradients of a mean over `num_samples` are multiplied while they travel."""
         # a power of two, which rounds nothing
         return 2.0 ** (num_samples - 1).bit_length() if self.wire_dtype == torch.float16 else 1.0
 
@@ -154,16 +133,6 @@ class _SumToOwners(torch.autograd.Function):
         sent = grad / (ctx.exchange.world_size / scale)
         gathered = ctx.exchange.gather(sent, ctx.batch_sizes).to(grad.dtype)
         return _divided(gathered, scale), None, None
-
-
-class _SumToReplicas(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, exchange: SplitExchange) -> Tensor:
-        return exchange.all_reduce(partial)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, None
 
 
 class _SumToAll(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""Heads: tables and the operator over them, which can be split so that tables and weights stay in place.
+"""Heads: tables with an operator over them that can be split, so that tables and weights stay in place.
 
-A head is an ordinary module: unsharded, or with only its tables sharded, `forward` computes the operator from
-pooled embeddings that TorchRec has brought to the samples' ranks. Under `HeadSharder` it is `split` instead.
+Unsharded, or with only its tables sharded, a head computes its operator in `forward`, from pooled embeddings
+that TorchRec brought to the samples' ranks. Under `HeadSharder` its `split` is called instead.
 """
 
 from abc import abstractmethod
@@ -22,48 +22,45 @@ SplitBy = Literal["tables", "columns", "rows"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Owned:
-    """What a rank has looked up for the samples of all ranks, in the tables or parts that it owns."""
+    """Embeddings that a rank has looked up in its own tables, or parts of tables, for all ranks' samples."""
 
     values: Tensor
-    """Pooled embeddings `[B, sum of widths]`, in the dtype of the head; `B` counts all ranks' samples."""
+    """Pooled embeddings `[B, sum of widths]` in the dtype of the head; `B` counts all ranks' samples."""
     names: Sequence[str]
-    """The feature of each piece of `values`."""
+    """Feature of each piece of `values`."""
     batch_sizes: Sequence[int]
     """Samples of each rank."""
     columns: Sequence[int]
-    """Split by columns: how many columns of every table each rank has. Otherwise all have all, or none."""
+    """Split by columns: number of columns of every table on each rank; otherwise all or none."""
 
 
 class Head(PooledFeatures):
-    """Tables and an operator over their pooled embeddings.
-
-    Args: as for `PooledFeatures`.
-    """
+    """Tables and an operator over their pooled embeddings that can be split over ranks."""
 
     split_by: ClassVar[SplitBy]
-    """What is dealt out to the ranks: whole tables, or the columns or rows of each table."""
+    """What is distributed over ranks: whole tables, or the columns or rows of each table."""
     also_by: ClassVar[tuple[SplitBy, ...]] = ()
-    """What else `split` is exact for."""
+    """Other ways of splitting for which `split` is exact."""
     weight_dim: ClassVar[int | None] = None
     """Columns that a parameter server's tables would need; None: as many as TorchRec's tables have."""
 
     @abstractmethod
     def forward(self, sparse: KeyedJaggedTensor, *dense: Tensor) -> Tensor:
-        """The operator's result for this rank's samples, `[B, ...]`."""
+        """Compute the operator for this rank's samples, `[B, ...]`."""
 
     @property
     def has_weights(self) -> bool:
-        """Whether weights become tables when it is split: it has other parameters then."""
+        """Whether weights become tables when the head is split, so that it has other parameters."""
         return type(self).co_locate is not Head.co_locate
 
     def co_locate(self, placement: Placement) -> None:
-        """Before it is split: replace weights by `OperatorTables`, for those operators that have any."""
+        """Replace weights by `OperatorTables` before a split; by default for operators without weights."""
         return
 
     @abstractmethod
     def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        """The same, from what all ranks together have looked up."""
+        """Compute the same as `forward`, from what all ranks together have looked up."""
 
     @abstractmethod
     def traffic(self) -> SplitTraffic:
-        """What `split` sends through its exchange, in order: the planner counts on it."""
+        """What `split` sends, in order, for the planner."""

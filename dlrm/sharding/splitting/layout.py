@@ -1,4 +1,4 @@
-"""How the tables of a split head may lie over the ranks, and what follows for the columns of each."""
+"""Rules for where the tables of a split head may lie, and the columns that follow for each rank."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -16,16 +16,16 @@ SHARDING_TYPES: Final[dict[SplitBy, str]] = {
 
 
 def sharding_types(head: Head | type[Head]) -> list[str]:
-    """TorchRec's names for the ways in which a head, or those of a type, can be split; the best first."""
+    """TorchRec's names of the ways in which a head can be split, the best first."""
     return [SHARDING_TYPES[way] for way in (head.split_by, *head.also_by)]
 
 
 def columns_by_rank(head: Head, plan: Mapping[str, ParameterSharding], world_size: int) -> list[int]:
-    """How many columns each rank has of every table of a split head: of those that it has at all.
+    """Number of columns that each rank has of every table of a split head, of those that it has at all.
 
     Args:
-        head: whose tables are laid out.
-        plan: where each table lies.
+        head: the unsharded head.
+        plan: of its tables.
         world_size: number of ranks.
 
     Raises:
@@ -60,7 +60,7 @@ def columns_by_rank(head: Head, plan: Mapping[str, ParameterSharding], world_siz
 
 
 def _pieces(sharding: ParameterSharding) -> list[tuple[int, int, int]]:
-    """Of a table, in the order of its columns: the rank, the first column, and how many."""
+    """Rank, first column and number of columns of each piece of a table, in the order of columns."""
     shards = sorted(sharding.sharding_spec.shards, key=lambda shard: shard.shard_offsets[1])
     return [(shard.placement.rank(), shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards]
 
@@ -94,7 +94,7 @@ def _described(pieces: Iterable[tuple[int, int, int]]) -> str:
 
 
 def neighbour_of_dense(owners: Sequence[int]) -> int:
-    """Place of the field beside which the dense vector is kept: on the rank that owns the fewest.
+    """Index of the field whose rank gets the dense vector: on the rank that owns the fewest fields.
 
     Args:
         owners: rank of each field, in canonical order.

@@ -1,10 +1,9 @@
-"""Weights of a split operator, kept as tables beside the fields that they are multiplied with.
+"""Weights of a split operator, stored as tables on the ranks of the fields that they are multiplied with.
 
-The first fully connected layer over all embeddings has some rows of its weight for each field, and so has a
-cross layer. Where a field lives, its rows live too: as one more table, of which every row is read in every
-step. Being tables of TorchRec and FBGEMM they are updated in the backward pass, listed by `state_dict`, saved
-and recovered like any other, and nothing else has to know of them. Their optimizer is that of the dense
-parameters, though, which is what they are in the unsplit model.
+A first fully connected layer over all embeddings has some rows of its weight for each field, and so has a
+cross layer. The rows of a field lie on its rank, as one more table of which every row is read in every step.
+As TorchRec tables they are updated in the backward pass, listed by `state_dict`, saved and recovered like any
+other. Their optimizer is that of the dense parameters, which they are in the unsplit model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +27,14 @@ from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 UPDATES: Final = {
     each.fbgemm_type: each.update_table for each in TABLE_OPTIMIZERS.values() if each.update_table is not None
 }
-"""Updates of operator weights on the CPU, by FBGEMM's optimizer."""
+"""Updates of operator weights on the CPU, by FBGEMM's optimizer type."""
 
 
 def make_operator_sharder(dense: DenseConfig, device: torch.device) -> EmbeddingBagCollectionSharder:
-    """TorchRec's sharder for operator tables, with the dense optimizer as their fused one.
-
-    Args:
-        dense: that optimizer.
-        device: where the tables live.
+    """Make TorchRec's sharder for operator tables, with the dense optimizer as their fused one.
 
     Raises:
-        ValueError: FBGEMM lacks it there, or gradients are to be clipped.
+        ValueError: FBGEMM lacks that optimizer on the device, or gradients are to be clipped.
     """
     if dense.clip_norm:
         raise ValueError(
@@ -64,23 +59,23 @@ def make_operator_sharder(dense: DenseConfig, device: torch.device) -> Embedding
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placement:
-    """Where the fields of a head split by tables live, and what weights need to live there too."""
+    """Where the fields of a head split by tables live, and what is needed to put weights there."""
 
     fields: Mapping[str, ParameterSharding]
-    """Of each feature's table, in canonical order."""
+    """Sharding of each feature's table, in canonical order."""
     names: Sequence[str]
-    """The features whose tables are on this rank, in the order of `Owned.values`."""
+    """Features whose tables are on this rank, in the order of `Owned.values`."""
     sharder: EmbeddingBagCollectionSharder | None
-    """`make_operator_sharder`; None: heads with weights cannot be split."""
+    """From `make_operator_sharder`; None: heads with weights cannot be split."""
     env: ShardingEnv
     device: torch.device
 
 
 class OperatorTables(nn.Module):
-    """A weight whose rows are dealt out with the fields that they belong to.
+    """A weight whose rows are distributed with the fields that they belong to.
 
     Args:
-        prefix: of the tables' names; what follows is the feature's.
+        prefix: of the tables' names; the feature's name follows.
         weight: as in the unsplit model, `[F * rows, columns]`, fields in canonical order.
         placement: of the fields.
 
@@ -133,10 +128,10 @@ class OperatorTables(nn.Module):
         self._initial = None
 
     def weight(self) -> Tensor:
-        """This rank's rows, fp32 `[rows of its fields, columns]`; its gradient's arrival updates them.
+        """This rank's rows, fp32 `[rows of its fields, columns]`, which their gradient's arrival updates.
 
-        So it is to be called once in a forward pass. Without fields here it has no rows, and wants a
-        gradient nevertheless, because other ranks wait for this one in the backward pass.
+        Call it once per forward pass. A rank without fields gets an empty tensor that requires a gradient,
+        because other ranks wait for it in the backward pass.
         """
         self._initial = None  # rows that live on do not begin again
         num_fields, rows, width = self._shape
@@ -167,7 +162,7 @@ def _collection(
 
 
 def _beside(field: ParameterSharding, rows: int, width: int) -> ParameterSharding:
-    """A whole table `[rows, width]` where the table of a field is."""
+    """Plan a whole table `[rows, width]` on the rank of a field's table."""
     if field.sharding_type != ShardingType.TABLE_WISE.value:
         raise ValueError(
             f"weights lie beside whole tables (table_wise); their field is sharded {field.sharding_type}"
@@ -180,12 +175,10 @@ def _beside(field: ParameterSharding, rows: int, width: int) -> ParameterShardin
 
 
 class WholeTables:
-    """Stands in for the `forward` of an FBGEMM host module of which all rows are read: without a copy.
+    """Replaces the `forward` of an FBGEMM host module of which all rows are read, without a copy.
 
-    FBGEMM's own way, or that of the host lookup, gathers all rows and scatters all gradients.
-
-    Args:
-        tbe: fp32 tables of one width.
+    FBGEMM and the host lookup would gather all rows and scatter all gradients. The tables are fp32 of one
+    width.
     """
 
     def __init__(self, tbe: Any) -> None:
@@ -200,7 +193,7 @@ class WholeTables:
         return rows
 
     def __call__(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        """`rows`; ids are for those who watch lookups."""
+        """Return `rows`; the ids are only for hooks that watch lookups."""
         apply = cast("Callable[..., Tensor]", _ReadWhole.apply)
         return apply(self._anchor, self)
 

@@ -1,4 +1,4 @@
-"""Where the tables of a split head go: whole tables in balance, columns and rows as even as can be."""
+"""Places the tables of a split head: whole tables in balance, columns and rows as evenly as possible."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ from dlrm.sharding.splitting.head import Head, SplitBy
 
 
 def even_columns(dim: int, num_ranks: int) -> list[int]:
-    """Columns of each rank, the first ones having more; 0 for the last ones where there are too few."""
+    """Columns of each rank, the first ranks having more; 0 for the last ones if there are too few."""
     steps, more = divmod(dim // COLUMN_STEP, num_ranks)
     return [COLUMN_STEP * (steps + (rank < more)) for rank in range(num_ranks)]
 
 
 def balanced(num_bytes: Sequence[float], lookups: Sequence[float], num_ranks: int) -> list[int]:
-    """A rank for each table, so that all have about as many bytes and lookups; the largest table first.
+    """A rank for each table, so that all ranks have about as many bytes and lookups; the largest table first.
 
     Args:
         num_bytes: of each table.
-        lookups: ids a sample of each table.
-        num_ranks: that share the tables; each gets one at least, if there are as many.
+        lookups: ids per sample of each table.
+        num_ranks: ranks to place on; each gets at least one table if there are enough.
     """
     all_bytes, all_lookups = sum(num_bytes), sum(lookups)
     loads = [a / all_bytes + b / all_lookups for a, b in zip(num_bytes, lookups, strict=True)]
@@ -40,13 +40,7 @@ def balanced(num_bytes: Sequence[float], lookups: Sequence[float], num_ranks: in
 
 
 def ranks_of_tables(head: Head, ids: Sequence[float], num_ranks: int) -> list[int]:
-    """As `balanced`, for the tables of a head.
-
-    Args:
-        head: its tables on any device.
-        ids: that a sample has for each feature, on average.
-        num_ranks: that share them.
-    """
+    """A rank for each table of a head, by `balanced`; `ids` is the mean number per sample of each feature."""
     tables = head.tables.embedding_bag_configs()
     return balanced([table.num_embeddings * table.embedding_dim for table in tables], ids, num_ranks)
 
@@ -59,14 +53,14 @@ def split_plan(
     ranks: tuple[int, int],
     device_type: str,
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of the tables of a head that is split.
+    """Plan the tables of a split head.
 
     Args:
         head: unsharded.
-        split_by: what is dealt out.
-        ids: that a sample has for each feature, on average.
+        split_by: what is distributed.
+        ids: mean number per sample of each feature.
         sharder: of the tables.
-        ranks: how many in all, and on one node.
+        ranks: number in all, and on one node.
         device_type: "cpu" or "cuda".
     """
     num_ranks, per_node = ranks

@@ -1,8 +1,8 @@
-"""Pooled bags split by rows inside a table, on the CPU too: partial sums of a bag's rows meet at its sample.
+"""Row-wise sharding of pooled tables on the CPU: partial sums of a bag's rows are added up at its sample.
 
-TorchRec shards row-wise on GPUs only. Its input exchange and lookups work on any device, but its sharder does
-not offer them on the CPU, and gloo's reduce-scatter, which it would end in, is slow. This one does, for any
-model with an `EmbeddingBagCollection`; what comes out is a `ShardedEmbeddingBagCollection` as ever.
+TorchRec shards row-wise on GPUs only: its sharder does not offer it on the CPU, and gloo's reduce-scatter
+would be slow. This sharder does, for any model with an `EmbeddingBagCollection`, and makes an ordinary
+`ShardedEmbeddingBagCollection`.
 """
 
 from functools import partial
@@ -28,7 +28,6 @@ from torchrec.distributed.types import (
     Awaitable,
     NoWait,
     ParameterSharding,
-    QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
 )
@@ -39,34 +38,31 @@ from dlrm.sharding.exchange_codecs import ExchangeCodecs, exchanged_width
 from dlrm.sharding.splitting.exchange import SplitExchange
 
 PLANNED_WIDTH: Final = 32
-"""Columns, for whoever asks for codecs before there are tables."""
+"""Columns assumed for codecs before tables are known."""
 
 
 class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-    """`EmbeddingBagCollectionSharder`, with row-wise sharding on the CPU.
+    """`EmbeddingBagCollectionSharder` with row-wise sharding on the CPU.
 
     Args:
-        fused_params: as there: optimizer, learning rate and the like.
-        qcomm_codecs_registry: as there; row-wise tables on the CPU go without.
+        fused_params: optimizer, learning rate and the like.
         wire_dtype: of the partial sums of row-wise tables on the CPU, as for `SplitExchange`.
-        codecs: of the other tables' exchanges, made for their widths, in place of the registry.
+        codecs: of the other tables' exchanges, made for their widths.
     """
 
     def __init__(
         self,
         fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         wire_dtype: torch.dtype | None = None,
         codecs: ExchangeCodecs | None = None,
     ) -> None:
-        if codecs is not None:  # TorchRec's planner asks what a number takes, whatever the width
-            qcomm_codecs_registry = codecs.registry(PLANNED_WIDTH)
-        super().__init__(fused_params, qcomm_codecs_registry)
+        # TorchRec's planner reads the registry for the bytes of a number, before widths are known
+        super().__init__(fused_params, None if codecs is None else codecs.registry(PLANNED_WIDTH))
         self._wire_dtype = wire_dtype
         self.codecs: Final = codecs
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What a planner may choose from."""
+        """Sharding types that a planner may choose from."""
         types: list[str] = super().sharding_types(compute_device_type)
         return types if ShardingType.ROW_WISE.value in types else [*types, ShardingType.ROW_WISE.value]
 
@@ -78,7 +74,7 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> "RowSplitCollection":
-        """This rank's tables and pieces of tables."""
+        """Shard a collection: this rank's tables and pieces of tables."""
         registry = self.qcomm_codecs_registry
         if self.codecs is not None:
             registry = self.codecs.registry(exchanged_width(params))
@@ -95,12 +91,7 @@ class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
 
 
 class RowSplitCollection(ShardedEmbeddingBagCollection):  # type: ignore[misc]
-    """A `ShardedEmbeddingBagCollection` whose row-wise tables work on the CPU.
-
-    Args:
-        wire_dtype: as for `SplitExchange`.
-        options: of `ShardedEmbeddingBagCollection`.
-    """
+    """A `ShardedEmbeddingBagCollection` whose row-wise tables work on the CPU."""
 
     def __init__(self, wire_dtype: torch.dtype | None, **options: Any) -> None:
         self._wire_dtype = wire_dtype  # before the rest, which asks for shardings
@@ -113,7 +104,7 @@ class RowSplitCollection(ShardedEmbeddingBagCollection):  # type: ignore[misc]
         device: torch.device | None = None,
         **options: Any,
     ) -> Any:
-        """How the tables of one sharding type are looked up and exchanged; TorchRec asks for it."""
+        """Called by TorchRec for the lookup and exchange of the tables of one sharding type."""
         kind = sharding_infos[0].param_sharding.sharding_type
         if kind == ShardingType.ROW_WISE.value and (device is None or device.type == "cpu"):
             return _RowSplit(sharding_infos, env, device, wire_dtype=self._wire_dtype)
@@ -140,10 +131,11 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
 
 
 def _tell_empty_pieces_apart(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
-    """Let pieces without rows count as one row in the offsets from which FBGEMM's CPU backward tells tables.
+    """Count pieces without rows as one row in the offsets by which FBGEMM's CPU backward tells tables apart.
 
-    Where two features begin at the same offset it takes them for one table's, and looks for that table's end
-    beyond the last: with a last piece that is empty, past the end of the offsets. It reads no rows from them.
+    Where two features start at the same offset, FBGEMM takes them for one table's and looks for that table's
+    end beyond the last, which for an empty last piece is past the end of the offsets. No rows are read from
+    them.
     """
     rows = [max(spec[0], 1) for spec in tbe.embedding_specs]
     starts = [0, *accumulate(rows)]
@@ -154,9 +146,9 @@ def _tell_empty_pieces_apart(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None
 def _look_nothing_up(
     tbe: SplitTableBatchedEmbeddingBagsCodegen, indices: Tensor, offsets: Tensor, **_: Any
 ) -> Tensor:
-    """In place of FBGEMM's lookup, which takes a module for one of a GPU if it has no rows on the host.
+    """Replaces FBGEMM's lookup, which takes a module without host rows for one of a GPU.
 
-    The result has a gradient, so that the backward pass of this rank meets that of the others.
+    The result requires a gradient, so that this rank joins the backward collectives of the others.
     """
     num_bags = offsets.numel() - 1
     dtype = SparseType.from_int(tbe.output_dtype).as_dtype()

@@ -1,4 +1,4 @@
-"""Heads as TorchRec sharded modules: their own sharder, for `DistributedModelParallel`."""
+"""Heads as TorchRec sharded modules, and their sharder for `DistributedModelParallel`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,19 +32,19 @@ from dlrm.sharding.splitting.two_level import TwoLevelExchange
 
 @dataclass
 class HeadContext(Multistreamable):  # type: ignore[misc]
-    """Of one forward pass."""
+    """State of one forward pass."""
 
     tables: EmbeddingBagCollectionContext
     dense: tuple[Tensor, ...] = field(default_factory=tuple)
 
     @property
     def sharding_contexts(self) -> list[Any]:
-        """Where TorchRec's input exchange notes batch sizes, which its pipelines send ahead."""
+        """Where TorchRec's input exchange stores batch sizes, which its pipelines send ahead."""
         contexts: list[Any] = self.tables.sharding_contexts
         return contexts
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """As TorchRec's pipelines ask for."""
+        """Called by TorchRec's pipelines."""
         self.tables.record_stream(stream)
         for tensor in self.dense:
             tensor.record_stream(stream)
@@ -53,8 +53,8 @@ class HeadContext(Multistreamable):  # type: ignore[misc]
 class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type: ignore[misc]
     """A head of which every rank has a part.
 
-    Its tables are a `ShardedEmbeddingBagCollection` under the name that they have in the head, so that fused
-    optimizers, `state_dict` and whatever else knows of tables find them. Only their output is not exchanged.
+    Its tables are a `ShardedEmbeddingBagCollection` under their usual name, so that fused optimizers and
+    `state_dict` find them; only their output is not exchanged.
 
     Args:
         head: unsharded, its tables on the meta device.
@@ -63,8 +63,8 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         device: of this rank.
         sharder: of the tables.
         wire_dtype: as for `SplitExchange`.
-        operators: shards weights that lie beside tables (`make_operator_sharder`), if the head has any.
-        ranks_per_node: more than one: sums are made inside nodes first (`TwoLevelExchange`).
+        operators: sharder of weights in tables (`make_operator_sharder`), if the head has any.
+        ranks_per_node: if more than one, sums are made inside nodes first (`TwoLevelExchange`).
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         )
 
     def create_context(self) -> HeadContext:
-        """Of a forward pass."""
+        """Make the context of a forward pass."""
         return HeadContext(self.tables.create_context())
 
     def input_dist(
         self, ctx: HeadContext, sparse: KeyedJaggedTensor, *dense: Tensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Every rank gets all ids of all samples that it looks up.
+        """Send every rank the ids, of all samples, that it looks up.
 
         Raises:
             ValueError: features have different numbers of bags.
@@ -122,7 +122,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         return self.tables.input_dist(ctx.tables, sparse)
 
     def compute(self, ctx: HeadContext, dist_input: KJTList) -> Tensor:
-        """Pooled embeddings `[B, width]` of all ranks' samples, from the tables, or parts, that are here."""
+        """Look up pooled embeddings `[B, width]` of all ranks' samples in this rank's tables."""
         (pooled,) = self.tables.compute(ctx.tables, dist_input)
         values: Tensor = pooled.to(self.dtype)
         if not self._names:  # TorchRec's stand-in for no tables has no samples, but a gradient to wait for
@@ -131,34 +131,34 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         return values
 
     def output_dist(self, ctx: HeadContext, output: Tensor) -> LazyAwaitable[Tensor]:
-        """The operator's result for this rank's samples."""
+        """Compute the operator for this rank's samples."""
         (context,) = ctx.tables.sharding_contexts
         sizes = context.batch_size_per_rank if context else [output.shape[0]]
         owned = Owned(values=output, names=self._names, batch_sizes=sizes, columns=self._columns)
         return LazyNoWait(self._head.split(owned, *ctx.dense, exchange=self._exchange))
 
     def compute_and_output_dist(self, ctx: HeadContext, input: KJTList) -> Any:
-        """A tensor right away: an awaitable would not pass as one where the model's own functions take it."""
+        """Return a tensor, because the model's own functions do not take an awaitable."""
         return self.output_dist(ctx, self.compute(ctx, input)).wait()
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
-        """Tables; whatever else a head has is replicated."""
+        """Names of the tables; all other parameters are replicated."""
         for name, _ in self.named_parameters(prefix):
             if ".embedding_bags." in name:
                 yield name
 
     @property
     def unsharded_module_type(self) -> type[nn.Module]:
-        """What it was."""
+        """Type of the unsharded head."""
         return type(self._head)
 
 
 class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
-    """Shards heads of one type, which is how `DistributedModelParallel` finds a module's sharder.
+    """Shards heads of one type: `DistributedModelParallel` finds a module's sharder by its type.
 
     Args:
-        kind: of the heads.
-        tables: shards their tables.
+        kind: type of the heads.
+        tables: sharder of their tables.
         wire_dtype: as for `SplitExchange`.
         operators: as for `ShardedHead`.
         ranks_per_node: as for `ShardedHead`.
@@ -184,22 +184,22 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedHead:
-        """This rank's part of a head."""
+        """Shard a head: this rank's part."""
         assert device is not None
         return ShardedHead(module, params, env, device, self._tables, *self._options)
 
     def shardable_parameters(self, module: Head) -> dict[str, nn.Parameter]:
-        """Its tables, by name."""
+        """Tables by name."""
         parameters: dict[str, nn.Parameter] = self._tables.shardable_parameters(module.tables)
         return parameters
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Those that the heads' operator can be split by and their tables can have; the best first."""
+        """Sharding types that suit both the operator and the tables, the best first."""
         of_tables = self._tables.sharding_types(compute_device_type)
         return [each for each in sharding_types(self._kind) if each in of_tables]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Those of the tables."""
+        """Compute kernels of the tables."""
         kernels: list[str] = self._tables.compute_kernels(sharding_type, compute_device_type)
         return kernels
 
@@ -210,5 +210,5 @@ class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
 
     @property
     def module_type(self) -> type[Head]:
-        """What it shards."""
+        """Type of the heads."""
         return self._kind

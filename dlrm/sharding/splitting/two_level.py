@@ -1,22 +1,24 @@
-"""Sums in two: inside each node first, so that between nodes each number travels once and not once a rank.
+"""Sums in two levels.
 
-The other way to have two levels is to exchange pooled embeddings between nodes and to split the operator
-among the ranks of each. It is left out because the exchange or this one sends as little between nodes, or
-less [derived]. With `M` nodes of `L` ranks, `B` samples, `T` tables of `k` columns, and `out` numbers a
-sample that are summed, a node sends in a step, both ways together and in numbers:
+Inside each node first, so that each number travels between nodes once, not once a rank.
+
+The alternative, exchanging pooled embeddings between nodes and splitting the operator among the ranks of a
+node, is left out because the exchange or the two-level sum sends as little between nodes, or less [derived].
+With `M` nodes of `L` ranks, `B` samples, `T` tables of `k` columns, and `out` summed numbers a sample, a node
+sends in a step, both ways together and in numbers:
 
 - exchange: `2 (M-1)/M B/M T k`, the embeddings of its `T/M` tables for all other nodes' samples
-- exchange between nodes, split inside: the same, since all `T k` have to reach each node; and, as each needs
-  all of the operator's weights then, their gradients, which no split operator is to send
-- split, sums in one: `2 (M-1)/M B L out`, from each of its ranks
-- split, sums in two: `2 (M-1)/M B out`
+- exchange between nodes, split inside: the same, as all `T k` have to reach each node; and, as each needs all
+  of the operator's weights then, their gradients, which a split avoids
+- split, flat sums: `2 (M-1)/M B L out`, from each of its ranks
+- split, two-level sums: `2 (M-1)/M B out`
 
-So the third costs less than the first where `M L out < T k`, and the last already where `M out < T k`; the
-second never does. What it would save is inside a node, where a rank sends `1/M` of this one's
-`2 (L-1)/L B out`: on the faster links.
+So the third costs less than the first if `M L out < T k`, the last already if `M out < T k`, and the second
+never. It would save traffic inside a node, where a rank sends `1/M` of `2 (L-1)/L B out`, on the faster
+links.
 
-Ranks of one node meet in one all-to-all, then those with the same place in their nodes in another. Both are
-collectives of the whole group in which most ranks send each other nothing, so that no groups are made.
+Both levels are all-to-alls of the whole group in which most ranks send each other nothing, so that no further
+process groups are needed.
 """
 
 from collections.abc import Sequence
@@ -30,12 +32,12 @@ from dlrm.sharding.splitting.exchange import SplitExchange
 
 
 class TwoLevelExchange(SplitExchange):
-    """An `SplitExchange` between ranks that share nodes.
+    """A `SplitExchange` between ranks that share nodes, which sums inside nodes first.
 
     Args:
-        group: as there; the ranks of a node lie one after the other.
+        group: as for `SplitExchange`; the ranks of a node are consecutive.
         ranks_per_node: a divisor of the number of ranks.
-        wire_dtype: as there; what is summed inside a node is rounded once more before it leaves it.
+        wire_dtype: as for `SplitExchange`; sums inside a node are rounded once more before they leave it.
 
     Raises:
         ValueError: nodes would have different numbers of ranks.
@@ -53,7 +55,7 @@ class TwoLevelExchange(SplitExchange):
         self.ranks_per_node: Final = ranks_per_node
 
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """As `SplitExchange.reduce_scatter`."""
+        """This rank's rows of the sum over ranks, in the dtype of `partial`."""
         pieces = torch.split(partial, list(batch_sizes))
         by_place = torch.cat([pieces[rank] for rank in self._by_place()])
         peers = sum(self._of_place(batch_sizes, self.rank))
@@ -72,7 +74,7 @@ class TwoLevelExchange(SplitExchange):
         return _sum(received, self.world_size // self.ranks_per_node, partial.dtype)
 
     def gather(self, own: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """As `SplitExchange.gather`."""
+        """All ranks' rows in the order of ranks, in the wire dtype."""
         ones = [1] * (own.dim() - 1)
         of_peers = self.all_to_all(
             own.repeat(self.world_size // self.ranks_per_node, *ones),
@@ -96,7 +98,7 @@ class TwoLevelExchange(SplitExchange):
         return sorted(self._ranks(), key=lambda rank: (rank % self.ranks_per_node, rank))
 
     def _of_place(self, batch_sizes: Sequence[int], rank: int) -> Sequence[int]:
-        """Batch sizes of those with the same place in their nodes as `rank`."""
+        """Batch sizes of the ranks with the same position in their nodes as `rank`."""
         return batch_sizes[rank % self.ranks_per_node :: self.ranks_per_node]
 
     def _is_near(self, rank: int) -> bool:

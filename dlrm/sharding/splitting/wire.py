@@ -1,9 +1,8 @@
-"""Counts the bytes that leave this rank, by wrapping PyTorch's collectives: the planner's formulas, checked.
+"""Counts the bytes that this rank sends, by wrapping PyTorch's collectives, to verify the planner's formulas.
 
-An all-reduce counts as the ring that all backends make of it for large tensors, `2 (N-1)/N` of its input; of
-everything else, what goes to other ranks. Seen is what Python calls: TorchRec's exchanges, ours, and the
-trainer's average of dense gradients, but not the gradients of replicated tables where
-DistributedDataParallel sums them inside C++.
+An all-reduce counts as the ring that backends use for large tensors, `2 (N-1)/N` of its input; all others as
+what goes to other ranks. Only calls from Python are seen: TorchRec's and this project's, but not the
+gradients of replicated tables that DistributedDataParallel sums inside C++.
 """
 
 from collections import defaultdict
@@ -21,7 +20,7 @@ from dlrm.sharding.splitting.exchange import GATHER
 
 
 class Wire:
-    """What this rank has sent to others."""
+    """Bytes that this rank has sent to others."""
 
     def __init__(self) -> None:
         self.sent: defaultdict[tuple[str, torch.dtype], float] = defaultdict(float)
@@ -29,12 +28,12 @@ class Wire:
 
     @property
     def value_bytes(self) -> float:
-        """Of embeddings, partial results and gradients; what codecs make of them is uint8."""
+        """Bytes of embeddings, partial results and gradients; codecs turn them into uint8."""
         return sum(sent for (_, dtype), sent in self.sent.items() if _of_values(dtype))
 
     @property
     def id_bytes(self) -> float:
-        """Of ids, and of how many there are."""
+        """Bytes of ids and of their counts."""
         return sum(sent for (_, dtype), sent in self.sent.items() if not _of_values(dtype))
 
 
@@ -44,7 +43,7 @@ def _of_values(dtype: torch.dtype) -> bool:
 
 @contextmanager
 def counted() -> Iterator[Wire]:
-    """While this lasts, all that this process sends is counted."""
+    """Count everything that this process sends inside this block."""
     wire, originals = Wire(), {name: getattr(dist, name) for name in (*COUNTS, MESSAGES)}
     for name, original in originals.items():
         counting = partial(_messages, wire) if name == MESSAGES else partial(_call, wire, name)

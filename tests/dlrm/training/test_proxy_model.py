@@ -8,7 +8,7 @@ import torch
 from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig
 from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning.saved_choice import remembered
+from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.training import build, proxy_model
 from dlrm.training.build import settle_strategies
 from dlrm.training.proxy_model import MOST_ROWS, ProxyModel
@@ -35,9 +35,9 @@ def inputs(world_of_one):
 
 def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
     made = []
-    lay_out = proxy_model.lay_out
+    apply_plan = proxy_model.apply_plan
     monkeypatch.setattr(
-        proxy_model, "lay_out", lambda *args, **more: made.append(lay_out(*args, **more)) or made[0]
+        proxy_model, "apply_plan", lambda *args, **more: made.append(apply_plan(*args, **more)) or made[0]
     )
     step = ProxyModel(inputs)(HEADS)
     (model,) = made
@@ -66,13 +66,13 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
     monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
     tried = []
     other = {"wide": "exchange", "sparse": "split"}
-    monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, other])
-    monkeypatch.setattr(planner, "race", lambda steps, device: [1.0, 0.5][: len(steps)])
-    monkeypatch.setattr(planner, "_though_alone", lambda shape, head: planner.replace(shape, refusal=""))
+    monkeypatch.setattr(planner, "candidates", lambda choices: [HEADS, other])
+    monkeypatch.setattr(planner, "benchmark", lambda steps, device: [1.0, 0.5][: len(steps)])
+    monkeypatch.setattr(planner, "_split_on_one_rank", lambda shape, head: planner.replace(shape, refusal=""))
     monkeypatch.setattr(ProxyModel, "__call__", lambda self, strategies: tried.append(strategies))
     settle_strategies(inputs, tmp_path)
     assert tried == [HEADS, other]
-    assert remembered(tmp_path) == other
+    assert load_choice(tmp_path) == other
     text = (tmp_path / "sharding.json").read_text()
     assert "500.0 ms, and 1000.0 ms with wide exchange and sparse exchange" in text
     settle_strategies(inputs, tmp_path)
@@ -82,7 +82,7 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
 @pytest.mark.system
 def test_random_numbers_go_on_as_if_nothing_had_been_tried(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
-    monkeypatch.setattr(planner.choose, "candidates", lambda choices: [HEADS, HEADS])
+    monkeypatch.setattr(planner, "candidates", lambda choices: [HEADS, HEADS])
     settle_strategies(inputs, tmp_path)
     drawn = torch.rand(3)
     proxy_model.unsharded(inputs)  # which sets the seed

@@ -17,10 +17,10 @@ def check():
     """In the group of three ranks that `SIZES` is for."""
     same_as_in_one_process()
     for dtype in (torch.float32, torch.bfloat16):
-        replicas_are_equal_to_the_last_bit(SplitExchange(dist.group.WORLD), dtype)
+        sums_are_equal_on_all_ranks(SplitExchange(dist.group.WORLD), dtype)
     for dtype in ROUNDING:
         exchange = SplitExchange(dist.group.WORLD, dtype)
-        replicas_are_equal_to_the_last_bit(exchange, torch.float32)
+        sums_are_equal_on_all_ranks(exchange, torch.float32)
         nothing_is_rounded_twice(exchange)
         what_is_dealt_is_rounded_once(exchange)
 
@@ -34,13 +34,13 @@ def same_as_in_one_process():
             torch.testing.assert_close(tensor, wanted, rtol=1e-12, atol=1e-12)
 
 
-def replicas_are_equal_to_the_last_bit(exchange, dtype):
+def sums_are_equal_on_all_ranks(exchange, dtype):
     partial = partials(100, 7)[exchange.rank].to(dtype)
-    for total in (exchange.sum_to_all(partial), exchange.sum_to_replicas(partial)):
-        assert total.dtype == dtype
-        totals = [torch.empty_like(total) for _ in range(exchange.world_size)]
-        dist.all_gather(totals, total)
-        assert all(torch.equal(each, total) for each in totals)
+    total = exchange.sum_to_all(partial)
+    assert total.dtype == dtype
+    totals = [torch.empty_like(total) for _ in range(exchange.world_size)]
+    dist.all_gather(totals, total)
+    assert all(torch.equal(each, total) for each in totals)
 
 
 def nothing_is_rounded_twice(exchange):

@@ -10,26 +10,17 @@ from torch.nn.functional import pad
 from data.dataset import Feature
 from dlrm.models.cross import CrossHead
 from dlrm.models.deepfm import DeepFMHead
-from dlrm.models.fm import FMHead, pairs_of, sums_of
+from dlrm.models.fm import FMHead
 from dlrm.models.interaction import DotHead
 from dlrm.models.linear import LinearHead
-from dlrm.sharding.splitting.exchange import SplitExchange
-from dlrm.sharding.splitting.head import Head, Owned
+from dlrm.sharding.splitting.head import Head
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11, 2)))
 DIM = 16
 DEEP = (10, 6, 1)
 CROSS_LAYERS, CROSS_RANK = 2, 6
 FIELDS = [feature.name for feature in FEATURES]
-REPLICATED = "replicated fm"
 HEADS = ("linear", "fm", "dot", "deepfm", "cross")
-
-
-class ReplicatedFM(FMHead):
-    """Before a dense part that is replicated, as in DES: every rank goes on with all ranks' samples."""
-
-    def split(self, owned: Owned, *dense: Tensor, exchange: SplitExchange) -> Tensor:
-        return pairs_of(exchange.sum_to_replicas(sums_of(owned.values, DIM)))
 
 
 def make_head(name: str) -> Head:
@@ -37,7 +28,6 @@ def make_head(name: str) -> Head:
     kinds: dict[str, Any] = {
         "linear": lambda: LinearHead(FEATURES),
         "fm": lambda: FMHead(FEATURES, DIM, torch.float32),
-        REPLICATED: lambda: ReplicatedFM(FEATURES, DIM, torch.float32),
         "dot": lambda: DotHead(FEATURES, DIM, torch.float32),
         "deepfm": lambda: DeepFMHead(FEATURES, DIM, DIM, DEEP, torch.float32),
         "cross": lambda: CrossHead(FEATURES, DIM, DEEP, CROSS_LAYERS, CROSS_RANK, torch.float32),

@@ -27,7 +27,7 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting.rows import RowSplitSharder
 from dlrm.sharding.splitting.sharded import HeadSharder, ShardedHead
 from dlrm.sharding.tables import initialize_tables
-from tests.system.sharding.splitting_heads import DIM, FEATURES, REPLICATED, as_split, make_head
+from tests.system.sharding.splitting_heads import DIM, FEATURES, as_split, make_head
 
 NUM_DENSE = 3
 STEPS = 20
@@ -184,10 +184,9 @@ def check(case: Case) -> None:
     replicas = AllReduceSync(dense_parameters(sharded), 1)
     comparison = Comparison(case, sharded, reference)
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
-    is_replicated = case.head == REPLICATED
-    own = slice(0, sum(sizes)) if is_replicated else slice(first, last)
+    own = slice(first, last)
     # every sample counts the same, however many a rank has
-    weight = (1 if is_replicated else world_size) / sum(sizes)
+    weight = world_size / sum(sizes)
     for step in range(STEPS):
         dense, labels, bags = make_batch(step, sum(sizes), case.multi_hot)
         logits = reference(dense, slice_of(bags, 0, sum(sizes)))
@@ -196,8 +195,7 @@ def check(case: Case) -> None:
         found = sharded(dense[own], slice_of(bags, first, last))
         comparison.assert_same("logits", found, logits[own])
         (binary_cross_entropy_with_logits(found, labels[own], reduction="sum") * weight).backward()
-        if not is_replicated:
-            replicas.average(torch.zeros(1))
+        replicas.average(torch.zeros(1))
         comparison.check_gradients(before)
         for optimizer in (reference_optimizer, dense_optimizer):
             optimizer.step()

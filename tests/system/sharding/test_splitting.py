@@ -6,7 +6,7 @@ import pytest
 
 from tests.system.ranks import in_group
 from tests.system.sharding import exchange_worker, splitting_worker
-from tests.system.sharding.splitting_heads import HEADS, REPLICATED
+from tests.system.sharding.splitting_heads import HEADS
 from tests.system.sharding.splitting_worker import Case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -26,7 +26,6 @@ def work_of(world_size):
         for head in HEADS
         for layout, host_lookups in (("rows", False), ("rows", True), ("fewer", True))
     ]
-    cases.append(Case(REPLICATED, "adagrad", True, UNEVEN[world_size]))
     if world_size == 4:
         cases += [
             Case(head, "adagrad", True, UNEVEN[world_size], ranks_per_node=2) for head in ("dot", "deepfm")

@@ -20,11 +20,10 @@ from dlrm.dense_sync import AllReduceSync
 from dlrm.launch.device import Ranks
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import costs
-from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning import strategies as choose
-from dlrm.sharding.splitting.planning import torchrec_plan as laying
+from dlrm.sharding.splitting.planning import planner, torchrec_plan
 from dlrm.sharding.splitting.planning.cluster import Cluster
 from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
+from dlrm.sharding.splitting.planning.strategies import options
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training import build
 from dlrm.training import model as sharded
@@ -82,8 +81,8 @@ def check(case: Case) -> None:
         seen.append((shapes_of(model, plan, sharder, setting), inside))
         return plan
 
-    remembered = planner.remembered
-    sharded.make_plan, planner.remembered = (
+    load_choice = planner.load_choice
+    sharded.make_plan, planner.load_choice = (
         spying,
         lambda folder: dict.fromkeys(("sparse", "wide"), case.chosen),
     )
@@ -101,7 +100,7 @@ def check(case: Case) -> None:
             )
         )
     finally:
-        sharded.make_plan, planner.remembered = make_plan, remembered
+        sharded.make_plan, planner.load_choice = make_plan, load_choice
         planner.logger.removeHandler(heard)
     warned = [record.getMessage() for record in heard.buffer if record.levelno >= logging.WARNING]
     assert len(warned) == (bool(case.refusal) and rank == 0), warned
@@ -140,18 +139,18 @@ def expected(case, shapes, dense_numbers, rank):
     link = Link(latency_s=0.0, bytes_per_s=1.0)
     per_node = case.ranks_per_node or num_ranks
     cluster = Cluster(num_ranks=num_ranks, ranks_per_node=per_node, inside=link, between=link)
-    wire_dtype = laying.WIRE_DTYPES[case.wire_dtype]
+    wire_dtype = torchrec_plan.WIRE_DTYPES[case.wire_dtype]
     split = "exchange" if case.refusal else "split"
     wanted = {"torchrec": "exchange", "des": split, "auto": case.chosen}[case.strategy]
     values = ids = 0.0
     for shape in shapes:
         dense_numbers -= shape.weights  # its own, which the option counts
-        options = choose.options(
+        offered = options(
             shape, cluster, case.batch_sizes, None if wire_dtype is None else wire_dtype.itemsize
         )
-        (option,) = [each for each in options if each.strategy == wanted]
+        (option,) = [each for each in offered if each.strategy == wanted]
         assert not option.illegal
-        assert not case.refusal or all(case.refusal in each.illegal for each in options if each is not option)
+        assert not case.refusal or all(case.refusal in each.illegal for each in offered if each is not option)
         values += sum(each.sent_by(rank) for each in option.values)
         ids += sum(each.sent_by(rank) for each in option.inputs)
     averaged = dense_numbers + NUM_PLACES

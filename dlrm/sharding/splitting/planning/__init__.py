@@ -1,1 +1,1 @@
-"""Which heads are split and how: bytes, time and memory of every strategy on a cluster."""
+"""Chooses which heads are split and how, by bytes, time and memory of every strategy on a cluster."""

@@ -1,6 +1,6 @@
-"""The machines as the planner sees them: who shares a node, how fast links are, and how fast ranks work.
+"""The machines as the planner sees them: nodes, speed of links, and speed of ranks.
 
-Nobody has to look anything up: `measure` times a few all-to-alls, lookups and copies when training starts.
+`measure` times a few all-to-alls, lookups and copies when training starts, so that users configure nothing.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,23 @@ from dlrm.comm.links import PROBE_BYTES, Links, best_time_s, finish, measure_lin
 from dlrm.sharding.splitting.costs import Collective
 
 PROBE_IDS: Final = 50_000
-"""That a rank looks up at once to measure how long that takes."""
+"""Number of ids that a rank looks up at once to measure the time of a lookup."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Links):
-    """Links, and how fast the ranks that they join work."""
+    """Speeds of the links and of the ranks that they connect."""
 
     s_per_id: float = 0.0
-    """To look up an id and to update its row, besides moving the row itself."""
+    """Seconds to look up an id and update its row, besides moving the row itself."""
     memory_bytes_per_s: float = float("inf")
-    """At which a rank goes through its own memory."""
+    """Bandwidth of a rank's own memory."""
 
     def time_s(self, collective: Collective) -> float:
-        """Of a collective: its latencies, and the busiest link's bytes; links work at the same time."""
+        """Estimated time of a collective.
+
+        Latencies, and the bytes of the busiest link; links work in parallel.
+        """
         link = self.between if self.num_nodes > 1 and self._crosses(collective) else self.inside
         inside, between = self._busiest(collective)
         transfer_s = max(inside / self.inside.bytes_per_s, between / self.between.bytes_per_s)
@@ -43,7 +46,7 @@ class Cluster(Links):
         )
 
     def _busiest(self, collective: Collective) -> tuple[float, float]:
-        """Bytes of the busiest rank inside its node, and of the busiest node; out or in."""
+        """Bytes of the busiest rank inside its node, and of the busiest node, in the larger direction."""
         of_ranks = [[0.0, 0.0] for _ in range(self.num_ranks)]
         of_nodes = [[0.0, 0.0] for _ in range(self.num_nodes)]
         for rank, row in enumerate(collective.sent):
@@ -58,11 +61,7 @@ class Cluster(Links):
 
 
 def measure(device: torch.device) -> Cluster:
-    """Time the links; all ranks call it together and get the same answer, that of the slowest.
-
-    Args:
-        device: of this rank's tensors.
-    """
+    """Time links and ranks; a collective with the same result on all ranks, that of the slowest."""
     links = measure_links(device)
     return Cluster(
         num_ranks=links.num_ranks,
@@ -75,7 +74,7 @@ def measure(device: torch.device) -> Cluster:
 
 
 def _lookups(device: torch.device) -> Callable[[], None]:
-    """What FBGEMM and `host_lookup` do besides moving rows: read by id, and bring equal ids together."""
+    """Work of FBGEMM and `host_lookup` besides moving rows: reading by id, and grouping equal ids."""
     ids = torch.randint(PROBE_IDS, (PROBE_IDS,), dtype=torch.int32, device=device)
     rows = torch.zeros(PROBE_IDS, 4, device=device)
 

@@ -1,6 +1,6 @@
-"""Bytes of tables on each rank, so that a split that would fill one is refused before it is made.
+"""Bytes of tables on each rank, to refuse a split that would overfill one.
 
-TorchRec's planner checks its own plan, and knows nothing of another one.
+TorchRec's planner checks only its own plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from dlrm.sharding.splitting.planning.shapes import numbers_outside_tables
 
 
 def piece_bytes(rows: int, columns: int, optimizer: str) -> int:
-    """Of a table, or of what a rank has of it, fp32, with the state of its optimizer."""
+    """Bytes of a table or a piece, fp32, with its optimizer state."""
     shapes = [shape(rows, columns) for shape in TABLE_OPTIMIZERS[optimizer].state.values()]
     return FP32_BYTES * (rows * columns + sum(map(prod, shapes)))
 
@@ -25,14 +25,7 @@ def piece_bytes(rows: int, columns: int, optimizer: str) -> int:
 def table_bytes(
     head: PooledFeatures, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
 ) -> list[int]:
-    """On each rank, of a head's tables.
-
-    Args:
-        head: unsharded.
-        plan: where each of its tables lies.
-        num_ranks: that share them.
-        optimizer: of the tables.
-    """
+    """Bytes of a head's tables on each rank under a plan."""
     held = [0] * num_ranks
     for table in head.tables.embedding_bag_configs():
         rows, columns = table.num_embeddings, table.embedding_dim
@@ -48,7 +41,7 @@ def table_bytes(
 def operator_bytes(
     head: Head, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
 ) -> list[int]:
-    """On each rank, of the weights that lie beside a split head's tables: as many beside each.
+    """Bytes on each rank of the weights that a split head keeps in tables: as many next to each table.
 
     Args:
         head: unsharded.
@@ -68,14 +61,14 @@ def operator_bytes(
 def too_large(
     split: Mapping[str, Sequence[int]], ordinary: Mapping[str, Sequence[int]], memory_bytes: int
 ) -> dict[str, str]:
-    """Heads that cannot be laid out otherwise than TorchRec's plan says, and why.
+    """Heads whose split does not fit, and why.
 
-    While a rank has too much, that head goes back to the ordinary plan that has most there.
+    While a rank has too much, the head that has most there goes back to the ordinary plan.
 
     Args:
-        split: bytes on each rank, by path of those heads that are to be laid out otherwise.
+        split: bytes on each rank, by path of the heads to split.
         ordinary: bytes on each rank, of all heads, under the ordinary plan.
-        memory_bytes: for tables, of each rank.
+        memory_bytes: of each rank, for tables.
     """
     refused: dict[str, str] = {}
     while left := split.keys() - refused.keys():

@@ -1,8 +1,7 @@
-"""The strategies of a run's heads, written down in its folder, so that it goes on as it began.
+"""Stores the strategies of a run's heads in the run folder, so that a restarted run uses the same ones.
 
-A run whose workers were started again, maybe elsewhere, must not find its tables in other places because a
-link was busy. And heads with weights have other parameters when they are split, so that what such a run has
-saved fits no other strategy.
+A restarted run must not move its tables because a link was busy, and split heads with weights have other
+parameters, so that saved states fit no other strategy.
 """
 
 import json
@@ -21,14 +20,11 @@ IN_TABLES: Final[frozenset[Strategy]] = frozenset({"split", "two_level"})
 """Strategies under which the weights of a head lie in tables."""
 
 
-def remembered(folder: Path | None) -> dict[str, Strategy] | None:
-    """Strategies by path of the head; None before there are any. All ranks call it together.
-
-    Args:
-        folder: of the run; None: nothing is remembered.
+def load_choice(folder: Path | None) -> dict[str, Strategy] | None:
+    """Read the strategies by head path, or None if none are stored; a collective.
 
     Raises:
-        ValueError: on all ranks, if the file is not as `remember` left it.
+        ValueError: on all ranks, if the file is damaged.
     """
     held: list[Any] = [None]
     if dist.get_rank() == 0 and folder is not None:
@@ -60,15 +56,10 @@ def _read(file: Path) -> dict[str, Strategy] | None:
     return found
 
 
-def remember(folder: Path, strategies: Mapping[str, Strategy], reasons: Mapping[str, str], by: str) -> None:
-    """Write down the strategies; rank 0 does.
-
-    Args:
-        folder: of the run.
-        strategies: by path of the head.
-        reasons: for people, of those heads that were compared.
-        by: what they were chosen by, for people.
-    """
+def save_choice(
+    folder: Path, strategies: Mapping[str, Strategy], reasons: Mapping[str, str], by: str
+) -> None:
+    """Write the strategies on rank 0, with reasons and the way of choosing (`by`) for people."""
     heads = {
         path: {"strategy": strategy} | ({"reason": reasons[path]} if path in reasons else {})
         for path, strategy in strategies.items()
@@ -76,15 +67,15 @@ def remember(folder: Path, strategies: Mapping[str, Strategy], reasons: Mapping[
     write_json(folder / CHOICE_NAME, {"by": by, "heads": heads})
 
 
-def check_kept(
+def check_choice(
     known: Mapping[str, Strategy], strategies: Mapping[str, Strategy], with_weights: Collection[str]
 ) -> None:
     """Refuse strategies that do not fit what a run has saved.
 
     Args:
-        known: strategies that the run began with, by path.
-        strategies: of now.
-        with_weights: paths of the heads that have other parameters when they are split.
+        known: strategies at the start of the run, by path.
+        strategies: the current ones.
+        with_weights: paths of the heads that have other parameters when split.
 
     Raises:
         ValueError: they do not fit.

@@ -1,13 +1,12 @@
-"""What splitting a whole model saves, in bytes a step and rank, by the formulas of `costs`.
+"""Bytes per step and rank that splitting a whole model saves, by the formulas of `costs`.
 
-Two baselines: the all-to-all of pooled embeddings, which is TorchRec's, and pulling and pushing unique rows,
-which is a parameter server's and the one that the DES paper compares with (72.26 % to 99.77 % less by its
-theory [paper, first version]). Tables lie evenly over the ranks, and numbers are fp32. Gradients of an
-operator's own weights, which a split keeps in place, are averaged once a step in both baselines; dense
-weights that are replicated either way are left out. So are ids in `traffic_of`, except for a parameter
-server's keys, which come with its rows: that is the DES paper's convention, which reads features where their
-keys live. Here they do not live there: with either plan TorchRec sends ids, not only the different ones, and
-bags' lengths to where they are looked up, 8 bytes each. `id_traffic_of` says how many those are.
+There are two baselines: TorchRec's all-to-all of pooled embeddings, and a parameter server's pull and push of
+unique rows, with which the DES paper compares (72.26 % to 99.77 % less by its theory [paper, first version]).
+Tables lie evenly over the ranks, and numbers are fp32. Gradients of an operator's own weights, which a split
+keeps in place, are averaged once a step in both baselines; dense weights that are replicated either way are
+left out. `traffic_of` leaves out ids, except for a parameter server's keys: the DES paper's convention, in
+which features are read where their keys live. Here TorchRec sends ids and bag lengths with either plan, 8
+bytes each; `id_traffic_of` counts them.
 """
 
 from collections.abc import Sequence
@@ -30,28 +29,28 @@ class Traffic:
 
     @property
     def saved(self) -> float:
-        """Share of the bytes of pulling and pushing unique rows that splitting saves; below 0: it costs."""
+        """Share of a parameter server's bytes that splitting saves; negative if it costs."""
         return 1 - self.split / self.pull_and_push
 
     @property
     def saved_a2a(self) -> float:
-        """Share of the bytes of the all-to-all that splitting saves; below 0: it costs."""
+        """Share of the all-to-all's bytes that splitting saves; negative if it costs."""
         return 1 - self.split / self.all_to_all
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdTraffic:
-    """Bytes of ids and of bags' lengths that leave a rank in a step."""
+    """Bytes of ids and bag lengths that leave a rank in a step."""
 
     split: float
     all_to_all: float
 
 
 def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
-    """Of all heads of a model together.
+    """Traffic of all heads of a model together.
 
     Args:
-        model: unsharded, each of whose heads can be split.
+        model: unsharded; each of its heads can be split.
         num_ranks: that train it.
         batch_size: samples of each rank.
         unique_rows: different ids of each feature among a rank's samples, in canonical order.
@@ -66,15 +65,15 @@ def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: S
 
 
 def id_traffic_of(model: nn.Module, num_ranks: int, batch_size: int, ids: float) -> IdTraffic:
-    """Of all heads of a model together, each of which gets the ids of its tables by itself.
+    """Id traffic of all heads of a model; each head gets the ids of its tables separately.
 
-    A head that is split by columns needs all ids on every rank; every other one is sent each id once.
+    A head split by columns needs all ids on every rank; other heads are sent each id once.
 
     Args:
-        model: unsharded, each of whose heads can be split.
+        model: unsharded; each of its heads can be split.
         num_ranks: that train it.
         batch_size: samples of each rank.
-        ids: that a sample has, for all features together.
+        ids: per sample, for all features together.
     """
     heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
     return IdTraffic(

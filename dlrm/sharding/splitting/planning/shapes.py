@@ -1,4 +1,4 @@
-"""A model's heads as the planner sees them, under the ordinary plan and when they are split."""
+"""A model's heads as the planner sees them, under the ordinary plan and when split."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,46 +21,39 @@ from dlrm.sharding.splitting.planning.strategies import HeadShape
 from dlrm.sharding.splitting.rows import RowSplitSharder
 
 ONE_RANK: Final = "there is one rank"
-"""Why nothing is split."""
+"""Reason why nothing is split on one rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What shapes depend on besides the model."""
+    """Number of ranks, ids, dense optimizer and device, on which shapes depend besides the model."""
 
     num_ranks: int
     ids: Mapping[str, float]
-    """Ids that a sample has, on average, by feature; one where a feature is not named."""
+    """Mean number of ids per sample by feature; 1 for features that are missing."""
     dense: DenseConfig
     device: torch.device
 
 
 def heads_of(model: nn.Module) -> dict[str, PooledFeatures]:
-    """Tables with an operator over them, by path in the unsharded model."""
+    """Heads, and other tables with an operator over them, by path in the unsharded model."""
     return {path: module for path, module in model.named_modules() if isinstance(module, PooledFeatures)}
 
 
 def ids_of(head: PooledFeatures, ids: Mapping[str, float]) -> list[float]:
-    """Of each feature of a head."""
+    """Mean number of ids per sample of each feature of a head."""
     return [ids.get(name, 1.0) for name in head.names]
 
 
 def numbers_outside_tables(module: nn.Module) -> int:
-    """Of a head, the weights of its operator."""
+    """Number of weights of a head's operator."""
     return sum(each.numel() for each in dense_parameters(module))
 
 
 def shapes_of(
     model: nn.Module, ordinary: ShardingPlan, sharder: EmbeddingBagCollectionSharder, setting: Setting
 ) -> list[HeadShape]:
-    """All heads of a model.
-
-    Args:
-        model: unsharded.
-        ordinary: TorchRec's plan.
-        sharder: of the tables.
-        setting: see there.
-    """
+    """Shapes of all heads of an unsharded model, given TorchRec's plan and the sharder of its tables."""
     output_dtype = (sharder.fused_params or {}).get("output_dtype")
     shapes = []
     for path, head in heads_of(model).items():

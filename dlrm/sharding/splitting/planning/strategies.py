@@ -1,7 +1,7 @@
-"""Which strategy each head gets, and why: bytes and time of every legal one, for one cluster.
+"""Compares the strategies of each head by bytes and estimated time on one cluster, and chooses.
 
-Pure functions of shapes and measured speeds. `planner` says what to do with the answer. Two levels are sums
-inside nodes before those between them; why not an exchange between nodes, `two_level` derives.
+Pure functions of shapes and measured speeds; `planner` applies the choice. The strategy `two_level` sums
+inside nodes first; the module `two_level` derives why no exchange between nodes is offered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,32 +13,32 @@ from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
 from dlrm.sharding.splitting.planning.cluster import Cluster
 
 Strategy = Literal["exchange", "split", "rows", "two_level"]
-"""Of a head: TorchRec's exchange of pooled embeddings; the split that the head is made for; its tables split
-by rows; as `split`, with sums inside each node first."""
+"""Strategy of a head: TorchRec's exchange of pooled embeddings; the split that the head is made for; its
+tables split by rows; the split with sums inside each node first."""
 TIE: Final = 0.02
-"""Times that differ by less than this share are as good as equal, being estimates from measured speeds."""
+"""Estimated times that differ by less than this share count as equal."""
 CLEARLY: Final = 0.01
-"""By which share of a step's time a trial must be faster than the ordinary plan."""
+"""Share of a step's time by which a trial must beat the ordinary plan."""
 NO_SPLIT: Final = "its operator has no split"
 PASSES: Final = 8
-"""How often a split goes through its partial results: made, packed, summed, and used, and their gradients."""
+"""How often a split reads or writes its partial results: made, packed, summed and used, with gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShape:
-    """A head, as far as bytes and time go. Numbers by rank are for one sample."""
+    """Bytes and counts of a head on which its costs depend; numbers by rank are per sample."""
 
     path: str
-    """In the model."""
+    """Path in the model."""
     num_tables: int
     dim: int
     """Columns of each table."""
     value_bytes: int
-    """Of a number of a pooled embedding as it is computed."""
+    """Bytes of a number of a pooled embedding as computed."""
     ids: float
-    """That a sample has for all features together."""
+    """Mean number per sample for all features together."""
     widths: tuple[int, ...]
-    """Under the ordinary plan: columns of pooled embeddings that each rank looks up for all."""
+    """Under the ordinary plan: columns of pooled embeddings that each rank looks up for all samples."""
     bags: tuple[float, ...]
     """Under the ordinary plan: bags that each rank looks up."""
     looked_up: tuple[float, ...]
@@ -46,66 +46,66 @@ class HeadShape:
     replicated: int
     """Under the ordinary plan: numbers of small tables, whose gradients are averaged."""
     exchanged_bytes: float | None = None
-    """Of a number of a pooled embedding when TorchRec exchanges it; None: as it is computed."""
+    """Bytes of a number of a pooled embedding when TorchRec exchanges it; None: as computed."""
     weights: int = 0
-    """Of the operator, whose gradients are averaged unless it is split."""
+    """Number of operator weights, whose gradients are averaged unless the head is split."""
     traffic: SplitTraffic | None = None
-    """When split; None: it cannot be."""
+    """Traffic when split; None: the operator cannot be split."""
     split_bags: tuple[float, ...] = ()
-    """As `bags`, when split."""
+    """Like `bags`, when split."""
     split_ids: tuple[float, ...] = ()
-    """As `looked_up`, when split."""
+    """Like `looked_up`, when split."""
     columns: tuple[int, ...] = ()
-    """Of a dense vector that takes part, those that each rank gets when split."""
+    """Columns of the dense vector on each rank when split."""
     partial_rows: bool = False
-    """Whether its operator can be split with its tables by rows; if not, pooled embeddings are summed."""
+    """Whether the operator can be split with its tables by rows; if not, pooled embeddings are summed."""
     refusal: str = ""
-    """Why it cannot be split here."""
+    """Why the head cannot be split here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A strategy of a head on a cluster."""
+    """One strategy of a head on a cluster, with its cost."""
 
     strategy: Strategy
     values: tuple[Collective, ...] = ()
     inputs: tuple[Collective, ...] = ()
     time_s: float = float("inf")
     illegal: str = ""
-    """Why not, if it is not legal."""
+    """Why the strategy is not possible; empty if it is."""
 
     @property
     def value_bytes(self) -> float:
-        """Embeddings, partial results and gradients that leave the busiest rank in a step."""
+        """Bytes of embeddings, partial results and gradients that leave the busiest rank in a step."""
         return costs.most_sent(self.values)
 
     @property
     def id_bytes(self) -> float:
-        """Ids and lengths of bags that leave the busiest rank in a step."""
+        """Bytes of ids and bag lengths that leave the busiest rank in a step."""
         return costs.most_sent(self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a head gets."""
+    """The strategy of a head and why."""
 
     path: str
     strategy: Strategy
     reason: str
     options: tuple[Option, ...] = ()
-    """That were compared."""
+    """The strategies that were compared."""
 
 
 def options(
     shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None = None
 ) -> tuple[Option, ...]:
-    """All strategies, the ordinary one first.
+    """All strategies of a head, the ordinary one first.
 
     Args:
         shape: of the head.
         cluster: that it trains on.
         batch_sizes: samples of each rank.
-        wire_bytes: of a number of a split's partial results; None: as the head has it.
+        wire_bytes: of a number of partial results; None: as computed.
     """
     numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
     value_bytes = shape.exchanged_bytes or shape.value_bytes
@@ -117,22 +117,22 @@ def options(
         return (ordinary, *(Option(strategy=name, illegal=refusal) for name in names))
     return (
         ordinary,
-        _split(shape, cluster, batch_sizes, wire_bytes),
+        _split(shape, cluster, batch_sizes, wire_bytes, "split"),
         _rows(shape, cluster, batch_sizes, wire_bytes),
         _two_level(shape, cluster, batch_sizes, wire_bytes),
     )
 
 
 def all_reduced(numbers: int, num_ranks: int) -> list[Collective]:
-    """Gradients that travel with those of all dense parameters: bytes, but no latency of their own."""
+    """Gradients averaged with those of all dense parameters: bytes without latency of their own."""
     return [
         Collective(name="dense gradients", sent=each.sent, hops=0)
         for each in costs.all_reduce(numbers, num_ranks)
     ]
 
 
-def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
-    """The fastest; the ordinary strategy where none is faster by more than a tie."""
+def choose_strategy(shape: HeadShape, compared: Sequence[Option]) -> Choice:
+    """The fastest strategy; the ordinary one if none is faster by more than a tie."""
     ordinary, *others = compared
     legal = [each for each in others if not each.illegal]
     if not legal:
@@ -150,10 +150,9 @@ def choose(shape: HeadShape, compared: Sequence[Option]) -> Choice:
 
 
 def candidates(choices: Sequence[Choice]) -> list[dict[str, Strategy]]:
-    """Strategies of all heads that are worth a trial: nothing split, all that can be, and what was chosen.
+    """Strategies of all heads that are worth a trial.
 
-    Args:
-        choices: of all heads, by estimated times.
+    Nothing split, everything split, and the estimated best.
     """
     nothing: dict[str, Strategy] = {each.path: "exchange" for each in choices}
     everything: dict[str, Strategy] = {each.path: _best_split(each) for each in choices}
@@ -173,12 +172,12 @@ def _best_split(choice: Choice) -> Strategy:
 def fastest(
     choices: Sequence[Choice], tried: Sequence[Mapping[str, Strategy]], times_s: Sequence[float]
 ) -> list[Choice]:
-    """The choices of the trial that took the least time; the ordinary plan where none is clearly faster.
+    """Choices of the trial that took the least time; the ordinary plan if none is clearly faster.
 
     Args:
-        choices: of all heads, by estimated times.
-        tried: strategies by path of the head, the ordinary ones first.
-        times_s: that a step took with each.
+        choices: of all heads, by estimated time.
+        tried: strategies by head path, the ordinary ones first.
+        times_s: of a step with each.
     """
     best = min(range(len(tried)), key=lambda each: times_s[each])
     if times_s[best] > (1 - CLEARLY) * times_s[0]:
@@ -196,19 +195,28 @@ def _in_words(strategies: Mapping[str, Strategy]) -> str:
     return " and ".join(f"{path} {strategy}" for path, strategy in strategies.items())
 
 
-def _split(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
+def _split(
+    shape: HeadShape,
+    cluster: Cluster,
+    batch_sizes: Sequence[int],
+    wire_bytes: int | None,
+    strategy: Strategy,
+    ranks_per_node: int = 1,
+) -> Option:
     assert shape.traffic is not None
     crossings = shape.traffic.crossings
     values = [
-        each for one in crossings for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes)
+        each
+        for one in crossings
+        for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes, ranks_per_node)
     ]
     values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
     inputs = (shape.split_bags, shape.split_ids)
-    return _option("split", values, inputs, _handled(crossings), cluster, batch_sizes)
+    return _option(strategy, values, inputs, _handled(crossings), cluster, batch_sizes)
 
 
 def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None) -> Option:
-    """Every rank has some rows of every table: all bags, and those of their ids whose rows are there."""
+    """Every rank has some rows of every table: it gets all bags, and the ids whose rows it has."""
     assert shape.traffic is not None
     num_ranks = cluster.num_ranks
     pooled = Crossing(way="sum_to_owners", width=shape.num_tables * shape.dim, value_bytes=shape.value_bytes)
@@ -225,23 +233,14 @@ def _rows(shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_b
 def _two_level(
     shape: HeadShape, cluster: Cluster, batch_sizes: Sequence[int], wire_bytes: int | None
 ) -> Option:
-    assert shape.traffic is not None
     if cluster.num_nodes == 1 or cluster.ranks_per_node == 1:
         why = "one node" if cluster.num_nodes == 1 else "one rank a node"
         return Option(strategy="two_level", illegal=f"there is {why}")
-    values = [
-        each
-        for one in shape.traffic.crossings
-        for each in costs.crossing(one, batch_sizes, shape.columns, wire_bytes, cluster.ranks_per_node)
-    ]
-    values += all_reduced(shape.traffic.replicated, cluster.num_ranks)
-    inputs = (shape.split_bags, shape.split_ids)
-    handled = _handled(shape.traffic.crossings)
-    return _option("two_level", values, inputs, handled, cluster, batch_sizes)
+    return _split(shape, cluster, batch_sizes, wire_bytes, "two_level", cluster.ranks_per_node)
 
 
 def _handled(crossings: Sequence[Crossing]) -> int:
-    """Bytes of a sample's partial results in the memory of each rank."""
+    """Bytes per sample of partial results in the memory of each rank."""
     return sum(each.width * each.value_bytes for each in crossings)
 
 
@@ -264,18 +263,18 @@ def _option(
 
 
 def format_choices(choices: Sequence[Choice], cluster: Cluster) -> str:
-    """The table for people: what was compared, what was chosen, and why."""
+    """Format the compared strategies, the choices and their reasons as a table for people."""
     lines = [
         f"strategies on {cluster.describe()}; bytes that the busiest rank sends in a step, estimated time:",
         f"{'head':<10} {'strategy':<10} {'values':>10} {'ids':>10} {'time':>10}",
     ]
     for choice in choices:
         for each in choice.options:
-            lines.append(f"{choice.path:<10} {each.strategy:<10} {_told(each)}{_mark(choice, each)}")
+            lines.append(f"{choice.path:<10} {each.strategy:<10} {_cells(each)}{_mark(choice, each)}")
     return "\n".join(lines)
 
 
-def _told(option: Option) -> str:
+def _cells(option: Option) -> str:
     if option.illegal:
         return f"not possible: {option.illegal}"
     sent = [f"{each / 1e3:,.1f} kB" for each in (option.value_bytes, option.id_bytes)]

@@ -1,4 +1,4 @@
-"""From the strategies of a model's heads to the plan and sharders that `DistributedModelParallel` wants."""
+"""Turns the strategies of a model's heads into a plan and sharders for `DistributedModelParallel`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,26 +26,24 @@ WIRE_DTYPES: Final = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float1
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What `DistributedModelParallel` wants."""
+    """Plan, sharders and strategies (by head path) of a model."""
 
     plan: ShardingPlan
     sharders: list[Any]
     strategies: Mapping[str, Strategy]
-    """By path of the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLayout:
-    """What plans are made from, besides the strategies of heads."""
+    """What plans depend on besides the strategies of heads: TorchRec's plan and the run's setting."""
 
     ordinary: ShardingPlan
-    """TorchRec's."""
+    """TorchRec's plan."""
     sharder: EmbeddingBagCollectionSharder
-    """Of the tables."""
     setting: Setting
     config: Config
     per_node: int
-    """Ranks of a node."""
+    """Ranks per node."""
 
     @classmethod
     def of(
@@ -56,14 +54,14 @@ class ModelLayout:
         device: torch.device,
         ids: Mapping[str, float],
     ) -> "ModelLayout":
-        """Of a run; all ranks call it together.
+        """Make the layout of a run; a collective.
 
         Args:
             ordinary: TorchRec's plan.
             sharder: of the tables.
             config: of the run.
             device: of this rank.
-            ids: that a sample has, on average, by feature; those of rank 0 count.
+            ids: mean number per sample by feature; those of rank 0 are used everywhere.
         """
         agreed = [dict(ids)]  # tables are placed by them, so that all ranks must mean the same ones
         dist.broadcast_object_list(agreed)
@@ -78,10 +76,10 @@ class ModelLayout:
 
     @property
     def num_nodes(self) -> int:
-        """How many."""
+        """Number of nodes."""
         return self.setting.num_ranks // self.per_node
 
-    def without_room(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> dict[str, str]:
+    def over_memory(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> dict[str, str]:
         """Heads, by path, that would need more memory than a rank has, and why."""
         num_ranks, config = self.setting.num_ranks, self.config
         ordinary, split = {}, {}
@@ -99,12 +97,7 @@ class ModelLayout:
         return too_large(split, ordinary, memory_for_tables(self.setting.device))
 
     def planned(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> Planned:
-        """The plan under strategies that are possible.
-
-        Args:
-            model: unsharded.
-            strategies: by path of the head.
-        """
+        """Plan the model under strategies that are possible."""
         plan, sharders = dict(self.ordinary.plan), [self.sharder]
         kinds: dict[type[Head], HeadSharder] = {}
         for path, head in heads_of(model).items():
@@ -134,7 +127,7 @@ class ModelLayout:
         return HeadSharder(type(head), self.sharder, wire_dtype, operators, together)
 
     def _pieces(self, head: Head, strategy: Strategy) -> EmbeddingModuleShardingPlan:
-        """Of a head's tables, under any strategy but `exchange`."""
+        """Plan of a split head's tables."""
         return split_plan(
             head,
             "rows" if strategy == "rows" else head.split_by,

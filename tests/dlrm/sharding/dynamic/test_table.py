@@ -186,6 +186,6 @@ def test_what_was_written_from_outside_is_found():
     table.train_on(tensor([4, 5, 6, 7, 8, 9, 10]))
     for name, column in saved.columns.items():
         memory.columns[name].copy_(column)
-    table.forget_derived()
+    table.invalidate_index()
     assert table.find(tensor([1, 2, 3, 4, 10])).tolist() == [0, 1, 2, -1, -1]
     assert table.train_on(tensor([4])).tolist() == [3]

@@ -74,7 +74,7 @@ def test_heads_of_dynamic_tables_are_split_by_tables_or_not_at_all(
     plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
     setting = Setting(num_ranks=2, ids={}, dense=config.dense, device=CPU)
     shape = next(each for each in shapes_of(model, plan, sharder, setting) if each.path == "sparse")
-    kept = planner._kept_whole(shape, heads_of(model)["sparse"], config)
+    kept = planner._keep_dynamic_whole(shape, heads_of(model)["sparse"], config)
     assert shape.refusal == ""
     assert ("must each be whole" in kept.refusal) == refused
 

@@ -60,19 +60,16 @@ def test_what_stays_is_free_and_gradients_take_the_way_back(sizes, width):
         assert tuple(zip(*forward.sent, strict=True)) == backward.sent
 
 
-def test_a_sum_on_all_ranks_is_a_ring_both_ways_and_on_replicas_one():
-    sizes = [3, 3]
-    to_all = costs.crossing(Crossing(way="sum_to_all", width=5), sizes, ())
-    to_replicas = costs.crossing(Crossing(way="sum_to_replicas", width=5), sizes, ())
-    assert sent(to_replicas) == [6 * 5 * 4] * 2
+def test_a_sum_on_all_ranks_is_a_ring_both_ways():
+    to_all = costs.crossing(Crossing(way="sum_to_all", width=5), [3, 3], ())
     assert sent(to_all) == [2 * 6 * 5 * 4] * 2
 
 
-def test_what_is_rounded_is_summed_by_shares_and_not_in_a_ring():
-    """As `Exchange.all_reduce` does it: the same bytes, but to all ranks at once."""
-    crossing = Crossing(way="sum_to_replicas", width=5)
-    (ring,) = costs.crossing(crossing, [3, 1, 2], ())
-    summed, spread = costs.crossing(crossing, [3, 1, 2], (), 2)
+def test_rounded_numbers_are_summed_by_shares_and_not_in_a_ring():
+    """As `SplitExchange.all_reduce` does it: the same bytes, but to all ranks at once."""
+    crossing = Crossing(way="sum_to_all", width=5)
+    ring, _ = costs.crossing(crossing, [3, 1, 2], ())
+    summed, spread, *_ = costs.crossing(crossing, [3, 1, 2], (), 2)
     assert sent([summed, spread]) == pytest.approx([each / 2 for each in sent([ring])])
     assert ring.hops == 4
     assert (summed.hops, spread.hops) == (1, 1)

@@ -26,24 +26,6 @@ def test_results_and_gradients_are_those_of_one_process(drawn):
             torch.testing.assert_close(tensor, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_replicas_have_the_whole_gradient_without_asking(world_size):
-    partials = [torch.randn(5, 2, dtype=torch.float64).requires_grad_() for _ in range(world_size)]
-
-    def work(exchange):
-        total = exchange.sum_to_replicas(partials[exchange.rank])
-        exchange._mailbox = None  # whoever talks from now on fails
-        total.square().mean().backward()
-        return total.detach()
-
-    totals = on_ranks(world_size, work)
-    expected = sum(partial.detach() for partial in partials).requires_grad_()
-    expected.square().mean().backward()
-    for total, partial in zip(totals, partials, strict=True):
-        torch.testing.assert_close(total, expected.detach(), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(partial.grad, expected.grad, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(("num_samples", "scale"), [(1, 1), (2, 2), (3, 4), (2048, 2048), (2049, 4096)])
 def test_gradients_are_scaled_for_fp16_alone(num_samples, scale):
     exchange = SimulatedExchange(0, [None], None)

@@ -8,7 +8,7 @@ import torch
 
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
 from dlrm.sharding.splitting.planning import benchmark as module
-from dlrm.sharding.splitting.planning.benchmark import CALLS, WARM_UP, race
+from dlrm.sharding.splitting.planning.benchmark import CALLS, WARM_UP, benchmark
 
 CPU = torch.device("cpu")
 
@@ -16,14 +16,14 @@ CPU = torch.device("cpu")
 def test_all_take_turns_and_what_is_slower_takes_longer(world_of_one):
     order = []
 
-    def contender(name, seconds):
+    def alternative(name, seconds):
         def work():
             order.append(name)
             time.sleep(seconds)
 
         return work
 
-    quick, slow = race([contender("quick", 0.001), contender("slow", 0.02)], CPU)
+    quick, slow = benchmark([alternative("quick", 0.001), alternative("slow", 0.02)], CPU)
     assert 0.001 <= quick < 0.02 <= slow
     rounds = order[2 * WARM_UP :]
     turns = rounds[:: 1 + CALLS]
@@ -43,7 +43,7 @@ def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
         calls.append(time.sleep(next(seconds) if len(calls) >= WARM_UP else 0.0))
 
     assert WARM_UP % (1 + CALLS) == 0
-    assert race([work], CPU)[0] < 0.02 / (1 + CALLS)
+    assert benchmark([work], CPU)[0] < 0.02 / (1 + CALLS)
 
 
 def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monkeypatch):
@@ -52,7 +52,7 @@ def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monk
     # each wins every other round
     naps = [0.002, 0.004]
 
-    def contender(number):
+    def alternative(number):
         def work():
             calls[number] += 1
             rounds_done = (calls[number] - WARM_UP - 1) // (1 + CALLS)
@@ -60,10 +60,10 @@ def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monk
 
         return work
 
-    race([contender(0), contender(1)], CPU)
+    benchmark([alternative(0), alternative(1)], CPU)
     assert calls == [WARM_UP + LEAST_ROUNDS * (1 + CALLS)] * 2
 
 
 def test_an_error_of_a_contender_is_no_time(world_of_one):
     with pytest.raises(ZeroDivisionError):
-        race([lambda: 1 / 0], CPU)
+        benchmark([lambda: 1 / 0], CPU)

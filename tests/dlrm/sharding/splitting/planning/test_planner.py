@@ -11,9 +11,8 @@ from data.dataset import Feature
 from dlrm.config.schema import Config, DenseConfig, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
-from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning import torchrec_plan as laying
-from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME, remembered
+from dlrm.sharding.splitting.planning import planner, torchrec_plan
+from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME, load_choice
 from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
 from dlrm.training import build
 
@@ -114,7 +113,7 @@ def test_what_is_wanted_but_not_possible_is_the_ordinary_plan_and_a_warning(shar
 
 
 def test_a_split_beyond_the_memory_of_a_rank_is_the_ordinary_plan_and_a_warning(sharded, monkeypatch, caplog):
-    monkeypatch.setattr(laying, "memory_for_tables", lambda device: 50_000)
+    monkeypatch.setattr(torchrec_plan, "memory_for_tables", lambda device: 50_000)
     assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
     assert re.search("sparse keeps .* because rank 0 would need .* kB of 50 kB for tables", caplog.text)
 
@@ -131,7 +130,7 @@ def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
 def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypatch):
     sharded("auto")
     text = (tmp_path / CHOICE_NAME).read_text()
-    assert remembered(tmp_path) == {"sparse": "exchange"}
+    assert load_choice(tmp_path) == {"sparse": "exchange"}
     monkeypatch.setattr(planner, "measure", lambda device: pytest.fail("measured again"))
     sharded("auto")
     assert (tmp_path / CHOICE_NAME).read_text() == text
@@ -139,11 +138,11 @@ def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypa
 
 def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shapes, caplog):
     (shape,) = shapes("dlrm", num_ranks=2).values()
-    assert planner._possible(shape, {"sparse": "two_level"}, num_nodes=2) == "two_level"
-    assert planner._possible(shape, {"sparse": "two_level"}, num_nodes=1) == "split"
-    assert planner._possible(shape, {}, num_nodes=1) == "exchange"
+    assert planner._feasible(shape, {"sparse": "two_level"}, num_nodes=2) == "two_level"
+    assert planner._feasible(shape, {"sparse": "two_level"}, num_nodes=1) == "split"
+    assert planner._feasible(shape, {}, num_nodes=1) == "exchange"
     assert "keeps TorchRec's plan" not in caplog.text
-    assert planner._possible(replace(shape, refusal="of this"), {"sparse": "split"}, 1) == "exchange"
+    assert planner._feasible(replace(shape, refusal="of this"), {"sparse": "split"}, 1) == "exchange"
     assert "because of this" in caplog.text
 
 

@@ -10,7 +10,7 @@ from dlrm.sharding.splitting.planning.cluster import Cluster
 from dlrm.sharding.splitting.planning.strategies import (
     HeadShape,
     candidates,
-    choose,
+    choose_strategy,
     fastest,
     format_choices,
     options,
@@ -48,7 +48,7 @@ def shape_of(num_ranks, out, tables=24, dim=16, by_columns=False):
 
 
 def chosen(shape, cluster, batch=1024):
-    return choose(shape, options(shape, cluster, [batch] * cluster.num_ranks))
+    return choose_strategy(shape, options(shape, cluster, [batch] * cluster.num_ranks))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -62,8 +62,8 @@ def test_a_tie_goes_to_the_ordinary_plan():
     shape = shape_of(2, 24 * 16 // 2)
     ordinary, split, *_ = options(shape, cluster_of(2), [1024] * 2)
     assert split.time_s == pytest.approx(ordinary.time_s)
-    assert choose(shape, (ordinary, split)).strategy == "exchange"
-    assert choose(shape, (ordinary, replace(split, time_s=split.time_s * 0.97))).strategy == "split"
+    assert choose_strategy(shape, (ordinary, split)).strategy == "exchange"
+    assert choose_strategy(shape, (ordinary, replace(split, time_s=split.time_s * 0.97))).strategy == "split"
 
 
 def test_ids_that_go_to_every_rank_are_counted():
