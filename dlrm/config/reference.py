@@ -15,7 +15,7 @@ from typing import Any, Final
 from dlrm.config.schema import Config
 
 CONFIG_MD: Final = Path(__file__).parents[1] / "CONFIG.md"
-_TYPE_NAMES: Final = {
+_TYPE_NAMES: Final[dict[Any, str]] = {
     int: "integer",
     float: "number",
     bool: "boolean",
@@ -52,7 +52,7 @@ def sections() -> dict[str, str]:
 
 def keys_of(section: str) -> list[Key]:
     """All keys of a section, in the order of the dataclass."""
-    cls = next(each.type for each in fields(Config) if each.name == section)
+    cls: Any = next(each.type for each in fields(Config) if each.name == section)
     docstrings = _field_docstrings(cls)
     return [
         Key(

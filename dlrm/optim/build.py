@@ -129,7 +129,7 @@ class Optimizers:
         return {name: base * self._factor for name, base in self._base.items()}
 
     def begin_step(self, step: int) -> None:
-        """Zero gradients and set the learning rates of `step`, before its backward pass updates the tables."""
+        """Zero gradients and set the learning rates of `step`, before the backward pass updates tables."""
         factor = schedule_factor(self._schedule, self._steps_before + step)
         if factor != self._factor:
             self._set_factor(factor)
