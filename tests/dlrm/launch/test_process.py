@@ -35,11 +35,6 @@ def fail_with(error):
     return job
 
 
-def test_success_says_nothing(capsys):
-    assert exit_code_of("prog", lambda stop: None) == 0
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -95,12 +90,6 @@ def test_what_one_rank_finds_later_is_said_soon(world_of_one, monkeypatch, capsy
     assert exit_code_of("prog", fail_with(ValueError("found here"))) == 2
     assert slept == [process.WAIT_S]
     assert capsys.readouterr().err == "prog: found here\n"
-
-
-def test_our_own_errors_are_raised(slept):
-    with pytest.raises(RuntimeError, match="bug"):
-        exit_code_of("prog", fail_with(RuntimeError("bug")))
-    assert not slept
 
 
 def test_our_own_errors_wait_for_the_rank_that_failed_first(monkeypatch, slept):

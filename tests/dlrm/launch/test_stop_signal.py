@@ -60,11 +60,6 @@ def test_inside_a_step_it_is_noted(signum):
     assert caught.value.signum == signum
 
 
-def test_leaving_because_another_rank_was_asked():
-    with StopSignal() as stop, pytest.raises(StopRequested, match="SIGTERM"):
-        stop.leave()
-
-
 def test_a_step_that_does_not_end_is_left_after_the_grace_time():
     began = time.monotonic()
     with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop, stop.deferred():
@@ -72,14 +67,6 @@ def test_a_step_that_does_not_end_is_left_after_the_grace_time():
         while time.monotonic() - began < 30:
             time.sleep(0.01)
     assert time.monotonic() - began >= SOON.total_seconds()
-
-
-def test_so_is_what_comes_after_the_step():
-    """The signal came at the end of a step, and then the storage hangs."""
-    with pytest.raises(StopRequested), StopSignal(grace=SOON) as stop:
-        with stop.deferred():
-            send(signal.SIGINT)
-        time.sleep(30)
 
 
 def test_a_second_signal_does_not_wait():

@@ -91,16 +91,6 @@ def test_parts_together_equal_the_whole(top_mlp, layout):
         torch.testing.assert_close(torch.stack(found).mean(0), wanted, **exactly, msg=name)
 
 
-@pytest.mark.parametrize("top_mlp", [(1,), (6, 4, 1)], ids=str)
-def test_sends_what_it_says(top_mlp):
-    head = make_head(top_mlp)
-    traffic = head.traffic()
-    part = split(head, NAMES)
-    (crossing,) = traffic.crossings
-    assert (crossing.way, crossing.width) == ("sum_to_owners", DIM + 1 + top_mlp[0])
-    assert traffic.replicated == sum(parameter.numel() for parameter in part.deep.parameters())
-
-
 def test_mixed_precision_keeps_squares_in_fp32():
     """And what is sent, for a sum of squares in bfloat16 says little of their difference."""
     head = DeepFMHead(FEATURES, NUM_DENSE, DIM, (5, 1), torch.bfloat16)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm.config.schema import EXCHANGE_DTYPES, TablesConfig
-from dlrm.sharding.exchange_codecs import ExchangeCodecs, Int8Codec, exchanged_width
+from dlrm.sharding.exchange_codecs import ExchangeCodecs, exchanged_width
 from dlrm.sharding.plan import make_sharder
 
 CODED = [dtype for dtype in EXCHANGE_DTYPES if dtype != "fp32"]
@@ -75,15 +75,6 @@ def test_bytes_of_a_number(dtype, width, value_bytes):
 
 
 @pytest.mark.parametrize("dtype", CODED)
-def test_gradients_of_a_mean_are_not_lost(dtype):
-    """Of numbers around 1e-7, as gradients of large batches are, what comes back is 1 % off at most."""
-    gradient = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1)) * 1e-7
-    _, (back, _) = ways(dtype)
-    found, _ = round_trip(back, gradient)
-    assert float((found - gradient).norm() / gradient.norm()) < 0.01
-
-
-@pytest.mark.parametrize("dtype", CODED)
 def test_what_is_no_number_is_none_on_the_other_side(dtype):
     numbers = torch.ones(4, WIDTH)
     numbers[1, 3] = torch.nan
@@ -117,11 +108,6 @@ def test_embeddings_may_be_bf16(dtype):
         found, _ = round_trip(codec, numbers)
         assert found.dtype == torch.float32
         assert (found - numbers.float()).abs().le(bound(dtype, numbers.float(), scale)).all()
-
-
-def test_constant_rows_are_exact_in_int8():
-    numbers = torch.tensor([[0.0], [1.5], [-1e-30]]).expand(3, WIDTH).contiguous()
-    assert torch.equal(round_trip(Int8Codec(WIDTH), numbers)[0], numbers)
 
 
 def test_narrow_pieces_travel_in_fp16_and_int8_is_not_summed():

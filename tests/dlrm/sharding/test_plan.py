@@ -46,11 +46,6 @@ def test_small_tables_are_replicated_where_there_is_somebody_to_share_with(featu
     assert set(map(tuple, kinds_of(features, config, world_size=1).values())) == {tuple(sharded)}
 
 
-def test_no_rows_replicates_nothing(features):
-    kinds = kinds_of(features, ShardingConfig(data_parallel_rows=0), world_size=2)
-    assert not any("data_parallel" in allowed for allowed in kinds.values())
-
-
 @pytest.mark.parametrize(("dim", "cut"), [(28, False), (32, True)])
 def test_columns_are_cut_where_two_pieces_are_wide_enough(features, dim, cut):
     config = ShardingConfig(data_parallel_rows=0, min_column_dim=16)
@@ -123,12 +118,6 @@ def test_every_kind_that_torchrec_has_can_be_planned_for_cuda(two_nodes_of_two, 
 
 def test_all_kinds_of_torchrec_are_known():
     assert {*SHARDING_KINDS["cuda"], "data_parallel"} == {kind.value for kind in ShardingType}
-
-
-def test_torchrecs_planner_lays_rows_on_the_cpu(world_of_one, features):
-    model = model_of(features)
-    tables = placements(plan_of(model, ShardingConfig(kinds=("row_wise",))), model)
-    assert {(table.kind, table.ranks) for table in tables} == {("row_wise", (0,))}
 
 
 def test_tables_that_do_not_fit_are_a_clear_mistake(world_of_one):

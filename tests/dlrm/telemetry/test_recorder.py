@@ -287,14 +287,6 @@ def test_nothing_in_the_folder_changes_before_it_is_known_that_the_run_goes_on(t
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_run_that_begins_at_the_beginning_again_takes_everything_back(tmp_path):
-    train(first := open_run(tmp_path), 10)
-    first.close()
-    train(second := open_run(tmp_path), 5)
-    second.close()
-    assert [line["step"] for line in lines(tmp_path)] == [5]
-
-
 def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
@@ -348,15 +340,6 @@ def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
     assert second.state_dict()["curve"] == first.state_dict()["curve"]
 
 
-def test_ranks_that_record_nothing_go_on_from_what_rank_0_recorded(tmp_path):
-    telemetry = open_run(tmp_path)
-    train(telemetry, 7)
-    telemetry.close()
-    other = Recorder()
-    other.load_state_dict(telemetry.state_dict())
-    assert other.state_dict() == {"steps": 7, "samples": 7 * BATCH, "curve": [], "recoveries": 0}
-
-
 def test_what_exchanges_took_is_written_with_the_steps_and_reported(tmp_path):
     telemetry = open_run(tmp_path)
     figures = ExchangeFigures(
@@ -374,13 +357,3 @@ def test_what_exchanges_took_is_written_with_the_steps_and_reported(tmp_path):
     assert "residual_energy" not in line
     assert (report.exchange.share, report.exchange.losses) == (0.2, (lost,))
     assert json.loads((tmp_path / "report.json").read_text())["exchange"]["losses"][0]["ranks"] == [0]
-
-
-def test_a_rank_alone_has_no_exchange_to_tell_of(tmp_path):
-    telemetry = open_run(tmp_path)
-    telemetry.exchange(None)
-    train(telemetry, 5)
-    report = telemetry.finish()
-    telemetry.close()
-    assert "exchange_share" not in lines(tmp_path)[0]
-    assert report.exchange is None

@@ -55,20 +55,10 @@ def test_the_table_is_aligned_and_complete():
     )
 
 
-def test_the_best_auc_of_real_data_is_called_unknown():
-    assert "best AUC any model can reach  unknown for real data" in format_report(
-        replace(REPORT, best_auc=None)
-    )
-
-
 def test_what_is_not_defined_says_why():
     values = replace(VALUES, auc=None, normalized_entropy=None, note="all 1000 labels are 0")
     text = format_report(replace(REPORT, metrics=values))
     assert text.count("not defined: all 1000 labels are 0") == 2
-
-
-def test_a_run_without_evaluation_is_not_given_an_auc():
-    assert "not evaluated" in format_report(replace(REPORT, metrics=None))
 
 
 def test_long_and_short_runs_state_their_time_in_fitting_units():

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,22 +148,6 @@ def test_a_new_row_is_as_if_nobody_had_had_it():
     assert memory.weights[1].eq(5.0).all()
 
 
-def test_a_batch_of_too_many_ids_serves_those_that_it_has_most_often():
-    memory = Memory(2)
-    table = memory.open()
-    table.train_on(tensor([50]))
-    assert table.train_on(tensor([50, 3, 2, 2, 4, 4, 4])).tolist() == [0, -1, -1, -1, 1, 1, 1]
-    assert table.train_on(tensor([9, 8, 7, 7])).tolist() == [-1, 1, 0, 0]
-
-
-@pytest.mark.parametrize("capacity", [32, 64])
-def test_eviction_frees_a_share_of_the_rows_at_once(capacity):
-    table = Memory(capacity).open()
-    table.train_on(torch.arange(capacity))
-    table.train_on(tensor([1000]))
-    assert table.num_ids == capacity - capacity // EVICTION_SHARE + 1
-
-
 def test_of_one_id_in_two_rows_the_one_seen_last_stays():
     """Rows restored from different moments: 7 was in row 0, lost it, and came back in row 2."""
     memory = Memory(4)
@@ -176,16 +159,3 @@ def test_of_one_id_in_two_rows_the_one_seen_last_stays():
     assert memory.ids() == {7: 2, 8: 1}
     assert table.train_on(tensor([11])).tolist() == [0]
     assert memory.columns["last_seen"].tolist() == [10, 4, 9, 0]
-
-
-def test_what_was_written_from_outside_is_found():
-    memory = Memory(8)
-    table = memory.open()
-    table.train_on(tensor([1, 2, 3]))
-    saved = memory.copy()
-    table.train_on(tensor([4, 5, 6, 7, 8, 9, 10]))
-    for name, column in saved.columns.items():
-        memory.columns[name].copy_(column)
-    table.invalidate_index()
-    assert table.find(tensor([1, 2, 3, 4, 10])).tolist() == [0, 1, 2, -1, -1]
-    assert table.train_on(tensor([4])).tolist() == [3]

@@ -76,32 +76,6 @@ def test_rounded_numbers_are_summed_by_shares_and_not_in_a_ring():
     assert summed.sent == spread.sent == ((0, 20, 20), (20, 0, 20), (20, 20, 0))
 
 
-def test_what_travels_rounded_is_half_as_much():
-    crossing = Crossing(way="sum_to_owners", width=5)
-    assert sent(costs.crossing(crossing, [3, 1], (), 2)) == [
-        each / 2 for each in sent(costs.crossing(crossing, [3, 1], ()))
-    ]
-
-
-@given(st.integers(1, 4), st.integers(2, 4), st.data())
-def test_between_nodes_a_sum_in_two_sends_a_share(ranks_per_node, num_nodes, data):
-    num_ranks = ranks_per_node * num_nodes
-    sizes = data.draw(st.lists(st.integers(0, 9), min_size=num_ranks, max_size=num_ranks))
-    crossing = Crossing(way="sum_to_owners", width=3)
-
-    def between(collectives):
-        return sum(
-            row[target]
-            for each in collectives
-            for rank, row in enumerate(each.sent)
-            for target in range(num_ranks)
-            if rank // ranks_per_node != target // ranks_per_node
-        )
-
-    in_two = between(costs.two_level(crossing, sizes, ranks_per_node))
-    assert in_two * ranks_per_node == between(costs.crossing(crossing, sizes, ()))
-
-
 def test_ids_go_to_those_who_look_them_up():
     lengths, ids = costs.input_exchange(bags=[2, 1], ids=[5, 1], batch_sizes=[10, 20])
     assert lengths.sent == ((0, 10 * 8), (20 * 2 * 8, 0))

@@ -59,11 +59,6 @@ def test_weights_beside_tables_count_with_their_optimizer(heads, kind, numbers):
     assert sum(held) == 2 * 4 * numbers
 
 
-def test_operators_without_weights_need_nothing_more(heads):
-    head = heads("dlrm")["sparse"]
-    assert operator_bytes(head, pieces_of(head, "columns", 2), 2, "adagrad") == [0, 0]
-
-
 def test_what_does_not_fit_keeps_the_ordinary_plan():
     ordinary = {"sparse": [11 * GB] * 3, "wide": [GB] * 3}
     split = {"sparse": [1 * GB, 2 * GB, 30 * GB], "wide": [GB] * 3}
