@@ -1,7 +1,6 @@
 """What tests of the trainer share: a world of one, models with real tables, batches of bags."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
-from dlrm.launch.device import Ranks
 from dlrm.sharding import plan
 from dlrm.sharding.pooled import PooledFeatures
 from dlrm.training.build import shard
+from tests.dlrm.inputs import fake_inputs
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +97,7 @@ def shard_model(world_of_one, features, monkeypatch):
             sharding=ShardingConfig(min_column_dim=4),
             train=TrainConfig(precision=precision),
         )
-        inputs = SimpleNamespace(
-            config=config,
-            ranks=Ranks(rank=0, local_rank=0, world_size=1),
-            device=torch.device("cpu"),
-            manifest=SimpleNamespace(features=features, dense=("dense",) * 13),
-            loader=SimpleNamespace(config=SimpleNamespace(batch_size=batch_size)),
-        )
-        sharded = shard(inputs)
+        sharded = shard(fake_inputs(config, features, batch_size))
         monkeypatch.setattr(plan, "_constraints", constraints_of)
         return sharded
 

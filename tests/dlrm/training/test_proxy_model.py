@@ -1,7 +1,5 @@
 """The proxy model on which `auto` times strategies: the run's layers with smaller tables."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from dlrm.sharding.splitting.planning.saved_choice import load_choice
 from dlrm.training import build, proxy_model
 from dlrm.training.build import settle_strategies
 from dlrm.training.proxy_model import MOST_ROWS, ProxyModel
+from tests.dlrm.inputs import fake_inputs
 
 FEATURES = (Feature(name="small", rows=300), Feature(name="large", rows=100 * MOST_ROWS))
 HEADS = {"wide": "exchange", "sparse": "exchange"}
@@ -23,14 +22,7 @@ def inputs(world_of_one):
         model=ModelConfig(kind="deepfm", embedding_dim=8, top_mlp=(8, 1)),
         sharding=ShardingConfig(strategy="auto"),
     )
-    return SimpleNamespace(
-        config=config,
-        ranks=SimpleNamespace(rank=0),
-        device=torch.device("cpu"),
-        manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
-        loader=SimpleNamespace(config=SimpleNamespace(batch_size=16)),
-        ids={"small": 2.5},
-    )
+    return fake_inputs(config, FEATURES, ids={"small": 2.5})
 
 
 def test_steps_train_tables_that_are_cut(inputs, monkeypatch):

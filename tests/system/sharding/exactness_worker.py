@@ -7,7 +7,6 @@ of one.
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,13 @@ from dlrm.config.schema import (
     TrainConfig,
 )
 from dlrm.dense_sync import AllReduceSync
-from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding import plan
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training import build
 from dlrm.training import model as sharded
 from dlrm.training.evaluation import evaluate
+from tests.dlrm.inputs import fake_inputs
 
 CPU = torch.device("cpu")
 DIM = 32
@@ -99,7 +98,7 @@ def my_part(seed, count):
 
 
 @contextmanager
-def laid_out_on_purpose():
+def with_column_pieces_on_all_ranks():
     """The trainer's own plan with the kinds of CUT, column pieces dealt out to the ranks in turn."""
     constraints_of, make_plan = plan._constraints, sharded.make_plan
 
@@ -135,14 +134,8 @@ def sharded_model(case):
         sharding=ShardingConfig(strategy="torchrec", data_parallel_rows=100),
         train=TrainConfig(precision="fp32"),
     )
-    inputs = SimpleNamespace(
-        config=config,
-        ranks=Ranks(rank=dist.get_rank(), local_rank=dist.get_rank(), world_size=dist.get_world_size()),
-        device=CPU,
-        manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
-        loader=SimpleNamespace(config=SimpleNamespace(batch_size=GLOBAL_BATCH // dist.get_world_size())),
-    )
-    with laid_out_on_purpose():
+    inputs = fake_inputs(config, FEATURES, GLOBAL_BATCH // dist.get_world_size())
+    with with_column_pieces_on_all_ranks():
         return build.shard(inputs), config
 
 

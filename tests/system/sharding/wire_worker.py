@@ -4,7 +4,6 @@ import logging
 import os
 from dataclasses import dataclass
 from logging.handlers import BufferingHandler
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from dlrm.comm.consistency.error_flags import NUM_PLACES
 from dlrm.comm.links import Link
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.dense_sync import AllReduceSync
-from dlrm.launch.device import Ranks
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.planning import planner, torchrec_plan
@@ -27,11 +25,12 @@ from dlrm.sharding.splitting.planning.strategies import options
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training import build
 from dlrm.training import model as sharded
+from tests.dlrm.inputs import fake_inputs
 
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((50, 7, 300, 24, 11)))
 CPU = torch.device("cpu")
 DIM = 16
-NUM_DENSE = 3
+NUM_DENSE = 13
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,7 @@ def check(case: Case) -> None:
     heard = BufferingHandler(capacity=100)
     planner.logger.addHandler(heard)
     try:
-        model = build.shard(
-            SimpleNamespace(
-                config=config,
-                ranks=Ranks(rank=rank, local_rank=rank, world_size=num_ranks),
-                device=CPU,
-                manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * NUM_DENSE),
-                loader=SimpleNamespace(config=SimpleNamespace(batch_size=max(case.batch_sizes))),
-                ids={},
-            )
-        )
+        model = build.shard(fake_inputs(config, FEATURES, max(case.batch_sizes)))
     finally:
         sharded.make_plan, planner.load_choice = make_plan, load_choice
         planner.logger.removeHandler(heard)

@@ -15,6 +15,7 @@ from dlrm.sharding.splitting.planning import planner
 from dlrm.sharding.splitting.planning.shapes import Setting, heads_of, shapes_of
 from dlrm.training import build
 from dlrm.training.data import _check_tables
+from tests.dlrm.inputs import fake_inputs
 
 FEATURES = (Feature(name="cat_0", rows=0), Feature(name="cat_1", rows=300), Feature(name="cat_2", rows=5000))
 CPU = torch.device("cpu")
@@ -31,14 +32,7 @@ def config_of(*dynamic, strategy="torchrec", kind="dlrm"):
 
 @pytest.mark.parametrize("initialize", [True, False])
 def test_a_dynamic_table_is_whole_and_the_others_are_as_planned(world_of_one, initialize):
-    inputs = SimpleNamespace(
-        config=config_of("cat_0"),
-        ranks=SimpleNamespace(rank=0),
-        device=CPU,
-        manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
-        loader=SimpleNamespace(config=SimpleNamespace(batch_size=16)),
-    )
-    model = build.shard(inputs, initialize=initialize)
+    model = build.shard(fake_inputs(config_of("cat_0"), FEATURES), initialize=initialize)
     kinds = {name: sharding.sharding_type for name, sharding in model.plan.plan["sparse.tables"].items()}
     assert kinds == {"cat_0": "table_wise", "cat_1": "column_wise", "cat_2": "column_wise"}
     dynamic = find_shards(model)[0]

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from dlrm.sharding.splitting.planning import planner, torchrec_plan
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME, load_choice
 from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
 from dlrm.training import build
+from tests.dlrm.inputs import fake_inputs
 
 CPU = torch.device("cpu")
 FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((300, 700, 500)))
@@ -92,15 +92,7 @@ def sharded(world_of_one, tmp_path):
             model=ModelConfig(kind=kind, embedding_dim=8, bottom_mlp=(8, 8), top_mlp=(8, 1)),
             sharding=ShardingConfig(strategy=strategy),
         )
-        inputs = SimpleNamespace(
-            config=config,
-            ranks=SimpleNamespace(rank=0),
-            device=CPU,
-            manifest=SimpleNamespace(features=FEATURES, dense=("dense",) * 13),
-            loader=SimpleNamespace(config=SimpleNamespace(batch_size=16)),
-            ids={},
-        )
-        return build.shard(inputs, folder=folder)
+        return build.shard(fake_inputs(config, FEATURES), folder=folder)
 
     return work
 
