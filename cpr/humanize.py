@@ -1,18 +1,19 @@
-"""Numbers and spans of time as people write and read them: `5.6m`, `1h30m`, `2.64 GB`."""
+"""Conversion of durations, sizes and tables from and to text: `5.6m`, `1h30m`, `2.64 GB`."""
 
 import math
 import re
+from collections.abc import Collection, Sequence
 from typing import Final
 
 UNITS_S: Final = {"ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-"""Seconds in each unit that is understood."""
+"""Seconds in each unit that `parse_duration` accepts."""
 SHOWN: Final = (("d", 86_400.0, 345_600.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0), ("s", 1.0, 1.0))
-"""Units with their seconds, and from how many seconds on they are shown."""
+"""Units of `duration_text` with their seconds, and the shortest duration shown in each."""
 _PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a span of time.
+    """Parse a duration into seconds.
 
     >>> parse_duration("5.6m"), parse_duration("1h30m"), parse_duration("2d")
     (336.0, 5400.0, 172800.0)
@@ -21,7 +22,7 @@ def parse_duration(text: str) -> float:
         text: numbers with the units ms, s, m (or min), h or d.
 
     Raises:
-        ValueError: it is not a span of time, negative, or its unit is missing; says what one looks like.
+        ValueError: the text is not a duration, negative, or lacks a unit.
     """
     rest, total = text.strip().lower(), 0.0
     while part := _PART.match(rest):
@@ -38,7 +39,7 @@ def parse_duration(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """A span of time with three digits, in the unit that suits it.
+    """Format a duration with three digits in a suitable unit.
 
     >>> duration_text(336), duration_text(161_280), duration_text(0.0042)
     ('5.6 min', '44.8 h', '4.2 ms')
@@ -59,7 +60,7 @@ def _three_digits(value: float) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes with a decimal unit.
+    """Format a number of bytes with a decimal unit.
 
     >>> size_text(2_640_000_000)
     '2.64 GB'
@@ -72,7 +73,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def count_text(number: int, what: str) -> str:
-    """So many of something.
+    """Format a count of things, with a plural s.
 
     >>> count_text(1, "rank"), count_text(2000, "rank")
     ('1 rank', '2,000 ranks')
@@ -81,7 +82,7 @@ def count_text(number: int, what: str) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """A span of time, roughly.
+    """Format an age roughly; an age below 0 (clocks differ) is 0.
 
     >>> age_text(9000)
     '2.5 h'
@@ -93,7 +94,7 @@ def age_text(seconds: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share as a percentage with three digits.
+    """Format a share as a percentage with three digits.
 
     >>> share_text(0.0845), share_text(0.00529), share_text(0)
     ('8.45%', '0.529%', '0%')
@@ -103,3 +104,23 @@ def share_text(share: float) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Lines of a text table.
+
+    >>> align_columns([("name", "rows"), ("users", "9")])
+    ['name   rows', 'users     9']
+
+    Args:
+        rows: cells of each row, of one length.
+        left: columns aligned to the left; the others are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -25,7 +25,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from cpr.estimator.failures.report import report_on
+    from cpr.estimator.failures.log_report import report_on
     from cpr.estimator.planning.recommend import recommend
     from cpr.estimator.planning.recommend_text import as_text
 

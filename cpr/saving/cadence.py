@@ -4,7 +4,7 @@ import logging
 from typing import Final, Protocol
 
 from cpr.checkpoint.collectives import RankGroup, on_rank
-from cpr.estimator.planning.interval import IntervalRule, Measured
+from cpr.estimator.planning.interval import IntervalRule, RunMeasurements
 from cpr.recovery.run.progress import RunProgress
 from cpr.saving.history_writer import HistoryWriter
 
@@ -106,7 +106,7 @@ class AutoPace:
         if save is None or not history.step_s:
             return FIRST_STEPS, diary.is_saving
         total = history.samples_total
-        measured = Measured(
+        measured = RunMeasurements(
             nodes=history.nodes,
             blocked_s=save.blocked_s / save.share,
             save_s=save.seconds / save.share,

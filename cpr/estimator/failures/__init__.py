@@ -1,1 +1,1 @@
-"""When failures come: logs of failures, and the distributions that fit them."""
+"""Failure logs, distributions fitted to the times between failures, and simulated arrivals."""

@@ -1,7 +1,7 @@
-"""When failures arrive and whom they strike, for many simulated runs at once.
+"""Arrival times and struck nodes of failures, drawn for many simulated runs at once.
 
-The unit of a draw is the mean, so that one distribution serves a job and each of its nodes: a node fails
-`num_nodes` times as rarely as the job. Both clocks go on while a run saves or recovers: machines do not wait.
+Draws have mean 1, so that one distribution serves a job and each of its nodes: a node fails `num_nodes` times
+as rarely as the job. Clocks keep running while a run saves or recovers, as real machines do.
 """
 
 import math
@@ -19,29 +19,29 @@ Numbers = NDArray[np.int64]
 Distribution = Literal["exponential", "gamma", "weibull", "recorded"]
 Scope = Literal["job", "node"]
 SHAPES: Final = (0.1, 100.0)
-"""Shape parameters that can be drawn from; outside of it failures are one instant or a metronome."""
+"""Allowed shape parameters; outside of this range all failures coincide, or are exactly periodic."""
 AHEAD: Final = 64
-"""How many failures of a run `NodeClock` looks ahead: few passes over the nodes, little to remember."""
+"""Failures per run that `NodeClock` computes at a time: few passes over the nodes at little memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureModel:
-    """How failures come; how often is the job's mean time to failure."""
+    """Distribution of failures in time and over nodes; their rate is the job's mean time to failure."""
 
     distribution: Distribution = "exponential"
-    """Of the time between failures. `recorded`: those in `recorded_s`, drawn again with replacement."""
+    """Of the time between failures. `recorded`: the times in `recorded_s`, drawn with replacement."""
     shape: float = 1.0
     """Of gamma and Weibull: 1 is exponential, below 1 failures come in bursts, above 1 regularly."""
     recorded_s: tuple[float, ...] = ()
-    """Times between failures as they were seen; stretched to the job's mean time to failure."""
+    """Observed times between failures, scaled to the job's mean time to failure."""
     scope: Scope = "job"
-    """`job`: one clock, set to 0 when the run begins and at each failure: what a log of a job's failures
-    describes. `node`: a clock for each node. A run begins when its nodes are in the middle of their lives
-    (the stationary process), and one that fails is replaced by a new one."""
+    """`job`: one clock, reset when the run begins and at each failure, as in the log of a job's failures.
+    `node`: one clock per node. A run begins in the middle of its nodes' lives (the stationary process), and
+    a failed node is replaced by a new one."""
     group_share: float = 0.0
     """Share of failures that take a group of neighbours, such as a rack, instead of one node."""
     group_nodes: int = 1
-    """How many such a failure takes, the one whose clock rang included."""
+    """Nodes lost by such a failure, including the failing node itself."""
 
     def __post_init__(self) -> None:
         if self.distribution not in _DRAWS and self.distribution != "recorded":
@@ -63,28 +63,28 @@ class FailureModel:
 
     @property
     def mean_nodes(self) -> float:
-        """How many nodes a failure takes on average."""
+        """Mean number of nodes lost by a failure."""
         return 1 + self.group_share * (self.group_nodes - 1)
 
     def draw(self, random: np.random.Generator, size: int) -> Times:
-        """So many times between failures, with mean 1."""
+        """Draw `size` times between failures, with mean 1."""
         if self.distribution == "recorded":
             recorded = np.asarray(self.recorded_s)
             return random.choice(recorded / recorded.mean(), size)
         return _DRAWS[self.distribution](random, self.shape, size)
 
     def draw_remaining(self, random: np.random.Generator, size: int) -> Times:
-        """Times from a moment that knows nothing of the clocks to their next failure, in units of the mean.
+        """Draw times from an arbitrary moment to the next failure, in units of the mean.
 
-        A moment falls into a time between failures with a chance in proportion to its length, and anywhere in
+        The moment falls into a gap with a probability proportional to the gap's length, and uniformly inside
         it (renewal theory: the forward recurrence time of the stationary process).
         """
         if self.distribution == "recorded":
             recorded = np.asarray(self.recorded_s)
-            met = random.choice(recorded / recorded.mean(), size, p=recorded / recorded.sum())
+            gaps = random.choice(recorded / recorded.mean(), size, p=recorded / recorded.sum())
         else:
-            met = _LENGTH_BIASED[self.distribution](random, self.shape, size)
-        return random.random(size) * met
+            gaps = _LENGTH_BIASED[self.distribution](random, self.shape, size)
+        return random.random(size) * gaps
 
 
 Draw = Callable[[np.random.Generator, float, int], Times]
@@ -107,22 +107,22 @@ class Failure:
     """The next failure of each of many runs; arrays [runs]."""
 
     at_s: Times
-    """Seconds since the run's beginning."""
+    """Seconds since the start of the run."""
     node: Numbers
-    """Whose clock rang."""
+    """First failing node."""
     num_nodes: Numbers
-    """How many are struck: that one and those after it, which are its neighbours."""
+    """Number of failing nodes: `node` and its neighbours with the next higher numbers."""
 
 
 class Clock(ABC):
-    """The failures of many runs, one after the other.
+    """Generator of the failures of many runs, one after the other.
 
     Args:
         model: of the failures.
-        mean_s: of the time between failures of the job.
+        mean_s: mean time between failures of the job.
         num_nodes: of the job.
-        num_runs: how many are simulated.
-        seed: the same seed makes the same failures, whatever comes of them.
+        num_runs: simulated runs.
+        seed: the same seed makes the same failures, whatever their consequences.
     """
 
     def __init__(
@@ -132,69 +132,66 @@ class Clock(ABC):
         self._random, self._group_random = map(np.random.default_rng, seed.spawn(2))
 
     def next(self) -> Failure:
-        """Each run's next failure."""
-        at_s, node = self._ring()
+        """Draw each run's next failure."""
+        at_s, node = self._next()
         is_group = self._group_random.random(self._num_runs) < self._model.group_share
         return Failure(at_s, node, np.where(is_group, self._model.group_nodes, 1))
 
     @abstractmethod
-    def _ring(self) -> tuple[Times, Numbers]:
-        """When, and whose clock, of each run."""
+    def _next(self) -> tuple[Times, Numbers]:
+        """Time and node of each run's next failure."""
 
 
 class JobClock(Clock):
-    """One clock for each run; a failure strikes any node alike."""
+    """One clock per run; a failure strikes all nodes with equal probability."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._now_s = np.zeros(self._num_runs)
 
-    def _ring(self) -> tuple[Times, Numbers]:
+    def _next(self) -> tuple[Times, Numbers]:
         self._now_s = self._now_s + self._mean_s * self._model.draw(self._random, self._num_runs)
         return self._now_s, self._random.integers(self._num_nodes, size=self._num_runs)
 
 
 class NodeClock(Clock):
-    """One clock for each node of each run.
-
-    It holds 8 bytes a node and run, and looks at all of them once for `AHEAD` failures of a run.
-    """
+    """One clock per node of each run, with 8 bytes of state each, computed `AHEAD` failures at a time."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._window_s, self._node_mean_s = AHEAD * self._mean_s, self._num_nodes * self._mean_s
         first = self._model.draw_remaining(self._random, self._num_runs * self._num_nodes)
-        self._rings_s = self._node_mean_s * first.reshape(self._num_runs, self._num_nodes)
+        self._next_s = self._node_mean_s * first.reshape(self._num_runs, self._num_nodes)
         self._known_until_s = 0.0
-        self._at_s = np.empty((self._num_runs, 0))  # known and not yet given, padded with infinity
+        self._at_s = np.empty((self._num_runs, 0))  # computed, not yet returned, padded with infinity
         self._nodes = np.empty((self._num_runs, 0), np.int64)
 
-    def _ring(self) -> tuple[Times, Numbers]:
+    def _next(self) -> tuple[Times, Numbers]:
         while self._at_s.shape[1] == 0 or np.isinf(self._at_s[:, 0]).any():
-            self._look_ahead()
+            self._compute_window()
         at_s, nodes = self._at_s[:, 0], self._nodes[:, 0]
         self._at_s, self._nodes = self._at_s[:, 1:], self._nodes[:, 1:]
         return at_s, nodes
 
-    def _look_ahead(self) -> None:
-        """Learn all failures of one window more."""
+    def _compute_window(self) -> None:
+        """Compute all failures of the next window."""
         self._known_until_s += self._window_s
-        runs, nodes = np.nonzero(self._rings_s < self._known_until_s)
+        runs, nodes = np.nonzero(self._next_s < self._known_until_s)
         found = []
         while len(runs):
-            at_s = self._rings_s[runs, nodes]
+            at_s = self._next_s[runs, nodes]
             found.append((runs, nodes, at_s))
             again_s = at_s + self._node_mean_s * self._model.draw(self._random, len(runs))
-            self._rings_s[runs, nodes] = again_s
+            self._next_s[runs, nodes] = again_s
             in_window = again_s < self._known_until_s
             runs, nodes = runs[in_window], nodes[in_window]
         if found:
-            self._remember(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            self._merge(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _remember(self, runs: Numbers, nodes: Numbers, at_s: Times) -> None:
-        """Lay failures in any order behind those known already."""
+    def _merge(self, runs: Numbers, nodes: Numbers, at_s: Times) -> None:
+        """Merge new failures, in any order, into the sorted failures of each run."""
         order = np.lexsort((at_s, runs))
-        counts = np.bincount(runs, minlength=len(self._rings_s))
+        counts = np.bincount(runs, minlength=len(self._next_s))
         places = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
         new_s = np.full((len(counts), counts.max()), np.inf)
         new_nodes = np.zeros(new_s.shape, np.int64)

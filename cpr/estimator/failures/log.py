@@ -1,15 +1,15 @@
-"""When a job failed: times between failures, from a log that people keep or from what runs have measured.
+"""Times between a job's failures, from a CSV file or from the histories of runs.
 
-A log is a CSV file with a header and one line for each time that the job was at work, earlier ones first:
+The CSV file has a header and one line for each period in which the job ran, earlier periods first:
 
     began,ended,failed
     2026-03-01T08:00,2026-03-01T21:30,yes
     2026-03-01T21:40,2026-03-02T09:00,no
 
 `began` and `ended` are ISO 8601 times, or there is one column `lasted` instead, with a unit (`13.5h`).
-`failed` says whether a failure ended it (yes or no); otherwise it was stopped, is finished, or still at work
-(`ended` is then when the log was written). Lines that did not fail tell how long the job did not fail, which
-counts. Other columns are left alone.
+`failed` tells whether a failure ended the period (yes or no); otherwise the job was stopped, is finished, or
+still runs (`ended` is then when the log was written). Periods without a failure count, too. Other columns are
+ignored.
 """
 
 import csv
@@ -31,12 +31,12 @@ ANSWERS: Final = {
 
 @dataclass(frozen=True)
 class Stretch:
-    """Failures one after the other, from a beginning on."""
+    """Consecutive failures of one observation period."""
 
     gaps_s: tuple[float, ...]
-    """From the beginning to the first failure, and from each failure to the next."""
+    """From the start to the first failure, and from each failure to the next."""
     unfinished_s: float = 0.0
-    """Since the last of them: the next gap is longer. 0: watching ended with a failure."""
+    """Time without failure at the end (right-censored); 0: observation ended with a failure."""
 
     def __post_init__(self) -> None:
         if not all(0 < gap < math.inf for gap in self.gaps_s) or not 0 <= self.unfinished_s < math.inf:
@@ -48,10 +48,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class FailureLog:
-    """All that is known of a job's failures.
+    """A job's failures and observed time.
 
     Raises:
-        ValueError: no time at all was watched.
+        ValueError: the observed time is 0.
     """
 
     stretches: tuple[Stretch, ...]
@@ -67,34 +67,34 @@ class FailureLog:
 
     @property
     def unfinished_s(self) -> list[float]:
-        """Times without a failure at their end (right-censored)."""
+        """Right-censored times: those without a failure at their end."""
         return [stretch.unfinished_s for stretch in self.stretches if stretch.unfinished_s > 0]
 
     @property
     def exposure_s(self) -> float:
-        """All time that was watched."""
+        """Observed time."""
         return sum(self.gaps_s) + sum(self.unfinished_s)
 
     @property
     def num_failures(self) -> int:
-        """How many there were."""
+        """Number of failures."""
         return len(self.gaps_s)
 
 
 def log_of_runs(runs: Iterable[RunHistory]) -> FailureLog:
-    """Failures as runs have measured them.
+    """The log of failures in the histories of runs.
 
     Raises:
-        ValueError: failures at one moment, or no time at all.
+        ValueError: two failures at the same time, or no observed time.
     """
     return FailureLog(tuple(Stretch(tuple(run.gaps_s), run.unfinished_gap_s) for run in runs))
 
 
 def read_log(path: Path) -> FailureLog:
-    """Failures from a CSV file, as this module describes it.
+    """Read a failure log from a CSV file; see the module docstring.
 
     Raises:
-        ValueError: a line cannot be understood; names the file and the line.
+        ValueError: a line cannot be parsed; the message names file and line.
         OSError: the file cannot be read.
     """
     stretches: list[Stretch] = []
@@ -113,7 +113,7 @@ def read_log(path: Path) -> FailureLog:
 
 
 def _lines(path: Path) -> Iterator[tuple[float, bool]]:
-    """Of each line, how long the job was at work, in seconds, and whether a failure ended that."""
+    """For each line, the seconds that the job ran, and whether a failure ended that."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file, skipinitialspace=True)
         before: datetime | None = None
@@ -152,7 +152,7 @@ def _time(row: Mapping[str, str | None], column: str) -> datetime:
 
 
 def _seconds(began: datetime, ended: datetime, before: datetime | None) -> float:
-    """How long the job was at work; `before` is when it ended on the line before."""
+    """Length of a period; `before` is the end of the previous one."""
     if (began.tzinfo is None) != (ended.tzinfo is None):
         raise ValueError("began and ended need both a time zone, or none")
     if before is not None and (began.tzinfo is None) == (before.tzinfo is None) and began < before:

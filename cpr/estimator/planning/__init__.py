@@ -1,1 +1,1 @@
-"""Full or partial recovery, and how often to save: the formulas and the recommendation."""
+"""Choice between full and partial recovery and of the save interval, from the formulas of the CPR paper."""

@@ -1,25 +1,20 @@
-"""The arithmetic of the CPR paper: portion of lost samples, overheads, intervals, and when to fall back.
+"""Formulas of the CPR paper: portion of lost samples (PLS), overheads, save intervals, fall-back rule.
 
 Formulas and symbols are the paper's (Maeng et al., MLSys 2021) as recalled, not checked against its text; the
-numbers are those of our notes, in which formula 2 is the PLS that runs count (`cpr.recovery.run.pls`).
-Whether partial recovery has an `O_load` and `O_res` of its own there is not certain; here they are the same
-for both.
+numbers are those of our notes, in which formula 2 is the PLS that runs count (`cpr.recovery.run.pls`). The
+paper may have separate `O_load` and `O_res` for partial recovery; here they are the same for both.
 
-`T_total` is useful training time, `T_fail` mean time between failures of the job, `T_save` training time from
-one save to the next, `O_save`, `O_load`, `O_res` times to save a checkpoint, to load one, and to have a
-replacement scheduled, `N_emb` nodes that hold embeddings. Times are in seconds; overheads are shares of
-`T_total`. All formulas are of first order: `T_save` is far shorter than `T_fail`, failures are spread evenly
-over an interval, and none comes while a save or a recovery is under way. `cpr simulate` shows what happens
-where that is not so.
+`T_total` is useful training time, `T_fail` the job's mean time between failures, `T_save` training time from
+save to save, `O_save`, `O_load`, `O_res` times to save a checkpoint, to load one, and to schedule a
+replacement, `N_emb` nodes that hold embeddings. Times are in seconds; overheads are shares of `T_total`. All
+formulas are of first order: `T_save` is much shorter than `T_fail`, failures are uniform over an interval,
+and none happens during a save or a recovery. `cpr simulate` shows what happens otherwise.
 
-The paper saves while training waits. Saving in the background, training loses only `blocked_save`: what it
-waits, and how much longer the steps beside the save take. But a save counts only when all of it is stored: a
-failure loses `delay` = `O_save - blocked_save`, the training done meanwhile, more than half an interval.
-Without `blocked_save` saves are as in the paper.
-
-Partial recovery may save some rows at a time, 1 / `row_share` times in `T_save`. That costs what those row
-saves cost together (`O_blocked_partial`), but each counts as soon as it is stored itself (`delay_partial`).
-Without `O_rows` both recoveries save everything, as in the paper's formulas.
+Two extensions. With background saves training loses only `blocked_save` (waiting, and slower steps), but a
+save counts only once it is stored: a failure loses `delay` = `O_save - blocked_save` more than half an
+interval. And partial recovery may save a share of the rows at a time, 1 / `row_share` times in `T_save`: that
+costs the sum of the row saves (`O_blocked_partial`), but each counts once it is stored (`delay_partial`).
+Without `blocked_save` and `O_rows` the formulas are the paper's.
 """
 
 # ruff: noqa: N802, N803, N806 - the paper's symbols
@@ -29,17 +24,17 @@ from dataclasses import dataclass
 from typing import Final
 
 FAR_SHORTER: Final = 0.1
-"""What is more than this part of the time between failures is not far shorter, as the formulas assume."""
+"""Share of the time between failures up to which a time is "much shorter", as the formulas assume."""
 FEW_SAVES: Final = 5
-"""Of a job with fewer saves, averages over many say little: its end cuts the last interval short."""
+"""Number of saves below which averages mean little, as the end of the job cuts the last interval short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training job and what failures cost it; times in seconds.
+    """A training job and its costs of saves and failures; times in seconds.
 
     Raises:
-        ValueError: a value is impossible; says what it must be.
+        ValueError: a value is impossible; the message tells the valid range.
     """
 
     T_total: float
@@ -47,25 +42,24 @@ class Job:
     T_fail: float
     """Mean time between failures of the whole job."""
     O_save: float
-    """From the beginning of a save of everything until it is stored."""
+    """From the start of a full save until it is stored."""
     O_load: float
     """To load from the checkpoint after a failure."""
     O_res: float
-    """To have a replacement at work after a failure: detection, scheduling, start."""
+    """To replace failed workers: detection, scheduling, start."""
     N_emb: int
     """Nodes that hold embeddings: failure domains."""
     blocked_save: float | None = None
-    """Of `O_save`, what training loses; None: all of it, saves are synchronous."""
+    """Part of `O_save` that training loses; None: all of it, saves are synchronous."""
     O_rows: float | None = None
-    """From the beginning of a row save until it is stored, where partial recovery saves some rows at a time;
-    None: it saves everything, as full recovery does."""
+    """From the start of a row save until it is stored; None: partial recovery makes full saves, too."""
     blocked_rows: float = 0.0
-    """Of `O_rows`, what training loses."""
+    """Part of `O_rows` that training loses."""
     row_share: float = 1.0
-    """Of the rows, that a row save holds."""
+    """Share of the rows in a row save."""
     nodes_lost: float = 1.0
-    """Nodes' worth of rows that a failure loses on average. Less than 1 where memory outlives workers, more
-    where nodes fail together: k of them count k times."""
+    """Mean nodes' worth of rows lost per failure. Below 1 where memory survives workers, above 1 where nodes
+    fail together."""
 
     def __post_init__(self) -> None:
         for name in ("T_total", "T_fail", "O_save"):
@@ -103,62 +97,59 @@ class Job:
 
     @property
     def O_blocked(self) -> float:
-        """What a save of everything costs training."""
+        """Training time lost by a full save."""
         return self.O_save if self.blocked_save is None else self.blocked_save
 
     @property
     def O_blocked_partial(self) -> float:
-        """What saving all rows once costs training in partial recovery."""
+        """Training time lost in partial recovery by saving all rows once."""
         return self.O_blocked if self.O_rows is None else self.blocked_rows / self.row_share
 
     @property
     def time_to_loss_s(self) -> float | None:
-        """Mean time between losses of a node's worth of rows; None: none are lost.
-
-        Shorter than `T_fail` where failures take several nodes, and longer where memory outlives them.
-        """
+        """Mean time between losses of a node's worth of rows; None if failures lose no rows."""
         return self.T_fail / self.nodes_lost if self.nodes_lost else None
 
     @property
     def delay(self) -> float:
-        """Training time that goes by from a save's moment until it counts; 0 where saves are synchronous."""
+        """Training time from the start of a full save until it counts; 0 for synchronous saves."""
         return self.O_save - self.O_blocked
 
     @property
     def delay_partial(self) -> float:
-        """The same of a save that partial recovery makes."""
+        """Training time from the start of a save of partial recovery until it counts."""
         return self.delay if self.O_rows is None else self.O_rows - self.blocked_rows
 
     @property
     def shortest_partial(self) -> float:
-        """Training time in which partial recovery can save all rows once: storage takes no more saves."""
+        """Shortest training time in which storage can take all rows once in partial recovery."""
         return self.delay if self.O_rows is None else self.delay_partial / self.row_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What saving and failures cost, as shares of `T_total`."""
+    """Overheads of saving and failures, as shares of `T_total`."""
 
     save: float
     lost: float
-    """Work that is done again."""
+    """Repeated work."""
     load: float
     reschedule: float
 
     @property
     def total(self) -> float:
-        """All parts together."""
+        """Sum of all parts."""
         return self.save + self.lost + self.load + self.reschedule
 
 
 def expected_pls(job: Job, T_save: float) -> float:
-    """PLS to be expected of the whole job with partial recovery (formula 3); `T_total` cancels."""
+    """Expected PLS of the whole job with partial recovery (formula 3); `T_total` cancels."""
     check_interval(job, T_save)
-    return job.nodes_lost * (T_save / 2 + job.delay_partial) / (job.T_fail * job.N_emb)
+    return _pls(job, T_save)
 
 
 def overhead_full(job: Job, T_save: float) -> Overhead:
-    """Overhead if everybody goes back to the last checkpoint after each failure (formula 4)."""
+    """Overhead of full recovery: all nodes return to the last checkpoint after each failure (formula 4)."""
     check_interval(job, T_save)
     return Overhead(
         save=job.O_blocked / T_save,
@@ -169,7 +160,7 @@ def overhead_full(job: Job, T_save: float) -> Overhead:
 
 
 def overhead_partial(job: Job, T_save: float) -> Overhead:
-    """Overhead if only failed nodes go back to the last checkpoint: no work is done again (formula 5)."""
+    """Overhead of partial recovery: only failed nodes return to the last checkpoint (formula 5)."""
     check_interval(job, T_save)
     return Overhead(
         save=job.O_blocked_partial / T_save,
@@ -182,16 +173,16 @@ def overhead_partial(job: Job, T_save: float) -> Overhead:
 def interval_full(job: Job) -> float:
     """The interval with the least overhead for full recovery: Young's optimum (formula 6).
 
-    Never shorter than storage takes, and never longer than the job.
+    Never shorter than storage needs for a save, and never longer than the job.
     """
-    return _possible(job, math.sqrt(2 * job.O_blocked * job.T_fail))
+    return min(max(math.sqrt(2 * job.O_blocked * job.T_fail), job.delay), job.T_total)
 
 
 def interval_partial(job: Job, target_pls: float) -> float:
     """The longest interval whose expected PLS is within the target (formula 7); never longer than the job.
 
     Raises:
-        ValueError: the target is no share, or saves cannot come as often as it asks for.
+        ValueError: the target is not a share, or storage is too slow for it.
     """
     check_target(target_pls)
     if job.nodes_lost == 0:
@@ -207,12 +198,8 @@ def interval_partial(job: Job, target_pls: float) -> float:
 
 
 def reachable_pls(job: Job) -> float:
-    """The smallest PLS that can be expected, with one background save right after the other.
-
-    0 where saves are synchronous: to the formulas, they may come as often as one likes.
-    """
-    lost_s = job.shortest_partial / 2 + job.delay_partial
-    return job.nodes_lost * lost_s / (job.T_fail * job.N_emb)
+    """The smallest expected PLS, with back-to-back background saves; 0 for synchronous saves."""
+    return _pls(job, job.shortest_partial)
 
 
 def pls_threshold(job: Job) -> float:
@@ -220,27 +207,26 @@ def pls_threshold(job: Job) -> float:
 
     Synchronous saves: `sqrt(O_save / (2 T_fail)) / (2 N_emb)`, which is `T_save,part > T_save,full / 2`.
     """
-    T_save = max(interval_break_even(job), job.shortest_partial)
-    return job.nodes_lost * (T_save / 2 + job.delay_partial) / (job.T_fail * job.N_emb)
+    return _pls(job, max(interval_break_even(job), job.shortest_partial))
 
 
 def interval_break_even(job: Job) -> float:
-    """The interval at which partial recovery costs what full recovery costs at its best."""
+    """The interval at which partial recovery costs as much as full recovery at its best interval."""
     full = overhead_full(job, interval_full(job))
     return job.O_blocked_partial / (full.save + full.lost)
 
 
 def partial_wins(job: Job, target_pls: float) -> bool:
-    """The fall-back rule, asked before training: whether partial recovery is the cheaper one (formula 8)."""
+    """The fall-back rule, applied before training: whether partial recovery is cheaper (formula 8)."""
     partial = overhead_partial(job, interval_partial(job, target_pls))
     return partial.total < overhead_full(job, interval_full(job)).total
 
 
 def check_interval(job: Job, T_save: float) -> None:
-    """Refuse an interval that no job can have.
+    """Check an interval.
 
     Raises:
-        ValueError: it is not positive, or longer than the job.
+        ValueError: the interval is not positive, or longer than the job.
     """
     if not 0 < T_save <= job.T_total:
         raise ValueError(
@@ -250,10 +236,10 @@ def check_interval(job: Job, T_save: float) -> None:
 
 
 def check_target(target_pls: float) -> None:
-    """Refuse a target that is no portion of the samples.
+    """Check a target PLS.
 
     Raises:
-        ValueError: it is not above 0 and at most 1.
+        ValueError: the target is not above 0 and at most 1.
     """
     if not 0 < target_pls <= 1:
         raise ValueError(
@@ -262,8 +248,9 @@ def check_target(target_pls: float) -> None:
         )
 
 
-def _possible(job: Job, T_save: float) -> float:
-    return min(max(T_save, job.delay), job.T_total)
+def _pls(job: Job, T_save: float) -> float:
+    """Formula 3, for any interval."""
+    return job.nodes_lost * (T_save / 2 + job.delay_partial) / (job.T_fail * job.N_emb)
 
 
 def _check(name: str, value: float, above: bool) -> None:

@@ -1,7 +1,4 @@
-"""What the estimator is told, from whom: flags, measured runs, a log of failures; and what is still missing.
-
-What the user says wins over what was measured.
-"""
+"""Inputs of the estimator, merged from flags, a failure log and the histories of runs, in this priority."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,33 +18,33 @@ FLAGS: Final = {
     "O_res": "--reschedule",
     "N_emb": "--nodes",
 }
-"""Where the user says each of a job's values."""
+"""The flag of each of a job's values."""
 NUMBERS: Final = ("N_emb", "nodes_lost", "row_share")
-"""Values that are no times."""
+"""Values that are not times."""
 NEEDED: Final = ("T_total", "T_fail", "O_save", "N_emb")
-"""All else may be left out: the same for both recoveries, or nothing."""
+"""Required values; the others default to 0, or are the same for both recoveries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorInputs:
-    """A job, and where each of its values comes from."""
+    """A job and the source of each of its values."""
 
     job: Job
     sources: Mapping[str, str]
     """By the name of the value: "given", "measured in 2 runs", ..."""
     log: FailureLog | None = None
-    """Of failures, if there is any."""
+    """Failure log, if there is any."""
 
     def __str__(self) -> str:
         lines = []
         for name, source in self.sources.items():
             value = getattr(self.job, name)
-            told = f"{value:g}" if name in NUMBERS else duration_text(value)
-            lines.append(f"  {name:<12}  {told:>9}  {source}")
+            shown = f"{value:g}" if name in NUMBERS else duration_text(value)
+            lines.append(f"  {name:<12}  {shown:>9}  {source}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines: seconds, numbers of nodes, and shares."""
+        """The values as JSON: seconds, numbers of nodes, and shares."""
         return {
             name: {"value": getattr(self.job, name), "source": source}
             for name, source in self.sources.items()
@@ -60,7 +57,7 @@ class _Gathered:
     sources: dict[str, str] = field(default_factory=dict)
 
     def offer(self, name: str, value: float | None, source: str) -> None:
-        """A value, unless there is one that counts more."""
+        """Add a value, unless an earlier one takes precedence."""
         if value is not None and name not in self.values:
             self.values[name], self.sources[name] = value, source
 
@@ -68,15 +65,15 @@ class _Gathered:
 def gather(
     given: Mapping[str, float | None], runs: Sequence[RunHistory] = (), log: FailureLog | None = None
 ) -> EstimatorInputs:
-    """Put a job together.
+    """Merge the inputs of the estimator.
 
     Args:
-        given: by the user, by the names of `FLAGS`; None: not given.
-        runs: that were measured, of the same number of nodes.
-        log: of failures; counts more than those in the runs.
+        given: values of flags, by the names of `FLAGS`; None: not given.
+        runs: histories of runs with the same number of nodes, the newest last.
+        log: failure log; takes precedence over the failures in the histories.
 
     Raises:
-        ValueError: something is missing or impossible; says which flag to give.
+        ValueError: a value is missing or impossible; the message names the flag.
     """
     found = _Gathered()
     for name, value in given.items():
@@ -85,8 +82,8 @@ def gather(
     if log is None and runs:
         log, log_source = log_of_runs(runs), f"seen in {count_text(len(runs), 'run')}"
     if log is not None and log.num_failures:
-        told = f"{count_text(log.num_failures, 'failure')} in {duration_text(log.exposure_s)}, {log_source}"
-        found.offer("T_fail", log.exposure_s / log.num_failures, told)
+        source = f"{count_text(log.num_failures, 'failure')} in {duration_text(log.exposure_s)}, {log_source}"
+        found.offer("T_fail", log.exposure_s / log.num_failures, source)
     if runs:
         _measured(found, runs)
     if missing := [name for name in NEEDED if name not in found.values]:
@@ -110,25 +107,25 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
             f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: "
             "give runs of one size"
         )
-    is_save_given = "O_save" in found.values  # nobody knows what it would cost training
+    is_save_given = "O_save" in found.values  # then measured training time lost does not belong to it
     pooled = replace(
         runs[-1],
         saves=[] if is_save_given else [save for run in runs for save in run.saves],
         failures=[failure for run in runs for failure in run.failures],
     )
     source = f"measured in {count_text(len(runs), 'run')}"
-    after = f"{source}, {count_text(len(pooled.failures), 'failure')}"
+    per_failure = f"{source}, {count_text(len(pooled.failures), 'failure')}"
     found.offer("N_emb", pooled.nodes, source)
     newest = source if len(runs) == 1 else "measured in the newest run"
     found.offer("T_total", runs[-1].T_total, f"{newest}: the steps for all samples")
     _measured_saves(found, pooled, source)
-    found.offer("O_load", pooled.O_load, after)
-    found.offer("O_res", pooled.O_res, after)
-    found.offer("nodes_lost", pooled.nodes_lost, f"{after}: nodes' worth of rows lost in each")
+    found.offer("O_load", pooled.O_load, per_failure)
+    found.offer("O_res", pooled.O_res, per_failure)
+    found.offer("nodes_lost", pooled.nodes_lost, f"{per_failure}: nodes' worth of rows lost in each")
 
 
 def _measured_saves(found: _Gathered, pooled: RunHistory, source: str) -> None:
-    """What saves take and cost; one that costs more than the time until it counts is said to take that."""
+    """Add the costs of saves; a save takes at least as long as the training time lost by it."""
     if pooled.O_save is None or pooled.O_blocked is None:
         return
     is_cost_given = "blocked_save" in found.values

@@ -1,10 +1,9 @@
-"""How often to save, asked again and again while a run goes on: by what it has measured, and why.
+"""Choice of the save interval during a run, from measurements.
 
-As often as costs training at most `max_overhead`, because a save that costs next to nothing is worth having;
-never less often than the target PLS asks for; never faster than storage takes. The paper chooses its interval
-once, from a target, and saves as seldom as that allows: there, training waits for the whole save. What a save
-costs is all that training loses by it: what it waits, and how much longer the steps beside it take. Formulas
-have the numbers of `cpr.estimator.planning.formulas`.
+Saves are as frequent as `max_overhead` of training time allows, never less frequent than the target PLS
+requires, and never faster than storage can take them. The paper instead chooses the longest interval that
+keeps the target, once, since there training waits for the whole save. The cost of a save is all training time
+lost by it: waiting, and slower steps. Formula numbers are those of `cpr.estimator.planning.formulas`.
 """
 
 from dataclasses import dataclass
@@ -15,34 +14,33 @@ from cpr.fields import check_fields
 from cpr.humanize import duration_text, share_text
 
 TOLERANCE: Final = 0.25
-"""An interval is kept while the best one differs by no more than this share of it: measurements jitter."""
+"""An interval is kept while the best one differs by at most this share of it: measurements are noisy."""
 STORAGE_SAFETY: Final = 1.5
-"""An interval that is chosen is at least so many times what storage takes for a save; more than `TOLERANCE`,
-so that one that is kept still leaves storage the time."""
+"""Shortest interval as a multiple of the time of a save. More than 1 + `TOLERANCE`, so that an interval that
+is kept although saves became slower still leaves storage enough time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a run knows of itself. Saves are those of everything, or what priority saves add up to."""
+class RunMeasurements:
+    """Measurements of a run so far. A save is a full save, or the row saves that add up to one."""
 
     nodes: int
     """Failure domains: the paper's `N_emb`."""
     blocked_s: float
-    """That a save costs training."""
+    """Training time lost by a save."""
     save_s: float
-    """From a save's beginning until it is stored."""
+    """From the start of a save until it is stored."""
     elapsed_s: float
-    """Of the run so far."""
+    """Duration of the run so far."""
     share: float = 1.0
-    """Of the rows, that a single save holds. It counts as soon as it is stored itself."""
+    """Share of the rows in a single save, which counts as soon as it is stored."""
     nodes_lost: float = 0.0
-    """Nodes' worth of rows that failures have lost so far; failures that memory outlived lose none. Those of
-    failures that were recovered fully are among them: they have cost no samples, but tell how often nodes are
-    lost."""
+    """Nodes' worth of rows lost so far. Includes failures with full recovery: they cost no samples, but show
+    how often nodes are lost. Excludes failures whose memory survived."""
     pls: float = 0.0
     """Portion of lost samples so far."""
     share_left: float = 1.0
-    """Of the samples of the whole run."""
+    """Share of the run's samples still to come."""
 
     def __post_init__(self) -> None:
         for name in ("blocked_s", "save_s", "elapsed_s", "nodes_lost", "pls"):
@@ -59,39 +57,39 @@ class Measured:
 
     @property
     def delay_s(self) -> float:
-        """Training time from the moment of a single save until it counts."""
+        """Training time from the start of a single save until it counts."""
         return self.share * max(0.0, self.save_s - self.blocked_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """How long to wait from one save to the next."""
+class IntervalChoice:
+    """A chosen save interval."""
 
     interval_s: float
     changed: bool
-    """Whether it is another one than before."""
+    """Whether the interval differs from the previous one."""
     reason: str
-    """For the log."""
+    """Explanation, for the log."""
     expected_pls: float
-    """Of the whole run, if it goes on like this."""
+    """Expected PLS of the whole run with this interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRule:
-    """Chooses the interval.
+    """Rule that chooses the save interval during a run.
 
     Raises:
-        ValueError: a value is impossible; says what it must be.
+        ValueError: a value is impossible; the message tells the valid range.
     """
 
     target_pls: float = 0.1
-    """Portion of lost samples that is put up with in the whole run."""
+    """Acceptable portion of lost samples (PLS) of the whole run."""
     mean_time_to_failure_s: float | None = None
-    """Between losses of a node in the whole job, as far as is known before the run: the time between failures
-    over the nodes that one takes, which `cpr plan` tells. It counts as much as one loss that was seen. None:
-    nothing is known, and there is no choice before the first loss."""
+    """Prior estimate of the seconds between losses of a node in the whole job: time between failures divided
+    by the nodes lost in each, as `cpr plan` reports. Weighs as much as one observed loss. None: no estimate,
+    and no choice before the first loss."""
     max_overhead: float = 0.001
-    """Share of training time that saves may cost where the target does not ask for more."""
+    """Share of training time that saves may cost, unless the target PLS requires more."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -101,13 +99,13 @@ class IntervalRule:
         if self.mean_time_to_failure_s is not None and not self.mean_time_to_failure_s > 0:
             raise ValueError(f"mean_time_to_failure_s is {self.mean_time_to_failure_s}; it must be positive")
 
-    def time_to_loss_s(self, measured: Measured) -> float:
-        """Seconds between losses of a node, from what was known before and what was seen since.
+    def time_to_loss_s(self, measured: RunMeasurements) -> float:
+        """Seconds between losses of a node, from the prior estimate and the observed losses.
 
-        The inverse of the rate's mean, which is gamma distributed if losses come at random.
+        The inverse of the mean of the rate, which is gamma distributed if losses are memoryless.
 
         Raises:
-            ValueError: nothing was known, and nothing was lost.
+            ValueError: there is no prior estimate, and no loss was observed.
         """
         if self.mean_time_to_failure_s is None:
             if measured.nodes_lost == 0:
@@ -118,15 +116,15 @@ class IntervalRule:
             return measured.elapsed_s / measured.nodes_lost
         return (self.mean_time_to_failure_s + measured.elapsed_s) / (1 + measured.nodes_lost)
 
-    def next_interval(self, measured: Measured, current_s: float | None = None) -> Choice:
-        """The interval from now on.
+    def next_interval(self, measured: RunMeasurements, current_s: float | None = None) -> IntervalChoice:
+        """Choose the interval from now on.
 
         Args:
-            measured: so far.
-            current_s: the interval up to now; None: there was none.
+            measured: measurements so far.
+            current_s: the present interval; None: there is none.
 
         Raises:
-            ValueError: nothing is known of failures.
+            ValueError: see `time_to_loss_s`.
         """
         longest_s = self._longest(measured)
         shortest_s = measured.save_s * STORAGE_SAFETY
@@ -150,33 +148,33 @@ class IntervalRule:
                 f"a save costs {duration_text(measured.blocked_s)}, "
                 f"{share_text(measured.blocked_s / interval_s)} of training time"
             )
-        return Choice(
+        return IntervalChoice(
             interval_s=interval_s,
             changed=interval_s != current_s,
             reason=f"a save each {duration_text(interval_s)}: {reason}",
             expected_pls=expected,
         )
 
-    def _pls_to_come(self, measured: Measured, interval_s: float) -> float:
-        """Expected of the rest of the run: formula 3 for the share that is left."""
+    def _pls_to_come(self, measured: RunMeasurements, interval_s: float) -> float:
+        """Expected PLS of the rest of the run: formula 3 for the remaining share."""
         lost_s = interval_s / 2 + measured.delay_s
         return measured.share_left * lost_s / (self.time_to_loss_s(measured) * measured.nodes)
 
-    def _longest(self, measured: Measured) -> float:
+    def _longest(self, measured: RunMeasurements) -> float:
         """The interval with which the whole run is expected to end at the target; not positive: none does."""
         if measured.share_left == 0:
             return float("inf")
-        to_lose = (self.target_pls - measured.pls) / measured.share_left  # of what is to come
+        to_lose = (self.target_pls - measured.pls) / measured.share_left  # of the remaining samples
         return 2 * (to_lose * self.time_to_loss_s(measured) * measured.nodes - measured.delay_s)
 
-    def _why_target(self, measured: Measured) -> str:
+    def _why_target(self, measured: RunMeasurements) -> str:
         return (
             f"the target PLS of {self.target_pls:g} asks for it; {measured.pls:.3g} so far, "
             f"{measured.share_left:.0%} of the samples to come, and one of {measured.nodes} nodes is lost "
             f"each {duration_text(self.time_to_loss_s(measured))}"
         )
 
-    def _why_too_slow(self, measured: Measured, expected: float) -> str:
+    def _why_too_slow(self, measured: RunMeasurements, expected: float) -> str:
         return (
             f"as often as storage takes them, at {duration_text(measured.save_s)} a save; the target PLS of "
             f"{self.target_pls:g} asks for more, and {expected:.3g} is to be expected "

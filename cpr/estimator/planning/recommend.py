@@ -1,10 +1,10 @@
-"""Full or partial recovery, and how often to save: the decision, why, and what would change it.
+"""Recommendation of a recovery and a save interval, with the thresholds at which it would change.
 
 The decision is the paper's fall-back rule (formula 8 of `cpr.estimator.planning.formulas`). Of the intervals
 that keep the target PLS, the paper takes the longest (formula 7), which costs least. Where saves cost next to
-nothing that gives away freshness for nothing, so here saves come more often as long as they cost at most
-`MAX_OVERHEAD` of training, and never more often than full recovery would have them, nor so often that they
-cost more than half of what partial recovery spares: so it is still the cheaper one.
+nothing, that wastes freshness, so here saves are more frequent as long as they cost at most `MAX_OVERHEAD` of
+training; but never more frequent than full recovery would have them, nor so frequent that they cost more than
+half of what partial recovery gains.
 """
 
 # ruff: noqa: N803, N806 - the paper's symbols
@@ -30,78 +30,77 @@ from cpr.estimator.planning.formulas import (
 )
 
 MAX_OVERHEAD: Final = 0.001
-"""Saves that cost no more of training time than this are worth having."""
-HALF_SPARED: Final = 2.0
-"""At so many times the interval at which both recoveries cost the same, saves cost half as much as there."""
+"""Share of training time up to which more frequent saves are worth their cost."""
+HALF_GAIN: Final = 2.0
+"""Multiple of the break-even interval at which saves cost half as much as they do at break-even."""
 _FAR: Final = 1e4
-"""Asking what would change a decision, nobody looks at values so many times larger or smaller."""
+"""Factor by which a value is changed at most in the search for its threshold."""
 _BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
-    """One way to recover, at its interval."""
+    """A recovery with its save interval and expected costs."""
 
     recovery: Literal["full", "partial"]
     interval_s: float
-    """From one save of everything to the next."""
+    """From one full save to the next."""
     overhead: Overhead
     expected_pls: float
     """Of the whole job."""
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The figures as JSON values."""
         return {**asdict(self), "overhead": {**asdict(self.overhead), "total": self.overhead.total}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Where the decision changes if one value alone does; None: nowhere near what is possible."""
+    """Values at which the decision changes if only one value does; None: not within a factor of 10,000."""
 
     pls: float | None
-    """Target above which partial recovery is the choice: the cheaper one, if saves can come so often."""
+    """Target PLS above which partial recovery is chosen."""
     T_fail: float | None
-    """Mean time between failures, seconds: above it partial recovery is the choice."""
+    """Mean time between failures, seconds, above which partial recovery is chosen."""
     O_save: float | None
-    """Time of a save, seconds: below it partial recovery is the choice. What it costs training, and row
-    saves, change in proportion."""
+    """Time of a save, seconds, below which partial recovery is chosen; all costs of saves scale with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """What to do, and what it rests on."""
+    """A recommended recovery with its alternatives."""
 
     job: Job
     target_pls: float
     ratio: float
-    """Of the rows that a priority save holds; they come `ratio` x interval apart. 1: no priority."""
+    """Share of the rows in a priority save, with `ratio` x interval between saves; 1: no priority saves."""
     full: RecoveryPlan
-    """At its best interval."""
+    """Full recovery at its best interval."""
     partial: RecoveryPlan | None
-    """None: saves cannot come as often as the target asks for."""
+    """None: storage is too slow for the target PLS."""
     naive: RecoveryPlan
-    """Partial recovery at the interval that is best for full recovery."""
+    """Partial recovery at the best interval of full recovery."""
     is_partial: bool
-    """Whether partial recovery it is."""
+    """Whether partial recovery is recommended."""
     thresholds: Thresholds
 
     @property
     def chosen(self) -> RecoveryPlan:
-        """What to do."""
+        """The recommended plan."""
         return self.partial if self.is_partial and self.partial is not None else self.full
 
     @property
     def gain(self) -> float:
-        """What partial recovery saves of useful training time; negative: what it would cost more. 0: none."""
+        """Share of useful training time gained by partial recovery; negative: lost."""
         return 0.0 if self.partial is None else self.full.overhead.total - self.partial.overhead.total
 
     @property
     def row_interval_s(self) -> float | None:
-        """From one save of the most important rows to the next; None: saves are of everything."""
+        """Seconds from one priority save to the next; None without priority saves."""
         return self.ratio * self.chosen.interval_s if self.is_partial and self.ratio < 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """For machines; times in seconds, overheads as shares of useful training time."""
+        """The figures as JSON values: times in seconds, overheads as shares of useful training time."""
         return {
             "recovery": self.chosen.recovery,
             "interval_s": self.chosen.interval_s,
@@ -119,12 +118,12 @@ class Recommendation:
 
 
 def recommend(job: Job, target_pls: float = 0.1, ratio: float = 0.125) -> Recommendation:
-    """Decide.
+    """Recommend a recovery and a save interval for a job.
 
     Args:
-        job: and what its failures cost.
-        target_pls: portion of lost samples that is put up with.
-        ratio: of the rows that a priority save is to hold; 1: no priority.
+        job: with the costs of its saves and failures.
+        target_pls: acceptable portion of lost samples.
+        ratio: share of the rows in a priority save; 1: no priority saves.
 
     Raises:
         ValueError: the target or the ratio is impossible.
@@ -132,52 +131,50 @@ def recommend(job: Job, target_pls: float = 0.1, ratio: float = 0.125) -> Recomm
     check_target(target_pls)
     if not 0 < ratio <= 1:
         raise ValueError(f"the ratio is {ratio:g}; it is a share of the rows, above 0 and at most 1")
-    is_partial, full = _wins(job, target_pls), _full(job)
+    T_full = interval_full(job)
+    can_keep_target = target_pls >= reachable_pls(job)
     return Recommendation(
         job=job,
         target_pls=target_pls,
         ratio=ratio,
-        full=full,
-        partial=_partial(job, target_pls),
-        naive=_plan_partial(job, full.interval_s),
-        is_partial=is_partial,
-        thresholds=Thresholds(
-            pls=pls_threshold(job) if interval_break_even(job) <= job.T_total else None,
-            T_fail=_least_time_to_failure(job, target_pls, is_partial),
-            O_save=_longest_save(job, target_pls, is_partial),
+        full=RecoveryPlan(
+            recovery="full", interval_s=T_full, overhead=overhead_full(job, T_full), expected_pls=0.0
         ),
+        partial=_partial(job, recommended_interval(job, target_pls)) if can_keep_target else None,
+        naive=_partial(job, T_full),
+        is_partial=_wins(job, target_pls),
+        thresholds=_thresholds(job, target_pls),
     )
 
 
 def recommended_interval(job: Job, target_pls: float) -> float:
-    """From save to save, for partial recovery: the longest that keeps the target, or what is worth having.
+    """The recommended save interval of partial recovery, seconds.
 
     Raises:
-        ValueError: the target is no share, or saves cannot come as often as it asks for.
+        ValueError: the target is not a share, or storage is too slow for it.
     """
     worth_having = max(
         job.O_blocked_partial / MAX_OVERHEAD,
         interval_full(job),
-        HALF_SPARED * interval_break_even(job),
+        HALF_GAIN * interval_break_even(job),
         job.shortest_partial,
     )
     return min(interval_partial(job, target_pls), worth_having)
 
 
-def _full(job: Job) -> RecoveryPlan:
-    T_save = interval_full(job)
-    return RecoveryPlan(
-        recovery="full", interval_s=T_save, overhead=overhead_full(job, T_save), expected_pls=0.0
+def with_save_time(job: Job, O_save: float) -> Job:
+    """The job with another time of a save, and all costs of saves scaled in proportion."""
+    factor = O_save / job.O_save
+    return replace(
+        job,
+        O_save=O_save,
+        blocked_save=None if job.blocked_save is None else job.blocked_save * factor,
+        O_rows=None if job.O_rows is None else job.O_rows * factor,
+        blocked_rows=job.blocked_rows * factor,
     )
 
 
-def _partial(job: Job, target_pls: float) -> RecoveryPlan | None:
-    if target_pls < reachable_pls(job):
-        return None
-    return _plan_partial(job, recommended_interval(job, target_pls))
-
-
-def _plan_partial(job: Job, T_save: float) -> RecoveryPlan:
+def _partial(job: Job, T_save: float) -> RecoveryPlan:
     return RecoveryPlan(
         recovery="partial",
         interval_s=T_save,
@@ -190,38 +187,26 @@ def _wins(job: Job, target_pls: float) -> bool:
     return target_pls >= reachable_pls(job) and partial_wins(job, target_pls)
 
 
-def _least_time_to_failure(job: Job, target_pls: float, is_partial: bool) -> float | None:
-    """Mean time between failures above which partial recovery wins."""
-    found = _turning_point(
+def _thresholds(job: Job, target_pls: float) -> Thresholds:
+    is_partial = _wins(job, target_pls)
+    T_fail = _turning_point(
         job.T_fail,
         job.T_fail / _FAR if is_partial else job.T_fail * _FAR,
         lambda T_fail: _wins(replace(job, T_fail=T_fail), target_pls),
     )
-    return found if found is not None and found > job.O_save else None
-
-
-def _longest_save(job: Job, target_pls: float, is_partial: bool) -> float | None:
-    """Time of a save below which partial recovery wins."""
-
-    def wins(O_save: float) -> bool:
-        return _wins(_with_save(job, O_save), target_pls)
-
-    return _turning_point(job.O_save, job.T_total if is_partial else job.O_save / _FAR, wins)
-
-
-def _with_save(job: Job, O_save: float) -> Job:
-    """The job with saves that take so long, and all else that saves take and cost in proportion."""
-    return replace(
-        job,
-        O_save=O_save,
-        blocked_save=None if job.blocked_save is None else job.blocked_save / job.O_save * O_save,
-        O_rows=None if job.O_rows is None else job.O_rows / job.O_save * O_save,
-        blocked_rows=job.blocked_rows / job.O_save * O_save,
+    return Thresholds(
+        pls=pls_threshold(job) if interval_break_even(job) <= job.T_total else None,
+        T_fail=T_fail if T_fail is not None and T_fail > job.O_save else None,
+        O_save=_turning_point(
+            job.O_save,
+            job.T_total if is_partial else job.O_save / _FAR,
+            lambda O_save: _wins(with_save_time(job, O_save), target_pls),
+        ),
     )
 
 
 def _turning_point(value: float, farthest: float, wins: Callable[[float], bool]) -> float | None:
-    """The value from here to `farthest` where the answer changes; None: it does not."""
+    """The value between here and `farthest` where the answer changes; None: it does not."""
     now = wins(value)
     if wins(farthest) == now:
         return None

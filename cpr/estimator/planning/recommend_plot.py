@@ -1,13 +1,13 @@
-"""A picture of a recommendation: overhead against interval for both recoveries, and how failures come."""
+"""Picture of a recommendation: overhead against interval for both recoveries, and the fits of failures."""
 
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from cpr.estimator.failures.fits import kaplan_meier
-from cpr.estimator.failures.report import FailureReport
+from cpr.estimator.failures.log_report import LogReport
 from cpr.estimator.planning.formulas import overhead_full, overhead_partial
 from cpr.estimator.planning.recommend import Recommendation
 from cpr.humanize import count_text, duration_text
@@ -16,13 +16,13 @@ POINTS: Final = 400
 TICKS_S: Final = (1, 10, 60, 600, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600, 30 * 24 * 3600)
 
 
-def plot(what: Recommendation, path: Path, failures: FailureReport | None = None) -> None:
-    """Draw it into a file.
+def plot(what: Recommendation, path: Path, failures: LogReport | None = None) -> None:
+    """Draw a recommendation into a file.
 
     Args:
-        what: is recommended.
-        path: of the picture; its ending says the format: .png, .svg or .pdf.
-        failures: if there were any, a second panel shows how well distributions describe them.
+        what: the recommendation.
+        path: of the picture; the ending tells the format: .png, .svg or .pdf.
+        failures: report on the failure log; with failures in it, a second panel shows the fits.
 
     Raises:
         ValueError: the format is not known.
@@ -30,16 +30,12 @@ def plot(what: Recommendation, path: Path, failures: FailureReport | None = None
     """
     shown = failures if failures is not None and failures.fits else None
     num_panels = 1 if shown is None else 2
-    figure, panels = plt.subplots(
-        1, num_panels, figsize=(7 * num_panels, 4.5), squeeze=False, layout="constrained"
-    )
-    try:
-        _draw_overheads(panels[0][0], what)
-        if shown is not None:
-            _draw_failures(panels[0][1], shown)
-        figure.savefig(path, dpi=150)
-    finally:
-        plt.close(figure)
+    figure = Figure(figsize=(7 * num_panels, 4.5), layout="constrained")
+    panels = figure.subplots(1, num_panels, squeeze=False)[0]
+    _draw_overheads(panels[0], what)
+    if shown is not None:
+        _draw_failures(panels[1], shown)
+    figure.savefig(path, dpi=150)
 
 
 def _draw_overheads(axes: Any, what: Recommendation) -> None:
@@ -65,35 +61,33 @@ def _draw_overheads(axes: Any, what: Recommendation) -> None:
         yscale="log",
         xlabel="time from one save to the next",
         ylabel="overhead, of training time",
+        title=f"{job.N_emb} nodes, a failure each {duration_text(job.T_fail)}, "
+        f"target PLS {what.target_pls:g}",
     )
     if least := min(plan.overhead.total for plan in plans):
-        axes.set_ylim(bottom=50 * least)  # room for words below the curve
+        axes.set_ylim(bottom=50 * least)  # room for labels below the curve
     axes.yaxis.set_major_formatter("{x:g}%")
     ticks = [tick for tick in TICKS_S if intervals[0] <= tick <= intervals[-1]]
     axes.set_xticks(ticks, [duration_text(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_title(
-        f"{job.N_emb} nodes, a failure each {duration_text(job.T_fail)}, target PLS {what.target_pls:g}"
-    )
     axes.legend()
     axes.grid(alpha=0.3)
 
 
-def _draw_failures(axes: Any, failures: FailureReport) -> None:
+def _draw_failures(axes: Any, failures: LogReport) -> None:
     times, over = kaplan_meier(failures.log)
     hours = times / 3600
-    axes.step(
-        np.concatenate([[0], hours]), np.concatenate([[0], over]), where="post", color="k", label="seen"
-    )
+    steps = np.concatenate([[0], hours]), np.concatenate([[0], over])
+    axes.step(*steps, where="post", color="k", label="observed")
     reach = np.linspace(0, 1.2 * hours[-1], POINTS)
     for fit in failures.fits:
-        axes.plot(
-            reach,
-            fit.cdf(3600 * reach),
-            label=f"{fit.distribution} (shape {fit.shape:.2g})",
-            alpha=0.8,
-        )
-    axes.set(xlabel="hours from one failure to the next", ylabel="share that is over", ylim=(0, 1.02))
-    axes.set_title(f"{count_text(failures.log.num_failures, 'failure')}")
+        label = f"{fit.distribution} (shape {fit.shape:.2g})"
+        axes.plot(reach, fit.cdf(3600 * reach), label=label, alpha=0.8)
+    axes.set(
+        xlabel="hours from one failure to the next",
+        ylabel="share of the times that are shorter",
+        ylim=(0, 1.02),
+        title=count_text(failures.log.num_failures, "failure"),
+    )
     axes.legend()
     axes.grid(alpha=0.3)

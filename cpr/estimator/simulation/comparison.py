@@ -1,7 +1,7 @@
-"""Formulas and simulation side by side, for both recoveries: what `cpr simulate` shows."""
+"""Comparison of formulas and simulation for both recoveries: the result of `cpr simulate`."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import (
@@ -15,18 +15,16 @@ from cpr.estimator.planning.formulas import (
     overhead_partial,
 )
 from cpr.estimator.planning.recommend import recommended_interval
-from cpr.estimator.simulation.means import Mean
-from cpr.estimator.simulation.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
+from cpr.estimator.simulation.simulation import PARTS, Mean, Simulation, SimulationConfig, simulate
 from cpr.humanize import duration_text
 
-RECOVERIES: Final[tuple[Recovery, ...]] = ("full", "partial")
-MATTERS: Final = 0.05
-"""A formula that is wrong by a smaller part of its value is right."""
+MATTERS = 0.05
+"""Relative error of a formula below which it counts as right."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One recovery."""
+class ComparedRecovery:
+    """One recovery: simulation and prediction."""
 
     expected: Overhead
     """By formula 4 or 5."""
@@ -36,60 +34,56 @@ class Compared:
 
     @property
     def departs(self) -> bool:
-        """Whether the formulas are wrong by more than chance, and by enough to matter."""
-        return any(
-            abs(mean.value - value) > mean.half_width + MATTERS * value for mean, value in self._pairs()
-        )
+        """Whether the formulas are wrong by more than chance and by more than `MATTERS`."""
+        return any(abs(error) > tolerance for error, tolerance in self._errors())
 
     @property
     def falls_short(self) -> bool:
-        """Whether less is simulated than the formulas say, by as much: more failures cannot be why."""
-        return any(value - mean.value > mean.half_width + MATTERS * value for mean, value in self._pairs())
+        """Whether the formulas are too high by that much, which more failures cannot explain."""
+        return any(-error > tolerance for error, tolerance in self._errors())
 
-    def _pairs(self) -> tuple[tuple[Mean, float], ...]:
-        """What is simulated, and what the formulas say of it."""
-        return (
-            (self.simulation.overhead, self.expected.total),
-            (self.simulation.pls, self.expected_pls),
-        )
+    def _errors(self) -> tuple[tuple[float, float], ...]:
+        """Error and tolerance of the overhead and of the PLS."""
+        pairs = (self.simulation.overhead, self.expected.total), (self.simulation.pls, self.expected_pls)
+        return tuple((mean.value - formula, mean.half_width + MATTERS * formula) for mean, formula in pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The figures as JSON values."""
         parts = {part: getattr(self.expected, part) for part in PARTS}
-        formula = {"overhead": self.expected.total, "parts": parts, "pls": self.expected_pls}
-        return {"interval_s": self.simulation.config.interval_s, "formula": formula} | {
-            "simulated": self.simulation.to_json()
+        return {
+            "interval_s": self.simulation.config.interval_s,
+            "formula": {"overhead": self.expected.total, "parts": parts, "pls": self.expected_pls},
+            "simulated": self.simulation.to_json(),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Both recoveries of a job, through the same failures."""
+class RecoveryComparison:
+    """Both recoveries of a job, simulated with the same failures."""
 
-    full: Compared
-    partial: Compared
-
-    @property
-    def job(self) -> Job:
-        """What was simulated."""
-        return self.full.simulation.config.job
+    full: ComparedRecovery
+    partial: ComparedRecovery
 
     @property
     def config(self) -> SimulationConfig:
-        """Of full recovery; that of partial recovery differs in the interval alone."""
+        """Configuration of full recovery; that of partial recovery differs only in the interval."""
         return self.full.simulation.config
 
     @property
+    def job(self) -> Job:
+        """The simulated job."""
+        return self.config.job
+
+    @property
     def saved(self) -> Mean:
-        """The share of useful time that partial recovery saves, run by run through the same failures."""
+        """Share of useful time gained by partial recovery, paired by run."""
         return Mean.of(self.full.simulation.overheads - self.partial.simulation.overheads)
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
-        config = self.config
+        """The figures as JSON values."""
         return {
-            "num_trials": config.num_trials,
-            "seed": config.seed,
+            "num_trials": self.config.num_trials,
+            "seed": self.config.seed,
             "full": self.full.to_json(),
             "partial": self.partial.to_json(),
             "partial_saves": self.saved.to_json(),
@@ -105,40 +99,39 @@ def compare(
     interval_s: float | None = None,
     num_trials: int = 1000,
     seed: int = 0,
-) -> Comparison:
-    """Simulate both recoveries, and ask the formulas.
+) -> RecoveryComparison:
+    """Simulate both recoveries of a job and evaluate the formulas.
 
     Args:
-        job: what is simulated.
-        failures: how they come.
+        job: to simulate.
+        failures: their distribution.
         target_pls: of partial recovery.
-        interval_s: of both; None: what is recommended for each.
-        num_trials: runs of each.
+        interval_s: of both recoveries; None: the recommended interval of each.
+        num_trials: runs of each recovery.
         seed: of the failures.
     """
     config = SimulationConfig(
         job=job, recovery="full", interval_s=job.T_total, failures=failures, num_trials=num_trials, seed=seed
     )
     expected = config.expected_job
-    full_s, partial_s = interval_s, interval_s
-    if full_s is None or partial_s is None:
-        full_s, partial_s = interval_full(expected), recommended_interval(expected, target_pls)
-    full, partial = (
-        simulate(replace(config, recovery=recovery, interval_s=interval))
-        for recovery, interval in zip(RECOVERIES, (full_s, partial_s), strict=True)
-    )
-    return Comparison(
-        full=Compared(expected=overhead_full(expected, full_s), expected_pls=0.0, simulation=full),
-        partial=Compared(
+    full_s = interval_full(expected) if interval_s is None else interval_s
+    partial_s = recommended_interval(expected, target_pls) if interval_s is None else interval_s
+    return RecoveryComparison(
+        full=ComparedRecovery(
+            expected=overhead_full(expected, full_s),
+            expected_pls=0.0,
+            simulation=simulate(replace(config, interval_s=full_s)),
+        ),
+        partial=ComparedRecovery(
             expected=overhead_partial(expected, partial_s),
             expected_pls=expected_pls(expected, partial_s),
-            simulation=partial,
+            simulation=simulate(replace(config, recovery="partial", interval_s=partial_s)),
         ),
     )
 
 
-def departures(comparison: Comparison) -> list[str]:
-    """Why the formulas are wrong, in words; empty where they are right."""
+def departures(comparison: RecoveryComparison) -> list[str]:
+    """Reasons why the formulas are wrong; empty if they are right."""
     wrong = [side.simulation.config for side in (comparison.full, comparison.partial) if side.departs]
     if not wrong:
         return []
@@ -151,12 +144,12 @@ def departures(comparison: Comparison) -> list[str]:
         if job.T_total < FEW_SAVES * config.interval_s:
             found.append(f"{interval} fits only {job.T_total / config.interval_s:.2g} times into the job")
     if job.O_load + job.O_res > FAR_SHORTER * job.T_fail:
-        found.append("the next failure often comes before a recovery is over, which begins again")
+        found.append("the next failure often comes before a recovery is over, which starts over")
     if job.O_save > FAR_SHORTER * job.T_fail:
         found.append("failures often break a save, which does not count")
     falls_short = comparison.full.falls_short or comparison.partial.falls_short
     if failures.distribution != "exponential" and (failures.scope == "job" or falls_short):
         found.append("failures have a memory: they do not come evenly")
     return found or [
-        "failures go on while a job saves and recovers: there are more than useful time alone sees"
+        "failures also come while a job saves and recovers: there are more than in useful time alone"
     ]

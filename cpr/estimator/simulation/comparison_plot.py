@@ -1,11 +1,11 @@
-"""What `cpr simulate --plot` draws: overhead by part, and how unequal the runs are."""
+"""Picture of `cpr simulate --plot`: overhead by part, and the distribution over runs."""
 
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from cpr.estimator.simulation.comparison import Comparison
+from cpr.estimator.simulation.comparison import RecoveryComparison
 from cpr.estimator.simulation.comparison_text import PART_NAMES
 from cpr.estimator.simulation.simulation import PARTS
 from cpr.humanize import duration_text
@@ -13,15 +13,15 @@ from cpr.humanize import duration_text
 COLORS = {"full": "tab:orange", "partial": "tab:blue"}
 
 
-def draw(comparison: Comparison, path: Path) -> None:
-    """Draw both recoveries.
+def draw(comparison: RecoveryComparison, path: Path) -> None:
+    """Draw both recoveries into a file.
 
     Args:
-        comparison: what was simulated.
-        path: of the picture; its ending says which format.
+        comparison: to draw.
+        path: of the picture; the ending tells the format.
 
     Raises:
-        ValueError: there is no such format.
+        ValueError: the format is not known.
     """
     sides = {"full": comparison.full, "partial": comparison.partial}
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -1,16 +1,15 @@
-"""What `cpr simulate` prints."""
+"""Text output of `cpr simulate`."""
 
 from cpr.estimator.failures.arrivals import FailureModel
-from cpr.estimator.simulation.comparison import Compared, Comparison, departures
-from cpr.estimator.simulation.means import Mean
-from cpr.estimator.simulation.simulation import PARTS
-from cpr.humanize import duration_text
+from cpr.estimator.simulation.comparison import RecoveryComparison, departures
+from cpr.estimator.simulation.simulation import PARTS, Mean
+from cpr.humanize import align_columns, duration_text
 
 PART_NAMES = {"save": "saves", "lost": "work done again", "load": "loading", "reschedule": "rescheduling"}
 
 
-def as_text(comparison: Comparison) -> str:
-    """A table, what partial recovery saves, and where the formulas are wrong."""
+def as_text(comparison: RecoveryComparison) -> str:
+    """Text of a comparison: a table, the gain of partial recovery, and where the formulas are wrong."""
     job, config = comparison.job, comparison.config
     runs = f"{config.num_trials:,} runs of {duration_text(job.T_total)} on {job.N_emb:,} nodes"
     lines = [f"{runs}, seed {config.seed}; {_failures_text(job.T_fail, config.failures)}", ""]
@@ -32,7 +31,6 @@ def as_text(comparison: Comparison) -> str:
 
 
 def _failures_text(mean_s: float, failures: FailureModel) -> str:
-    """How failures come."""
     how = {
         "exponential": "at random",
         "recorded": f"as {len(failures.recorded_s)} recorded ones",
@@ -45,38 +43,27 @@ def _failures_text(mean_s: float, failures: FailureModel) -> str:
     return text
 
 
-def _table(comparison: Comparison) -> list[str]:
-    """Formula and simulation of both recoveries."""
-    sides = (comparison.full, comparison.partial)
-    rows = [("", "full recovery", "", "partial recovery", ""), ("", *("by formula", "simulated") * 2)]
-    rows.append(_row("interval", *(_interval(side) for side in sides)))
-    rows.append(
-        _row("overhead", *((_percent(s.expected.total), _share(s.simulation.overhead)) for s in sides))
-    )
-    for part in PARTS:
-        cells = ((_percent(getattr(s.expected, part)), _share(s.simulation.parts[part])) for s in sides)
-        rows.append(_row(f"  {PART_NAMES[part]}", *cells))
-    rows.append(
-        _row("worst 5 % of runs, at least", *(("", _percent(s.simulation.worst(0.05))) for s in sides))
-    )
-    rows.append(_row("PLS", *((f"{s.expected_pls:.4f}", _number(s.simulation.pls)) for s in sides)))
-    expected = comparison.job.T_total / comparison.job.T_fail
-    rows.append(
-        _row("failures in a run", *((f"{expected:.4g}", _number(s.simulation.failures, 2)) for s in sides))
-    )
-    widths = [max(len(row[place]) for row in rows[1:]) for place in range(5)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-
-
-def _row(name: str, full: tuple[str, str], partial: tuple[str, str]) -> tuple[str, str, str, str, str]:
-    return (name, *full, *partial)
-
-
-def _interval(side: Compared) -> tuple[str, str]:
-    text = duration_text(side.simulation.config.interval_s)
-    return text, text
+def _table(comparison: RecoveryComparison) -> list[str]:
+    """Formula and simulation of both recoveries, in two columns each."""
+    rows = [["", *("by formula", "simulated") * 2], ["interval"], ["overhead"]]
+    rows += [[f"  {PART_NAMES[part]}"] for part in PARTS]
+    rows += [["worst 5 % of runs, at least"], ["PLS"], ["failures in a run"]]
+    for side in (comparison.full, comparison.partial):
+        simulation, job = side.simulation, comparison.job
+        interval = duration_text(simulation.config.interval_s)
+        cells = [
+            (interval, interval),
+            (_percent(side.expected.total), _share(simulation.overhead)),
+            *((_percent(getattr(side.expected, part)), _share(simulation.parts[part])) for part in PARTS),
+            ("", _percent(simulation.worst(0.05))),
+            (f"{side.expected_pls:.4f}", _number(simulation.pls)),
+            (f"{job.T_total / job.T_fail:.4g}", _number(simulation.failures, 2)),
+        ]
+        for row, pair in zip(rows[1:], cells, strict=True):
+            row.extend(pair)
+    head, *lines = align_columns(rows, left=range(5))
+    second, third = head.index("by formula"), head.rindex("by formula")
+    return [f"{'':{second}}{'full recovery':{third - second}}partial recovery", head, *lines]
 
 
 def _percent(share: float) -> str:

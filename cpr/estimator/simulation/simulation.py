@@ -1,10 +1,8 @@
-"""Monte Carlo over failure times: what recoveries cost where the formulas are only roughly true.
+"""Monte Carlo simulation of the costs of failures, without the approximations of formulas 3 to 5.
 
-Formulas 3 to 5 are of first order: an interval far shorter than the time between failures, failures spread
-evenly over it, none while a save or a recovery is under way, as many as the useful time alone would see.
-Here runs are lived through instead (`cpr.estimator.simulation.trials` has the rules), with failures from any
-`FailureModel`. Saves are those of whole tables: priority saves write the same bytes in smaller pieces, and
-the PLS counts them as if whole tables were saved. What row saves cost together is paid at once here, too.
+The rules are in `cpr.estimator.simulation.trials`; failures come from any `FailureModel`. All simulated saves
+are full saves: priority saves write the same bytes in smaller pieces, at the same total cost, and the PLS
+counts them as if whole tables were saved.
 """
 
 import math
@@ -12,38 +10,66 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
 from tqdm import tqdm
 
 from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock, Times
 from cpr.estimator.planning.formulas import Job, check_interval
-from cpr.estimator.simulation.means import Mean
 from cpr.estimator.simulation.trials import PartialRuns, Runs, Trials
 
 Recovery = Literal["full", "partial"]
 PARTS: Final = ("save", "lost", "load", "reschedule")
 NODES_AT_ONCE: Final = 4_000_000
-"""Nodes of all runs that are simulated side by side: some 150 MB."""
+"""Nodes of all runs simulated at the same time: some 150 MB."""
 MOST_NODES: Final = 1_000_000
-"""Of a job that is simulated."""
+"""Limit of the nodes of a job."""
 MOST_TRIALS: Final = 1_000_000
+CONFIDENCE: Final = 0.95
 MOST_FAILURES: Final = 10_000
-"""In the useful time of a job that is simulated: half a minute, until the last run is given up."""
+"""Limit of the expected failures in the useful time of a job, which take half a minute to simulate."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean with its 95 % confidence interval (Student's t)."""
+
+    value: float
+    half_width: float
+    """The interval is `value` plus and minus this."""
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> "Mean":
+        """The mean of at least two independent values.
+
+        >>> mean = Mean.of([1.0, 2.0, 3.0])
+        >>> f"{mean.value:.2f} +- {mean.half_width:.2f}"
+        '2.00 +- 2.48'
+        """
+        numbers = np.asarray(values, np.float64)
+        error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+        quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(numbers) - 1))
+        return cls(float(numbers.mean()), quantile * error)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as JSON values."""
+        return {"mean": self.value, "half_width_95": self.half_width}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationConfig:
-    """What is simulated."""
+    """Configuration of a simulation of many runs of one job with one recovery."""
 
     job: Job
     recovery: Recovery
     interval_s: float
-    """Of training between two saves."""
+    """Training time between two saves."""
     failures: FailureModel = field(default_factory=FailureModel)
     num_trials: int = 1000
     seed: int = 0
     """The same seed makes the same failures for both recoveries and for all intervals."""
     give_up: float = 10.0
-    """A run is given up after so many times the job's useful time; it may never end."""
+    """A run ends unfinished after this multiple of the job's useful time, since it may never end."""
 
     def __post_init__(self) -> None:
         job, failures = self.job, self.failures
@@ -53,7 +79,7 @@ class SimulationConfig:
         shortest_s = job.delay if self.recovery == "full" else job.shortest_partial
         if self.interval_s < shortest_s:
             raise ValueError(
-                f"saving all rows goes on for {shortest_s:g} s in the background, but the next is due after "
+                f"saving all rows takes {shortest_s:g} s in the background, but the next save is due after "
                 f"{self.interval_s:g} s: storage cannot take them; choose a longer interval"
             )
         if job.N_emb > MOST_NODES:
@@ -91,12 +117,12 @@ class SimulationConfig:
 
     @property
     def expected_job(self) -> Job:
-        """The job as the formulas need it to expect what is simulated."""
+        """The job for which the formulas predict the simulation."""
         return replace(self.job, nodes_lost=min(1.0, self.job.nodes_lost) * self.failures.mean_nodes)
 
     @property
-    def lived_job(self) -> Job:
-        """The job whose saves of everything cost, and count after, what those of this recovery do."""
+    def simulated_job(self) -> Job:
+        """The job with the cost and delay of this recovery's saves in place of those of full saves."""
         job = self.job
         if self.recovery == "full" or job.O_rows is None:
             return job
@@ -106,27 +132,27 @@ class SimulationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the runs of one configuration cost, on average. Overheads are shares of the job's useful time."""
+    """Mean costs of the runs of one configuration. Overheads are shares of the job's useful time."""
 
     config: SimulationConfig
     parts: dict[str, Mean]
     """Overhead by part: `save`, `lost`, `load`, `reschedule`."""
     overhead: Mean
-    """Of all parts together. Too low if not all runs came to their end."""
+    """Total; a lower bound if not all runs finished."""
     overheads: Times
     """Of each run, float64 [num_trials]."""
     pls: Mean
     failures: Mean
-    """Number of them in a run."""
+    """Failures per run."""
     finished_share: float
-    """Of the runs: came to their end before they were given up."""
+    """Share of the runs that finished."""
 
     def worst(self, share: float) -> float:
-        """The overhead that so large a share of the runs reaches or exceeds."""
+        """The overhead that this share of the runs reaches or exceeds."""
         return float(np.quantile(self.overheads, 1 - share))
 
     def to_json(self) -> dict[str, Any]:
-        """For machines; without the single runs."""
+        """The figures as JSON values, without the single runs."""
         return {
             "recovery": self.config.recovery,
             "interval_s": self.config.interval_s,
@@ -140,23 +166,23 @@ class Simulation:
 
 
 def simulate(config: SimulationConfig) -> Simulation:
-    """Live through the runs of a configuration."""
+    """Simulate the runs of a configuration."""
     at_once = max(1, min(config.num_trials, NODES_AT_ONCE // config.job.N_emb))
     sizes = [min(at_once, config.num_trials - begin) for begin in range(0, config.num_trials, at_once)]
     seeds = np.random.SeedSequence(config.seed).spawn(len(sizes))
     with tqdm(
         total=config.num_trials, unit="run", desc=config.recovery, disable=None, leave=False, delay=1
     ) as bar:
-        lived = []
+        trials = []
         for size, seed in zip(sizes, seeds, strict=True):
-            lived.append(_live(config, size, seed))
+            trials.append(_simulate_some(config, size, seed))
             bar.update(size)
-    return _summary(config, lived)
+    return _summary(config, trials)
 
 
-def _live(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Trials:
-    """Some of the runs, side by side."""
-    job = config.lived_job
+def _simulate_some(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Trials:
+    """Simulate some of the runs at the same time."""
+    job = config.simulated_job
     clock = JobClock if config.failures.scope == "job" else NodeClock
     runs = PartialRuns if config.recovery == "partial" else Runs
     give_up_s = config.give_up * job.T_total

@@ -1,17 +1,17 @@
-"""The course of many simulated runs, from failure to failure.
+"""State of many simulated runs, advanced from failure to failure.
 
-Between two failures a run does what it must: recover, train, save at its times. So where it is when the next
-failure comes follows by arithmetic, for all runs at once, however many saves lie between. The rules:
+Between two failures a run recovers, trains and saves at fixed times, so its state at the next failure follows
+by arithmetic, for all runs at once, however many saves lie in between. The rules:
 
-- A save is due each `interval_s` of training, at the end too. All that it costs training (`blocked_save`)
-  is waited for when it begins; it counts when `O_save` has passed, and a failure before that breaks it: it
-  never counts. A run is over when training is, and has waited for the last save.
-- A failure costs rescheduling, then loading. One that comes meanwhile makes both begin again.
-- Full recovery goes back to the last save that counts, and the work since is done again, its saves too.
-- Partial recovery goes on where it was; a save that was broken begins again at once. What the struck nodes
-  learned since the last save that counts is lost, once: `cpr.recovery` counts the PLS in the same way. Of a
-  node whose memory outlives it (`Job.nodes_lost` below 1) that share is lost.
-- A run that needs more than `give_up_s` is left as it is: it may never end.
+- A save is due each `interval_s` of training, and at the end. All training time lost by it (`blocked_save`)
+  is spent when it begins. It counts when `O_save` has passed; a failure before that breaks it. A run is over
+  when training is done and the last save was waited for.
+- A failure costs rescheduling, then loading. A failure in the meantime restarts both.
+- Full recovery returns to the last save that counts, and repeats the work since, with its saves.
+- Partial recovery resumes where it was; a broken save starts over at once. What the struck nodes learned
+  since the last save that counts is lost, once: `cpr.recovery` counts the PLS in the same way. Of a node
+  whose memory survives in part (`Job.nodes_lost` below 1) that share is lost.
+- A run that needs more than `give_up_s` ends unfinished: it may never end.
 """
 
 from dataclasses import dataclass
@@ -24,39 +24,39 @@ from cpr.estimator.failures.arrivals import Clock, Failure, Numbers, Times
 from cpr.estimator.planning.formulas import Job
 
 ROUNDING: Final = 1e-9
-"""In intervals: a save that is due so shortly after the end is due at the end."""
+"""In intervals: a save that is due this shortly after the end is due at the end."""
 
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """What many runs cost; a number for each. Times in seconds.
+    """Costs of many runs, arrays [runs]. Times in seconds.
 
-    The parts and the job's own time together are the time a run took: nothing is left out.
+    The parts and the job's useful time add up to the time that a run took.
     """
 
     save_s: Times
-    """Training waited for saves."""
+    """Training time lost by saves."""
     lost_s: Times
-    """Work of the past, training alone, that full recovery undid."""
+    """Training undone by full recovery."""
     load_s: Times
     reschedule_s: Times
     pls: Times
     """Portion of lost samples."""
     failures: Numbers
     finished: Flags
-    """Whether it came to its end in time; the costs of others are what they had cost by then."""
+    """Whether the run ended before `give_up_s`; the costs of the others are those until then."""
 
 
 class Runs:
-    """Runs of one job with full recovery, simulated side by side.
+    """Runs of one job with full recovery, simulated at the same time.
 
     Args:
-        job: all runs are of it.
-        interval_s: of training between saves.
-        give_up_s: seconds after which a run that is not at its end is given up.
-        num_runs: how many.
+        job: of all runs.
+        interval_s: training time between saves.
+        give_up_s: seconds after which a run ends unfinished.
+        num_runs: number of runs.
     """
 
     def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
@@ -65,15 +65,15 @@ class Runs:
         self._wall_s, self._done_s, self._saved_s = (np.zeros(num_runs) for _ in range(3))
         self._due_s = np.full(num_runs, interval_s)  # in training done, as `_done_s` and `_saved_s`
         self._save_s, self._lost_s, self._load_s, self._res_s = (np.zeros(num_runs) for _ in range(4))
-        self._lost_node_s = np.zeros(num_runs)  # training whose effect on a node was thrown away
+        self._lost_node_s = np.zeros(num_runs)  # training whose effect on a node is lost
         self._failures = np.zeros(num_runs, np.int64)
         self._under_way, self._finished = np.ones(num_runs, np.bool_), np.zeros(num_runs, np.bool_)
 
     def run(self, clock: Clock) -> Trials:
-        """Let all of them come to their ends, or be given up; once."""
+        """Simulate all runs to their end; call it once."""
         while self._under_way.any():
             failure = clock.next()
-            self._live_until(failure.at_s)
+            self._advance(failure.at_s)
             struck = np.nonzero(self._under_way)[0]
             self._recover(struck, failure)
             self._failures[struck] += 1
@@ -88,8 +88,8 @@ class Runs:
             finished=self._finished,
         )
 
-    def _live_until(self, at_s: Times) -> None:
-        """Recover, train and save until the moments `at_s`, or to the end if it comes first."""
+    def _advance(self, at_s: Times) -> None:
+        """Recover, train and save until the times `at_s` or the end, whichever comes first."""
         job, live = self._job, self._under_way
         left_s = np.where(live, at_s - self._wall_s, 0.0)
         recovers = self._failures > 0
@@ -119,7 +119,7 @@ class Runs:
         self._under_way = live & ~ends
 
     def _note_saves(self, begun: Times, in_last_s: Times) -> None:
-        """Of the saves begun all count but perhaps the last, which the failure may have broken."""
+        """Update the last save that counts: all that began, except the last if the failure broke it."""
         last_s = self._due_s + (begun - 1) * self._interval_s
         is_whole = in_last_s >= self._job.O_save
         counts = (begun > 1) | ((begun > 0) & is_whole)
@@ -129,22 +129,22 @@ class Runs:
         )
 
     def _recover(self, struck: Numbers, failure: Failure) -> None:
-        """Go back to the last save that counts."""
+        """Return to the last save that counts."""
         self._lost_s[struck] += self._done_s[struck] - self._saved_s[struck]
         self._done_s[struck] = self._saved_s[struck]
         self._due_s[struck] = self._saved_s[struck] + self._interval_s
 
 
 class PartialRuns(Runs):
-    """The same with partial recovery. It holds 8 bytes a node and run."""
+    """Runs of one job with partial recovery; takes 8 bytes per node and run."""
 
     def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
         super().__init__(job, interval_s, give_up_s, num_runs)
-        # In training done; what a node learned before that is lost already.
+        # in training done: what a node learned before that is lost already
         self._lost_until_s = np.zeros((num_runs, job.N_emb))
 
     def _recover(self, struck: Numbers, failure: Failure) -> None:
-        """Count what the struck nodes and their neighbours learned since it was saved."""
+        """Count the unsaved training of the struck nodes as lost."""
         for num_nodes in np.unique(failure.num_nodes[struck]):
             runs = struck[failure.num_nodes[struck] == num_nodes, None]
             nodes = (failure.node[runs] + np.arange(num_nodes)) % self._job.N_emb

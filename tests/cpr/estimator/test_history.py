@@ -35,7 +35,7 @@ def make_failure(elapsed_s, **seconds):
 
 
 def as_read(history):
-    """What stands in the file of a history with a save and a failure."""
+    """JSON content of a history with a save and a failure."""
     history = history.with_save(make_save(5)).with_failure(make_failure(40.0, detect=1.0))
     return json.loads(json.dumps(history.to_json()))
 
@@ -53,45 +53,40 @@ def history():
     )
 
 
-def test_a_run_without_saves_and_failures_knows_nothing_of_their_cost(history):
-    known = (
-        history.O_save,
-        history.O_blocked,
-        history.O_load,
-        history.O_res,
-        history.nodes_lost,
+def test_costs_are_none_without_saves_and_failures(history):
+    assert (
+        history.O_save is history.O_blocked is history.O_load is history.O_res is history.nodes_lost is None
     )
-    assert known == (None,) * 5
     assert history.gaps_s == []
     assert history.unfinished_gap_s == 150.0
 
 
-def test_useful_time_is_that_of_the_steps(history):
+def test_useful_time_is_extrapolated_from_steps(history):
     assert history.T_total == pytest.approx(1000.0)
     assert RunHistory(**{**vars(history), "samples_total": None}).T_total is None
 
 
-def test_saves_cost_their_median(history):
+def test_cost_of_saves_is_their_median(history):
     for step, seconds in enumerate([60.0, 10.0, 12.0]):  # the first of a run is slow
         history = history.with_save(make_save(step, seconds=seconds, blocked_s=seconds / 20))
     assert history.O_save == 12.0
     assert history.O_blocked == pytest.approx(0.6)
 
 
-def test_what_steps_take_longer_beside_saves_is_a_part_of_their_cost(history):
+def test_slower_steps_during_saves_are_part_of_their_cost(history):
     for step, slowed_s in enumerate([3.0, -1.0, 1.0, None]):  # noise lies on both sides
         history = history.with_save(make_save(step, blocked_s=0.5, slowed_s=slowed_s))
     assert history.O_blocked == 1.5
     assert RunHistory.from_json(json.loads(json.dumps(history.to_json()))) == history
 
 
-def test_saves_never_cost_less_than_training_waits(history):
+def test_cost_of_saves_is_at_least_the_waiting_time(history):
     for step, slowed_s in enumerate([-0.1, -0.3, 0.1]):
         history = history.with_save(make_save(step, blocked_s=0.5, slowed_s=slowed_s))
     assert history.O_blocked == 0.5
 
 
-def test_row_saves_and_saves_of_everything_have_costs_of_their_own(history):
+def test_row_saves_and_full_saves_have_separate_costs(history):
     history = history.with_save(make_save(0, seconds=30.0, blocked_s=3.0))
     assert history.row_save is None
     for step in range(3):
@@ -102,13 +97,13 @@ def test_row_saves_and_saves_of_everything_have_costs_of_their_own(history):
     assert history.row_save == TypicalSave(seconds=5.0, blocked_s=0.5, share=0.125)
 
 
-def test_without_a_base_row_saves_say_what_everything_would_cost(history):
+def test_cost_of_a_full_save_is_extrapolated_from_row_saves(history):
     for step in range(3):
         history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125, slowed_s=0.25))
     assert (history.O_save, history.O_blocked) == (40.0, 4.0)
 
 
-def test_old_row_saves_do_not_count_when_a_run_saves_everything_again(history):
+def test_old_row_saves_do_not_count_after_many_full_saves(history):
     for step in range(3):
         history = history.with_save(make_save(step, 5.0, 0.25, kind="rows", share=0.125))
     history = history.with_save(make_save(3, seconds=30.0, blocked_s=3.0))
@@ -118,7 +113,7 @@ def test_old_row_saves_do_not_count_when_a_run_saves_everything_again(history):
     assert history.row_save is None
 
 
-def test_lately_is_what_the_newest_saves_were_like(history):
+def test_lately_contains_the_newest_saves(history):
     for step in range(100):
         history = history.with_save(make_save(step, seconds=1.0))
     for step in range(SAVES_FOLLOWED // 2 + 1):
@@ -126,7 +121,7 @@ def test_lately_is_what_the_newest_saves_were_like(history):
     assert (history.O_save, history.lately.O_save) == (1.0, 40.0)
 
 
-def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
+def test_cost_of_failures_is_their_mean_without_the_step_itself(history):
     history = history.with_failure(make_failure(40.0, detect=1.0, restart=2.0, restore=3.0, first_step=0.3))
     history = history.with_failure(
         make_failure(100.0, imports=6.0, reattach=1.0, restore=1.0, first_step=0.05)
@@ -138,7 +133,7 @@ def test_failures_cost_their_mean_and_the_step_itself_is_no_cost(history):
     assert history.unfinished_gap_s == 50.0
 
 
-def test_what_is_written_is_read(history, tmp_path):
+def test_written_history_is_read_back(history, tmp_path):
     storage = LocalStorage(tmp_path / "run")
     assert read_history(storage) is None
     history = history.with_save(make_save(5)).with_failure(make_failure(40.0, detect=1.0))
@@ -146,7 +141,7 @@ def test_what_is_written_is_read(history, tmp_path):
     assert read_history(storage) == history
 
 
-def test_that_of_the_newest_owner_counts_whatever_lands_later(history, tmp_path):
+def test_history_of_the_newest_epoch_counts_despite_later_writes(history, tmp_path):
     storage = LocalStorage(tmp_path)
     newer = replace(history, steps_done=history.steps_done + 1)
     write_history(storage, history)
@@ -157,19 +152,20 @@ def test_that_of_the_newest_owner_counts_whatever_lands_later(history, tmp_path)
     assert read_history(storage) == newer
 
 
-def test_a_history_of_a_later_program_with_more_in_it_is_read(history):
+def test_histories_of_other_versions_of_the_program_are_read(history):
     data = history.with_save(make_save(5)).to_json()
-    data["weather"] = data["saves"][0]["mood"] = "fine"
+    data["weather"] = data["saves"][0]["mood"] = "fine"  # by a later version of the program
+    del data["saves"][0]["slowed_s"]  # which an earlier version did not write
     assert RunHistory.from_json(data) == history.with_save(make_save(5))
 
 
-def test_it_does_not_grow_for_ever(history):
+def test_history_keeps_a_limited_number_of_saves(history):
     for step in range(SAVES_KEPT + 3):
         history = history.with_save(make_save(step))
     assert [save.step for save in history.saves] == list(range(3, SAVES_KEPT + 3))
 
 
-def test_many_row_saves_do_not_make_it_forget_the_base(history):
+def test_many_row_saves_do_not_displace_the_full_save(history):
     history = history.with_save(make_save(0))
     for step in range(SAVES_KEPT + 3):
         history = history.with_save(make_save(step, kind="rows", share=0.125))
@@ -178,25 +174,19 @@ def test_many_row_saves_do_not_make_it_forget_the_base(history):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "cpr-history", "version": 99}', "half of it {", "[" * 100_000]
+    "text",
+    [
+        "",
+        "[]",
+        '{"format": "cpr-history", "version": 99}',
+        '{"format": "cpr-history", "version": 1}',
+        "[" * 100_000,
+    ],
 )
-def test_anything_else_is_refused_with_its_name(text, tmp_path):
+def test_other_content_is_refused_with_the_name_of_the_file(text, tmp_path):
     (tmp_path / HISTORY_PATH).write_text(text)
     with pytest.raises(ValueError, match=HISTORY_PATH):
         read_history(LocalStorage(tmp_path))
-
-
-def test_a_history_of_a_program_that_did_not_know_of_slower_steps_is_read(history):
-    data = as_read(history)
-    del data["saves"][0]["slowed_s"]
-    assert RunHistory.from_json(data).O_blocked == 0.5
-
-
-def test_a_history_that_lacks_something_is_refused(history):
-    data = json.loads(json.dumps(history.to_json()))
-    del data["step_s"]
-    with pytest.raises(ValueError, match="step_s"):
-        RunHistory.from_json(data)
 
 
 @pytest.mark.parametrize("wrong", [None, "x", [], True, -1.0, float("nan"), float("inf")])
@@ -212,9 +202,7 @@ def test_a_history_that_lacks_something_is_refused(history):
         (("failures", 0, "seconds"), "detect"),
     ],
 )
-def test_numbers_that_are_none_are_refused_with_their_name_and_that_of_the_file(
-    history, tmp_path, where, name, wrong
-):
+def test_invalid_numbers_are_refused_with_names_of_field_and_file(history, tmp_path, where, name, wrong):
     data = as_read(history)
     place = data
     for key in where:
@@ -240,7 +228,7 @@ def test_numbers_that_are_none_are_refused_with_their_name_and_that_of_the_file(
         (("failures", 0, "seconds"), 3.0),
     ],
 )
-def test_what_is_out_of_place_in_it_is_refused(history, where, wrong):
+def test_invalid_structure_is_refused(history, where, wrong):
     data = as_read(history)
     *path, last = where
     place = data

@@ -1,4 +1,4 @@
-"""Failures come as often, as regularly and to whom the model says."""
+"""Simulated failures have the rate, the distribution and the targets of their model."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock
-from cpr.estimator.simulation.means import Mean
+from cpr.estimator.simulation.simulation import Mean
 
 RECORDED_S = (1.0, 2.0, 2.0, 15.0)
 MODELS = {
@@ -26,13 +26,13 @@ FROZEN = {  # what is drawn, in units of its mean
 
 
 def agrees(values, expected):
-    """Within twice the 95 % interval of the mean; by chance it is not once in 10,000 times."""
+    """Whether a mean is within twice its 95 % interval; wrong by chance once in 10,000 times."""
     mean = Mean.of(values)
     return abs(mean.value - expected) <= 2 * mean.half_width
 
 
-def ring(clock, times):
-    """So many failures of each run: moments and nodes, [runs, times]."""
+def draw_failures(clock, times):
+    """Draw failures of each run: times and nodes, [runs, times]."""
     failures = [clock.next() for _ in range(times)]
     return np.stack([each.at_s for each in failures], 1), np.stack([each.node for each in failures], 1)
 
@@ -42,14 +42,14 @@ def seed(number=0):
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_draws_are_of_the_distribution(name):
+def test_draws_follow_the_distribution(name):
     values = MODELS[name].draw(np.random.default_rng(1), 20_000)
     assert stats.kstest(values, FROZEN[name].cdf).pvalue > 1e-3
     assert agrees(values, 1)
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_what_remains_is_of_the_stationary_process(name):
+def test_remaining_times_follow_the_stationary_process(name):
     """Its density is the chance that a time between failures is longer, over the mean."""
     remaining = MODELS[name].draw_remaining(np.random.default_rng(2), 20_000)
     second_moment = FROZEN[name].moment(2)
@@ -61,7 +61,7 @@ def test_what_remains_is_of_the_stationary_process(name):
         assert agrees(remaining <= moment, expected)
 
 
-def test_recorded_times_are_drawn_again_in_units_of_their_mean():
+def test_recorded_times_are_drawn_in_units_of_their_mean():
     values = MODELS["recorded"].draw(np.random.default_rng(3), 10_000)
     assert set(values) == {0.2, 0.4, 3.0}
     assert agrees(values == 0.4, 0.5)
@@ -72,7 +72,7 @@ def test_recorded_times_are_drawn_again_in_units_of_their_mean():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_fails_at_its_mean_time(name):
-    moments, nodes = ring(JobClock(MODELS[name], 50.0, 4, 3000, seed()), 20)
+    moments, nodes = draw_failures(JobClock(MODELS[name], 50.0, 4, 3000, seed()), 20)
     gaps = np.diff(moments, axis=1, prepend=0)
     assert (gaps > 0).all()
     assert agrees(gaps[:, 0], 50)  # the clock begins with the run
@@ -83,7 +83,7 @@ def test_a_job_fails_at_its_mean_time(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_nodes_fail_at_their_mean_time_from_the_beginning(name):
     """In the middle of their lives: in any span of time as many as in any other."""
-    moments, nodes = ring(NodeClock(MODELS[name], 50.0, 4, 3000, seed()), 200)
+    moments, nodes = draw_failures(NodeClock(MODELS[name], 50.0, 4, 3000, seed()), 200)
     assert (np.diff(moments, axis=1) >= 0).all()
     for begin_s in (0, 20, 3000):
         inside = (begin_s <= moments) & (moments < begin_s + 200)
@@ -94,7 +94,9 @@ def test_nodes_fail_at_their_mean_time_from_the_beginning(name):
 
 def test_each_node_has_its_own_clock():
     """With clocks that ring regularly, every node waits its own mean, three times that of the job."""
-    moments, nodes = ring(NodeClock(FailureModel(distribution="gamma", shape=100), 10.0, 3, 200, seed()), 300)
+    moments, nodes = draw_failures(
+        NodeClock(FailureModel(distribution="gamma", shape=100), 10.0, 3, 200, seed()), 300
+    )
     gaps = np.concatenate(
         [np.diff(moments[run, nodes[run] == node]) for run in range(200) for node in range(3)]
     )
@@ -106,21 +108,21 @@ def test_many_nodes_together_are_memoryless():
     """Whatever the clock of one (Palm and Khinchin): of 500 nodes that fail in bursts the job's failures are
     exponential."""
     bursts = FailureModel(distribution="weibull", shape=0.7)
-    moments, _ = ring(NodeClock(bursts, 10.0, 500, 500, seed()), 20)
+    moments, _ = draw_failures(NodeClock(bursts, 10.0, 500, 500, seed()), 20)
     gaps = np.diff(moments, axis=1, prepend=0)[:, ::2].ravel()
     assert stats.kstest(gaps / 10, "expon").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("clock", [JobClock, NodeClock])
-def test_the_seed_decides(clock):
+def test_the_same_seed_draws_the_same_failures(clock):
     def of(number):
-        return ring(clock(MODELS["weibull"], 10.0, 5, 7, seed(number)), 30)
+        return draw_failures(clock(MODELS["weibull"], 10.0, 5, 7, seed(number)), 30)
 
     assert all(np.array_equal(one, other) for one, other in zip(of(1), of(1), strict=True))
     assert not np.array_equal(of(1)[0], of(2)[0])
 
 
-def test_groups():
+def test_group_failures_take_several_nodes():
     clock = JobClock(FailureModel(group_share=0.25, group_nodes=3), 10.0, 8, 2000, seed())
     sizes = np.stack([clock.next().num_nodes for _ in range(5)])
     assert set(np.unique(sizes)) == {1, 3}
@@ -142,6 +144,6 @@ def test_groups():
         ({"group_nodes": 0}, "1 node at least"),
     ],
 )
-def test_nonsense_is_refused(values, says):
+def test_impossible_models_are_refused(values, says):
     with pytest.raises(ValueError, match=says):
         FailureModel(**values)

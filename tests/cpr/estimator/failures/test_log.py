@@ -12,7 +12,7 @@ def write(tmp_path, text):
     return path
 
 
-def test_a_log_with_times(tmp_path):
+def test_log_with_start_and_end_times(tmp_path):
     log = read_log(
         write(
             tmp_path,
@@ -27,13 +27,13 @@ def test_a_log_with_times(tmp_path):
     assert log.unfinished_s == [3 * HOUR]
 
 
-def test_a_log_with_lengths(tmp_path):
+def test_log_with_durations(tmp_path):
     log = read_log(write(tmp_path, "\ufefffailed,lasted\nyes,1h30m\n1,90s\n,2d\n"))
     assert log.stretches == (Stretch((5400.0, 90.0), 172_800.0),)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", r"the columns are \(none\)"),
         ("began,failed\n", "the columns are began, failed; a log of failures has began, ended and failed"),
@@ -62,20 +62,20 @@ def test_a_log_with_lengths(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_understood_is_named(text, told, tmp_path):
-    with pytest.raises(ValueError, match=told) as refused:
+def test_invalid_lines_are_refused_with_file_and_line(text, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as refused:
         read_log(write(tmp_path, text))
     assert "failures.csv" in str(refused.value)
 
 
-def test_what_is_no_text_is_named(tmp_path):
+def test_binary_file_is_refused(tmp_path):
     path = tmp_path / "failures.csv"
     path.write_bytes(b"lasted,failed\n\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"failures\.csv cannot be read as a CSV file in UTF-8"):
         read_log(path)
 
 
-def test_failures_of_runs():
+def test_log_of_run_histories():
     def run(*times):
         failures = [
             FailureCost(elapsed_s=time, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds={})
@@ -98,11 +98,11 @@ def test_failures_of_runs():
     assert log_of_runs([run(10.0, 10.0)]).gaps_s == [10.0, 1.0]  # the second came before the run went on
 
 
-def test_no_time_at_all_is_no_time_between_failures():
+def test_gap_of_zero_is_refused():
     with pytest.raises(ValueError, match="one failure of several nodes"):
         Stretch((3.0, 0.0))
 
 
-def test_nothing_is_no_log():
+def test_empty_log_is_refused():
     with pytest.raises(ValueError, match="there is nothing in this log"):
         FailureLog(())

@@ -36,7 +36,7 @@ def make_run(nodes=2, failures=(40.0,), saves=1, samples_total=320_000):
     )
 
 
-def test_what_is_given():
+def test_given_values():
     inputs = gather(GIVEN)
     assert (inputs.job.T_total, inputs.job.T_fail, inputs.job.O_save, inputs.job.N_emb) == (1000, 500, 10, 4)
     assert inputs.job.delay == 0
@@ -46,7 +46,7 @@ def test_what_is_given():
     assert inputs.to_json()["N_emb"] == {"value": 4, "source": "given"}
 
 
-def test_what_was_measured():
+def test_measured_values():
     inputs = gather(NOTHING, [make_run(), make_run(failures=[30.0, 80.0], saves=2)])
     job = inputs.job
     assert job.T_total == pytest.approx(1000.0)
@@ -59,7 +59,7 @@ def test_what_was_measured():
     assert "nodes_lost" in inputs.sources
 
 
-def test_row_saves_that_were_measured_are_what_partial_recovery_pays():
+def test_measured_row_saves_are_costs_of_partial_recovery():
     """A base takes 12 s, a save of an eighth of the rows 1 s; training loses 0.5 and 0.1 s."""
     row_save = SaveCost(
         step=9, kind="rows", num_bytes=2, blocked_s=0.04, seconds=1.0, share=0.125, slowed_s=0.06
@@ -72,29 +72,29 @@ def test_row_saves_that_were_measured_are_what_partial_recovery_pays():
     assert "row_share         0.125  measured in 1 run" in str(inputs)
     assert inputs.to_json()["O_rows"]["value"] == 1.0
     given = gather(NOTHING | {"blocked_save": 0.2}, [replace(run, saves=[*run.saves, row_save])])
-    assert given.job.O_rows is None  # nobody knows what a row save costs training then
+    assert given.job.O_rows is None  # the cost of a row save is then unknown
     assert gather(NOTHING, [run]).job.O_rows is None
 
 
-def test_a_save_that_costs_more_than_it_takes_is_no_contradiction():
+def test_save_that_costs_more_than_it_takes_is_accepted():
     dear = SaveCost(step=9, kind="base", num_bytes=2, blocked_s=0.1, seconds=1.0, slowed_s=2.0)
     job = gather(NOTHING, [replace(make_run(), saves=[dear])]).job
     assert (job.O_save, job.O_blocked, job.delay) == (2.1, 2.1, 0.0)
 
 
-def test_the_user_wins_over_the_log_and_the_log_over_the_run():
+def test_flag_takes_precedence_over_log_and_log_over_run():
     log = FailureLog((Stretch((700.0,)),))
     assert gather(NOTHING, [make_run()], log).job.T_fail == 700.0
     assert gather(NOTHING | {"T_fail": 900.0}, [make_run()], log).job.T_fail == 900.0
 
 
-def test_of_a_save_that_was_given_nobody_knows_what_training_waits():
+def test_measured_waiting_is_not_used_with_a_given_save_time():
     assert gather(NOTHING | {"O_save": 5.0}, [make_run()]).job.blocked_save is None
     assert gather(NOTHING | {"blocked_save": 0.1}, [make_run()]).job.delay == pytest.approx(11.9)
 
 
 @pytest.mark.parametrize(
-    ("given", "runs", "told"),
+    ("given", "runs", "message"),
     [
         (
             NOTHING,
@@ -108,6 +108,6 @@ def test_of_a_save_that_was_given_nobody_knows_what_training_waits():
         (NOTHING, [make_run(nodes=2), make_run(nodes=4)], "2 and 4 nodes"),
     ],
 )
-def test_what_is_missing_is_named_with_its_flag(given, runs, told):
-    with pytest.raises(ValueError, match=told):
+def test_missing_values_are_named_with_their_flags(given, runs, message):
+    with pytest.raises(ValueError, match=message):
         gather(given, runs)

@@ -5,11 +5,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpr.estimator.planning.formulas import Job, interval_partial
-from cpr.estimator.planning.interval import STORAGE_SAFETY, TOLERANCE, IntervalRule, Measured
+from cpr.estimator.planning.interval import STORAGE_SAFETY, TOLERANCE, IntervalRule, RunMeasurements
 
 HOUR = 3600.0
 RULE = IntervalRule(target_pls=0.1, mean_time_to_failure_s=28 * HOUR)
-BEGINNING = Measured(nodes=8, blocked_s=2.0, save_s=60.0, elapsed_s=0.0)
+BEGINNING = RunMeasurements(nodes=8, blocked_s=2.0, save_s=60.0, elapsed_s=0.0)
 
 rules = st.builds(
     IntervalRule,
@@ -22,7 +22,7 @@ rules = st.builds(
 @st.composite
 def measurements(draw):
     save_s = draw(st.floats(1e-3, 1e4))
-    return Measured(
+    return RunMeasurements(
         nodes=draw(st.integers(1, 10_000)),
         blocked_s=save_s * draw(st.floats(0, 1)),
         save_s=save_s,
@@ -34,21 +34,21 @@ def measurements(draw):
     )
 
 
-def test_cheap_saves_come_as_often_as_the_overhead_allows():
+def test_cheap_saves_are_limited_by_the_overhead():
     choice = RULE.next_interval(BEGINNING)
     assert choice.interval_s == pytest.approx(2.0 / 0.001)
     assert choice.changed
     assert "a save costs 2 s, 0.1% of training time" in choice.reason
 
 
-def test_saves_that_training_does_not_notice_come_as_often_as_storage_takes_them():
+def test_free_saves_are_limited_by_storage():
     choice = RULE.next_interval(replace(BEGINNING, blocked_s=0.001))
     assert choice.interval_s == 60 * STORAGE_SAFETY
     assert "storage takes 1 min" in choice.reason
 
 
-def test_dear_saves_come_as_seldom_as_the_target_allows():
-    """At the beginning of a run, and if training waits for whole saves, that is the paper's interval."""
+def test_expensive_saves_are_as_rare_as_the_target_allows():
+    """At the start of a run with synchronous saves, this is the paper's interval."""
     measured = replace(BEGINNING, blocked_s=336.0, save_s=336.0)
     choice = RULE.next_interval(measured)
     job = Job(T_total=56 * HOUR, T_fail=28 * HOUR, O_save=336.0, O_load=0, O_res=0, N_emb=8)
@@ -57,7 +57,7 @@ def test_dear_saves_come_as_seldom_as_the_target_allows():
     assert "the target PLS of 0.1 asks for it" in choice.reason
 
 
-def test_each_of_many_small_saves_counts_as_soon_as_it_is_stored_itself():
+def test_each_row_save_counts_once_it_is_stored():
     """1/8 of the rows in 0.6 s each, of which training loses 0.2 s: PLS grows by 0.4 s of training a loss."""
     rows = replace(BEGINNING, blocked_s=8 * 0.2, save_s=8 * 0.6, share=1 / 8)
     whole = replace(rows, share=1.0)
@@ -70,13 +70,13 @@ def test_each_of_many_small_saves_counts_as_soon_as_it_is_stored_itself():
     assert RULE.next_interval(often).interval_s == 8 * 0.6 * STORAGE_SAFETY  # storage takes them all
 
 
-def test_nodes_that_full_recovery_was_about_tell_how_often_nodes_are_lost():
+def test_nodes_lost_in_full_recoveries_count_for_the_rate():
     """It loses no samples (`pls`), but the next failure may be recovered partially."""
     lost = replace(BEGINNING, blocked_s=336.0, save_s=336.0, nodes_lost=2.0, pls=0.0)
     assert RULE.next_interval(lost).interval_s < RULE.next_interval(replace(lost, nodes_lost=0)).interval_s
 
 
-def test_where_the_target_cannot_be_kept_storage_says_how_often():
+def test_unreachable_target_is_limited_by_storage():
     measured = replace(BEGINNING, save_s=300.0, elapsed_s=3 * HOUR, nodes_lost=30.0, pls=0.09, share_left=0.9)
     choice = RULE.next_interval(measured)
     assert choice.interval_s == 300 * STORAGE_SAFETY
@@ -84,20 +84,20 @@ def test_where_the_target_cannot_be_kept_storage_says_how_often():
     assert "the target PLS of 0.1 asks for more" in choice.reason
 
 
-def test_a_loss_that_was_seen_counts_as_much_as_the_one_that_was_expected():
+def test_observed_loss_weighs_as_much_as_the_prior_one():
     assert RULE.time_to_loss_s(BEGINNING) == 28 * HOUR
     assert RULE.time_to_loss_s(replace(BEGINNING, elapsed_s=28 * HOUR)) == 56 * HOUR
     assert RULE.time_to_loss_s(replace(BEGINNING, elapsed_s=2 * HOUR, nodes_lost=2.0)) == 10 * HOUR
 
 
-def test_without_anything_known_of_failures_there_is_no_choice():
+def test_no_choice_without_a_prior_and_without_losses():
     rule = IntervalRule()
     with pytest.raises(ValueError, match="give mean_time_to_failure_s"):
         rule.next_interval(BEGINNING)
     assert rule.time_to_loss_s(replace(BEGINNING, elapsed_s=HOUR, nodes_lost=4.0)) == HOUR / 4
 
 
-def test_small_changes_are_not_worth_one():
+def test_small_changes_keep_the_interval():
     now = RULE.next_interval(BEGINNING)
     assert not RULE.next_interval(BEGINNING, now.interval_s).changed
     slightly = RULE.next_interval(replace(BEGINNING, blocked_s=2.4), now.interval_s)
@@ -106,7 +106,7 @@ def test_small_changes_are_not_worth_one():
     assert (clearly.changed, clearly.interval_s) == (True, pytest.approx(2600.0))
 
 
-def test_a_small_change_that_keeps_the_target_is_made():
+def test_small_change_that_keeps_the_target_is_made():
     measured = replace(BEGINNING, blocked_s=336.0, save_s=336.0)
     now = RULE.next_interval(measured)
     after_a_loss = replace(measured, pls=0.01, share_left=0.99)
@@ -114,7 +114,7 @@ def test_a_small_change_that_keeps_the_target_is_made():
 
 
 @pytest.mark.parametrize("pls", [0.0, 0.2], ids=["storage is the limit", "the target is exceeded"])
-def test_storage_that_takes_now_longer_now_shorter_changes_nothing(pls):
+def test_jitter_of_storage_keeps_the_interval(pls):
     now = RULE.next_interval(replace(BEGINNING, blocked_s=0.001, pls=pls))
     for save_s in (61.0, 59.5, 62.0, 58.0, 70.0, 60.5):
         again = RULE.next_interval(
@@ -126,12 +126,12 @@ def test_storage_that_takes_now_longer_now_shorter_changes_nothing(pls):
 
 
 @given(rules, measurements(), st.none() | st.floats(1, 1e6))
-@example(  # next to nothing is to come
+@example(  # next to no samples are left
     IntervalRule(target_pls=0.125, mean_time_to_failure_s=60.0, max_overhead=0.0625),
-    Measured(nodes=1, blocked_s=1.0, save_s=1.0, elapsed_s=0.0, pls=0.1875, share_left=5e-324),
+    RunMeasurements(nodes=1, blocked_s=1.0, save_s=1.0, elapsed_s=0.0, pls=0.1875, share_left=5e-324),
     None,
 )
-def test_what_holds_of_every_choice(rule, measured, current_s):
+def test_properties_of_every_choice(rule, measured, current_s):
     choice = rule.next_interval(measured, current_s)
     shortest_s = measured.save_s * STORAGE_SAFETY
     assert choice.interval_s > measured.save_s  # never faster than storage
@@ -146,13 +146,13 @@ def test_what_holds_of_every_choice(rule, measured, current_s):
 
 
 @given(rules, measurements(), st.floats(1, 1e6))
-def test_it_settles(rule, measured, current_s):
+def test_choice_is_stable(rule, measured, current_s):
     settled = rule.next_interval(measured, current_s).interval_s
     assert not rule.next_interval(measured, settled).changed
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: IntervalRule(target_pls=1.5), "above 0 and at most 1"),
         (lambda: IntervalRule(max_overhead=0.0), "max_overhead is 0"),
@@ -166,6 +166,6 @@ def test_it_settles(rule, measured, current_s):
         (lambda: replace(BEGINNING, share=0.0), "share is 0"),
     ],
 )
-def test_nonsense_is_refused(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_impossible_values_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

