@@ -1,4 +1,4 @@
-"""The `cpr` command, and its subcommands by what they deal with; `main` lists them."""
+"""The `cpr` command and its subcommands, which `main` lists."""
 
 from cpr.cli.main import entry
 

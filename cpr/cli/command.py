@@ -1,4 +1,4 @@
-"""What a command is, and what its exit code says."""
+"""Definition of a `cpr` command, and the exit codes."""
 
 import argparse
 from collections.abc import Callable
@@ -15,4 +15,4 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Gives the exit code."""
+    """Returns the exit code."""

@@ -1,11 +1,10 @@
-"""Flags that describe a job and its failures: the same for `cpr plan` and `cpr simulate`."""
+"""Flags shared by `cpr plan` and `cpr simulate`: the job, its failures, and the form of the output."""
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415 - the imports are slow, and only these commands need them
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cpr.humanize import parse_duration
 
@@ -13,10 +12,10 @@ if TYPE_CHECKING:
     from cpr.estimator.history import RunHistory
     from cpr.estimator.planning.inputs import EstimatorInputs
 
-TIMES = (
+TIMES: Final = (
     ("--total", "T_total", "useful training time of the job, such as 56h"),
     ("--fail", "T_fail", "mean time between failures of the job"),
-    ("--save", "O_save", "to save everything, from beginning to end"),
+    ("--save", "O_save", "of a full save, from start to end"),
     (
         "--blocked",
         "blocked_save",
@@ -25,13 +24,14 @@ TIMES = (
     ("--load", "O_load", "to load after a failure"),
     ("--reschedule", "O_res", "to have a replacement at work after a failure"),
 )
+PICTURES: Final = (".png", ".svg", ".pdf")
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of a job and its failures."""
     times = parser.add_argument_group("the job", "Times have units: 90s, 5.6m, 28h, 2d.")
     for flag, name, what in TIMES:
-        times.add_argument(flag, dest=name, type=_argument(parse_duration), metavar="TIME", help=what)
+        times.add_argument(flag, dest=name, type=_duration, metavar="TIME", help=what)
     times.add_argument(
         "--nodes", dest="N_emb", type=int, metavar="N", help="nodes that hold embeddings (failure domains)"
     )
@@ -40,9 +40,9 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.1,
         metavar="PLS",
-        help="portion of lost samples to put up with (default: %(default)s)",
+        help="acceptable portion of lost samples (default: %(default)s)",
     )
-    measured = parser.add_argument_group("or measured", "Flags above win over it.")
+    measured = parser.add_argument_group("or measured", "Flags above take precedence.")
     measured.add_argument(
         "--run",
         dest="runs",
@@ -60,11 +60,36 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def inputs_of(options: argparse.Namespace) -> "EstimatorInputs":
-    """What the flags say.
+def add_output_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--json` and `--plot`, which draws `what`."""
+    parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help=f"draw {what}: a {', '.join(PICTURES[:-1])} or {PICTURES[-1]}",
+    )
+
+
+def check_picture(path: Path | None) -> None:
+    """Check the file of a picture before its contents are computed.
 
     Raises:
-        ValueError: something is missing or impossible; says what to give.
+        ValueError: the ending is not a picture's, or the folder does not exist.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot {path}: the ending says the format; choose one of {', '.join(PICTURES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--plot {path}: there is no folder {path.parent}; make it first")
+
+
+def inputs_of(options: argparse.Namespace) -> "EstimatorInputs":
+    """The inputs of the estimator from the flags.
+
+    Raises:
+        ValueError: a value is missing or impossible; the message names the flag.
         CheckpointError: a run's directory cannot be read.
     """
     from cpr.estimator.failures.log import read_log
@@ -96,11 +121,8 @@ def _history(uri: str) -> "RunHistory":
     return history
 
 
-def _argument(parse: Callable[[str], float]) -> Callable[[str], float]:
-    def of_command_line(text: str) -> float:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return of_command_line
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error  # keeps the message, as argparse would not

@@ -1,6 +1,6 @@
-"""The `cpr` command: checkpoint directories, the memory that outlives workers, and how often to save.
+"""The `cpr` command: checkpoint directories, shared memory of dead runs, restarts, and save intervals.
 
-Exit codes: 0 all is well, 1 something in the directory is bad, 2 the command could not be carried out.
+Exit codes: 0 success, 1 something in the directory is bad, 2 the command failed.
 """
 
 import argparse
@@ -9,33 +9,25 @@ from collections.abc import Sequence
 from typing import Final
 
 from cpr.cli.checkpoints import DESCRIBE, EXPORT, IMPORT, VERIFY
-from cpr.cli.command import FAILED, INTERRUPTED
-from cpr.cli.memory import CLEAN, RUN
-from cpr.cli.plan import PLAN
-from cpr.cli.rescue import RESCUE
-from cpr.cli.simulate import SIMULATE
+from cpr.cli.command import FAILED, INTERRUPTED, Command
+from cpr.cli.plan_command import PLAN
+from cpr.cli.shared_memory import CLEAN, RESCUE
+from cpr.cli.simulate_command import SIMULATE
 from cpr.errors import CheckpointError, ResidentMemoryError
+from cpr.launch import agent_launcher
 
-COMMANDS: Final = (
-    DESCRIBE,
-    VERIFY,
-    EXPORT,
-    IMPORT,
-    RUN,
-    CLEAN,
-    RESCUE,
-    PLAN,
-    SIMULATE,
+RUN: Final = Command(
+    name="run",
+    help="Run torchrun, and start it again when it is killed: cpr run -- torchrun ...",
+    add_arguments=agent_launcher.add_arguments,
+    run=agent_launcher.run_command,
 )
-"""In the order of `cpr --help`. Each imports what is slow to import when it is run."""
+COMMANDS: Final = (DESCRIBE, VERIFY, EXPORT, IMPORT, RUN, CLEAN, RESCUE, PLAN, SIMULATE)
+"""In the order of `cpr --help`. Commands import slow modules only when they run."""
 
 
 def entry(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code.
-
-    Args:
-        arguments: of the command line; None: those of this process.
-    """
+    """Run one command and return the exit code; by default with the command line of this process."""
     options = build_parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -48,7 +40,7 @@ def entry(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="cpr", description="Fault tolerance for sharded recommendation models."
     )

@@ -1,18 +1,18 @@
-"""A progress bar of commands that read or write much."""
+"""Progress bar of commands that read or write checkpoints."""
 
 import sys
 from typing import Any
 
 
 class Bar:
-    """A progress bar in bytes; silent when nobody watches."""
+    """A progress bar in bytes; silent if stderr is not a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._bar: Any = None
 
     def start(self, num_bytes: int) -> None:
-        """Begin, or begin again."""
+        """Start the bar, or start it over."""
         from tqdm import tqdm  # noqa: PLC0415  # slow
 
         self.close()
@@ -27,11 +27,11 @@ class Bar:
         )
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more."""
+        """Advance the bar."""
         if self._bar is not None:
             self._bar.update(num_bytes)
 
     def close(self) -> None:
-        """Take it off the screen."""
+        """Remove the bar from the screen."""
         if self._bar is not None:
             self._bar.close()

@@ -1,1 +1,1 @@
-"""`cpr run`: starts torchrun, and starts it again when it is killed."""
+"""`cpr run`: starts torchrun, and restarts it when it is killed."""

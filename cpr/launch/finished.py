@@ -1,13 +1,13 @@
-"""How `cpr run` learns that its run has finished while it was cut off: it asks the checkpoint directory.
+"""Detection by `cpr run` that its run has finished while this node was cut off.
 
-The workers of a node that comes back too late never meet: the others are gone, and torchrun would wait for
-them for minutes and then fail. So workers tell `cpr run` which directory is theirs, and while it has none, it
-has a process look who owned the directory last. Standard library only, but for that process.
+The workers of a node that returns too late never complete the rendezvous: the others are gone, and torchrun
+would wait for minutes and then fail. So workers tell `cpr run` their checkpoint directory, and while it has
+no workers, it runs a process that reads the last owner of the directory. Standard library only, but for that:
 
     python -m cpr.launch.finished RUN FILE     if the run has finished, writes the step to FILE
 
-RUN is what a worker has written: the checkpoint directory and the folder of the run's memory. What this
-node could not save is of no use once the run has finished: it is no longer kept, and the janitor frees it.
+RUN is the file of `note_run`. Memory that this node could not save is useless once the run has finished: it
+is no longer kept, and the janitor frees it.
 """
 
 import json
@@ -22,16 +22,16 @@ from typing import Final
 from cpr.processes import Process
 
 FOLDER_VARIABLE: Final = "CPR_LAUNCH_FOLDER"
-"""Set by `cpr run`: where its workers leave word."""
+"""Environment variable of the folder through which workers talk to their `cpr run`."""
 _RUN_FILE: Final = "run.json"
 IDLE_S: Final = 10.0
-"""So long `cpr run` is without workers before it looks, and so long it waits before it looks again."""
+"""Seconds without workers before each check."""
 ANSWER_S: Final = 60.0
-"""The longest that it waits for an answer when torchrun has ended."""
+"""Longest wait for the answer of a check when torchrun has ended."""
 
 
 def note_run(uri: str, memory: Path) -> None:
-    """Tell the `cpr run` above this worker, if there is one, about its run.
+    """Tell the `cpr run` of this worker, if there is one, about the run.
 
     Args:
         uri: the checkpoint directory.
@@ -39,63 +39,63 @@ def note_run(uri: str, memory: Path) -> None:
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
-        temporary = Path(folder) / f"run-{os.getpid()}.json"
-        with suppress(OSError):  # without it `cpr run` waits for torchrun, as it does for any other program
-            temporary.write_text(json.dumps({"uri": uri, "memory": str(memory)}))
-            temporary.replace(Path(folder) / _RUN_FILE)
+        with suppress(OSError):  # `cpr run` then waits for torchrun, as for any other program
+            _write(Path(folder) / _RUN_FILE, json.dumps({"uri": uri, "memory": str(memory)}))
 
 
 class FinishWatch:
-    """Whether a run has finished, asked again and again without waiting for the answer.
+    """Asynchronous checks whether a run has finished.
 
     Args:
-        folder: where workers leave word.
+        folder: through which workers talk to `cpr run`.
     """
 
     def __init__(self, folder: Path) -> None:
         self._run, self._answer = folder / _RUN_FILE, folder / "finished"
-        self._asked: Process | None = None
+        self._checker: Process | None = None
         self._had_workers_s = time.monotonic()
 
     @property
     def step(self) -> int | None:
-        """At which the run finished, as far as it is known; None: not."""
+        """Step at which the run finished; None if no check has found it finished."""
         try:
             return int(self._answer.read_text())
         except (OSError, ValueError):
             return None
 
     def look(self, has_workers: bool) -> None:
-        """Called often; asks when there have been no workers for a while."""
+        """Start a check if there have been no workers for `IDLE_S`; call it often."""
         now_s = time.monotonic()
         if has_workers:
             self._had_workers_s = now_s
-        elif now_s >= self._had_workers_s + IDLE_S and not self._is_asking:
+        elif now_s >= self._had_workers_s + IDLE_S and not self._is_checking:
             self._had_workers_s = now_s
-            self.ask()
+            self._check()
 
-    def ask(self) -> None:
-        """Have a process look."""
+    def wait_for_answer(self) -> int | None:
+        """Check now and wait for the answer, `ANSWER_S` at most; see `step`."""
+        self._check()
+        deadline = time.monotonic() + ANSWER_S
+        while self._is_checking and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.step
+
+    def _check(self) -> None:
         if self._run.is_file():
             command = [sys.executable, "-m", "cpr.launch.finished", str(self._run), str(self._answer)]
             quiet = subprocess.DEVNULL
             pid = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet).pid
-            self._asked = Process.find(pid)
-
-    def wait(self) -> None:
-        """Until the answer is there, or it takes too long."""
-        deadline = time.monotonic() + ANSWER_S
-        while self._is_asking and time.monotonic() < deadline:
-            time.sleep(0.05)
+            self._checker = Process.find(pid)
 
     @property
-    def _is_asking(self) -> bool:
-        return self._asked is not None and self._asked.is_alive
+    def _is_checking(self) -> bool:
+        return self._checker is not None and self._checker.is_alive
 
 
 def main(run: str, answer: str) -> None:
-    """See the module."""
-    from cpr.checkpoint.ownership.records import newest_owner  # noqa: PLC0415  # what reads a directory imports pyarrow
+    """See the module docstring."""
+    # imported here, as these import pyarrow
+    from cpr.checkpoint.ownership.records import newest_owner  # noqa: PLC0415
     from cpr.checkpoint.storage.base import open_storage  # noqa: PLC0415
     from cpr.resident.folders import forget_unsaved  # noqa: PLC0415
 
@@ -103,9 +103,14 @@ def main(run: str, answer: str) -> None:
     owner = newest_owner(open_storage(noted["uri"]))
     if owner is not None and owner.finished is not None:
         forget_unsaved(Path(noted["memory"]))
-        temporary = Path(f"{answer}-{os.getpid()}")
-        temporary.write_text(str(owner.finished))
-        temporary.replace(answer)
+        _write(Path(answer), str(owner.finished))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file atomically."""
+    temporary = path.with_name(f"{path.name}-{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The `cpr` command as a person meets it: flags, words, exit codes."""
+"""The `cpr` command: flags, output, exit codes."""
 
 import json
 import subprocess
@@ -38,8 +38,8 @@ def flip_bit(directory, sequence):
     return f"{save_folder(sequence)}/model.a/r0-c0.arrow"
 
 
-def test_the_flags_are_these():
-    """Every flag is a promise: add one only if somebody needs it."""
+def test_flags_of_checkpoint_commands():
+    """Every flag is a promise: add one only if users need it."""
     commands = next(action for action in build_parser()._actions if action.choices)
     flags = {
         name: sorted(flag for action in parser._actions for flag in action.option_strings or [action.dest])
@@ -67,23 +67,23 @@ def test_wrong_usage_exits_with_2(capsys):
     assert left.value.code == 2
 
 
-def test_describe(directory, capsys):
+def test_describe_prints_text_or_json(directory, capsys):
     assert entry(["describe", str(directory)]) == 0
     assert "save 1 at step 10" in capsys.readouterr().out
     assert entry(["describe", str(directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_states"] == 2
 
 
-def test_verify_says_that_all_is_well(directory, capsys):
+def test_verify_reports_an_intact_directory(directory, capsys):
     assert entry(["verify", str(directory)]) == 0
     out = capsys.readouterr()
     assert "4 files" in out.out
     assert "all as they were saved" in out.out
     assert "newest state that verifies: save 1 at step 10 (base 0 and 1 row save)" in out.out
-    assert out.err == ""  # no bar: nobody watches
+    assert out.err == ""  # no progress bar without a terminal
 
 
-def test_verify_names_what_is_bad_and_what_is_left(directory, capsys):
+def test_verify_names_bad_files_and_the_newest_intact_state(directory, capsys):
     path = flip_bit(directory, 1)
     assert entry(["verify", str(directory)]) == 1
     out = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_verify_names_what_is_bad_and_what_is_left(directory, capsys):
     assert "no state verifies" in capsys.readouterr().out
 
 
-def test_an_unfinished_save_does_not_spoil_the_exit_code(directory, capsys):
+def test_verify_accepts_an_unfinished_save(directory, capsys):
     (directory / save_folder(2)).mkdir()
     (directory / save_folder(2) / "half.arrow").write_bytes(b"half")
     assert entry(["verify", str(directory)]) == 0
@@ -102,7 +102,7 @@ def test_an_unfinished_save_does_not_spoil_the_exit_code(directory, capsys):
 
 
 @pytest.mark.parametrize("command", [["describe"], ["verify"], ["export", "--to", "dcp", "--out", "{}/out"]])
-def test_no_checkpoint_is_one_line_and_2(command, tmp_path, capsys):
+def test_missing_checkpoint_is_one_line_and_exit_code_2(command, tmp_path, capsys):
     arguments = [part.format(tmp_path) for part in command]
     assert entry([*arguments, str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -110,7 +110,7 @@ def test_no_checkpoint_is_one_line_and_2(command, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("to", ["dcp", "safetensors", "parquet"])
-def test_export(directory, tmp_path, capsys, to):
+def test_export_writes_each_format_once(directory, tmp_path, capsys, to):
     out = tmp_path / "out"
     assert entry(["export", str(directory), "--to", to, "--out", str(out)]) == 0
     text = capsys.readouterr()
@@ -121,7 +121,7 @@ def test_export(directory, tmp_path, capsys, to):
     assert "in use" in capsys.readouterr().err
 
 
-def test_export_says_what_it_fell_back_from(directory, tmp_path, capsys):
+def test_export_reports_damaged_saves(directory, tmp_path, capsys):
     path = flip_bit(directory, 1)
     assert entry(["export", str(directory), "--to", "parquet", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_export_says_what_it_fell_back_from(directory, tmp_path, capsys):
     assert path in out
 
 
-def test_import_what_was_exported(directory, tmp_path, capsys):
+def test_import_reads_an_export(directory, tmp_path, capsys):
     entry(["export", str(directory), "--to", "dcp", "--out", str(tmp_path / "dcp")])
     assert entry(["import", str(tmp_path / "dcp"), "--out", str(tmp_path / "back"), "--step", "77"]) == 0
     out = capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_import_what_was_exported(directory, tmp_path, capsys):
     assert entry(["describe", str(tmp_path / "back")]) == 0
 
 
-def test_import_says_what_it_left_out(tmp_path, capsys):
+def test_import_reports_what_it_left_out(tmp_path, capsys):
     tree = {
         "m.embedding_bags.t.weight": torch.ones(4, 2),
         "state.m.embedding_bags.t.weight.t.momentum1": torch.ones(4),
@@ -157,7 +157,7 @@ def test_errors_are_one_line_without_a_traceback(tmp_path, capsys):
     assert err.count("\n") == 1
 
 
-def test_interruption_is_no_traceback(directory, capsys, monkeypatch):
+def test_interruption_prints_no_traceback(directory, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -166,8 +166,7 @@ def test_interruption_is_no_traceback(directory, capsys, monkeypatch):
     assert capsys.readouterr().err == "cpr: interrupted\n"
 
 
-def test_it_runs_as_a_program(directory):
-    """And looks into directories without the seconds that importing torch takes."""
+def test_describe_does_not_import_torch(directory):
     code = "import sys, cpr.cli; code = cpr.cli.entry(); sys.exit(code or ('torch' in sys.modules) * 9)"
     done = subprocess.run(
         [sys.executable, "-c", code, "describe", str(directory)], capture_output=True, text=True, check=False
@@ -186,6 +185,6 @@ def test_all_commands_take_the_uri_of_an_object_store(s3, tmp_path, capsys):
     assert entry(["export", uri, "--to", "dcp", "--out", str(tmp_path / "dcp")]) == 0
     assert entry(["import", str(tmp_path / "dcp"), "--out", s3.uri("bucket/cli-back")]) == 0
     assert entry(["verify", s3.uri("bucket/cli-back")]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "secret" not in said.out
+    out = capsys.readouterr()
+    assert out.err == ""
+    assert "secret" not in out.out

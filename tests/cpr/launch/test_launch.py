@@ -1,4 +1,4 @@
-"""`cpr run` with scripts of the standard library in torchrun's place."""
+"""`cpr run` with scripts of the standard library in place of torchrun."""
 
 import json
 import os
@@ -44,20 +44,21 @@ def wait_until_seen():
 RUN = """\
 import sys
 from cpr import cli
-from cpr.launch import finished, launch
+from cpr.launch import agent_launcher, finished
 finished.IDLE_S = 0.2
-looks, launch.GRACE_S, look = open(sys.argv.pop(1), "ab", 0), float(sys.argv.pop(1)), launch.Launch._look
-def look_and_tell(self):
+looks, agent_launcher.GRACE_S = open(sys.argv.pop(1), "ab", 0), float(sys.argv.pop(1))
+look = agent_launcher.AgentLauncher._look
+def look_and_note(self):
     look(self)
     looks.write(b".")
-launch.Launch._look = look_and_tell
+agent_launcher.AgentLauncher._look = look_and_note
 raise SystemExit(cli.entry())
 """
 
 
 @pytest.fixture
 def cpr_run(tmp_path):
-    """Starts `cpr run` with a script as torchrun; all that it leaves is ended by pid afterwards."""
+    """Starts `cpr run` with a script as torchrun; ends all its processes by pid afterwards."""
     started = []
 
     def work(script, *flags, grace_s=5):
@@ -106,12 +107,12 @@ def wait_for(condition):
 
 
 @pytest.mark.parametrize("code", [0, 1, 17])
-def test_an_exit_code_is_passed_on(cpr_run, tmp_path, code):
+def test_exit_code_is_passed_on(cpr_run, tmp_path, code):
     assert cpr_run(f"sys.exit({code})").wait() == code
     assert len(agents(tmp_path)) == 1
 
 
-def test_a_killed_agent_is_replaced_and_its_workers_are_ended(cpr_run, tmp_path):
+def test_killed_agent_is_replaced_and_its_workers_are_ended(cpr_run, tmp_path):
     run = cpr_run("""
         if nth < 3:
             worker(); worker()
@@ -119,7 +120,7 @@ def test_a_killed_agent_is_replaced_and_its_workers_are_ended(cpr_run, tmp_path)
                 wait_until_seen()  # the second time there is no time for that
             os.kill(os.getpid(), signal.SIGKILL)
     """)
-    _, said = run.communicate()
+    _, text = run.communicate()
     assert run.returncode == 0
     first, second, third = agents(tmp_path)
     assert len(workers(tmp_path)) == 4
@@ -127,12 +128,12 @@ def test_a_killed_agent_is_replaced_and_its_workers_are_ended(cpr_run, tmp_path)
     assert [each["CPR_CONTINUES"] for each in (first, second, third)] == [None, "1", "1"]
     assert len({each["CPR_LAUNCH"] for each in (first, second, third)}) == 1
     assert {each["CPR_LAUNCH_PID"] for each in (first, second, third)} == {str(run.pid)}
-    assert f"torchrun (process {first['pid']}) was killed by SIGKILL" in said
-    assert "ended 2 of its workers" in said
-    assert "(2 of 3 restarts)" in said
+    assert f"torchrun (process {first['pid']}) was killed by SIGKILL" in text
+    assert "ended 2 of its workers" in text
+    assert "(2 of 3 restarts)" in text
 
 
-def test_the_folder_of_a_killed_run_goes_at_the_start_of_the_next_one(cpr_run, tmp_path, monkeypatch):
+def test_folder_of_a_killed_run_is_removed_by_the_next_one(cpr_run, tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -158,7 +159,7 @@ WAITING = f"""
 
 @pytest.fixture
 def owned(tmp_path):
-    """Makes the checkpoint directory of a run, which has finished or not."""
+    """Creates the checkpoint directory of a run that has finished or not."""
 
     def work(finished):
         lock = DirectoryLock(open_storage(str(tmp_path / "checkpoint")), "run")
@@ -171,40 +172,40 @@ def owned(tmp_path):
 
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_node_that_comes_back_to_a_run_that_has_finished_ends_too(cpr_run, tmp_path, owned, then):
+def test_node_that_returns_to_a_finished_run_ends(cpr_run, tmp_path, owned, then):
     """Its torchrun waits for nodes that will not come, or has given up, or was killed. No memory is kept."""
     owned(finished=True)
     (tmp_path / "memory" / "rank0").mkdir(parents=True)
     (tmp_path / "memory" / "rank0" / UNSAVED_FILE).touch()
     run = cpr_run(WAITING.format(then=then))
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 0, said
-    assert "the run has finished at step 500" in said
+    _, text = run.communicate(timeout=60)
+    assert run.returncode == 0, text
+    assert "the run has finished at step 500" in text
     assert len(agents(tmp_path)) == 1
     assert not unsaved_segments(tmp_path / "memory")
 
 
-def test_torchrun_without_workers_is_left_alone_while_its_run_goes_on(cpr_run, tmp_path, owned):
+def test_torchrun_without_workers_continues_while_the_run_is_not_finished(cpr_run, tmp_path, owned):
     owned(finished=False)
     (tmp_path / "memory" / "rank0").mkdir(parents=True)
     (tmp_path / "memory" / "rank0" / UNSAVED_FILE).touch()
     run = cpr_run(WAITING.format(then="time.sleep(3); sys.exit(17)"))
-    _, said = run.communicate(timeout=60)
+    _, text = run.communicate(timeout=60)
     assert run.returncode == 17
-    assert "finished" not in said
+    assert "finished" not in text
     assert unsaved_segments(tmp_path / "memory")
 
 
-def test_used_up_restarts_end_with_a_report(cpr_run, tmp_path):
+def test_used_up_restarts_are_reported(cpr_run, tmp_path):
     run = cpr_run("os.kill(os.getpid(), signal.SIGKILL)", "--restarts", "1")
-    _, said = run.communicate()
+    _, text = run.communicate()
     assert run.returncode == 128 + signal.SIGKILL
     assert len(agents(tmp_path)) == 2
-    assert "giving up: --restarts 1 are used up" in said
-    assert "resume from the newest" in said
+    assert "giving up: --restarts 1 are used up" in text
+    assert "resume from the newest" in text
 
 
-def test_a_worker_that_will_not_stop_is_killed_after_its_grace(cpr_run, tmp_path):
+def test_worker_that_ignores_sigterm_is_killed(cpr_run, tmp_path):
     run = cpr_run(
         """
         if nth == 1:
@@ -223,7 +224,7 @@ def test_a_worker_that_will_not_stop_is_killed_after_its_grace(cpr_run, tmp_path
     assert not any(map(alive, workers(tmp_path)))
 
 
-def test_what_workers_detached_and_processes_of_others_live_on(cpr_run, tmp_path):
+def test_detached_and_unrelated_processes_survive(cpr_run, tmp_path):
     other = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     run = cpr_run("""
         if nth == 1:
@@ -250,7 +251,7 @@ def test_what_workers_detached_and_processes_of_others_live_on(cpr_run, tmp_path
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_torchrun_once_and_its_code_is_passed_on(cpr_run, tmp_path, signum):
+def test_signals_are_forwarded_once(cpr_run, tmp_path, signum):
     run = cpr_run("""
         got = []
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -266,7 +267,7 @@ def test_signals_reach_torchrun_once_and_its_code_is_passed_on(cpr_run, tmp_path
     assert run.wait() == 40 + signum
 
 
-def test_torchrun_that_dies_of_a_forwarded_signal_is_not_started_again(cpr_run, tmp_path):
+def test_torchrun_is_not_restarted_after_a_forwarded_signal(cpr_run, tmp_path):
     run = cpr_run("worker(); (folder / 'ready').touch(); time.sleep(600)")
     wait_for((tmp_path / "ready").exists)
     run.send_signal(signal.SIGTERM)
@@ -279,7 +280,7 @@ def test_torchrun_that_dies_of_a_forwarded_signal_is_not_started_again(cpr_run, 
     ("message", "num_agents"),
     [("RendezvousConnectionError: The connection to the C10d store has failed.", 2), ("ValueError: no", 1)],
 )
-def test_an_agent_that_lost_the_rendezvous_is_started_again(cpr_run, tmp_path, message, num_agents):
+def test_agent_that_lost_the_rendezvous_is_restarted(cpr_run, tmp_path, message, num_agents):
     run = cpr_run(f"""
         if nth == 1:
             error = {{"message": {{"message": {message!r}}}}}
@@ -290,7 +291,7 @@ def test_an_agent_that_lost_the_rendezvous_is_started_again(cpr_run, tmp_path, m
     assert len(agents(tmp_path)) == num_agents
 
 
-def test_what_torchrun_needs_is_set_unless_the_user_did(cpr_run, tmp_path, monkeypatch):
+def test_settings_of_torchrun_are_defaults(cpr_run, tmp_path, monkeypatch):
     monkeypatch.setenv("PET_RDZV_CONF", "keep_alive_interval=2")
     assert cpr_run("").wait() == 0
     (agent,) = agents(tmp_path)
@@ -307,12 +308,12 @@ def test_what_torchrun_needs_is_set_unless_the_user_did(cpr_run, tmp_path, monke
         (["run", "--restarts", "-1", "--", "true"], "--restarts must be 0 or more"),
     ],
 )
-def test_mistakes_are_clear(capsys, arguments, message):
+def test_wrong_arguments_are_refused(capsys, arguments, message):
     assert entry(arguments) == FAILED
     assert message in capsys.readouterr().err
 
 
-def test_a_command_that_is_not_there(cpr_run, tmp_path):
+def test_missing_command_is_reported(cpr_run, tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "cpr.cli", "run", "--", "torchrum"],
         check=False,
@@ -324,6 +325,6 @@ def test_a_command_that_is_not_there(cpr_run, tmp_path):
     assert "torchrum" in run.stderr
 
 
-def test_it_starts_without_what_reads_checkpoints():
+def test_cli_starts_without_heavy_imports():
     code = "import sys, cpr.cli; raise SystemExit(not {'torch', 'pyarrow', 'numpy'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=REPO).returncode == 0

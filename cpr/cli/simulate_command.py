@@ -1,23 +1,21 @@
-"""`cpr simulate`: what failures cost a job, simulated, beside what the formulas say."""
+"""`cpr simulate`: simulates a job's failures for both recoveries, and compares with the formulas."""
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415 - the imports are slow, and only this command needs them
 
 import argparse
 import json
 import math
 import textwrap
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cpr.cli.command import FINE, Command
-from cpr.cli.job_flags import add_job_arguments, inputs_of
-from cpr.cli.plot_option import add_plot_argument, check_picture
+from cpr.cli.job_flags import add_job_arguments, add_output_arguments, check_picture, inputs_of
 from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
-    from cpr.estimator.failures.arrivals import FailureModel
-    from cpr.estimator.failures.choice import Drawn
     from cpr.estimator.failures.log import FailureLog
+    from cpr.estimator.failures.log_report import ChosenDistribution
     from cpr.estimator.planning.formulas import Job
 
 TRIALS: Final = 1000
@@ -29,13 +27,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="TIME",
-        help="from save to save, of both (default: what `cpr plan` says of each)",
+        help="from save to save, of both recoveries (default: what `cpr plan` recommends for each)",
     )
-    failures = parser.add_argument_group("how failures come")
+    failures = parser.add_argument_group("failures")
     failures.add_argument(
         "--distribution",
         choices=("exponential", "gamma", "weibull", "recorded"),
-        help="of the time between them; recorded: those of the log again, in random order "
+        help="of the time between failures; recorded: the times of the log, in random order "
         "(default: what fits the log best, recorded if nothing does; without a log exponential)",
     )
     failures.add_argument(
@@ -54,33 +52,44 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=TRIALS, help="runs of each recovery (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the failures (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
-    add_plot_argument(parser, "it")
+    add_output_arguments(parser, "overheads of both recoveries")
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    from cpr.estimator.failures.arrivals import FailureModel
     from cpr.estimator.simulation.comparison import compare
     from cpr.estimator.simulation.comparison_text import as_text
 
     check_picture(options.plot)
     inputs = inputs_of(options)
-    drawn = _drawn(options, inputs.log)
-    failures = _model(options, drawn, inputs.job, inputs.log)
-    job = replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost))
+    chosen = _distribution(options, inputs.log)
+    group_share, group_nodes = _groups(options, inputs.job)
     comparison = compare(
-        job,
-        failures,
+        replace(inputs.job, nodes_lost=min(1.0, inputs.job.nodes_lost)),
+        FailureModel(
+            distribution=chosen.distribution,
+            shape=chosen.shape,
+            recorded_s=tuple(inputs.log.gaps_s) if inputs.log and chosen.distribution == "recorded" else (),
+            scope="node" if options.of_nodes else "job",
+            group_share=group_share,
+            group_nodes=group_nodes,
+        ),
         target_pls=options.pls,
         interval_s=None if options.interval is None else parse_duration(options.interval),
         num_trials=options.trials,
         seed=options.seed,
     )
     if options.json:
-        about = {"job": inputs.to_json(), "failures": {**asdict(drawn), "scope": failures.scope}}
-        print(json.dumps({**about, **comparison.to_json()}, indent=1))
+        failures = {
+            "distribution": chosen.distribution,
+            "shape": chosen.shape,
+            "told": chosen.explanation,
+            "scope": comparison.config.failures.scope,
+        }
+        print(json.dumps({"job": inputs.to_json(), "failures": failures, **comparison.to_json()}, indent=1))
     else:
-        told = textwrap.wrap(drawn.told, WIDTH, initial_indent="  ", subsequent_indent="  ")
-        print("\n".join([str(inputs), *told, "", as_text(comparison)]))
+        lines = textwrap.wrap(chosen.explanation, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        print("\n".join([str(inputs), *lines, "", as_text(comparison)]))
     if options.plot:
         from cpr.estimator.simulation.comparison_plot import draw
 
@@ -90,43 +99,26 @@ def _simulate(options: argparse.Namespace) -> int:
     return FINE
 
 
-def _model(
-    options: argparse.Namespace, drawn: "Drawn", job: "Job", log: "FailureLog | None"
-) -> "FailureModel":
-    """How failures come, from the flags and the log."""
-    from cpr.estimator.failures.arrivals import FailureModel
-
-    group_share, group_nodes = _groups(options, job)
-    return FailureModel(
-        distribution=drawn.distribution,
-        shape=drawn.shape,
-        recorded_s=tuple(log.gaps_s) if log and drawn.distribution == "recorded" else (),
-        scope="node" if options.of_nodes else "job",
-        group_share=group_share,
-        group_nodes=group_nodes,
-    )
-
-
-def _drawn(options: argparse.Namespace, log: "FailureLog | None") -> "Drawn":
-    """The distribution of times between failures, given or after the log."""
-    from cpr.estimator.failures.choice import Drawn, choose
+def _distribution(options: argparse.Namespace, log: "FailureLog | None") -> "ChosenDistribution":
+    """The distribution of times between failures: as given, or fitted to the log."""
+    from cpr.estimator.failures.log_report import ChosenDistribution, choose_distribution
 
     name, shape = options.distribution, options.shape
     if shape is not None and name not in {"gamma", "weibull"}:
         raise ValueError("--shape is that of --distribution gamma or weibull: give one of them")
     if shape is not None:
-        return Drawn(distribution=name, shape=shape, told="")
+        return ChosenDistribution(distribution=name, shape=shape, explanation="")
     if log is not None and log.num_failures:
-        return choose(log, name)
+        return choose_distribution(log, name)
     if name == "recorded":
         raise ValueError("there are no recorded failures: give a log of them by --failures, or --run")
     if name in {"gamma", "weibull"}:
         raise ValueError(f"--distribution {name} needs its --shape, or a log to fit it to: --failures CSV")
-    return Drawn(distribution="exponential", told="")
+    return ChosenDistribution(distribution="exponential", explanation="")
 
 
 def _groups(options: argparse.Namespace, job: "Job") -> tuple[float, int]:
-    """Share of failures that take several nodes, and how many; those that runs measured if none are given."""
+    """Share of failures that take several nodes, and their number; by default as measured in runs."""
     if (options.group_share is None) != (options.group_nodes is None):
         raise ValueError("--group-share and --group-nodes belong together: give both or neither")
     if options.group_share is not None:

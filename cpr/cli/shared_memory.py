@@ -1,4 +1,4 @@
-"""`cpr rescue`: saves what a dead run has left in memory."""
+"""`cpr clean` and `cpr rescue`: free or save the shared memory that dead runs left on this machine."""
 
 import argparse
 from contextlib import closing
@@ -7,9 +7,40 @@ from typing import Final
 
 from cpr.cli.command import FINE, Command
 from cpr.cli.progress_bar import Bar
-from cpr.humanize import size_text
-from cpr.resident.cleanup import occupied
+from cpr.humanize import count_text, size_text
+from cpr.resident.cleanup import free, occupied
 from cpr.resident.folders import UNSAVED_FILE, unsaved_segments, user_folder
+
+
+def _add_clean(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="remove what no run needs (default: only list)")
+    parser.add_argument(
+        "--unsaved", action="store_true", help="with --yes: also what runs could not save (see `cpr rescue`)"
+    )
+
+
+def _clean(options: argparse.Namespace) -> int:
+    runs = occupied()
+    freed = 0
+    for run in runs:
+        what = f"{run.folder}: {size_text(run.num_bytes)} in {count_text(run.num_segments, 'segment')}"
+        if run.in_use_by:
+            print(f"{what}, in use by {run.in_use_by}")
+        elif options.yes and free(run.folder, in_doubt=True, unsaved=options.unsaved):
+            print(f"{what}, removed")
+            freed += run.num_bytes
+        elif run.is_unsaved:
+            print(f"{what}, not saved: `cpr rescue {run.folder.name} --out DIR` saves it")
+        else:
+            print(f"{what}, left over{f' {run.doubt}' if run.doubt else ''}")
+    if options.yes:
+        print(f"{size_text(freed)} of shared memory freed")
+    elif any(not run.in_use_by for run in runs):
+        also = "; with --unsaved also what was not saved" if any(run.is_unsaved for run in runs) else ""
+        print(f"to remove what is left over: cpr clean --yes{also}")
+    elif not runs:
+        print(f"no run of this user has shared memory in {user_folder().parent}")
+    return FINE
 
 
 def _add_rescue(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +60,7 @@ def _add_rescue(parser: argparse.ArgumentParser) -> None:
 
 def _rescue(options: argparse.Namespace) -> int:
     folder = _choose(options.name)
+    # imported late, as only this command reads checkpoints
     from cpr.checkpoint.storage.base import open_storage  # noqa: PLC0415
     from cpr.recovery.rescue import opened, save  # noqa: PLC0415
 
@@ -46,10 +78,10 @@ def _rescue(options: argparse.Namespace) -> int:
 
 
 def _choose(name: str | None) -> Path:
-    """The folder of the run that is meant.
+    """The folder of the run to rescue.
 
     Raises:
-        ValueError: there is none, there are several, or it is in use.
+        ValueError: there is no such run, there are several, or it is in use.
     """
     runs = [run for run in occupied() if name in {None, run.folder.name}]
     dead = [run for run in runs if not run.in_use_by]
@@ -65,6 +97,13 @@ def _choose(name: str | None) -> Path:
         raise ValueError(f"there is memory of several runs: say which one of {names}")
     return chosen[0].folder
 
+
+CLEAN: Final = Command(
+    name="clean",
+    help="List what runs of this user hold in shared memory on this machine; remove what dead ones left.",
+    add_arguments=_add_clean,
+    run=_clean,
+)
 
 RESCUE: Final = Command(
     name="rescue",

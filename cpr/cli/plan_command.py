@@ -1,14 +1,13 @@
-"""`cpr plan`: full or partial recovery, and how often to save."""
+"""`cpr plan`: recommends full or partial recovery, and a save interval."""
 
-# ruff: noqa: PLC0415
+# ruff: noqa: PLC0415 - the imports are slow, and only this command needs them
 
 import argparse
 import json
 from typing import Final
 
 from cpr.cli.command import FINE, Command
-from cpr.cli.job_flags import add_job_arguments, inputs_of
-from cpr.cli.plot_option import add_plot_argument, check_picture
+from cpr.cli.job_flags import add_job_arguments, add_output_arguments, check_picture, inputs_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +17,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.125,
         metavar="R",
-        help="of the rows that a priority save holds; 1: saves hold everything (default: %(default)s)",
+        help="share of the rows in a priority save; 1: full saves only (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
-    add_plot_argument(parser, "overhead against interval")
+    add_output_arguments(parser, "overhead against interval")
 
 
 def _run(options: argparse.Namespace) -> int:

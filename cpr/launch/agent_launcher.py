@@ -1,9 +1,9 @@
-"""`cpr run -- torchrun ...`: starts torchrun, and starts it again when it is killed.
+"""`cpr run -- torchrun ...`: starts torchrun, and restarts it when it is killed.
 
-torchrun restarts workers that die; nobody restarts torchrun. When it is killed (out of memory, `kill -9`),
-its workers go on without it: they are ended here, and a new torchrun joins the others and continues the run
-with what the workers left in memory. So it is, too, when torchrun gives up because the agent that kept the
-rendezvous was killed. Standard library only: it must start at once, and never be what runs out of memory.
+torchrun restarts workers, but no process restarts torchrun. When torchrun is killed (out of memory, or
+`kill -9`), its workers continue without it: they are ended here, and a new torchrun joins the other nodes and
+resumes the run from the memory that the workers left. The same happens when torchrun gives up because the
+agent that hosted the rendezvous was killed. Standard library only, to start at once and need little memory.
 """
 
 import argparse
@@ -27,24 +27,23 @@ from cpr.launch.finished import FOLDER_VARIABLE, FinishWatch
 from cpr.processes import LAUNCH_PID, Process, Status, is_tag_alive
 
 GRACE_S: Final = 30.0
-"""How long workers that are told to stop may take, as torchrun has it."""
+"""Time for workers to stop after SIGTERM, the same as torchrun's."""
 _LOOK_INTERVAL_S: Final = 0.05
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FOLDER: Final = "cpr-run-"
-"""How the name of the temporary folder begins, in which torchrun says why it failed; the tag of this process
-follows."""
+"""Prefix of the temporary folder's name, before the tag of this process; torchrun writes its error there."""
 _RENDEZVOUS_LOST: Final = "RendezvousConnectionError"
 _SETTINGS: Final = {
     # torch 2.13 sends workers to the store of an agent that is gone, unless each generation gets its own
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # a killed agent is given up after 5 s without a sign of life; torch's own 15 s are a long time to wait
+    # detects a killed agent after 5 s instead of torch's 15 s
     "PET_RDZV_CONF": "keep_alive_interval=1,keep_alive_max_attempt=5",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `cpr run`."""
+    """Add the arguments of `cpr run`."""
     parser.add_argument(
         "--restarts",
         type=int,
@@ -56,16 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """`cpr run`; gives torchrun's exit code, or 128 + the number of the signal that killed it."""
+    """Execute `cpr run`; returns torchrun's exit code, or 128 + the number of the signal that killed it."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ValueError("say what to run: cpr run -- torchrun --nproc-per-node 4 -m dlrm.train ...")
     if options.restarts < 0:
         raise ValueError(f"--restarts must be 0 or more, not {options.restarts}")
-    return Launch(command, options.restarts).run()
+    return AgentLauncher(command, options.restarts).run()
 
 
-class Launch:
+class AgentLauncher:
     """One `cpr run`."""
 
     def __init__(self, command: Sequence[str], restarts: int) -> None:
@@ -74,90 +73,79 @@ class Launch:
         self._stopped = False
         self._workers: set[Process] = set()
         self._looked_at_ticks = 0
-        self._watch: FinishWatch | None = None
-        self._environment = {
-            **_SETTINGS,
-            "PET_MAX_RESTARTS": str(restarts),  # when another agent is lost, this one restarts its workers
-            **os.environ,
-            "CPR_LAUNCH": uuid4().hex,
-            LAUNCH_PID: str(os.getpid()),
-        }
 
     def run(self) -> int:
-        """Until torchrun ends by itself, is stopped by a signal to this process, or restarts are used up."""
+        """Run torchrun until it ends by itself, a signal stops this process, or all restarts are used up."""
         _adopt_orphans()
         before = {each: signal.getsignal(each) for each in _FORWARDED}
         for each, handler in before.items():
-            if handler is not signal.SIG_IGN:  # as `nohup` asks
+            if handler is not signal.SIG_IGN:  # as under `nohup`
                 signal.signal(each, self._forward)
         _remove_leftovers(Path(tempfile.gettempdir()))
         try:
             with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{Process.this().tag}-") as folder:
-                self._watch = FinishWatch(Path(folder))
-                self._environment[FOLDER_VARIABLE] = folder
-                return self._run(Path(folder) / "error.json")
+                return self._run(Path(folder))
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
-    def _run(self, error_file: Path) -> int:
-        environment = {"TORCHELASTIC_ERROR_FILE": str(error_file), **self._environment}
+    def _run(self, folder: Path) -> int:
+        error_file, watch = folder / "error.json", FinishWatch(folder)
+        environment = {
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+            **_SETTINGS,
+            "PET_MAX_RESTARTS": str(
+                self._restarts
+            ),  # when another agent is lost, this one restarts its workers
+            **os.environ,
+            "CPR_LAUNCH": uuid4().hex,
+            LAUNCH_PID: str(os.getpid()),
+            FOLDER_VARIABLE: str(folder),
+        }
         for restart in range(self._restarts + 1):
             error_file.unlink(missing_ok=True)
             began = time.monotonic()
-            pid, code = self._run_once(environment)
+            pid, code = self._run_once(environment, watch)
             cause = _cause_of_loss(code, error_file)
             num_orphans = self._end_workers()
-            if code != 0 and not self._stopped and self._has_finished():
+            if code != 0 and not self._stopped and (step := watch.wait_for_answer()) is not None:
+                # the run finished without this node, so the end of torchrun is no failure
+                _log(f"the run has finished at step {step}: nothing is left to do here")
                 return 0
             if self._stopped or cause is None:
-                return code if code >= 0 else 128 - code
+                break
             environment["CPR_CONTINUES"] = "1"
             ended = f"; ended {num_orphans} of its workers" if num_orphans else ""
-            _say(f"torchrun (process {pid}) {cause} after {time.monotonic() - began:.0f} s{ended}")
+            _log(f"torchrun (process {pid}) {cause} after {time.monotonic() - began:.0f} s{ended}")
             if restart < self._restarts:
-                _say(f"starting it again ({restart + 1} of {self._restarts} restarts); the run continues")
-        _say(
-            f"giving up: --restarts {self._restarts} are used up. The checkpoints are untouched: start the "
-            "same command again to resume from the newest one, with more --restarts if this is to be expected"
-        )
+                _log(f"starting it again ({restart + 1} of {self._restarts} restarts); the run continues")
+        else:
+            _log(
+                f"giving up: --restarts {self._restarts} are used up. The checkpoints are untouched: start "
+                "the same command again to resume from the newest one, with more --restarts if this is to be "
+                "expected"
+            )
         return code if code >= 0 else 128 - code
 
-    def _run_once(self, environment: dict[str, str]) -> tuple[int, int]:
-        """Its pid, and its exit code as `subprocess` has it."""
+    def _run_once(self, environment: dict[str, str], watch: FinishWatch) -> tuple[int, int]:
+        """Run torchrun once; returns its pid and its exit code as in `subprocess`."""
         self._workers.clear()
-        # in a session of its own, so that Ctrl-C reaches it once, from here
-        self._agent = subprocess.Popen(self._command, env=environment, start_new_session=True)
+        # in a session of its own, so that it receives Ctrl-C once, forwarded from here
+        self._agent = agent = subprocess.Popen(self._command, env=environment, start_new_session=True)
         if self._stopped:  # by a signal that came too early to be forwarded
-            self._agent.terminate()
-        while self._agent.poll() is None:
+            agent.terminate()
+        while agent.poll() is None:
             self._look()
-            if self._watch is not None:
-                self._watch.look(has_workers=bool(self._workers))
-                if self._watch.step is not None:
-                    self._end_agent(self._agent)
+            watch.look(has_workers=bool(self._workers))
+            if watch.step is not None:  # torchrun waits for nodes that have finished without it
+                agent.terminate()
+                try:
+                    agent.wait(GRACE_S)
+                except subprocess.TimeoutExpired:
+                    agent.kill()
+                    agent.wait()
             time.sleep(_LOOK_INTERVAL_S)
-        return self._agent.pid, self._agent.returncode
-
-    @staticmethod
-    def _end_agent(agent: subprocess.Popen[bytes]) -> None:
-        """It waits for others that have finished without it."""
-        agent.terminate()
-        try:
-            agent.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
-
-    def _has_finished(self) -> bool:
-        """Whether the run has reached its end without this node: then the end of torchrun is no failure."""
-        assert self._watch is not None
-        self._watch.ask()
-        self._watch.wait()
-        if self._watch.step is None:
-            return False
-        _say(f"the run has finished at step {self._watch.step}: nothing is left to do here")
-        return True
+        return agent.pid, agent.returncode
 
     def _forward(self, signum: int, _frame: FrameType | None) -> None:
         self._stopped = True
@@ -165,30 +153,30 @@ class Launch:
             self._agent.send_signal(signum)
 
     def _look(self) -> None:
-        """Note the agent's children, for the time when it cannot be asked."""
+        """Record the agent's children, which cannot be listed any more once it is dead."""
         assert self._agent
         self._looked_at_ticks = _ticks_now()
         self._workers = {each for each in self._workers if each.is_alive} | _children(self._agent.pid)
-        _bury(except_pid=self._agent.pid)
+        _reap(except_pid=self._agent.pid)
 
     def _end_workers(self) -> int:
-        """End what the agent left behind; gives the number of workers."""
-        # Its children are ours now, together with what they detached on purpose, which is to stay: a child
-        # that nobody saw yet was started by the agent if it is younger than the last look.
-        newborn = {each for each in _children(os.getpid()) if each.start_ticks >= self._looked_at_ticks}
-        orphans = [each for each in self._workers | newborn if each.is_alive]
+        """End the workers that the agent left behind; returns their number."""
+        # The agent's orphans are now children of this process, and so are processes that workers detached on
+        # purpose, which must stay. An unknown child is the agent's if it is younger than the last look.
+        unseen = {each for each in _children(os.getpid()) if each.start_ticks >= self._looked_at_ticks}
+        orphans = [each for each in self._workers | unseen if each.is_alive]
         _signal_all(orphans, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
         while any(each.is_alive for each in orphans) and time.monotonic() < deadline:
             time.sleep(_LOOK_INTERVAL_S)
-            _bury()
+            _reap()
         _signal_all(orphans, signal.SIGKILL)
-        _bury()
+        _reap()
         return len(orphans)
 
 
 def _signal_all(processes: Iterable[Process], signum: signal.Signals) -> None:
-    """To each, and to the processes it started if it leads them as torchrun's workers do."""
+    """Signal processes, and their sessions if they lead one, as torchrun's workers do."""
     for process in processes:
         status = Status.of(process.pid)
         if status and status.process == process:
@@ -197,7 +185,7 @@ def _signal_all(processes: Iterable[Process], signum: signal.Signals) -> None:
 
 
 def _cause_of_loss(code: int, error_file: Path) -> str | None:
-    """How the agent was lost, if it was: ends that torchrun chose itself are none."""
+    """How the agent was lost; None if torchrun ended by its own decision."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     if code > 0:
@@ -211,7 +199,7 @@ def _remove_leftovers(temporary: Path) -> None:
     """Remove the folders of earlier `cpr run` that were killed."""
     for folder in temporary.glob(f"{_FOLDER}*-*-*-*"):
         if is_tag_alive("-".join(folder.name.removeprefix(_FOLDER).split("-")[:3])) is False:
-            shutil.rmtree(folder, ignore_errors=True)  # it may be another user's
+            shutil.rmtree(folder, ignore_errors=True)  # it may belong to another user
 
 
 def _children(pid: int) -> set[Process]:
@@ -223,12 +211,12 @@ def _children(pid: int) -> set[Process]:
     return found
 
 
-def _bury(except_pid: int | None = None) -> None:
-    """Take the exit codes of adopted processes."""
+def _reap(except_pid: int | None = None) -> None:
+    """Collect the exit codes of adopted processes."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid == except_pid:
-                return  # that one is waited for by its own object
+                return  # `subprocess` waits for that one
             os.waitpid(ended.si_pid, 0)
 
 
@@ -237,11 +225,11 @@ def _ticks_now() -> int:
 
 
 def _adopt_orphans() -> None:
-    """Have descendants whose parent died become children of this process, to be found and waited for."""
+    """Make this process the parent of orphaned descendants, so that it can find and wait for them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot adopt orphans (prctl)")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"cpr run: {text}", file=sys.stderr, flush=True)
