@@ -1,7 +1,6 @@
-"""How the workers of one generation find each other, whatever earlier generations left behind.
+"""Rendezvous of the workers of one generation, independent of what earlier generations left behind.
 
-`join` gives each worker its rank and a store that nobody used before; `init_process_group` goes on from
-there.
+`join` gives each worker its rank and a fresh store, from which `init_process_group` makes the process group.
 """
 
 from cpr.rendezvous.join import WorkerGroup, init_process_group, join

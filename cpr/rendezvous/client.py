@@ -1,7 +1,7 @@
-"""A guest of a meeting: every worker but the host.
+"""Client side of a rendezvous: every worker but the leader.
 
-It goes to whoever is announced, brings its offer and waits for the decision; when the connection ends, or
-somebody newer is announced who answers, it goes there instead.
+A client connects to the published leader, sends its info, and waits for the assignment of ranks. When the
+connection ends, or a newer leader is published and answers, the client moves there.
 """
 
 import time
@@ -18,10 +18,10 @@ from cpr.rendezvous.stores import CONNECT_TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What the host told."""
+class LeaderReply:
+    """The leader's last message: the assignment of ranks and the new store."""
 
-    decision: Assignment
+    assignment: Assignment
     infos: tuple[WorkerInfo, ...]
     """In the order of the launcher's ranks."""
     address: str
@@ -29,60 +29,57 @@ class Verdict:
 
 
 class Client:
-    """Looks for a host and waits with it; call `leave` in the end."""
+    """Finds a leader and waits for its reply; call `leave` at the end."""
 
-    def __init__(self, place: LauncherEnv, info: WorkerInfo, board: Discovery) -> None:
-        self._place, self._offer, self._board = place, info, board
-        self._host: LeaderAddress | None = None
+    def __init__(self, env: LauncherEnv, info: WorkerInfo, discovery: Discovery) -> None:
+        self._env, self._info, self._discovery = env, info, discovery
+        self._leader: LeaderAddress | None = None
         self._connection: Connection | None = None
         self._missing: list[int] | None = None
-        """As the host told last."""
+        """Missing ranks, as last reported by the leader."""
 
-    def attend(self, deadline: float, timeout: timedelta) -> Verdict:
-        """Wait for a decision until `deadline`, as `time.monotonic` has it; `timeout` is for the message.
+    def wait_for_reply(self, deadline: float, timeout: timedelta) -> LeaderReply:
+        """Wait for the leader's reply until `deadline` (`time.monotonic`); `timeout` is for the message.
 
         Raises:
-            RendezvousError: it did not come, or another process took this rank.
+            RendezvousError: no reply came, or another process took this rank.
         """
         while (left_s := deadline - time.monotonic()) > 0:
-            self._go_where_announced(left_s)
-            for message in self._listen(min(POLL_S, left_s)):
-                verdict = self._understand(message)
-                if verdict:
-                    return verdict
+            self._follow_leader(left_s)
+            for message in self._receive(min(POLL_S, left_s)):
+                reply = self._handle(message)
+                if reply:
+                    return reply
         raise RendezvousError(
-            f"no meeting of {self._place.world_size} workers within {timeout.total_seconds():g} s: "
-            f"{self._why()}"
+            f"no rendezvous of {self._env.world_size} workers within {timeout.total_seconds():g} s: "
+            f"{self._cause()}"
         )
 
     def leave(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection:
             self._connection.close()
-        self._connection = self._host = self._missing = None
+        self._connection = self._leader = self._missing = None
 
-    def _go_where_announced(self, left_s: float) -> None:
-        news = self._board.latest
-        if news is None or (news == self._host and self._connection):
+    def _follow_leader(self, left_s: float) -> None:
+        """Connect to the newest leader, unless connected to it already."""
+        newest = self._discovery.latest
+        if newest is None or (newest == self._leader and self._connection):
             return
-        connection = Connection.to(news.address, news.port, news.nonce, min(CONNECT_TIMEOUT_S, left_s))
+        connection = Connection.to(newest.address, newest.port, newest.nonce, min(CONNECT_TIMEOUT_S, left_s))
         if connection is None:
-            return  # long dead, most likely; whom we wait with now may still decide
+            return  # most likely dead for long; the present leader may still reply
         try:
             connection.send(
-                {
-                    "rank": self._place.rank,
-                    "world_size": self._place.world_size,
-                    "offer": self._offer.to_json(),
-                }
+                {"rank": self._env.rank, "world_size": self._env.world_size, "info": self._info.to_json()}
             )
         except LostError:
             connection.close()
             return
         self.leave()
-        self._host, self._connection = news, connection
+        self._leader, self._connection = newest, connection
 
-    def _listen(self, timeout_s: float) -> list[dict[str, Any]]:
+    def _receive(self, timeout_s: float) -> list[dict[str, Any]]:
         if self._connection is None:
             time.sleep(timeout_s)
             return []
@@ -90,43 +87,43 @@ class Client:
             return self._connection.read() if self._connection.wait(timeout_s) else []
         except LostError:
             self.leave()
-            time.sleep(timeout_s)  # who hangs up at once may go on to do so
+            time.sleep(timeout_s)  # a peer that hangs up at once may keep doing so
             return []
 
-    def _understand(self, message: dict[str, Any]) -> Verdict | None:
+    def _handle(self, message: dict[str, Any]) -> LeaderReply | None:
         if "displaced" in message:
             raise RendezvousError(
-                f"another process came as rank {self._place.rank}: "
+                f"another process came as rank {self._env.rank}: "
                 "this one belongs to an agent that was replaced"
             )
         if "missing" in message:
             self._missing = message["missing"]
-        if "decision" not in message or self._host is None:
+        if "assignment" not in message or self._leader is None:
             return None
-        decision = message["decision"]
-        return Verdict(
-            decision=Assignment(**{**decision, "ranks": tuple(decision["ranks"])}),
-            infos=tuple(map(WorkerInfo.from_json, message["offers"])),
-            address=self._host.address,
+        assignment = message["assignment"]
+        return LeaderReply(
+            assignment=Assignment(**{**assignment, "ranks": tuple(assignment["ranks"])}),
+            infos=tuple(map(WorkerInfo.from_json, message["infos"])),
+            address=self._leader.address,
             store_port=message["store_port"],
         )
 
-    def _why(self) -> str:
-        board = f"the launcher's store at {self._place.address}:{self._place.port}"
+    def _cause(self) -> str:
+        store = f"the launcher's store at {self._env.address}:{self._env.port}"
         if self._connection and self._missing:
             return f"{ranks_text(self._missing)} did not come"
-        if self._connection and self._host:
-            return f"rank 0 at {self._host.address}:{self._host.port} does not answer"
-        if self._board.problem:
+        if self._connection and self._leader:
+            return f"rank 0 at {self._leader.address}:{self._leader.port} does not answer"
+        if self._discovery.problem:
             return (
-                f"{board} cannot be reached ({self._board.problem}). When an agent is replaced, torchrun may "
-                "send workers to the store of the old one: start every agent by `cpr run -- torchrun ...`"
+                f"{store} cannot be reached ({self._discovery.problem}). When an agent is replaced, torchrun "
+                "may send workers to the store of the old one: start every agent by `cpr run -- torchrun ...`"
             )
-        if self._board.latest:
-            return f"rank 0 did not come; {asdict(self._board.latest)} in {board} is of an earlier one"
-        return f"rank 0 did not come; it has left no word in {board}"
+        if self._discovery.latest:
+            return f"rank 0 did not come; {asdict(self._discovery.latest)} in {store} is of an earlier one"
+        return f"rank 0 did not come; it has published no address in {store}"
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """For messages."""
+    """Ranks for a message: "rank 1", "ranks 1, 3"."""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

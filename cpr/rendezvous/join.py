@@ -1,9 +1,10 @@
-"""The meeting itself: every worker of a generation gets its rank, a fresh store and the offers of all.
+"""The rendezvous: every worker of a generation gets its rank, a fresh store, and the infos of all workers.
 
-Under torchrun all generations of workers share the agent's store, and a process group made there meets the
-addresses of the dead. So rank 0, the host, opens a listener on a free port and posts on the agent's store
-only where that is (`board`). The others come, wait with their connections open (`guest`), and once all are
-there the host decides (`infos`) and tells everybody, together with the port of a store that is new.
+Under torchrun all generations of workers share the agent's store, and a process group made in it would
+connect to the addresses of dead workers. So rank 0, the leader, listens on a free port and publishes only its
+address in the agent's store (`discovery`). The others, the clients, connect and stay connected (`client`).
+Once all are there, the leader assigns ranks and sends them to the clients, with the port of a new store
+(`leader`).
 """
 
 import os
@@ -17,11 +18,10 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     HashStore,
     PrefixStore,
     Store,
-    TCPStore,
 )
 
 from cpr.errors import RendezvousError
-from cpr.rendezvous.client import Client, Verdict, ranks_text
+from cpr.rendezvous.client import Client, ranks_text
 from cpr.rendezvous.discovery import Discovery
 from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.leader import Leader
@@ -31,68 +31,67 @@ from cpr.rendezvous.stores import connect, serve
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroup:
-    """What all workers of a generation agreed on, and this one's part in it."""
+    """Result of a rendezvous: all workers of a generation, and this worker's rank."""
 
     store: Store = field(repr=False)
-    """Used by nobody before; it ends with the worker that was the launcher's rank 0."""
+    """A fresh store; it ends with the worker that was the launcher's rank 0."""
     rank: int
-    """New; not always the launcher's."""
+    """Assigned rank; may differ from the launcher's."""
     world_size: int
     session_id: str
     generation: int
     continues: bool
-    """Whether some worker knows that this continues a run."""
+    """Whether any worker knows that it continues a run."""
     infos: tuple[WorkerInfo, ...]
-    """Of all workers, by new rank."""
+    """Infos of all workers, by assigned rank."""
     kept: object = field(default=None, repr=False)
-    """What must live as long as the store."""
+    """An object that must live as long as the store."""
 
     @property
     def launches(self) -> frozenset[str]:
-        """Who launched the workers, as far as it is known: one name for each node, or one for all."""
+        """The known launches of the workers: one for each node, or one for all."""
         return frozenset(info.launch for info in self.infos if info.launch)
 
 
 def join(info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
-    """Meet the other workers that the launcher started; alone, at once, if there was no launcher.
+    """Join the other workers that the launcher started; without a launcher, a group of one.
 
-    Sets the environment variables RANK and GROUP_RANK to the new ones: all that reads them agrees with the
-    process group.
+    Sets the environment variables RANK and GROUP_RANK to the assigned ones, so that all readers of the
+    environment agree with the process group.
 
     Args:
-        info: what this worker brings.
-        timeout: how long to wait for the others, who may start later.
+        info: of this worker.
+        timeout: longest wait for the others, which may start later.
 
     Raises:
-        RendezvousError: not all came in time; says who is missing.
-        ValueError: the launcher's environment is not whole.
+        RendezvousError: not all workers came in time; the message names the missing ranks.
+        ValueError: the launcher's environment is incomplete.
     """
-    place = LauncherEnv.from_environment()
-    if place is None:
-        return _meeting(HashStore(), 0, assign_ranks([info]), [info])
-    worker_group = join_at(place, info, timeout)
+    env = LauncherEnv.from_environment()
+    if env is None:
+        return _group(HashStore(), 0, assign_ranks([info]), [info])
+    worker_group = join_from(env, info, timeout)
     os.environ["RANK"] = str(worker_group.rank)
-    if "GROUP_RANK" in os.environ and worker_group.rank != place.rank:  # then all nodes are of one size
-        os.environ["GROUP_RANK"] = str(worker_group.rank // place.local_world_size)
+    if "GROUP_RANK" in os.environ and worker_group.rank != env.rank:  # then all nodes have the same size
+        os.environ["GROUP_RANK"] = str(worker_group.rank // env.local_world_size)
     return worker_group
 
 
-def join_at(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
-    """`join` at a place that is told."""
-    info = replace(info, local_rank=place.local_rank, local_world_size=place.local_world_size)
-    if place.world_size == 1:
-        return _meeting(HashStore(), 0, assign_ranks([info]), [info])
-    attend = _host if place.rank == 0 else _attend
-    return attend(place, info, timeout)
+def join_from(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+    """`join` with a given launcher environment; leaves `os.environ` unchanged."""
+    info = replace(info, local_rank=env.local_rank, local_world_size=env.local_world_size)
+    if env.world_size == 1:
+        return _group(HashStore(), 0, assign_ranks([info]), [info])
+    return (_lead if env.rank == 0 else _follow)(env, info, timeout)
 
 
 def init_process_group(worker_group: WorkerGroup, backend: str | None, timeout: timedelta) -> None:
-    """Make the default process group of those who met.
+    """Make the default process group of a worker group.
 
     Args:
-        worker_group: of all its workers.
+        worker_group: result of `join`.
         backend: "gloo", "nccl", or None: torch chooses by device.
-        timeout: for the collectives of the group, and for making it.
+        timeout: of the group's collectives, and of its creation.
     """
     dist.init_process_group(
         backend,
@@ -103,61 +102,60 @@ def init_process_group(worker_group: WorkerGroup, backend: str | None, timeout: 
     )
 
 
-def _host(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def _lead(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
-    with Leader(place, info) as host:
-        store = serve(host.own, timeout)
-        board = Discovery(place, host.announcement)
+    with Leader(env, info) as leader:
+        store = serve(leader.own, timeout)
+        discovery = Discovery(env, leader.address)
         try:
-            infos = host.gather(deadline)
+            infos = leader.gather(deadline)
         finally:
-            board.close()
+            discovery.close()
         if infos is None:
-            problem = f" ({board.problem})" if board.problem else ""
+            problem = f" ({discovery.problem})" if discovery.problem else ""
             raise RendezvousError(
-                f"{ranks_text(host.missing)} of {place.world_size} did not come to the meeting within "
+                f"{ranks_text(leader.missing)} of {env.world_size} did not join the rendezvous within "
                 f"{timeout.total_seconds():g} s{problem}"
             )
-        decision = assign_ranks(infos)
-        host.tell(decision, infos, store.port)
-    # Where no agent keeps the board, rank 0 does; others may look at it once more before they hear.
-    return _meeting(store, place.rank, decision, infos, kept=board.store)
+        assignment = assign_ranks(infos)
+        leader.send_assignment(assignment, infos, store.port)
+    # where rank 0 hosts the launcher's store, clients may still poll it before they receive the assignment
+    return _group(store, env.rank, assignment, infos, kept=discovery.store)
 
 
-def _attend(place: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
+def _follow(env: LauncherEnv, info: WorkerInfo, timeout: timedelta) -> WorkerGroup:
     deadline = time.monotonic() + timeout.total_seconds()
-    board = Discovery(place)
-    guest = Client(place, info, board)
+    discovery = Discovery(env)
+    client = Client(env, info, discovery)
     try:
         while True:
-            verdict = guest.attend(deadline, timeout)
-            store = _store_of(verdict, timeout)
-            if store:
-                return _meeting(store, place.rank, verdict.decision, verdict.infos)
-            guest.leave()  # the host died right after its decision
+            reply = client.wait_for_reply(deadline, timeout)
+            try:
+                store = connect(reply.address, reply.store_port, timeout, probe=True)
+            except (OSError, RuntimeError):  # the leader died right after its reply: wait for the next one
+                client.leave()
+            else:
+                return _group(store, env.rank, reply.assignment, reply.infos)
     finally:
-        guest.leave()
-        board.close()
+        client.leave()
+        discovery.close()
 
 
-def _store_of(verdict: Verdict, timeout: timedelta) -> TCPStore | None:
-    try:
-        return connect(verdict.address, verdict.store_port, timeout, doubtful=True)
-    except (OSError, RuntimeError):
-        return None
-
-
-def _meeting(
-    store: Store, place: int, decision: Assignment, infos: Sequence[WorkerInfo], kept: object = None
+def _group(
+    store: Store,
+    launcher_rank: int,
+    assignment: Assignment,
+    infos: Sequence[WorkerInfo],
+    kept: object = None,
 ) -> WorkerGroup:
-    of_rank = {rank: infos[each] for each, rank in enumerate(decision.ranks)}
+    info_of_rank = dict(zip(assignment.ranks, infos, strict=True))
     return WorkerGroup(
         store=store,
-        rank=decision.ranks[place],
+        rank=assignment.ranks[launcher_rank],
         world_size=len(infos),
-        session_id=decision.session_id,
-        generation=decision.generation,
-        continues=decision.continues,
-        infos=tuple(of_rank[rank] for rank in sorted(of_rank)),
+        session_id=assignment.session_id,
+        generation=assignment.generation,
+        continues=assignment.continues,
+        infos=tuple(info_of_rank[rank] for rank in sorted(info_of_rank)),
         kept=kept,
     )

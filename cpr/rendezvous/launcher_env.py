@@ -1,4 +1,4 @@
-"""Where the launcher put this worker, and what it calls itself to others."""
+"""The environment that a launcher gives a worker, and the address of this machine for other workers."""
 
 import os
 import socket
@@ -12,35 +12,35 @@ LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnAddress:
-    """By which the other workers reach this machine."""
+    """Address at which other workers reach this machine."""
 
     name: str
-    """What they are told; a name or an address."""
+    """Host name or address."""
     interface: str
-    """Address of the network interface to listen on; empty: all of them."""
+    """Address of the network interface to listen on; empty: all interfaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherEnv:
-    """What torchrun, or another launcher that speaks `env://`, tells a worker."""
+    """Environment of a worker under torchrun, or under another launcher with `env://` variables."""
 
     rank: int
     world_size: int
     address: str
-    """Of the store that all workers of this launch can reach."""
+    """Address of the store that all workers of this launch can reach."""
     port: int
     of_agent: bool
-    """Whether the agent keeps that store, for all generations of workers; if not, rank 0 does."""
+    """Whether the agent hosts that store for all generations of workers; otherwise rank 0 hosts it."""
     local_rank: int = 0
     local_world_size: int = 1
-    """Workers of this node; 1, as if each had a node of its own, where the launcher does not say."""
+    """Workers of this node; 1 if not known."""
 
     @classmethod
     def from_environment(cls) -> Self | None:
-        """None if nothing launched this process together with others.
+        """Read the environment; None without a launcher.
 
         Raises:
-            ValueError: some of the variables are there, and others are not, or are no numbers.
+            ValueError: variables are missing, or are not numbers.
         """
         if "MASTER_ADDR" not in os.environ:
             return None
@@ -61,32 +61,31 @@ class LauncherEnv:
             ) from error
 
     def own_address(self) -> OwnAddress:
-        """By which the other workers reach this machine, on the network of the job alone.
+        """Address at which the other workers reach this machine, limited to the job's network.
 
-        Where all workers are on one machine, that is the loopback interface. On the machine of the store it
-        is the name of the store itself, which the others use already; elsewhere the address of the interface
-        that leads to it.
+        If all workers are on one machine, this is the loopback interface; on the machine of the store, the
+        name of the store, which the others use already; elsewhere, the interface with the route to the store.
 
         Raises:
-            ValueError: there is no way to the store.
+            ValueError: there is no route to the store.
         """
         if self._is_one_machine:
             return OwnAddress(name=LOOPBACK, interface=LOOPBACK)
-        here, there = self._way
+        here, there = self._route
         if here == there or _is_loopback(here):
             return OwnAddress(name=self.address, interface=self.store_interface())
         return OwnAddress(name=here, interface=here)
 
     def store_interface(self) -> str:
-        """Address of the interface where a store of this process listens, for `address` to lead to it.
+        """Address of the interface on which a store of this process must listen to be found at `address`.
 
-        Empty, which means all interfaces, where others may reach it by another one: a name that leads to the
-        loopback interface here, as in Debian's hosts file, leads to a network elsewhere.
+        Empty (all interfaces) if others may reach it by another one: a name that resolves to loopback here,
+        as in Debian's hosts file, resolves to a network address elsewhere.
 
         Raises:
-            ValueError: there is no way to `address`.
+            ValueError: there is no route to `address`.
         """
-        here, there = self._way
+        here, there = self._route
         if _is_loopback(here):
             is_everywhere = self.address == "localhost" or _is_loopback(self.address)
             return there if is_everywhere or self._is_one_machine else ""
@@ -97,19 +96,21 @@ class LauncherEnv:
         return self.local_world_size == self.world_size
 
     @cached_property
-    def _way(self) -> tuple[str, str]:
-        """Addresses of this machine and of the store's, on the way from here to there."""
+    def _route(self) -> tuple[str, str]:
+        """Source and target addresses of the route from this machine to the store."""
         try:
             family, _, _, _, there = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(there)  # sends nothing: only asks the kernel for the way
+                probe.connect(there)  # UDP: sends nothing, only asks the kernel for the route
                 return str(probe.getsockname()[0]), str(there[0])
         except OSError as error:
-            raise ValueError(f"MASTER_ADDR is {self.address!r}, to which there is no way: {error}") from error
+            raise ValueError(
+                f"MASTER_ADDR is {self.address!r}, to which there is no route: {error}"
+            ) from error
 
 
 def _is_loopback(address: str) -> bool:
-    """Of an address; no name is one."""
+    """Whether this is a loopback address; names are not resolved."""
     try:
         return ip_address(address).is_loopback
     except ValueError:

@@ -1,15 +1,14 @@
-"""The host of a meeting: rank 0 of the launcher, who waits for an offer of every other rank.
+"""Leader side of a rendezvous: the launcher's rank 0, which waits for the infos of all other ranks.
 
-An offer counts as long as the connection that brought it is open, so nothing that a dead worker left can
-take part in a decision: there are no keys that could be stale. Those who connect and do not show at once that
-they know the nonce are strangers, of whom few are let in, and none for long.
+An info counts as long as its connection is open, so nothing of a dead worker can take part: there are no keys
+that could be stale. A connection that has not proven yet that it knows the nonce is a stranger; the number of
+strangers and their time are limited.
 """
 
 import selectors
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -20,51 +19,52 @@ from cpr.rendezvous.rank_assignment import Assignment, WorkerInfo
 from cpr.rendezvous.stores import listen
 
 NEWS_INTERVAL_S: Final = 0.2
-"""How often, at most, guests are told who is missing."""
+"""Shortest time between two messages on missing ranks to the clients."""
 _MAX_STRANGERS: Final = 256
-"""At once; one more, and the first of them has to go. Workers show the key as they come."""
+"""Strangers at the same time; one more, and the first is disconnected. Clients prove the key at once."""
 _STRANGER_S: Final = 5.0
-"""How long one may stay."""
+"""Longest time without a proof."""
 
 
 class Leader:
-    """Listens from the start; a context manager that hangs up on everybody in the end."""
+    """Listens from its creation on; a context manager that closes all connections at the end."""
 
-    def __init__(self, place: LauncherEnv, info: WorkerInfo) -> None:
-        self._place, self._offer = place, info
-        self.own = place.own_address()
+    def __init__(self, env: LauncherEnv, info: WorkerInfo) -> None:
+        self._env, self._info = env, info
+        self.own = env.own_address()
         self._listener = listen(self.own)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._guests: dict[int, tuple[Connection, WorkerInfo]] = {}
+        self._clients: dict[int, tuple[Connection, WorkerInfo]] = {}
         self._strangers: dict[Connection, float] = {}
-        """When each came; the first one first."""
-        self._told: list[int] = []
-        self._told_at = 0.0
-        self.announcement = LeaderAddress(
+        """With the time of the connection; the oldest first."""
+        self._reported: list[int] = []
+        self._reported_at = 0.0
+        self.address = LeaderAddress(
             address=self.own.name, port=self._listener.getsockname()[1], nonce=uuid4().hex
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
+            key.fileobj.close()  # type: ignore[union-attr]  # all are sockets
         self._selector.close()
 
     @property
     def missing(self) -> list[int]:
-        """The launcher's ranks that are not here."""
-        return [rank for rank in range(1, self._place.world_size) if rank not in self._guests]
+        """The launcher's ranks that have not joined."""
+        return [rank for rank in range(1, self._env.world_size) if rank not in self._clients]
 
     def gather(self, deadline: float) -> list[WorkerInfo] | None:
-        """The offers of all, in the order of the launcher's ranks; None if not all came by `deadline`.
+        """Wait for all clients.
 
         Args:
-            deadline: as `time.monotonic` has it.
+            deadline: in the time of `time.monotonic`.
+
+        Returns:
+            The infos of all workers in the order of the launcher's ranks; None if some did not come in time.
         """
         while self.missing:
             left_s = deadline - time.monotonic()
@@ -72,79 +72,77 @@ class Leader:
                 return None
             for key, _ in self._selector.select(min(POLL_S, left_s)):
                 if key.data is None:
-                    self._let_in()
+                    self._accept()
                 else:
-                    self._hear(key.data)
-            self._turn_strangers_away()
-            self._tell_who_is_missing()
-        return [self._offer, *(self._guests[rank][1] for rank in range(1, self._place.world_size))]
+                    self._receive(key.data)
+            self._drop_strangers()
+            self._report_missing()
+        return [self._info, *(self._clients[rank][1] for rank in range(1, self._env.world_size))]
 
-    def tell(self, decision: Assignment, infos: list[WorkerInfo], store_port: int) -> None:
-        """Tell all guests. One that is lost by now will be missed in the process group, and restarted."""
+    def send_assignment(self, assignment: Assignment, infos: list[WorkerInfo], store_port: int) -> None:
+        """Send the assignment to all clients. A client lost by now will be missed in the process group."""
         message = {
-            "decision": asdict(decision),
-            "offers": [info.to_json() for info in infos],
+            "assignment": asdict(assignment),
+            "infos": [info.to_json() for info in infos],
             "store_port": store_port,
         }
-        for connection, _ in self._guests.values():
+        for connection, _ in self._clients.values():
             with suppress(LostError):
                 connection.send(message)
 
-    def _let_in(self) -> None:
-        with suppress(OSError):  # gone before we looked
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed by the peer in the meantime
             sock, _ = self._listener.accept()
-            connection = Connection(sock, self.announcement.nonce, is_host=True)
+            connection = Connection(sock, self.address.nonce, is_leader=True)
             self._selector.register(connection.socket, selectors.EVENT_READ, connection)
             self._strangers[connection] = time.monotonic()
 
-    def _hear(self, connection: Connection) -> None:
-        if connection.is_closed:  # by what another, who was heard just before, has said
+    def _receive(self, connection: Connection) -> None:
+        if connection.is_closed:  # displaced by a message handled just before
             return
         try:
             for message in connection.read():
-                self._seat(connection, message)
+                self._add_client(connection, message)
             if connection.is_trusted:
                 self._strangers.pop(connection, None)
         except LostError:
-            self._hang_up(connection)
+            self._disconnect(connection)
 
-    def _seat(self, connection: Connection, message: dict[str, Any]) -> None:
+    def _add_client(self, connection: Connection, message: dict[str, Any]) -> None:
         try:
-            rank, info = int(message["rank"]), WorkerInfo.from_json(message["offer"])
-            fits = message["world_size"] == self._place.world_size and 0 < rank < self._place.world_size
+            rank, info = int(message["rank"]), WorkerInfo.from_json(message["info"])
+            fits = message["world_size"] == self._env.world_size and 0 < rank < self._env.world_size
         except (KeyError, TypeError, ValueError) as error:
-            raise LostError("no offer") from error
+            raise LostError("not a worker's info") from error
         if not fits:
             raise LostError("a worker of another launch")
-        if rank in self._guests:  # its agent was replaced, and the old worker still lives
-            before, _ = self._guests[rank]
+        if rank in self._clients:  # its agent was replaced, and the old worker is still alive
+            before, _ = self._clients[rank]
             with suppress(LostError):
                 before.send({"displaced": True})
-            self._hang_up(before)
-        self._guests[rank] = connection, info
+            self._disconnect(before)
+        self._clients[rank] = connection, info
 
-    def _hang_up(self, connection: Connection) -> None:
+    def _disconnect(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
         self._strangers.pop(connection, None)
         connection.close()
-        for rank, (guest, _) in list(self._guests.items()):
-            if guest is connection:
-                del self._guests[rank]
+        self._clients = {rank: entry for rank, entry in self._clients.items() if entry[0] is not connection}
 
-    def _turn_strangers_away(self) -> None:
+    def _drop_strangers(self) -> None:
         now = time.monotonic()
         for connection, came_at in list(self._strangers.items()):
             if len(self._strangers) <= _MAX_STRANGERS and now < came_at + _STRANGER_S:
                 return
-            self._hang_up(connection)
+            self._disconnect(connection)
 
-    def _tell_who_is_missing(self) -> None:
+    def _report_missing(self) -> None:
         missing, now = self.missing, time.monotonic()
-        if missing == self._told or now < self._told_at + NEWS_INTERVAL_S:
+        if missing == self._reported or now < self._reported_at + NEWS_INTERVAL_S:
             return
-        self._told, self._told_at = missing, now
-        for connection, _ in list(self._guests.values()):
+        self._reported, self._reported_at = missing, now
+        for connection, _ in list(self._clients.values()):
             try:
                 connection.send({"missing": missing})
             except LostError:
-                self._hang_up(connection)
+                self._disconnect(connection)

@@ -1,8 +1,8 @@
-"""Messages between host and guests: lines of JSON over TCP, once both have shown that they know the key.
+"""Messages between leader and clients: lines of JSON over TCP, after both sides have proven the key.
 
-The key is the nonce of the host's announcement. Whoever can reach the launcher's store can read it there, as
-torch's stores ask for no password: it keeps out strays (port scanners, workers of other jobs), and nobody who
-means harm and can reach that store. Such a one could end the job anyway: keep the job's network closed.
+The key is the nonce in the leader's published address. Any process that can read the launcher's store can
+read it there, as torch's stores have no passwords: the key keeps out strays (port scanners, workers of other
+jobs), not attackers, who could end the job anyway. Keep the job's network closed.
 """
 
 import hmac
@@ -12,52 +12,48 @@ import socket
 from typing import Any, Final, Self
 
 PROOF_BYTES: Final = 32
-"""Of what shows that a process knows the key; from strangers, nothing more is read."""
+"""Size of the proof that a process knows the key; nothing more is read from strangers."""
 _MAX_BYTES: Final = 256 << 20
-"""No message is longer."""
+"""Longest message."""
 _CHUNK_BYTES: Final = 1 << 16
 _SEND_TIMEOUT_S: Final = 5.0
 
 
 class LostError(Exception):
-    """The other side is gone, or is none of ours."""
+    """The peer is gone, or does not speak this protocol."""
 
 
-def proof(key: str, *, is_host: bool) -> bytes:
-    """What shows that a side knows the key, without telling it; another for each, so that none is echoed.
-
-    Returns:
-        `PROOF_BYTES` bytes.
-    """
-    return hmac.digest(key.encode(), b"host" if is_host else b"guest", "sha256")
+def proof(key: str, *, is_leader: bool) -> bytes:
+    """`PROOF_BYTES` bytes that prove knowledge of the key; each side has its own, so that echoes fail."""
+    return hmac.digest(key.encode(), b"leader" if is_leader else b"client", "sha256")
 
 
 class Connection:
-    """One open connection; the other side's death ends it.
+    """One open connection, which ends when the peer dies.
 
     Args:
         sock: connected.
-        key: that the other side has to know.
-        is_host: whether this side is the host, which shows that it knows the key only to those who do.
+        key: that the peer has to know.
+        is_leader: whether this side is the leader, which sends its proof only after the client's.
     """
 
-    def __init__(self, sock: socket.socket, key: str, *, is_host: bool) -> None:
+    def __init__(self, sock: socket.socket, key: str, *, is_leader: bool) -> None:
         self.socket = sock
         sock.settimeout(_SEND_TIMEOUT_S)
         self.is_trusted = False
-        """Whether the other side has shown that it knows the key."""
-        self._key, self._is_host = key, is_host
+        """Whether the peer has proven the key."""
+        self._key, self._is_leader = key, is_leader
         self._received = bytearray()
 
     @classmethod
     def to(cls, address: str, port: int, key: str, timeout_s: float) -> Self | None:
-        """A guest's connection; None if nobody answers there."""
+        """Connect as a client; None if no process answers."""
         try:
-            connection = cls(socket.create_connection((address, port), timeout_s), key, is_host=False)
+            connection = cls(socket.create_connection((address, port), timeout_s), key, is_leader=False)
         except OSError:
             return None
         try:
-            connection._show_key()
+            connection._send_proof()
         except LostError:
             connection.close()
             return None
@@ -67,15 +63,15 @@ class Connection:
         """Send one message.
 
         Raises:
-            LostError: it did not get there.
+            LostError: the message did not arrive.
         """
         self._send(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages that what has arrived completes; call it when there is something to read.
+        """Receive available data and return the completed messages.
 
         Raises:
-            LostError: the other side is gone, does not know the key, or speaks another language.
+            LostError: the peer is gone, does not know the key, or sent something else than messages.
         """
         limit = _CHUNK_BYTES if self.is_trusted else PROOF_BYTES - len(self._received)
         try:
@@ -86,7 +82,7 @@ class Connection:
             raise LostError("the connection ended" if not chunk else "a message without end")
         self._received += chunk
         if not self.is_trusted:
-            self._check_key()
+            self._check_proof()
             return []
         if b"\n" not in chunk:
             return []
@@ -96,39 +92,39 @@ class Connection:
         except (ValueError, RecursionError) as error:
             raise LostError("no JSON") from error
         if not all(isinstance(message, dict) for message in messages):
-            raise LostError("no message of ours")
+            raise LostError("unexpected protocol message")
         return messages
 
-    def _check_key(self) -> None:
-        if len(self._received) < PROOF_BYTES:
-            return
-        if not hmac.compare_digest(self._received, proof(self._key, is_host=not self._is_host)):
-            raise LostError("a stranger")
-        self._received.clear()
-        self.is_trusted = True
-        if self._is_host:
-            self._show_key()
-
-    def _show_key(self) -> None:
-        self._send(proof(self._key, is_host=self._is_host))
-
-    def _send(self, data: bytes) -> None:
-        try:
-            self.socket.sendall(data)
-        except OSError as error:
-            raise LostError(str(error)) from error
-
     def wait(self, timeout_s: float) -> bool:
-        """Whether there is something to read within that time."""
+        """Wait until there is something to read; False after the timeout."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
     @property
     def is_closed(self) -> bool:
-        """Whether this side has ended it."""
+        """Whether this side has closed the connection."""
         return self.socket.fileno() < 0
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.close()
+
+    def _check_proof(self) -> None:
+        if len(self._received) < PROOF_BYTES:
+            return
+        if not hmac.compare_digest(self._received, proof(self._key, is_leader=not self._is_leader)):
+            raise LostError("a stranger")
+        self._received.clear()
+        self.is_trusted = True
+        if self._is_leader:
+            self._send_proof()
+
+    def _send_proof(self) -> None:
+        self._send(proof(self._key, is_leader=self._is_leader))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise LostError(str(error)) from error

@@ -1,4 +1,4 @@
-"""What each worker brings to the meeting, and what follows from all offers together: a pure function."""
+"""Assignment of ranks and of the session from the infos of all workers, as a pure function."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -7,79 +7,79 @@ from typing import Any, Self
 from uuid import uuid4
 
 _Age = tuple[int, int]
-"""Generation and last step of a segment; the greater, the newer."""
+"""Generation and last step of a segment; greater means newer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldSegment:
-    """Resident memory of a worker that is gone, claimed by a worker of now."""
+    """Resident memory of a dead worker, claimed by a live one."""
 
     session_id: str
-    """Of the run whose state it is."""
+    """Session of the run whose state the segment holds."""
     rank: int
-    """Its owner's, among `world_size`."""
+    """Rank of the dead worker, among `world_size`."""
     world_size: int
     step_finished: int
-    """The last training step that its owner finished."""
+    """Last training step that the dead worker finished."""
     generation: int
-    """Its owner's."""
+    """Generation of the dead worker."""
     epoch: int = 0
-    """Of the ownership of the checkpoint directory under which it was trained."""
+    """Ownership epoch of the checkpoint directory under which the state was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
-    """What a worker brings to the meeting: plain data."""
+    """Data that a worker brings to the rendezvous."""
 
     restarted: bool
-    """It knows that it continues a run: torchrun restarted it, or `cpr run` replaced its agent."""
+    """Whether torchrun restarted the worker, or `cpr run` replaced its agent."""
     host: str
     pid: int
     held: tuple[HeldSegment, ...] = ()
-    """Best first."""
+    """Claimed memory, the best first."""
     launch: str = ""
-    """What launched it, that no other launch shares; empty: not known."""
+    """Unique name of the launch; empty if not known."""
     local_rank: int = 0
-    """Its place on its node, as the launcher counts; `meet` fills this in."""
+    """Place on the node, as the launcher counts; set by `join`."""
     local_world_size: int = 1
-    """Workers of its node."""
+    """Workers on the node; set by `join`."""
 
     def to_json(self) -> dict[str, Any]:
-        """For a message."""
+        """The info as part of a message."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From a message.
+        """An info from a message.
 
         Raises:
-            TypeError, KeyError: it is none.
+            TypeError, KeyError: the data are not an info.
         """
         return cls(**{**data, "held": tuple(HeldSegment(**each) for each in data["held"])})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the offers of all workers come to."""
+    """Ranks and session of all workers."""
 
     ranks: tuple[int, ...]
-    """The new rank of each worker, in the order of the ranks that the launcher gave."""
+    """New rank of each worker, in the order of the launcher's ranks."""
     session_id: str
     generation: int
-    """0 in the first; one more than any that left a segment of this session."""
+    """0 for a new session; otherwise one more than the newest that left a segment of this session."""
     continues: bool
-    """Whether some worker knows that this continues a run."""
+    """Whether any worker was restarted."""
 
 
 def assign_ranks(infos: Sequence[WorkerInfo]) -> Assignment:
-    """Who gets which rank, and which session goes on.
+    """Assign ranks, and decide which session continues.
 
-    If nobody was restarted, this is a new run, and what earlier ones left is nobody's. Otherwise the session
-    that owned the checkpoint directory last goes on, of several the one that got furthest, and nodes that
-    hold memory of it keep their ranks: tables need not move.
+    If no worker was restarted, this is a new run, and memory of earlier runs is ignored. Otherwise the
+    session that last owned the checkpoint directory continues, among several the one with the most steps, and
+    nodes that hold its memory keep their ranks, so that tables need not move.
 
     Args:
-        infos: of all workers, in the order of the ranks that the launcher gave.
+        infos: of all workers, in the order of the launcher's ranks.
     """
     continues = any(info.restarted for info in infos)
     held = [each for info in infos for each in info.held] if continues else []
@@ -98,10 +98,10 @@ def assign_ranks(infos: Sequence[WorkerInfo]) -> Assignment:
 
 
 def _ranks(infos: Sequence[WorkerInfo], session_id: str) -> tuple[int, ...]:
-    """The new rank of each worker.
+    """New rank of each worker.
 
-    A node of n workers gets ranks kn to kn + n - 1, in the order of its local ranks: TorchRec derives devices
-    and node groups from rank % n and rank // n. Where nodes differ in size, the launcher's order stays.
+    A node of n workers gets ranks kn to kn + n - 1, in the order of its local ranks, as TorchRec derives
+    devices and node groups from rank % n and rank // n. If nodes differ in size, the launcher's ranks stay.
     """
     size = _node_size(infos)
     if size is None:
@@ -111,7 +111,7 @@ def _ranks(infos: Sequence[WorkerInfo], session_id: str) -> tuple[int, ...]:
 
 
 def _node_size(infos: Sequence[WorkerInfo]) -> int | None:
-    """Workers of each node; None if nodes are not alike, or the launcher does not count node by node."""
+    """Workers per node; None if nodes differ in size, or the launcher does not count node by node."""
     size = infos[0].local_world_size
     is_even = all(
         (info.local_rank, info.local_world_size) == (place % size, size) for place, info in enumerate(infos)
@@ -120,11 +120,11 @@ def _node_size(infos: Sequence[WorkerInfo]) -> int | None:
 
 
 def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int]:
-    """The block of ranks that each node gets.
+    """Block of ranks of each node.
 
-    The node with the newest generation of a block's segments gets it, and of several the one with the most;
-    of an old rank, only the newest memory counts. Nodes that hold nothing fill the gaps in the launcher's
-    order.
+    A block goes to the node with the newest generation of its segments, among several to the one with the
+    most segments; only the newest memory of an old rank counts. The other nodes fill the gaps in the
+    launcher's order.
     """
     holders: dict[int, list[tuple[_Age, int]]] = defaultdict(list)  # (age, node) of each old rank
     for place, info in enumerate(infos):
@@ -132,7 +132,7 @@ def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int
             fits = each.world_size == len(infos) and 0 <= each.rank < len(infos)
             if each.session_id == session_id and fits:
                 holders[each.rank].append(((each.generation, each.step_finished), place // size))
-    claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # (node, block): its segments
+    claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # segments of (node, block)
     for rank, found in holders.items():
         newest, _ = max(found)
         for age, node in found:
@@ -145,7 +145,7 @@ def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int
 
     kept: dict[int, int] = {}
     taken: set[int] = set()
-    for claim in sorted(sorted(claims), key=value, reverse=True):  # between equal ones, the launcher's order
+    for claim in sorted(sorted(claims), key=value, reverse=True):  # ties: the launcher's order
         node, block = claim
         if node not in kept and block not in taken:
             kept[node] = block

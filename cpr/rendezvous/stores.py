@@ -1,4 +1,4 @@
-"""Torch's stores, made without what costs time or fills the screen."""
+"""Creation of torch's stores without slow name look-ups and without pages of stack traces."""
 
 import socket
 from contextlib import nullcontext
@@ -14,30 +14,29 @@ _BACKLOG: Final = 1024
 
 
 def listen(own: OwnAddress, port: int = 0) -> socket.socket:
-    """A socket for connections to this machine, on the job's network interface alone where that is known.
+    """A listening socket, limited to the job's network interface if that is known.
 
     Args:
-        own: of this machine.
-        port: 0: one that is free.
+        own: address of this machine.
+        port: 0: a free one.
 
     Raises:
         OSError: the port is taken.
     """
-    # Torch looks up the name of everybody who connects, in the store's only thread. On a socket for both
-    # versions of IP, even this machine is not in its hosts file, and a name server that is slow to answer
-    # would hold up everybody.
+    # Torch looks up the name of each client in the store's only thread. On a socket for both versions of IP,
+    # the hosts file does not contain even this machine, and a slow name server would delay all clients.
     place = own.interface or own.name
     family, _, _, _, where = socket.getaddrinfo(place, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(where if own.interface else ("", port), family=family, backlog=_BACKLOG)
 
 
 def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
-    """A new store in this process, which anyone can use who reaches it: torch's stores ask for no key.
+    """Host a new store in this process, open to all processes that reach it, as torch's stores have no key.
 
     Args:
-        own: of this machine.
+        own: address of this machine.
         timeout: of the store's calls.
-        port: 0: one that is free.
+        port: 0: a free one.
 
     Raises:
         OSError: the port is taken.
@@ -53,22 +52,22 @@ def serve(own: OwnAddress, timeout: timedelta, port: int = 0) -> TCPStore:
         )
 
 
-def connect(address: str, port: int, timeout: timedelta, *, doubtful: bool) -> TCPStore:
-    """A client of a store.
+def connect(address: str, port: int, timeout: timedelta, *, probe: bool) -> TCPStore:
+    """Connect to a store.
 
     Args:
-        address: of the machine that it is on.
-        port: of the store there.
+        address: of the store's machine.
+        port: of the store.
         timeout: of the store's calls.
-        doubtful: whether it may well be gone: torch itself would be long in noticing, with pages of stack
-            traces.
+        probe: whether to make a plain connection first, as the store may be gone: torch itself would take
+            long to notice, and print pages of stack traces.
 
     Raises:
-        OSError: nobody answers.
-        RuntimeError: it is no store that does.
+        OSError: no process answers.
+        RuntimeError: the process that answers is not a store.
     """
-    # The first connection stays open until the second is made: one that ends before the store has taken it
-    # has no address, and torch looks up the name of none.
-    knock = socket.create_connection((address, port), CONNECT_TIMEOUT_S) if doubtful else nullcontext()
-    with knock:
+    # The probe stays open until the store's connection is made: a connection that ends before the store has
+    # accepted it has no address, and torch would look up an empty name.
+    probing = socket.create_connection((address, port), CONNECT_TIMEOUT_S) if probe else nullcontext()
+    with probing:
         return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -34,12 +34,12 @@ worlds = st.lists(infos, min_size=1, max_size=6)
 
 
 @given(worlds)
-def test_everybody_gets_a_rank_of_its_own(world):
+def test_ranks_are_a_permutation(world):
     assert sorted(assign_ranks(world).ranks) == list(range(len(world)))
 
 
 @given(worlds)
-def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
+def test_session_with_the_most_steps_continues_in_a_new_generation(world):
     decision = assign_ranks(world)
     held = [each for one in world for each in one.held]
     if not any(one.restarted for one in world):
@@ -56,17 +56,17 @@ def test_the_session_that_got_furthest_goes_on_in_a_new_generation(world):
 
 
 @given(infos)
-def test_an_offer_survives_the_way(each):
+def test_info_survives_json(each):
     assert WorkerInfo.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 
-def test_at_another_world_size_nobody_keeps_a_rank_and_the_session_goes_on():
+def test_session_continues_with_new_ranks_at_another_world_size():
     world = [info(segment(rank=3)), info(segment(rank=1))]
     decision = assign_ranks(world)
     assert (decision.ranks, decision.session_id, decision.generation) == ((0, 1), "a", 1)
 
 
-def test_memory_of_an_earlier_launch_is_nobodys():
+def test_memory_of_an_earlier_launch_is_ignored():
     decision = assign_ranks([info(segment(rank=1), restarted=False), info(segment(rank=0), restarted=False)])
     assert decision.ranks == (0, 1)
     assert decision.session_id != "a"
@@ -77,7 +77,7 @@ def test_memory_of_an_earlier_launch_is_nobodys():
 
 
 def claimed(memory, launched):
-    """Offers of workers at (rank, local rank, workers of the node), each with its part of the memory."""
+    """Infos of workers at (rank, local rank, workers of the node), each with its part of the memory."""
     return [
         replace(
             info(*(each for each in memory[node] if (each.rank - rank) % local_size == 0)),
@@ -89,13 +89,13 @@ def claimed(memory, launched):
 
 
 def even(order, size):
-    """How the launcher counts nodes of that many workers, in that order."""
+    """Workers of nodes of one size, in the launcher's order of the nodes."""
     return [(node, place * size + i, i, size) for place, node in enumerate(order) for i in range(size)]
 
 
 @st.composite
 def failures(draw):
-    """Nodes, each with what is left of its memory of the ranks that it had, and perhaps older memory."""
+    """Nodes with the remaining memory of their ranks, and perhaps older memory."""
     size, num_nodes = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     world_size = size * num_nodes
     memory = []
@@ -130,8 +130,8 @@ def test_ranks_of_a_node_stay_together_in_the_order_of_local_ranks(failure, chan
 
 
 @given(failures(), st.randoms(use_true_random=False))
-def test_nodes_whose_memory_is_left_keep_their_ranks_however_they_are_counted(failure, chance):
-    """A node that was lost, or all of whose memory was, takes what is left over."""
+def test_nodes_with_memory_keep_their_ranks_in_any_launch_order(failure, chance):
+    """Nodes without memory take the remaining ranks."""
     size, memory = failure
     order = chance.sample(range(len(memory)), len(memory))
     world = claimed(memory, even(order, size))
@@ -144,8 +144,8 @@ def test_nodes_whose_memory_is_left_keep_their_ranks_however_they_are_counted(fa
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.data())
-def test_the_most_memory_stays_in_place(size, num_nodes, data):
-    """Several nodes may have memory of the same ranks, of different steps; each of one block alone."""
+def test_as_much_memory_as_possible_stays_in_place(size, num_nodes, data):
+    """Several nodes may have memory of the same ranks, of different steps, each of one block only."""
     world_size = size * num_nodes
     blocks = st.integers(0, num_nodes - 1)
     memory = []
@@ -172,7 +172,7 @@ def test_the_most_memory_stays_in_place(size, num_nodes, data):
 
 
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_where_nodes_differ_in_size_the_launchers_order_stays(sizes, chance):
+def test_launchers_order_stays_if_nodes_differ_in_size(sizes, chance):
     if len(set(sizes)) == 1:
         sizes = [*sizes, sizes[0] + 1]
     firsts = [sum(sizes[:node]) for node in range(len(sizes))]
@@ -191,7 +191,7 @@ def test_where_nodes_differ_in_size_the_launchers_order_stays(sizes, chance):
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
-def test_at_another_world_size_the_launchers_order_stays(old_size, old_nodes, size, num_nodes):
+def test_launchers_order_stays_at_another_world_size(old_size, old_nodes, size, num_nodes):
     old_world_size = old_size * old_nodes
     if old_world_size == size * num_nodes:
         return
@@ -209,12 +209,7 @@ def test_a_replaced_node_takes_the_ranks_of_the_lost_one():
     assert assign_ranks(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
 
 
-def test_a_node_of_which_half_is_lost_stays_together():
-    memory = [[segment(rank=1)], [segment(rank=2), segment(rank=3)]]
-    assert assign_ranks(claimed(memory, even([1, 0], 2))).ranks == (2, 3, 0, 1)
-
-
-def test_more_memory_counts_for_more_and_newer_memory_makes_older_of_no_use():
+def test_more_and_newer_memory_wins_a_block():
     more = [[segment(rank=0)], [segment(rank=0), segment(rank=1)]]
     assert assign_ranks(claimed(more, even([0, 1], 2))).ranks == (2, 3, 0, 1)
     newer = [[segment(rank=0, generation=1)], [segment(rank=0, step=30), segment(rank=1, step=30)]]
@@ -222,6 +217,6 @@ def test_more_memory_counts_for_more_and_newer_memory_makes_older_of_no_use():
 
 
 @pytest.mark.parametrize("broken", [{}, {"held": [{"rank": 1}]}, {"held": 3}, {"held": [], "more": 1}])
-def test_what_is_no_offer_is_refused(broken):
+def test_invalid_info_is_refused(broken):
     with pytest.raises((KeyError, TypeError)):
         WorkerInfo.from_json(broken)

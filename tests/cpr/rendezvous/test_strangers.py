@@ -1,4 +1,4 @@
-"""Those who connect to a meeting and are no workers of it: they cost little and hold nobody up."""
+"""Processes that connect to a rendezvous and are not its workers neither delay nor overload it."""
 
 import socket
 import threading
@@ -9,20 +9,16 @@ from contextlib import ExitStack
 import pytest
 
 from cpr.rendezvous import leader as module
-from cpr.rendezvous.join import join_at
 from cpr.rendezvous.messages import PROOF_BYTES, proof
-from cpr.rendezvous.rank_assignment import assign_ranks
-from cpr.rendezvous.stores import serve
 from tests.cpr.rendezvous.workers import (
     ENOUGH,
-    HERE,
+    assign,
     call,
     check,
-    info,
-    is_hung_up,
+    is_closed_by_peer,
     listener,
-    post,
-    posted_host,
+    publish,
+    published_leader,
 )
 
 pytestmark = pytest.mark.system
@@ -30,33 +26,30 @@ pytestmark = pytest.mark.system
 ENDLESS = 64 << 20
 
 
-def knock(host):
-    return socket.create_connection(("localhost", host.announcement.port), 5)
+def knock(leader):
+    return socket.create_connection(("localhost", leader.address.port), 5)
 
 
-def hear_until(host, condition):
+def gather_until(leader, condition):
     deadline = time.monotonic() + ENOUGH.total_seconds()
     while not condition():
         assert time.monotonic() < deadline
-        host.gather(time.monotonic() + 0.05)
+        leader.gather(time.monotonic() + 0.05)
 
 
-def open_connections(host):
-    return [key.data for key in host._selector.get_map().values() if key.data is not None]
+def open_connections(leader):
+    return [key.data for key in leader._selector.get_map().values() if key.data is not None]
 
 
-def finish(host, workers, place):
-    """Two guests come, and all three meet."""
-    guests = [workers.submit(join_at, place(rank, 3), info(rank), ENOUGH) for rank in (1, 2)]
-    infos = host.gather(time.monotonic() + ENOUGH.total_seconds())
-    assert [each.pid for each in infos] == [0, 1, 2]
-    store = serve(HERE, ENOUGH)
-    host.tell(assign_ranks(infos), infos, store.port)
-    assert {each.result().rank for each in guests} == {1, 2}
+def finish(leader, join_as):
+    """Two clients join, and the rendezvous completes."""
+    clients = [join_as(rank, 3) for rank in (1, 2)]
+    assert [each.pid for each in assign(leader)] == [0, 1, 2]
+    assert {each.result().rank for each in clients} == {1, 2}
 
 
 def pour(sock):
-    """A line without end; how much of it was taken before the other side hung up."""
+    """Send an endless line; returns the bytes sent before the peer closed the connection."""
     sent = 0
     try:
         while sent < ENDLESS:
@@ -67,56 +60,56 @@ def pour(sock):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"",
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
         b"\n" * 40,
         b"x" * (PROOF_BYTES - 1),
         bytes(PROOF_BYTES),
-        proof("guessed", is_host=False) + b'{"rank": 1, "world_size": 3, "offer": {}}\n',
-        "proof of a host",
+        proof("guessed", is_leader=False) + b'{"rank": 1, "world_size": 3, "info": {}}\n',
+        "proof of a leader",
     ],
 )
-def test_a_stranger_holds_nobody_up(workers, place, said):
-    """One that is silent, talks HTTP, gives a wrong key or half of one, or a copy of what hosts show."""
-    with posted_host(place, 3) as host, knock(host) as stranger:
-        if isinstance(said, str):
-            said = proof(host.announcement.nonce, is_host=True)
-        stranger.sendall(said)
-        finish(host, workers, place)
-        assert not any(each.is_trusted for each in host._strangers)
-        if len(said) >= PROOF_BYTES:
-            assert is_hung_up(stranger)
+def test_stranger_does_not_delay_the_rendezvous(join_as, env, sent):
+    """A stranger may be silent, talk HTTP, or send a wrong, a partial, or a leader's proof."""
+    with published_leader(env, 3) as leader, knock(leader) as stranger:
+        if isinstance(sent, str):
+            sent = proof(leader.address.nonce, is_leader=True)
+        stranger.sendall(sent)
+        finish(leader, join_as)
+        assert not any(each.is_trusted for each in leader._strangers)
+        if len(sent) >= PROOF_BYTES:
+            assert is_closed_by_peer(stranger)
 
 
-def test_a_line_without_end_is_not_kept(workers, place):
-    with posted_host(place, 3) as host, knock(host) as stranger:
+def test_endless_line_is_not_stored(join_as, env):
+    with published_leader(env, 3) as leader, knock(leader) as stranger:
         taken = []
         pouring = threading.Thread(target=lambda: taken.append(pour(stranger)))
         pouring.start()
-        finish(host, workers, place)
+        finish(leader, join_as)
         pouring.join()
-        assert taken[0] < ENDLESS  # what fits into the kernel's buffers: the host hung up
-        assert not host._strangers
+        assert taken[0] < ENDLESS  # what fits into the kernel's buffers: the leader closed the connection
+        assert not leader._strangers
 
 
-def test_half_an_offer_and_then_silence(workers, place):
-    """Of a worker that hangs, whose place is taken by the one that replaces it."""
-    with posted_host(place, 3) as host:
-        hanging = call(host)
-        hanging.socket.sendall(b'{"rank": 1, "world_size": 3, "offer": {"pid"')
-        finish(host, workers, place)
+def test_partial_info_does_not_block_the_rank(join_as, env):
+    """Of a worker that hangs, whose env is taken by the one that replaces it."""
+    with published_leader(env, 3) as leader:
+        hanging = call(leader)
+        hanging.socket.sendall(b'{"rank": 1, "world_size": 3, "info": {"pid"')
+        finish(leader, join_as)
         hanging.close()
 
 
-def test_thousands_of_silent_connections_do_not_pile_up(workers, place):
-    with posted_host(place, 3) as host, ExitStack() as stack:
+def test_number_of_strangers_is_limited(join_as, env):
+    with published_leader(env, 3) as leader, ExitStack() as stack:
         latest = deque()
 
         def come():
             for _ in range(3000):
-                latest.append(stack.enter_context(knock(host)))
+                latest.append(stack.enter_context(knock(leader)))
                 if len(latest) > 2 * module._MAX_STRANGERS:  # long turned away
                     latest.popleft().close()
 
@@ -124,37 +117,38 @@ def test_thousands_of_silent_connections_do_not_pile_up(workers, place):
         flood.start()
         most = 0
         while flood.is_alive():
-            host.gather(time.monotonic() + 0.02)
-            most = max(most, len(open_connections(host)))
+            leader.gather(time.monotonic() + 0.02)
+            most = max(most, len(open_connections(leader)))
         assert most <= module._MAX_STRANGERS
-        hear_until(host, lambda: len(open_connections(host)) == module._MAX_STRANGERS)
-        finish(host, workers, place)
+        gather_until(leader, lambda: len(open_connections(leader)) == module._MAX_STRANGERS)
+        finish(leader, join_as)
 
 
-def test_a_silent_stranger_has_to_go_after_a_while(place, monkeypatch):
+def test_silent_stranger_is_disconnected(env, monkeypatch):
     monkeypatch.setattr(module, "_STRANGER_S", 0.2)
-    with posted_host(place, 3) as host, knock(host) as stranger:
-        worker = call(host)
-        hear_until(host, lambda: is_hung_up(stranger))
-        assert not is_hung_up(worker.socket)  # its offer may take its time
+    with published_leader(env, 3) as leader, knock(leader) as stranger:
+        worker = call(leader)
+        gather_until(leader, lambda: is_closed_by_peer(stranger))
+        assert not is_closed_by_peer(worker.socket)  # its info may take longer
         worker.close()
 
 
-@pytest.mark.parametrize("answer", ["endless", "echo"])
-def test_a_stranger_at_the_port_of_a_dead_host_is_told_no_key_and_not_listened_to(
-    workers, agent, place, answer
-):
+@pytest.mark.parametrize("answer", ["silent", "close", "http", "endless", "echo"])
+def test_stranger_at_the_port_of_a_dead_leader_is_ignored(join_as, agent, answer):
     with listener() as stranger:
-        post(agent, stranger.getsockname()[1], nonce="the old one")
-        guest = workers.submit(join_at, place(1, 2), info(1), ENOUGH)
+        publish(agent, stranger.getsockname()[1], nonce="the old one")
+        client = join_as(1, 2)
         caller, _ = stranger.accept()
-        said = caller.recv(PROOF_BYTES, socket.MSG_WAITALL)
-        assert said == proof("the old one", is_host=False)
-        if answer == "echo":
-            caller.sendall(said)
-        else:
+        received = caller.recv(PROOF_BYTES, socket.MSG_WAITALL)
+        assert received == proof("the old one", is_leader=False)  # not the key itself
+        if answer == "close":
+            caller.close()
+        elif answer == "http":
+            caller.sendall(b"HTTP/1.1 400 Bad Request\n\n")
+            caller.close()
+        elif answer == "echo":
+            caller.sendall(received)
+        elif answer == "endless":
             assert pour(caller) < ENDLESS
-        again, _ = stranger.accept()  # it hung up, and tries the only address that it knows once more
-        check([workers.submit(join_at, place(0, 2), info(0), ENOUGH), guest])
+        check([join_as(0, 2), client])
         caller.close()
-        again.close()

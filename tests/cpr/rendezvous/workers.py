@@ -1,4 +1,4 @@
-"""What tests of meetings share: workers that come, hosts that are posted, and callers of all kinds."""
+"""Helpers of rendezvous tests: workers, published leaders, and connections of all kinds."""
 
 import json
 import socket
@@ -8,10 +8,12 @@ from datetime import timedelta
 
 from cpr.rendezvous import WorkerInfo
 from cpr.rendezvous.discovery import Discovery
-from cpr.rendezvous.join import join_at
+from cpr.rendezvous.join import join_from
 from cpr.rendezvous.launcher_env import OwnAddress
 from cpr.rendezvous.leader import Leader
 from cpr.rendezvous.messages import Connection
+from cpr.rendezvous.rank_assignment import assign_ranks
+from cpr.rendezvous.stores import serve
 
 ENOUGH = timedelta(seconds=60)
 HERE = OwnAddress(name="localhost", interface="127.0.0.1")
@@ -22,25 +24,25 @@ def info(pid=0, *held, restarted=True):
     return WorkerInfo(restarted=restarted, host="h", pid=pid, held=held)
 
 
-def start(workers, place, world_size, infos=None, timeout=ENOUGH):
-    """All workers of a generation."""
+def start(workers, env, world_size, infos=None, timeout=ENOUGH):
+    """Start all workers of a generation; returns the futures of their groups."""
     infos = infos or [info(rank) for rank in range(world_size)]
     return [
-        workers.submit(join_at, place(rank, world_size), infos[rank], timeout) for rank in range(world_size)
+        workers.submit(join_from, env(rank, world_size), infos[rank], timeout) for rank in range(world_size)
     ]
 
 
 def check(futures, pids=None):
-    """They met, agree on everything, and have a store that works; gives the meetings."""
-    meetings = [each.result() for each in futures]
-    assert sorted(each.rank for each in meetings) == list(range(len(meetings)))
-    assert len({(each.session_id, each.generation, each.continues, each.infos) for each in meetings}) == 1
-    assert {each.world_size for each in meetings} == {len(meetings)}
-    counts = {each.store.add("here", 1) for each in meetings}
-    assert counts == set(range(1, len(meetings) + 1))  # one store, the same for all, and new
+    """Check that all workers joined, agree on everything, and have a working store; returns their groups."""
+    groups = [each.result() for each in futures]
+    assert sorted(each.rank for each in groups) == list(range(len(groups)))
+    assert len({(each.session_id, each.generation, each.continues, each.infos) for each in groups}) == 1
+    assert {each.world_size for each in groups} == {len(groups)}
+    counts = {each.store.add("here", 1) for each in groups}
+    assert counts == set(range(1, len(groups) + 1))  # one store, the same for all, and new
     if pids is not None:
-        assert [each.pid for each in meetings[0].infos] == pids
-    return meetings
+        assert [each.pid for each in groups[0].infos] == pids
+    return groups
 
 
 @contextmanager
@@ -49,36 +51,49 @@ def listener():
         yield server
 
 
-def post(agent, port, nonce="old"):
+def free_port():
+    with listener() as free:
+        return free.getsockname()[1]
+
+
+def publish(agent, port, nonce="old"):
     agent.set(KEY, json.dumps({"address": "localhost", "port": port, "nonce": nonce}))
 
 
 @contextmanager
-def posted_host(place, world_size):
-    """A host that does nothing by itself, announced."""
-    with Leader(place(0, world_size), info()) as host:
-        board = Discovery(place(0, world_size), host.announcement)
+def published_leader(env, world_size):
+    """A published leader that does nothing by itself."""
+    with Leader(env(0, world_size), info()) as leader:
+        discovery = Discovery(env(0, world_size), leader.address)
         try:
-            while board.latest != host.announcement:
+            while discovery.latest != leader.address:
                 time.sleep(0.01)
-            yield host
+            yield leader
         finally:
-            board.close()
+            discovery.close()
 
 
-def seat(host, num_guests):
-    """Let the host listen until so many guests sit there."""
-    while len(host._guests) < num_guests:
-        host.gather(time.monotonic() + 0.05)
+def wait_for_clients(leader, num_clients):
+    """Let the leader gather until it has `num_clients` clients."""
+    while len(leader._clients) < num_clients:
+        leader.gather(time.monotonic() + 0.05)
 
 
-def call(host):
-    """The connection of one who knows the key."""
-    return Connection.to("localhost", host.announcement.port, host.announcement.nonce, 5)
+def assign(leader):
+    """Let the leader gather all clients and send them an assignment; returns their infos."""
+    infos = leader.gather(time.monotonic() + 60)
+    leader.store = serve(HERE, ENOUGH)  # an attribute, as a store ends with its object
+    leader.send_assignment(assign_ranks(infos), infos, leader.store.port)
+    return infos
 
 
-def is_hung_up(sock):
-    """Whether the other side has ended the connection, after whatever it said."""
+def call(leader):
+    """A connection of a client that knows the key."""
+    return Connection.to("localhost", leader.address.port, leader.address.nonce, 5)
+
+
+def is_closed_by_peer(sock):
+    """Whether the peer has closed the connection, perhaps after some data."""
     sock.setblocking(False)
     try:
         while sock.recv(1 << 16):

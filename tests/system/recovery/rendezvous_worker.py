@@ -1,4 +1,5 @@
-"""A worker of `test_meeting` and `test_launch`: meets, adds up, and dies as told. Needs torch alone."""
+"""A worker of `test_rendezvous` and `test_launch`: joins, all-reduces, and dies on request. Needs torch
+only."""
 
 import json
 import os
@@ -45,7 +46,7 @@ def main():
         "session": worker_group.session_id,
         "generation": worker_group.generation,
         "continues": worker_group.continues,
-        "pids": [offer.pid for offer in worker_group.infos],
+        "pids": [info.pid for info in worker_group.infos],
         "restart": restart,
         "sum": total.item(),
         "meet_s": meet_s,
