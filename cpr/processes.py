@@ -1,6 +1,6 @@
-"""Processes of this machine, by pid and start time: a pid alone may be another's tomorrow.
+"""Processes of this machine, identified by pid and start time, as pids are reused.
 
-Standard library alone, as `cpr run` and the janitor use it as well. Linux only: it reads proc(5).
+Standard library only, as `cpr run` and the janitor use it as well. Linux only: reads proc(5).
 """
 
 import ctypes
@@ -12,53 +12,52 @@ from pathlib import Path
 from typing import Final
 
 AGENT_PID: Final = "CPR_AGENT_PID"
-"""Set in workers that are forks of a prepared process (`cpr.forkserver`), whose parent is not the agent: the
-agent's pid, and behind a colon the worker's own, because what the worker starts inherits its environment and
-has another parent."""
+"""Environment variable of workers forked by the fork server, whose parent is not the agent: the agent's pid,
+a colon, and the worker's own pid, as children of the worker inherit the variable but have another parent."""
 LAUNCH_PID: Final = "CPR_LAUNCH_PID"
-"""Set by `cpr run`: its pid. It starts agents again."""
-SERVER_NAME: Final = "cpr-standby"
-"""By this name people (`ps -o comm`) and programs tell apart processes that share one command line."""
+"""Environment variable with the pid of `cpr run`, which restarts agents."""
+SERVER_NAME: Final = "cpr-forksrv"
+"""Name (`ps -o comm`) of the fork server, which has the same command line as its forks and their proxies."""
 WORKER_NAME: Final = "cpr-worker"
-"""A fork of the prepared process."""
+"""Name of a fork of the fork server."""
 PROXY_NAME: Final = "cpr-for-"
-"""Followed by the pid of the fork that does this process's work; at most 15 characters, as Linux has it."""
+"""Name of a proxy, followed by the pid of its fork; at most 15 characters, the limit of Linux."""
 _PR_SET_NAME: Final = 15
 
 
 @dataclass(frozen=True, order=True)
 class Process:
-    """A process that cannot be taken for a later one with the same pid."""
+    """A process, distinguished from later ones with the same pid."""
 
     pid: int
     start_ticks: int
-    """When it was started, in clock ticks since the machine was."""
+    """Start time, in clock ticks since boot."""
 
     @classmethod
     def find(cls, pid: int) -> "Process | None":
-        """The one that has this pid now; None if there is none, or only its exit code is left."""
+        """The process that has a pid now; None if there is none, or if it is a zombie."""
         status = Status.of(pid)
         return status.process if status else None
 
     @classmethod
     def this(cls) -> "Process":
-        """The calling one."""
+        """The calling process."""
         found = cls.find(os.getpid())
         assert found
         return found
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, or stands still; not if only its exit code is left."""
+        """Whether the process runs or is stopped; False for a zombie."""
         return Process.find(self.pid) == self
 
     @property
     def tag(self) -> str:
-        """For the name of a file; `is_tag_alive` tells from it whether the process still runs."""
+        """Text for a file name, from which `is_tag_alive` tells whether the process still runs."""
         return f"{pid_namespace()}-{self.pid}-{self.start_ticks}"
 
     def send(self, signum: signal.Signals) -> bool:
-        """Send it a signal; False if it is gone."""
+        """Send a signal; False if the process is gone."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
@@ -67,12 +66,12 @@ class Process:
 
 
 def pid_namespace() -> int:
-    """Number of this process's PID namespace. Containers usually have one each, and pids of their own."""
+    """Number of this process's PID namespace; containers usually have one each, with their own pids."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def is_tag_alive(tag: str) -> bool | None:
-    """Whether the process of a `Process.tag` runs; None: unknown, as it is of another PID namespace."""
+    """Whether the process of a `Process.tag` runs; None if unknown, as in another PID namespace."""
     namespace, *numbers = tag.split("-")
     if namespace != str(pid_namespace()) or len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
         return None
@@ -82,37 +81,39 @@ def is_tag_alive(tag: str) -> bool | None:
 
 @dataclass(frozen=True)
 class Status:
-    """A process as it is now."""
+    """Current status of a process."""
 
     process: Process
     parent: int
     session: int
-    """Pid of the process that leads its session."""
+    """Pid of the session leader."""
 
     @classmethod
     def of(cls, pid: int) -> "Status | None":
-        """None if there is no such process, or only its exit code is left."""
+        """Read the status; None if there is no such process, or if it is a zombie."""
         try:
             content = Path(f"/proc/{pid}/stat").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        fields = content.rpartition(b")")[2].split()  # from the 3rd on; the 2nd is any name
+        fields = content.rpartition(b")")[
+            2
+        ].split()  # from the 3rd field on; the 2nd is a name that may contain anything
         if fields[0] in {b"Z", b"X"}:
             return None
         return cls(Process(pid, int(fields[19])), parent=int(fields[1]), session=int(fields[3]))
 
 
 def agent_pid() -> int:
-    """Of the process that started this worker and would start it again."""
+    """Pid of the process that started this worker and would restart it."""
     agent, _, worker = os.environ.get(AGENT_PID, "").partition(":")
     return int(agent) if agent and worker in {"", str(os.getpid())} else os.getppid()
 
 
 def launcher_of_this_worker() -> Process | None:
-    """What starts workers again for as long as it lives: `cpr run`, or else the agent; None if it is gone."""
+    """The process that restarts workers: `cpr run`, or else the agent; None if it is gone."""
     return Process.find(int(os.environ.get(LAUNCH_PID) or agent_pid()))
 
 
 def name_this_process(name: str) -> None:
-    """Give this process's main thread a name."""
+    """Set the name of this process's main thread."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -1,7 +1,7 @@
-"""How a worker and the prepared process talk: a socket without a file, for the same user only.
+"""Protocol between a proxy and the fork server, over an abstract Unix socket, for the same user only.
 
-Borrower to server: the request as JSON behind its length, with the streams' descriptors; then one byte for
-each signal to pass on. Server to borrower: the pid of the fork, then how it ended, four bytes each.
+Proxy to server: the request as JSON after its length, with the streams' descriptors; then one byte for each
+signal to forward. Server to proxy: the pid of the fork, then its exit status, four bytes each.
 """
 
 import json
@@ -18,32 +18,32 @@ NUMBER: Final = struct.Struct("<i")
 STREAMS: Final = (0, 1, 2)
 CONNECT_S: Final = 1.0
 REQUEST_S: Final = 5.0
-"""Longest that either side waits for what the other sends at once."""
+"""Timeout of data that the peer sends without delay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What makes a fork this worker and no other."""
+    """Properties of a process that a fork takes over."""
 
     program: list[str]
-    """See the function."""
+    """See `program`."""
     agent: int
-    """Pid of the agent that started the borrower."""
+    """Pid of the agent that started the proxy."""
     environment: dict[str, str]
     arguments: list[str]
     folder: str
     """Current folder."""
     processors: list[int]
-    """Those that the borrower may run on: `torchrun --numa-binding` gives each worker its own."""
+    """Allowed processors: `torchrun --numa-binding` gives each worker its own."""
 
 
 def program() -> list[str]:
-    """What this process runs: interpreter, options, and module or script, without its arguments."""
+    """The program of this process: interpreter, options, and module or script, without arguments."""
     return sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
 
 
 def listen(launcher: Process) -> socket.socket | None:
-    """The socket of the prepared process of this launcher's workers; None if another process has it."""
+    """The socket of the fork server of a launcher's workers; None if another process has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_address(launcher))
@@ -55,7 +55,7 @@ def listen(launcher: Process) -> socket.socket | None:
 
 
 def connect(launcher: Process) -> socket.socket | None:
-    """A connection to the prepared process of this user; None if there is none."""
+    """Connect to the fork server of this user; None if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(CONNECT_S)
     try:
@@ -70,24 +70,24 @@ def connect(launcher: Process) -> socket.socket | None:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the other end belongs to the user of this process: names of such sockets are anybody's."""
+    """Whether the peer has the user of this process: any user can bind any name of an abstract socket."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     return bool(uid == os.getuid())
 
 
 def send_request(connection: socket.socket, request: Request) -> None:
-    """Send it with this process's streams."""
+    """Send a request with this process's streams."""
     content = json.dumps(asdict(request)).encode(errors="surrogateescape")
     socket.send_fds(connection, [NUMBER.pack(len(content))], STREAMS)
     connection.sendall(content)
 
 
 def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
-    """The request, and descriptors of the streams, which the caller closes.
+    """Receive a request, and descriptors of the streams, which the caller closes.
 
     Raises:
-        OSError, ValueError, TypeError: it did not arrive whole.
+        OSError, ValueError, TypeError: the request is incomplete or invalid.
     """
     connection.settimeout(REQUEST_S)
     head, streams, _, _ = socket.recv_fds(connection, NUMBER.size, len(STREAMS), socket.MSG_CMSG_CLOEXEC)
@@ -103,19 +103,19 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes.
+    """Receive exactly `size` bytes.
 
     Raises:
-        ConnectionError: the other side ended before.
+        ConnectionError: the peer ended before.
     """
     content = b""
     while len(content) < size:
         more = connection.recv(size - len(content))
         if not more:
-            raise ConnectionError("the other side has ended")
+            raise ConnectionError("the peer has ended")
         content += more
     return content
 
 
 def _address(launcher: Process) -> bytes:
-    return f"\0cpr-standby-{os.getuid()}-{launcher.pid}-{launcher.start_ticks}".encode()
+    return f"\0cpr-forkserver-{os.getuid()}-{launcher.pid}-{launcher.start_ticks}".encode()

@@ -1,4 +1,4 @@
-"""The process that torchrun started and that stands for a fork of the prepared one: signals in, end out."""
+"""The process that torchrun started, as proxy of a fork: forwards signals, and ends as the fork ends."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from cpr.forkserver.protocol import NUMBER, REQUEST_S, Request, program, receive, send_request
 from cpr.processes import PROXY_NAME, agent_pid, name_this_process
 
-PASSED_ON: Final = (
+FORWARDED: Final = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -23,19 +23,19 @@ PASSED_ON: Final = (
 )
 
 
-def borrow(connection: socket.socket) -> None:
-    """Have a fork of the prepared process do this process's work, and end as it does.
+def become_proxy(connection: socket.socket) -> None:
+    """Have a fork do this process's work, and end as the fork ends.
 
-    Returns only if the prepared process does not answer, or refuses because files of the program have changed
-    since; then nobody works, and this process must.
+    Returns only if the fork server does not answer, or refuses because files of the program have changed:
+    then there is no fork, and this process must work itself.
     """
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        with suppress(OSError):  # the worker has just ended; how, is on its way
+    def forward(signum: int, frame: FrameType | None) -> None:
+        with suppress(OSError):  # the fork has just ended, and its exit status is on the way
             connection.send(bytes([signum]))
 
-    # the fork may tell others that it is there before this process is ready to pass their signals on
-    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    # the fork may be visible to others before this process is ready to forward their signals
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         request = Request(
             program=program(),
@@ -47,29 +47,29 @@ def borrow(connection: socket.socket) -> None:
         )
         connection.settimeout(REQUEST_S)
         send_request(connection, request)
-        (fork,) = NUMBER.unpack(receive(connection, NUMBER.size))  # it lives, and signals reach it
+        (fork,) = NUMBER.unpack(receive(connection, NUMBER.size))  # from now on signals reach the fork
     except OSError:
-        connection.close()  # the prepared process kills what it may have forked
+        connection.close()  # the fork server kills the fork, if it has made one
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         return
-    for signum in PASSED_ON:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as `nohup` asks, and the fork ignores it too
-            signal.signal(signum, pass_on)
+    for signum in FORWARDED:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as under `nohup`; the fork ignores it, too
+            signal.signal(signum, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
     connection.settimeout(None)
     name_this_process(f"{PROXY_NAME}{fork}")
-    _end_like_it(connection)
+    _end_as_fork(connection)
 
 
-def _end_like_it(connection: socket.socket) -> NoReturn:
+def _end_as_fork(connection: socket.socket) -> NoReturn:
     try:
         (status,) = NUMBER.unpack(receive(connection, NUMBER.size))
     except OSError:
-        status = signal.SIGKILL  # the prepared process is gone, and its forks with it
+        status = signal.SIGKILL  # the fork server is gone, and its forks with it
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         if signum != signal.SIGKILL:
             signal.signal(signum, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's own core file is the telling one
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the fork's own core file is useful
         os.kill(os.getpid(), signum)
     os._exit(os.waitstatus_to_exitcode(status))

@@ -1,4 +1,4 @@
-"""Which way a worker starts: borrowed from the prepared process, or by itself, leaving one behind."""
+"""Start of a worker: as a fork of the fork server, or by itself, leaving a fork server behind."""
 
 import gc
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cpr.forkserver.fork_safety import why_not_to_fork
 from cpr.forkserver.protocol import connect, listen, program
-from cpr.forkserver.proxy import borrow
+from cpr.forkserver.proxy import become_proxy
 from cpr.forkserver.server import serve
 from cpr.processes import LAUNCH_PID, Process, launcher_of_this_worker
 
@@ -17,38 +17,34 @@ log = logging.getLogger(__name__)
 
 
 def run(prepare: Callable[[], None], work: Callable[[], int]) -> int:
-    """Prepare and work, in this process or in one that is prepared already.
+    """Run `prepare` and `work`, in this process or in a fork of the fork server, which is prepared already.
 
-    Without torchrun, with a torchrun that does not restart, and where the system lacks what it takes (Linux
-    5.3), this is `prepare(); return work()`.
+    Without torchrun, with a torchrun that does not restart, and on systems without the needed calls (Linux
+    before 5.3), this is `prepare(); return work()`.
 
     Args:
-        prepare: imports what `work` needs. It starts no thread and does not touch CUDA: a fork would lose
-            them.
-        work: everything else; reads environment, command line and current folder only now.
+        prepare: imports what `work` needs. Must not start threads or touch CUDA: forks would lose both.
+        work: everything else; must read environment, command line and current folder only now.
 
     Returns:
-        What `work` returned. In a process that only stands for a worker this does not return: it ends as the
-        worker did.
+        The result of `work`. Does not return in the proxy of a fork, which ends as the fork ends.
     """
-    launcher = launcher_of_this_worker() if _may_stand_by() else None
+    may_restart = (
+        os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_PID in os.environ
+    )
+    is_supported = sys.platform == "linux" and hasattr(os, "pidfd_open")
+    launcher = launcher_of_this_worker() if may_restart and is_supported else None
     if launcher is None:
         _import(prepare)
         return work()
     this_program = program()
     connection = connect(launcher)
     if connection is not None:
-        borrow(connection)
+        become_proxy(connection)
     _import(prepare)
     if os.environ.get("LOCAL_RANK") == "0":
-        _leave_one_behind(launcher, this_program)
+        _leave_server(launcher, this_program)
     return work()
-
-
-def _may_stand_by() -> bool:
-    """Whether somebody will start workers again on this node, and this system has what it takes."""
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") not in {"", "0"} or LAUNCH_PID in os.environ
-    return restarts and sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def _import(prepare: Callable[[], None]) -> None:
@@ -58,13 +54,13 @@ def _import(prepare: Callable[[], None]) -> None:
     try:
         prepare()
     finally:
-        gc.freeze()  # what is there now stays, and pages shared with a fork are not written to
+        gc.freeze()  # keeps the collector from writing to pages shared with forks
         if was_enabled:
             gc.enable()
 
 
-def _leave_one_behind(launcher: Process, this_program: list[str]) -> None:
-    """Fork the process that waits; returns in the worker, and in every fork that is borrowed."""
+def _leave_server(launcher: Process, this_program: list[str]) -> None:
+    """Fork the fork server; returns in the worker, and in every fork of the server."""
     listener = listen(launcher)
     if listener is None:
         return
@@ -75,7 +71,8 @@ def _leave_one_behind(launcher: Process, this_program: list[str]) -> None:
         if pid == 0:
             serve(listener, launcher, this_program)
             return
+    # checked only now: libraries such as OpenBLAS end their own threads for a fork
     if reason := why_not_to_fork():
-        os.kill(pid, signal.SIGKILL)  # nobody has borrowed from it: its forks are for workers of later
+        os.kill(pid, signal.SIGKILL)  # it has no forks yet, as those are for the next generation
         os.waitpid(pid, 0)
-        log.warning("no process is prepared for restarts, which will import everything again: %s", reason)
+        log.warning("no fork server for restarts, which will import everything again: %s", reason)

@@ -1,4 +1,4 @@
-"""Workers as torchrun would start them, below a process that stands for its agent."""
+"""Workers as torchrun would start them, with another process in place of its agent."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpr.forkserver.processes import DEADLINE_S, prepared_for, wait_for_end
+from tests.cpr.forkserver.processes import DEADLINE_S, servers_of, wait_for_end
 
 WORKER = Path(__file__).with_name("worker.py")
 REPO = Path(__file__).parents[3]
@@ -17,10 +17,10 @@ REPO = Path(__file__).parents[3]
 
 @pytest.fixture
 def agent():
-    """Stands for torchrun's agent: the prepared process watches it, and nothing else matters of it."""
+    """A process in place of torchrun's agent, which the fork server only watches."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
-    left = prepared_for(process)
+    left = servers_of(process)
     process.kill()
     process.communicate()
     for each in left:
@@ -29,7 +29,7 @@ def agent():
 
 @pytest.fixture
 def script(tmp_path):
-    """The worker's script, a copy for this test alone."""
+    """A copy of the worker's script for this test."""
     return Path(shutil.copy(WORKER, tmp_path / "train.py"))
 
 
@@ -60,12 +60,12 @@ def start(agent, script, tmp_path):
 
 
 @pytest.fixture
-def prepared(start, agent):
-    """The prepared process, left behind by a first worker that has ended."""
+def server(start, agent):
+    """The server process, left behind by a first worker that has ended."""
     first = start("code", 0)
-    said, _ = first.communicate(timeout=DEADLINE_S)  # its streams are not held open by what it left
-    assert json.loads(said)["prepared_here"]
-    found = prepared_for(agent)
+    output, _ = first.communicate(timeout=DEADLINE_S)  # the fork server does not hold the streams open
+    assert json.loads(output)["prepared_here"]
+    found = servers_of(agent)
     assert len(found) == 1
     yield found[0]
     if found[0].is_running():

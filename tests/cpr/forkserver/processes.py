@@ -1,4 +1,4 @@
-"""Finding and watching the processes of a prepared worker."""
+"""Helpers to find and watch fork servers and their forks."""
 
 import json
 import time
@@ -16,14 +16,14 @@ def environment_of(pid):
         return []
 
 
-def prepared_for(agent):
-    """The prepared processes of workers of this agent; others are not looked at."""
+def servers_of(agent):
+    """The fork servers of an agent's workers."""
     marked = f"CPR_AGENT_PID={agent.pid}".encode()
     found = [psutil.Process(pid) for pid in psutil.pids() if marked in environment_of(pid)]
-    return [process for process in found if process.name() == "cpr-standby"]
+    return [process for process in found if process.name() == "cpr-forksrv"]
 
 
-def said_by(process):
+def report_of(process):
     return json.loads(process.stdout.readline())
 
 
@@ -33,7 +33,7 @@ def wait_for_name(process, name):
 
 
 def wait_for_end(process):
-    wait_until(lambda: not is_alive(process), f"{process} goes on")
+    wait_until(lambda: not is_alive(process), f"{process} is still alive")
 
 
 def wait_until(happened, otherwise):

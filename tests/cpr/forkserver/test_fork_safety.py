@@ -1,4 +1,4 @@
-"""What makes a process unfit to be forked, and its code out of date."""
+"""Conditions under which a process cannot be forked, or its code is out of date."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from cpr.forkserver.fork_safety import STARTED_NS, LoadedCode
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """One that was loaded from a file written long ago."""
+    """A module that was loaded from an old file."""
     file = tmp_path / "model.py"
     file.write_text("WIDTH = 1\n")
     os.utime(file, ns=(0, STARTED_NS - 10**12))
@@ -25,20 +25,20 @@ def module(tmp_path, monkeypatch):
 
 @pytest.fixture
 def code(module, monkeypatch):
-    """Of this test's module alone; pytest's own caches are written while it runs."""
+    """Loaded code of this test's module only, as pytest writes its own caches while it runs."""
     monkeypatch.setattr(sys, "modules", {"model_of_this_test": sys.modules["model_of_this_test"]})
     loaded = LoadedCode()
     monkeypatch.undo()
     return loaded
 
 
-def test_code_is_as_it_was_until_it_is_written(code, module):
+def test_written_file_has_changed(code, module):
     assert code.changed() is None
     module.write_text("WIDTH = 2\n")
     assert code.changed() == str(module)
 
 
-def test_a_file_put_in_place_with_the_same_time_and_size_has_changed(code, module):
+def test_replaced_file_with_the_same_time_and_size_has_changed(code, module):
     copy = module.with_suffix(".new")
     copy.write_text("WIDTH = 2\n")
     os.utime(copy, ns=(0, STARTED_NS - 10**12))
@@ -46,19 +46,19 @@ def test_a_file_put_in_place_with_the_same_time_and_size_has_changed(code, modul
     assert code.changed() == str(module)
 
 
-def test_a_file_that_is_gone_has_changed(code, module):
+def test_removed_file_has_changed(code, module):
     module.unlink()
     assert code.changed() == str(module)
 
 
-def test_what_was_written_while_the_process_imported_counts_as_changed(module):
+def test_file_written_during_imports_counts_as_changed(module):
     os.utime(module, ns=(0, time.time_ns()))
     assert LoadedCode().changed() is not None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads proc(5)")
 @pytest.mark.parametrize("threads", [0, 1])
-def test_threads_make_a_process_unfit(threads):
+def test_process_with_threads_is_not_forked(threads):
     program = (
         "import threading, time; from cpr.forkserver.fork_safety import why_not_to_fork\n"
         f"for _ in range({threads}): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"

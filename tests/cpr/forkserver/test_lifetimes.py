@@ -1,4 +1,4 @@
-"""Who ends with whom, who is refused, and what a fork has of its own."""
+"""Lifetimes of proxies, forks and fork servers; refused clients; properties of forks."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from cpr.processes import Process
 from tests.cpr.forkserver.processes import (
     DEADLINE_S,
     is_alive,
-    prepared_for,
-    said_by,
+    report_of,
+    servers_of,
     wait_for_end,
     wait_until,
 )
@@ -25,17 +25,17 @@ from tests.cpr.forkserver.processes import (
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 
-def test_a_fork_deep_in_native_code_ends_with_its_borrower(prepared, start):
+def test_fork_in_native_code_ends_with_its_proxy(server, start):
     worker = start("native")
-    fork = psutil.Process(said_by(worker)["pid"])
+    fork = psutil.Process(report_of(worker)["pid"])
     assert worker.stdout.readline() == "waiting\n"
     worker.kill()
     wait_for_end(fork)
 
 
-def test_it_ends_with_a_borrower_that_was_stopped(prepared, start):
+def test_fork_ends_with_a_stopped_proxy(server, start):
     worker = start("wait")
-    fork = psutil.Process(said_by(worker)["pid"])
+    fork = psutil.Process(report_of(worker)["pid"])
     worker.send_signal(signal.SIGSTOP)
     wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED, "it was not stopped")
     assert is_alive(fork)
@@ -43,95 +43,95 @@ def test_it_ends_with_a_borrower_that_was_stopped(prepared, start):
     wait_for_end(fork)
 
 
-def test_a_crash_is_the_borrowers_end_and_leaves_one_core_file_at_most(prepared, start, tmp_path):
+def test_crash_ends_the_proxy_and_leaves_one_core_file_at_most(server, start, tmp_path):
     worker = start("dump")
     worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == -signal.SIGSEGV
     assert len(list(tmp_path.glob("core*"))) <= 1
 
 
-def test_the_next_generation_starts_when_dying_forks_have_ended(prepared, start, agent):
-    """The prepared process is busy when the borrower dies, and finds both words at once."""
+def test_the_next_generation_starts_when_dying_forks_have_ended(server, start, agent):
+    """The server process is busy when the borrower dies, and finds both words at once."""
     worker = start("large")
-    fork = psutil.Process(said_by(worker)["pid"])
+    fork = psutil.Process(report_of(worker)["pid"])
     assert worker.stdout.readline() == "waiting\n"
-    prepared.suspend()
+    server.suspend()
     worker.kill()
     worker.wait()
     following = start("code", 0)
     wait_until(lambda: num_waiting(agent) > 0, "the next worker did not ask")
     assert is_alive(fork)
-    prepared.resume()
-    seen = said_by(following)
-    assert seen["parent"] == prepared.pid
+    server.resume()
+    seen = report_of(following)
+    assert seen["parent"] == server.pid
     assert not is_alive(fork)
 
 
 def num_waiting(agent):
-    """Connections to its prepared process that it has not accepted: those have no inode in proc(5) yet."""
+    """Connections to its server process that it has not accepted: those have no inode in proc(5) yet."""
     name = _address(Process.find(agent.pid)).decode().replace("\0", "@")
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return len([line for line in lines if line[-1] == name and line[6] == "0"])
 
 
-def test_a_prepared_process_that_dies_in_between_is_done_without(prepared, start, agent):
-    prepared.suspend()  # it has accepted nothing yet, and the worker waits for its answer
+def test_worker_starts_by_itself_if_the_fork_server_dies(server, start, agent):
+    server.suspend()  # it has accepted nothing yet, and the worker waits for its answer
     worker = start("code", 3)
     wait_until(lambda: num_waiting(agent) > 0, "the worker did not ask")
-    prepared.kill()
-    said, _ = worker.communicate(timeout=DEADLINE_S)
-    assert json.loads(said)["prepared_here"]
+    server.kill()
+    output, _ = worker.communicate(timeout=DEADLINE_S)
+    assert json.loads(output)["prepared_here"]
     assert worker.returncode == 3
-    assert len(prepared_for(agent)) == 1  # the next one
+    assert len(servers_of(agent)) == 1  # the next one
 
 
-def test_changed_code_is_not_lent(prepared, start, script, agent):
+def test_changed_code_is_not_forked(server, start, script, agent):
     script.write_text(script.read_text().replace('"rank"', '"changed_rank"'))
     workers = [start("code", 0, rank=rank) for rank in range(2)]
     for rank, worker in enumerate(workers):
-        said, _ = worker.communicate(timeout=DEADLINE_S)
-        seen = json.loads(said)
+        output, _ = worker.communicate(timeout=DEADLINE_S)
+        seen = json.loads(output)
         assert seen["changed_rank"] == str(rank)
-        assert seen["parent"] != prepared.pid
-    wait_for_end(prepared)
-    (following,) = prepared_for(agent)
-    assert said_by(start("code", 0))["parent"] == following.pid
+        assert seen["parent"] != server.pid
+    wait_for_end(server)
+    (following,) = servers_of(agent)
+    assert report_of(start("code", 0))["parent"] == following.pid
 
 
-def test_another_program_below_the_same_agent_is_not_served(prepared, start, script):
+def test_another_program_is_refused(server, start, script):
     other = script.with_name("other.py")
     other.write_text(script.read_text())
-    said, _ = start("code", 0, rank=1, script=other).communicate(timeout=DEADLINE_S)
-    assert json.loads(said)["prepared_here"]
-    assert is_alive(prepared)
+    output, _ = start("code", 0, rank=1, script=other).communicate(timeout=DEADLINE_S)
+    assert json.loads(output)["prepared_here"]
+    assert is_alive(server)
 
 
-def test_what_a_fork_starts_is_not_taken_for_a_worker_of_its_agent(prepared, start):
+def test_child_of_a_fork_is_not_taken_for_a_worker(server, start):
     worker = start("nested", "code", 4, rank=1)
-    said, _ = worker.communicate(timeout=DEADLINE_S)
+    output, _ = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 4
-    fork, nested = map(json.loads, said.splitlines())
-    assert fork["parent"] == prepared.pid
+    fork, nested = map(json.loads, output.splitlines())
+    assert fork["parent"] == server.pid
     assert nested["parent"] == fork["pid"]
     assert nested["prepared_here"]
 
 
-def test_forks_draw_numbers_of_their_own(start):
+def test_forks_have_different_random_numbers(start):
     first = start("random", more={"NUMPY": "1"})
     drawn = [numbers_of(first)] + [numbers_of(start("random", more={"NUMPY": "1"})) for _ in range(2)]
     assert len({number for numbers in drawn for number in numbers}) == 6
 
 
 def numbers_of(worker):
-    said, _ = worker.communicate(timeout=DEADLINE_S)
-    return json.loads(said.splitlines()[1])
+    output, _ = worker.communicate(timeout=DEADLINE_S)
+    return json.loads(output.splitlines()[1])
 
 
-def test_signals_that_were_to_be_ignored_still_are(start):
+def test_ignored_signals_stay_ignored(start):
     ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
     start("code", 0, **ignore).communicate(timeout=DEADLINE_S)
     worker = start("wait", **ignore)
-    fork = psutil.Process(said_by(worker)["pid"])
+    fork = psutil.Process(report_of(worker)["pid"])
     assert worker.stdout.readline() == "waiting\n"
     worker.send_signal(signal.SIGHUP)
     fork.send_signal(signal.SIGHUP)
@@ -140,28 +140,28 @@ def test_signals_that_were_to_be_ignored_still_are(start):
     assert worker.returncode == 5
 
 
-def test_a_process_with_threads_is_not_left_behind(start, agent):
+def test_no_fork_server_with_threads(start, agent):
     worker = start("code", 0, more={"THREAD": "1"})
-    _, told = worker.communicate(timeout=DEADLINE_S)
+    _, errors = worker.communicate(timeout=DEADLINE_S)
     assert worker.returncode == 0
-    assert "other threads run in it" in told
-    assert not prepared_for(agent)
+    assert "other threads run in it" in errors
+    assert not servers_of(agent)
 
 
-def test_another_agent_below_the_same_launch_is_served(prepared, start, agent):
-    """`cpr run` has replaced its torchrun: the new one's workers are forks all the same."""
+def test_workers_of_a_replaced_agent_are_forks(server, start, agent):
+    """`cpr run` has replaced its torchrun: the new one's workers are forks as well."""
     launch = {"CPR_LAUNCH_PID": str(agent.pid)}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as replacement:
         more = {**launch, "CPR_AGENT_PID": str(replacement.pid)}
-        seen = said_by(start("code", 0, more=more, restarts=0))
-        assert seen["parent"] == prepared.pid
+        seen = report_of(start("code", 0, more=more, restarts=0))
+        assert seen["parent"] == server.pid
         assert seen["agent"] == replacement.pid
         replacement.kill()
 
 
-def test_other_users_are_refused(prepared, start, agent):
+def test_other_users_are_refused(server, start, agent):
     if os.getuid() != 0:
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can become another user")
     address = _address(Process.find(agent.pid))
     probe = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
@@ -174,13 +174,13 @@ def test_other_users_are_refused(prepared, start, agent):
         timeout=DEADLINE_S,
         check=False,
     )
-    assert stranger.stdout == "b''\n"  # closed without a word
-    assert is_alive(prepared)
+    assert stranger.stdout == "b''\n"  # closed without an answer
+    assert is_alive(server)
 
 
-def test_a_client_that_says_nonsense_changes_nothing(prepared, start, agent):
+def test_invalid_requests_are_ignored(server, start, agent):
     for content in (b"", b"\x01", b"\xff\xff\xff\xff", b"\x02\0\0\0[]"):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(_address(Process.find(agent.pid)))
             client.sendall(content)
-    assert said_by(start("code", 0))["parent"] == prepared.pid
+    assert report_of(start("code", 0))["parent"] == server.pid

@@ -1,4 +1,5 @@
-"""A worker for test_torchrun: computes alone and with its peers, then fails or ends, by generation."""
+"""A worker for test_torchrun: computes alone and with its peers, then fails or ends, depending on the
+generation."""
 
 import json
 import os
@@ -7,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from cpr import forkserver as standby
+from cpr import forkserver
 
 
 def prepare():
@@ -51,4 +52,4 @@ def fail():
 
 
 if __name__ == "__main__":
-    raise SystemExit(standby.run(prepare, work))
+    raise SystemExit(forkserver.run(prepare, work))

@@ -1,4 +1,4 @@
-"""A worker for test_standby: notes on its output who it is and what it sees, then does what it is told."""
+"""A worker for fork server tests: prints its properties, then does what its arguments ask for."""
 
 import ctypes
 import json
@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from cpr import forkserver as standby
+from cpr import forkserver
 from cpr.processes import agent_pid
 
 PREPARED_BY = []
@@ -52,11 +52,11 @@ def work():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
             print("waiting", flush=True)
             time.sleep(60)
-        case "large":  # gives its memory back for a while when it dies
+        case "large":  # takes a while to free its memory when it dies
             memory = b"1" * 400_000_000
             print("waiting", flush=True)
             time.sleep(60 + memory[0])
-        case "native":  # without giving the interpreter's lock away, as no well-behaved library does
+        case "native":  # without releasing the GIL, as badly behaved libraries do
             print("waiting", flush=True)
             ctypes.PyDLL(None).sleep(60)
         case "random":
@@ -71,4 +71,4 @@ def work():
 
 
 if __name__ == "__main__":
-    raise SystemExit(standby.run(prepare, work))
+    raise SystemExit(forkserver.run(prepare, work))
