@@ -26,7 +26,7 @@ def test_restarted_worker_is_a_fork_with_its_own_properties(server, start, agent
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
 def test_fork_runs_on_the_processors_of_its_proxy(start, agent):
-    """As under `torchrun --numa-binding`: rank 0, which left the fork server behind, has its own processors."""
+    """As under `torchrun --numa-binding`: rank 0, which left the fork server behind, has others."""
     first, *_, last = sorted(os.sched_getaffinity(0))
     here = start("code", 0, preexec_fn=lambda: os.sched_setaffinity(0, [first]))
     assert report_of(here)["processors"] == [first]

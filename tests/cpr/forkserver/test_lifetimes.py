@@ -51,7 +51,7 @@ def test_crash_ends_the_proxy_and_leaves_one_core_file_at_most(server, start, tm
 
 
 def test_the_next_generation_starts_when_dying_forks_have_ended(server, start, agent):
-    """The server process is busy when the borrower dies, and finds both words at once."""
+    """The fork server is busy when the proxy dies, and receives both events at once."""
     worker = start("large")
     fork = psutil.Process(report_of(worker)["pid"])
     assert worker.stdout.readline() == "waiting\n"
