@@ -1,18 +1,18 @@
-"""Failure injection: things go wrong on purpose, by rank, step, time, rate and seed. Off unless asked for.
+"""Failure injection by rank, step, time, rate and seed; off by default.
 
 A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`, `KillWorker`, `KillAgent`,
 `LoseNode`, `PauseNode`, `Partition`, `Hang`, `Slow`, `DamageFile`, `StorageError`, `StorageDelay`,
-`StorageOutage`). Two drivers make it happen: an `Injector` in each worker, and a `Killer` beside the run for
-what a worker cannot do to itself. Both act on the run's own processes only (and on links between nodes that
-the user gives them), say in a warning what they are about to do, and keep a record in JSON lines.
+`StorageOutage`). Two drivers inject them: an `Injector` in each worker, and a `Killer` outside of the run for
+what a worker cannot do to itself. Both act only on the run's own processes (and on links between nodes that
+the user gives them), log a warning before each failure, and keep a record in JSON lines.
 
-From inside, for a training script that was not changed (the JSON is described in `cpr.faults.plan`):
+From inside, without changes to the training script (the JSON is described in `cpr.faults.plan`):
 
     plan = Plan(schedules=(AtStep(step=37, kind=KillWorker(), target=1),))
     Path("faults.json").write_text(json.dumps(plan.to_json()))
     # then: CPR_FAULTS=faults.json torchrun --nproc-per-node 2 --max-restarts 3 train.py
 
-From outside, a failure about once a minute for as long as the run takes, always the same for the same seed:
+From outside, a failure about once a minute until the run ends, the same for the same seed:
 
     kinds = (KillWorker(), KillAgent(), LoseNode(), Hang(duration_s=20.0))
     plan = Plan(schedules=(AtRate(mean_s=60.0, seed=7, kinds=kinds),))
@@ -21,8 +21,8 @@ From outside, a failure about once a minute for as long as the run takes, always
         run.wait()
     print(killer.deeds)
 
-Failures from both drivers at once: give each a plan of its own. Exponential times between failures with a
-mean of 120 s in both come to one failure a minute.
+For failures from both drivers at once, give each a plan of its own: exponential times with a mean of 120 s in
+both add up to one failure a minute.
 """
 
 from cpr.faults.injector import Injector

@@ -1,4 +1,4 @@
-"""Damage to files: one of the newest save, or resident memory that is wiped."""
+"""Damage to a file of the newest save, and wiping of resident memory."""
 
 import shutil
 import stat
@@ -17,11 +17,11 @@ def damage_newest_save(checkpoint: Path, how: Damage, seed: int) -> str:
 
     Args:
         checkpoint: a checkpoint directory on a file system.
-        how: a bit flipped, cut short, removed, or any of these.
-        seed: chooses the file, the place in it, and how if `any`. Empty files are left alone.
+        how: see `DamageFile.how`.
+        seed: chooses the non-empty file, the place in it, and the damage if `any`.
 
     Returns:
-        What was done to which file.
+        A description of the damage.
 
     Raises:
         ValueError: there is no complete save.
@@ -50,10 +50,10 @@ def damage_newest_save(checkpoint: Path, how: Damage, seed: int) -> str:
 
 
 def check_wipeable(folder: Path) -> None:
-    """Refuse folders that certainly belong to more than one run.
+    """Refuse folders that belong to more than one run.
 
     Raises:
-        ValueError: it is a mount point such as /dev/shm, a link, or a folder that all users share.
+        ValueError: the folder is a mount point such as /dev/shm, a link, or shared by all users.
     """
     shared = folder.exists() and folder.stat().st_mode & stat.S_ISVTX
     if folder.is_symlink() or folder.is_mount() or shared:
@@ -61,10 +61,10 @@ def check_wipeable(folder: Path) -> None:
 
 
 def wipe(folder: Path) -> list[Path]:
-    """Remove all that is in a folder, but not the folder.
+    """Remove the contents of a folder, but not the folder.
 
     Returns:
-        What was removed, uppermost paths only.
+        The removed paths directly inside the folder.
 
     Raises:
         ValueError: see `check_wipeable`.
@@ -73,21 +73,16 @@ def wipe(folder: Path) -> list[Path]:
     removed = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.is_dir() and not path.is_symlink():
-            _remove_tree(path)
+            while path.exists():  # again while its owner is removing it as well
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
         removed.append(path)
     return removed
 
 
-def _remove_tree(folder: Path) -> None:
-    """Also while what the folder belonged to is removing it as well."""
-    while folder.exists():
-        with suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-
-
 def folders_inside(folder: Path, files: list[Path]) -> list[Path]:
-    """Folders that the files are in, of those below `folder` (itself left out)."""
+    """The folders of the files that are below `folder`, without `folder` itself."""
     folder = folder.resolve()
     return sorted({file.parent for file in files if folder in file.parent.parents})

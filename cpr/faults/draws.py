@@ -1,54 +1,50 @@
-"""Times between failures, drawn from distributions that are given by their mean."""
+"""Random times between failures, from distributions given by their mean."""
 
 import math
 from collections.abc import Callable
 from random import Random
-from typing import Final, Literal
+from typing import Literal, get_args
 
 Distribution = Literal["exponential", "gamma", "weibull", "normal"]
 
 Draw = Callable[[Random], float]
-"""One time between failures, in units of the mean."""
+"""Draws one time between failures, in units of the mean."""
 
 
 def make_draw(distribution: Distribution, shape: float) -> Draw:
-    """Draws with mean 1.
+    """A function that draws times with mean 1.
 
     Args:
-        distribution: `exponential`: no memory, the shape is not used. `gamma` and `weibull`: their usual
-            shape parameter; 1 is exponential, below 1 failures come in bursts, above 1 they come regularly.
-            `normal`: a normal distribution of which only positive values are taken; the shape is its
-            mean over its standard deviation before that.
+        distribution: `exponential`: memoryless, the shape is not used. `gamma` and `weibull`: with their
+            usual shape parameter; 1 is exponential, below 1 failures come in bursts, above 1 regularly.
+            `normal`: the positive part of a normal distribution, whose mean over its standard deviation
+            before truncation is the shape.
         shape: positive.
 
     Raises:
-        ValueError: there is no such distribution, or the shape is not a positive number.
+        ValueError: the distribution is unknown, or the shape is not a positive number.
     """
-    if distribution not in _MAKERS:
-        raise ValueError(f"distribution is {distribution!r}; choose one of {', '.join(_MAKERS)}")
+    if distribution not in get_args(Distribution):
+        raise ValueError(
+            f"distribution is {distribution!r}; choose one of {', '.join(get_args(Distribution))}"
+        )
     if not 0 < shape < math.inf:
         raise ValueError(f"shape is {shape}; it must be a positive number")
-    return _MAKERS[distribution](shape)
+    if distribution == "exponential":
+        return lambda random: random.expovariate(1.0)
+    if distribution == "gamma":
+        return lambda random: random.gammavariate(shape, 1 / shape)
+    if distribution == "weibull":
+        try:
+            scale = 1 / math.gamma(1 + 1 / shape)
+        except OverflowError:
+            raise ValueError(f"shape is {shape}; such a Weibull distribution cannot be drawn from") from None
+        return lambda random: random.weibullvariate(scale, shape)
+    return _truncated_normal(shape)
 
 
-def _exponential(_shape: float) -> Draw:
-    return lambda random: random.expovariate(1.0)
-
-
-def _gamma(shape: float) -> Draw:
-    return lambda random: random.gammavariate(shape, 1 / shape)
-
-
-def _weibull(shape: float) -> Draw:
-    try:
-        scale = 1 / math.gamma(1 + 1 / shape)
-    except OverflowError:
-        raise ValueError(f"shape is {shape}; such a Weibull distribution cannot be drawn from") from None
-    return lambda random: random.weibullvariate(scale, shape)
-
-
-def _normal(shape: float) -> Draw:
-    # Of N(shape, 1) without what is not positive, the mean is shape + density(shape) / cumulative(shape).
+def _truncated_normal(shape: float) -> Draw:
+    # The positive part of N(shape, 1) has the mean shape + density(shape) / cumulative(shape).
     density = math.exp(-(shape**2) / 2) / math.sqrt(2 * math.pi)
     mean = shape + density / (0.5 * math.erfc(-shape / math.sqrt(2)))
 
@@ -59,11 +55,3 @@ def _normal(shape: float) -> Draw:
                 return value / mean
 
     return draw
-
-
-_MAKERS: Final[dict[Distribution, Callable[[float], Draw]]] = {
-    "exponential": _exponential,
-    "gamma": _gamma,
-    "weibull": _weibull,
-    "normal": _normal,
-}

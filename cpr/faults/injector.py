@@ -1,4 +1,4 @@
-"""Failures from inside: each worker tells its injector every step, and is struck when its turn comes."""
+"""Injection of failures from inside: each worker calls its injector in every step."""
 
 import errno
 import logging
@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpr.faults.codec import decode_kind, encode
 from cpr.faults.damage import damage_newest_save
+from cpr.faults.injection_record import InjectionRecord, InjectionStart
 from cpr.faults.kinds import (
     KILL,
     Damage,
@@ -24,9 +26,7 @@ from cpr.faults.kinds import (
     StorageError,
     StorageOutage,
 )
-from cpr.faults.plain import decode_kind, encode
 from cpr.faults.plan import Cursor, Plan
-from cpr.faults.record import Beginning, InjectionRecord
 from cpr.faults.schedules import Event
 from cpr.faults.storages import FaultyStorage
 
@@ -37,21 +37,20 @@ logger = logging.getLogger(__name__)
 
 
 class Injector:
-    """Makes a plan's failures happen in this worker; without a plan it does nothing at all.
+    """Injects a plan's failures into this worker; without a plan it does nothing.
 
-    Every failure happens once, however often the run is restarted: a record in `folder` says which have.
-    Events at steps before the one at which the injection began are over. Events whose moment passed while
-    workers were being restarted happen at the next step.
+    Every failure happens once over all restarts, as recorded in `folder`. Events at steps before the first
+    step of the injection are skipped. Events whose moment passed during a restart happen at the next step.
 
     Args:
-        plan: what shall go wrong, such as `Plan.from_environment()`.
-        folder: where the record is kept, `faults-<digest of the plan>.jsonl`; all ranks and restarts see it.
-        num_ranks: for targets that are drawn; None: `WORLD_SIZE` of the environment, or 1.
+        plan: of failures, such as `Plan.from_environment()`.
+        folder: of the record `faults-<digest of the plan>.jsonl`, shared by all ranks and restarts.
+        num_ranks: for drawn targets; None: `WORLD_SIZE` of the environment, or 1.
         memory: folder of this worker's resident memory, for `KillWorker(wipe=True)`.
         checkpoint: checkpoint directory on a file system, for `DamageFile`.
 
     Raises:
-        ValueError: the plan needs something that was not given, or has kinds that need a `Killer`.
+        ValueError: the plan needs a folder that was not given, or has kinds that need a `Killer`.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Injector:
         self._num_ranks = num_ranks or int(os.environ.get("WORLD_SIZE", "1"))
         self._memory, self._checkpoint = memory, checkpoint
         self._storages: list[FaultyStorage] = []
-        self._beginning: Beginning | None = None
+        self._start: InjectionStart | None = None
         self._cursor = Cursor(self.plan)
         self._slow: Slow | None = None
         self._num_slow_steps = 0
@@ -83,17 +82,17 @@ class Injector:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anything to inject."""
+        """Whether the plan has any failures."""
         return self._record is not None
 
     def storage(self, inner: "Storage") -> "Storage":
-        """A storage through which storage failures can happen; the same one when no plan has any."""
+        """Wrap a storage to inject storage failures; the storage itself if the plan has none."""
         if not any(isinstance(kind, StorageError | StorageDelay | StorageOutage) for kind in self._kinds):
             return inner
         storage = FaultyStorage(inner)
         self._storages.append(storage)
         assert self._record is not None
-        for event in self._record.events():  # a worker that was started during an outage is in it at once
+        for event in self._record.events():  # an outage also affects workers started during it
             kind = decode_kind(event["kind"])
             if isinstance(kind, StorageOutage):
                 storage.out(kind, event["time"] + kind.duration_s)
@@ -103,20 +102,20 @@ class Injector:
         """Call once in every step, on every rank, with the same number.
 
         Args:
-            step: steps that are done; never goes back, except over a restart.
+            step: steps done; never decreases, except over a restart.
             rank: of this worker.
 
         Raises:
-            InjectedError: an exception was asked for at this step.
+            InjectedError: the plan has a `Raise` at this step.
         """
         if self._record is None:
             return
-        if self._beginning is None:
-            self._beginning = self._record.begin(step)
-        self._drag()
-        elapsed_s = time.time() - self._beginning.time
+        if self._start is None:
+            self._start = self._record.begin(step)
+        self._slow_down()
+        elapsed_s = time.time() - self._start.time
         for name, event in self._cursor.due(step=step, elapsed_s=elapsed_s):
-            if event.step is not None and event.step < self._beginning.step:
+            if event.step is not None and event.step < self._start.step:
                 continue
             if isinstance(event.kind, StorageOutage):
                 self._begin_outage(name, event, event.kind, step, rank)
@@ -129,7 +128,7 @@ class Injector:
         self._last_step_ended = time.monotonic()
 
     def _check_given(self, folder: Path | None) -> None:
-        """Raises: ValueError."""
+        """Check that all folders that the plan needs are given."""
         missing = [
             name
             for name, given, needed in (
@@ -147,7 +146,7 @@ class Injector:
         return self._record.claim(name, step=step, rank=rank, kind=encode(event.kind))
 
     def _begin_outage(self, name: str, event: Event, kind: StorageOutage, step: int, rank: int) -> None:
-        """On every rank, from the moment on at which the first one came here."""
+        """Start an outage on this rank, which began when the first rank reached it."""
         assert self._record is not None
         storages = self._own_storages(kind)
         is_first, began = self._record.claim_since(name, step=step, rank=rank, kind=encode(kind))
@@ -156,8 +155,8 @@ class Injector:
         for storage in storages:
             storage.out(kind, began + kind.duration_s)
 
-    def _drag(self) -> None:
-        """Sleep for what a slow worker would have taken longer since the last step."""
+    def _slow_down(self) -> None:
+        """Sleep for the extra time of a slow worker since the last step."""
         if self._slow is None:
             return
         usual_s = time.monotonic() - self._last_step_ended
@@ -166,9 +165,9 @@ class Injector:
         if self._num_slow_steps >= self._slow.num_steps:
             self._slow = None
 
-    def _warn(self, event: Event, whom: str, step: int) -> None:
-        told = event.kind.told(whom)
-        logger.warning("failure injection: %s at step %d, as asked for by %s", told, step, self.plan.source)
+    def _warn(self, event: Event, target: str, step: int) -> None:
+        what = event.kind.describe(target)
+        logger.warning("failure injection: %s at step %d, as asked for by %s", what, step, self.plan.source)
 
     def _strike(self, event: Event, step: int, rank: int) -> None:
         self._warn(event, f"rank {rank}", step)
@@ -178,7 +177,7 @@ class Injector:
             case KillWorker(wipe=wipe):
                 if wipe:
                     assert self._memory is not None
-                    shutil.rmtree(self._memory, ignore_errors=True)  # it may be gone: that is no matter
+                    shutil.rmtree(self._memory, ignore_errors=True)  # it may be gone already
                 os.kill(os.getpid(), signal.SIGKILL)
             case Hang(duration_s=duration_s):
                 time.sleep(duration_s)
@@ -192,11 +191,11 @@ class Injector:
     def _damage(self, how: Damage, seed: int) -> None:
         assert self._checkpoint is not None
         try:
-            done = damage_newest_save(self._checkpoint, how, seed)
-        except ValueError as error:  # it is too early for this failure: that is no failure of the run
+            damage = damage_newest_save(self._checkpoint, how, seed)
+        except ValueError as error:  # too early for this failure, which must not end the run
             logger.warning("failure injection: nothing was damaged: %s", error)
         else:
-            logger.warning("failure injection: %s", done)
+            logger.warning("failure injection: %s", damage)
 
     def _own_storages(self, kind: Kind) -> list[FaultyStorage]:
         if not self._storages:

@@ -1,4 +1,4 @@
-"""Failures from outside: kills, stops, robs and cuts off processes of a run that somebody else started."""
+"""Injection of failures from outside: kills, stops and disconnects processes of a running job."""
 
 import json
 import logging
@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGCONT
-from types import TracebackType
 from typing import Any, Final
 
+from cpr.faults.codec import encode
 from cpr.faults.damage import check_wipeable, damage_newest_save
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
-from cpr.faults.plain import encode
 from cpr.faults.plan import Cursor, Plan
 from cpr.faults.schedules import Event
 from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch
@@ -26,51 +25,51 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Deed:
-    """What a killer did."""
+    """One failure that a killer has injected."""
 
     time: float
     """Seconds since the epoch."""
     after_s: float
     """Since the killer's start."""
     due_s: float
-    """When it was to be, since the killer's start."""
+    """Scheduled time since the killer's start."""
     kind: Kind
     target: int | None
-    """Rank as torchrun gave it, or number of the node; None: a file."""
+    """Torchrun's rank, or number of the node; None: a file."""
     pids: tuple[int, ...]
-    """Processes that got a signal, a worker's or an agent's first."""
+    """Signalled processes, the worker's or the agent's first."""
     note: str
-    """What else there is to say: the file that was damaged, folders wiped, or why nothing happened."""
+    """Damaged file, wiped folders, or why nothing happened."""
 
     @property
     def happened(self) -> bool:
-        """Whether there was a victim, and it was struck."""
+        """Whether a victim was found and struck."""
         return not self.note.startswith(("missed", "failed"))
 
     def to_json(self) -> dict[str, Any]:
-        """One line of the report."""
+        """The deed as a line of the report."""
         plain: dict[str, Any] = encode(self)
         return plain
 
 
 class Killer:
-    """Makes a plan's failures happen to a run, from `start` to `stop`, or one at a time (`fire`).
+    """Injects a plan's failures into a run, from `start` to `stop`, or one at a time (`fire`).
 
-    It only ever signals processes of this user below the pids given, and looks at pid and start time before
-    each signal. A failure whose victim is not there at its time, as while workers are being restarted, waits
-    for it. What it stops by SIGSTOP goes on, and a link that it cuts is healed, when the time is over, and at
-    `stop` in any case; what is held by two failures goes on after the longer one.
+    A killer only signals processes of this user below the given pids, and checks pid and start time before
+    each signal. A failure whose victim is missing, as while workers are being restarted, waits for it.
+    Stopped processes continue, and cut links are healed, after their time, and at `stop` in any case; if two
+    failures hold the same process, after the longer one.
 
     Args:
-        plan: kinds and schedules that can be done from outside.
+        plan: kinds and schedules that can be injected from outside.
         nodes: the torchruns of the run, or their pids.
         checkpoint: checkpoint directory on a file system, for `DamageFile`.
         report: file to which every deed is appended as a line of JSON.
-        patience_s: how long a failure waits for its victim before it is reported as missed.
+        patience_s: longest wait for a victim before a failure is reported as missed.
 
     Raises:
-        ValueError: the plan has what only workers can do, or lacks a folder; or a pid is not of a run of this
-            user.
+        ValueError: the plan has failures that only workers can inject, or needs a folder that is not given;
+            or a pid does not belong to a run of this user.
     """
 
     def __init__(
@@ -91,25 +90,21 @@ class Killer:
             for kind in schedule.kinds_used:
                 self._check_given(kind)
         self._held: list[tuple[float, Process | Link]] = []
-        """What stands still or is cut, and when it is to go on."""
+        """Stopped processes and cut links, with the time to resume them."""
         self._ending = threading.Event()
         self._acting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._started = time.monotonic()
 
     def start(self) -> None:
-        """Begin with the plan; its clock starts now."""
+        """Start the plan and its clock."""
         assert self._thread is None, "a killer starts once"
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="cpr-killer", daemon=True)
         self._thread.start()
 
     def stop(self) -> list[Deed]:
-        """End it, let everything that stands still go on, and heal all links.
-
-        Returns:
-            All that was done.
-        """
+        """Stop the plan, resume all stopped processes, heal all links, and return all deeds."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
@@ -120,24 +115,22 @@ class Killer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def replace(self, index: int, node: Node | int) -> None:
-        """Go on with another torchrun in place of a node that was lost.
+        """Replace a lost node by another torchrun.
 
         Raises:
-            ValueError: its pid is not one of a run of this user.
+            ValueError: the pid does not belong to a run of this user.
         """
         self._nodes[index] = watch(node)
 
     def fire(self, kind: Kind, *, target: int | None = None, seed: int = 0) -> Deed:
-        """Make one failure happen now. What it holds up goes on in time only after `start`, else at `stop`.
+        """Inject one failure now. Stopped processes resume in time only after `start`, else at `stop`.
 
         Raises:
-            ValueError: it cannot be done from outside, or needs a folder that was not given.
+            ValueError: the kind cannot be injected from outside, or needs a folder that was not given.
         """
         event = Event(kind=kind, time_s=self._elapsed_s, target=target, seed=seed)
         if not kind.outside:
@@ -154,14 +147,14 @@ class Killer:
         while not self._ending.wait(POLL_S):
             try:
                 self._resume(until=time.monotonic())
-            except OSError as error:  # tried again at once
+            except OSError as error:  # retried in the next round
                 logger.warning("failure injection: a link could not be healed: %s", error)
             for _name, event in cursor.due(elapsed_s=self._elapsed_s):
                 if self._ending.is_set():
                     return
                 try:
                     self._fire(event)
-                except OSError as error:  # a file went away, say: later failures must still come
+                except OSError as error:  # such as a removed file: later failures must still happen
                     self._note(event, None, (), f"failed: {error}")
 
     def _check_given(self, kind: Kind) -> None:
@@ -189,16 +182,14 @@ class Killer:
                 if time.monotonic() > deadline or self._ending.wait(POLL_S):
                     return self._note(event, event.target, (), "missed: there was no such process")
             worker = victims.workers[0]
-            if event.kind.of_node:
-                self._warn(event, f"node {victims.number} (process {worker.agent.pid})")
-            else:
-                self._warn(event, f"rank {victims.number} (process {worker.process.pid})")
+            what, process = ("node", worker.agent) if event.kind.of_node else ("rank", worker.process)
+            self._warn(event, f"{what} {victims.number} (process {process.pid})")
             assert isinstance(event.kind, Strike)
-            done = strike(victims, event.kind)
+            result = strike(victims, event.kind)
             if isinstance(event.kind, Hang | PauseNode | Partition):
                 until = time.monotonic() + event.kind.duration_s
-                self._held += [(until, each) for each in done.held]
-            return self._note(event, victims.number, done.pids, done.note)
+                self._held += [(until, each) for each in result.held]
+            return self._note(event, victims.number, result.pids, result.note)
 
     def _damage(self, event: Event, kind: DamageFile) -> Deed:
         assert self._checkpoint is not None
@@ -209,9 +200,9 @@ class Killer:
             note = f"missed: {error}"
         return self._note(event, None, (), note)
 
-    def _warn(self, event: Event, whom: str) -> None:
-        told = event.kind.told(whom)
-        logger.warning("failure injection: %s %s, as asked for by %s", told, event.when, self.plan.source)
+    def _warn(self, event: Event, target: str) -> None:
+        what = event.kind.describe(target)
+        logger.warning("failure injection: %s %s, as asked for by %s", what, event.when, self.plan.source)
 
     def _note(self, event: Event, target: int | None, pids: tuple[int, ...], note: str) -> Deed:
         assert event.time_s is not None
@@ -233,13 +224,9 @@ class Killer:
     def _resume(self, until: float) -> None:
         for entry in [each for each in self._held if each[0] <= until]:
             held = entry[1]
-            if all(other is entry or other[1] != held for other in self._held):
-                _release(held)
+            if all(other is entry or other[1] != held for other in self._held):  # no other failure holds it
+                if isinstance(held, Process):
+                    held.send(SIGCONT)
+                else:
+                    held.heal()
             self._held.remove(entry)
-
-
-def _release(held: Process | Link) -> None:
-    if isinstance(held, Process):
-        held.send(SIGCONT)
-    else:
-        held.heal()

@@ -1,20 +1,26 @@
-"""What can be made to go wrong: one small frozen dataclass for each kind of failure.
+"""Kinds of failures: one small frozen dataclass for each.
 
 A kind says what happens and can be written as JSON; the drivers (`injector`, `killer`) make it happen.
 """
 
 import errno
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, get_args
 
 Damage = Literal["any", "flip", "truncate", "remove"]
-Outage = Literal["fail", "hang"]
+OutageMode = Literal["fail", "hang"]
 KILL: Final = "KILL"
+OPERATIONS: Final = ("create", "write", "commit", "committed", "read", "size", "list", "delete")
+"""Of a storage. `commit` is between a file's last byte and its appearance, `committed` right after that."""
+READING: Final = frozenset({"read", "size", "list"})
+"""Operations that change nothing."""
+_POSITIVE: Final = frozenset({"duration_s", "delay_s", "num_steps", "at"})
+"""Fields of all kinds whose values must be positive."""
 
 
 class InjectedError(RuntimeError):
-    """The failure that `Raise` asks for."""
+    """The exception of `Raise`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,22 +29,26 @@ class Kind:
 
     name: ClassVar[str]
     """In JSON and CSV."""
+    text: ClassVar[str]
+    """Description for the log, formatted with `target` ("rank 1", "node 0") and the fields of the kind."""
     inside: ClassVar[bool] = False
     """Whether an `Injector` in the worker can do it."""
     outside: ClassVar[bool] = False
-    """Whether a `Killer` beside the run can do it."""
+    """Whether a `Killer` outside of the run can do it."""
     of_node: ClassVar[bool] = False
-    """Whether its target is a node, counted from 0, and not a rank."""
-    of_run: ClassVar[bool] = False
-    """Whether it strikes all ranks alike: a target is not heeded."""
+    """Whether its target is a node, counted from 0, instead of a rank."""
 
-    def told(self, whom: str) -> str:
-        """For the log, as in "kill -9 of rank 1".
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _POSITIVE and not 0 < value < math.inf:
+                raise ValueError(f"{field.name} is {value}; it must be a positive number")
+            if field.name == "operation":
+                _check_choice("operation", value, OPERATIONS)
 
-        Args:
-            whom: "rank 1" or "node 0".
-        """
-        raise NotImplementedError
+    def describe(self, target: str) -> str:
+        """Text for the log, such as "kill -9 of rank 1" for the target "rank 1"."""
+        return self.text.format(target=target, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +56,9 @@ class Raise(Kind):
     """An exception (`InjectedError`) in a step of a worker."""
 
     name = "raise"
+    text = "an exception in {target}"
     inside = True
     message: str = "injected failure"
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"an exception in {whom}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +66,14 @@ class KillWorker(Kind):
     """`kill -9` of one worker's process."""
 
     name = "kill_worker"
+    text = "kill -9 of {target}"
     inside = outside = True
     wipe: bool = False
     """Whether the worker's resident memory is removed, too, so that its shards are lost."""
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"kill -9 of {whom}" + (" with its resident memory" if self.wipe else "")
+    def describe(self, target: str) -> str:
+        """See `Kind.describe`."""
+        return super().describe(target) + (" with its resident memory" if self.wipe else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,92 +81,73 @@ class KillAgent(Kind):
     """`kill -9` of a node's torchrun process; its resident memory stays."""
 
     name = "kill_agent"
+    text = "kill -9 of the agent of {target}"
     outside = of_node = True
     workers: bool = True
     """Whether its workers are killed with it, or left behind as orphans."""
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"kill -9 of the agent of {whom}" + (" and its workers" if self.workers else "")
+    def describe(self, target: str) -> str:
+        """See `Kind.describe`."""
+        return super().describe(target) + (" and its workers" if self.workers else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoseNode(Kind):
-    """Everything of a node goes: agent, workers and resident memory."""
+    """Loss of a node: its agent, workers and resident memory."""
 
     name = "lose_node"
+    text = "loss of {target}: kill -9 of its agent and workers, resident memory wiped"
     outside = of_node = True
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"loss of {whom}: kill -9 of its agent and workers, resident memory wiped"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PauseNode(Kind):
-    """All processes of a node stand still (SIGSTOP), and later go on as if nothing had happened."""
+    """A pause of all processes of a node (SIGSTOP), which later continue as if nothing had happened."""
 
     name = "pause_node"
+    text = "a pause of {duration_s:g} s of all processes of {target}"
     outside = of_node = True
     duration_s: float = 60.0
-    """Longer than the timeout of collectives, the others go on without the node, and it returns to them."""
-
-    def __post_init__(self) -> None:
-        _check_positive("duration_s", self.duration_s)
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"a pause of {self.duration_s:g} s of all processes of {whom}"
+    """If longer than the timeout of collectives, the others continue without the node until it returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(Kind):
-    """A node is cut off from the network and later connected again; its processes run all the while."""
+    """A network partition between a node and all others; the processes keep running."""
 
     name = "partition"
+    text = "a partition of {duration_s:g} s between {target} and all others"
     outside = of_node = True
     duration_s: float = 30.0
     """Until the link is healed."""
 
-    def __post_init__(self) -> None:
-        _check_positive("duration_s", self.duration_s)
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"a partition of {self.duration_s:g} s between {whom} and all others"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hang(Kind):
-    """A worker stands still for a while: from outside by SIGSTOP, inside by sleeping in its step."""
+    """A hang of a worker: from outside by SIGSTOP, inside by sleeping in its step."""
 
     name = "hang"
+    text = "a hang of {duration_s:g} s of {target}"
     inside = outside = True
     duration_s: float = 600.0
-    """After which it goes on, if it is still there."""
-
-    def __post_init__(self) -> None:
-        _check_positive("duration_s", self.duration_s)
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"a hang of {self.duration_s:g} s of {whom}"
+    """The worker continues afterwards, if it is still alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(Kind):
-    """A worker takes longer for its steps, until `num_steps` are over or it is restarted."""
+    """Slower steps of a worker, for `num_steps` or until its restart."""
 
     name = "slow"
+    text = "{target} slow ({factor:g} x and {extra_s:g} s a step) for {num_steps} steps"
     inside = True
     num_steps: int
     factor: float = 1.0
-    """How many times as long as usual a step takes."""
+    """Duration of a step as a multiple of its usual one."""
     extra_s: float = 0.0
-    """Seconds that are added to every step."""
+    """Seconds added to every step."""
 
     def __post_init__(self) -> None:
-        _check_positive("num_steps", self.num_steps)
+        super().__post_init__()
         if not (1 <= self.factor < math.inf and 0 <= self.extra_s < math.inf):
             raise ValueError(
                 f"factor is {self.factor} and extra_s is {self.extra_s}; "
@@ -167,127 +156,103 @@ class Slow(Kind):
         if self.factor == 1 and self.extra_s == 0:
             raise ValueError("nothing makes this worker slow: give a factor above 1, or extra_s")
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        return f"{whom} slow ({self.factor:g} x and {self.extra_s:g} s a step) for {self.num_steps} steps"
-
 
 @dataclass(frozen=True, kw_only=True)
 class DamageFile(Kind):
-    """One file of the newest save in the checkpoint directory is damaged; the seed says which, and where."""
+    """Damage to one file of the newest save in the checkpoint directory, chosen by the seed."""
 
     name = "damage_file"
+    text = "a file of the newest save {how}"
     inside = outside = True
     how: Damage = "any"
-    """A bit flipped, cut short, removed, or any of these."""
+    """A bit flipped, the file truncated, removed, or any of these."""
 
     def __post_init__(self) -> None:
-        if self.how not in get_args(Damage):
-            raise ValueError(f"how is {self.how!r}; choose one of {', '.join(get_args(Damage))}")
+        _check_choice("how", self.how, get_args(Damage))
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
+    def describe(self, target: str) -> str:
+        """See `Kind.describe`."""
         how = {"any": "damaged", "flip": "damaged by a flipped bit", "truncate": "cut short"}
-        return f"a file of the newest save {how.get(self.how, 'removed')}"
+        return self.text.format(how=how.get(self.how, "removed"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageError(Kind):
-    """The checkpoint storage of a worker fails at an operation."""
+class _StorageFault(Kind):
+    """Base of failures at an operation of a worker's checkpoint storage."""
 
-    name = "storage_error"
     inside = True
     operation: str = "write"
     """One of `OPERATIONS`."""
     path: str = ""
-    """Only operations on files with this in their path count."""
+    """Only operations on files whose path contains this text count."""
     at: int = 1
-    """The how manieth such operation from now on."""
-    error: str = "ENOSPC"
-    """Name of the error (`errno`), or `KILL`: the process is killed with -9 at that point."""
+    """Number of the operation from now on, the next one is 1."""
     lasting: bool = False
-    """Whether all later ones fail, too, as on a full disk."""
+    """Whether all later operations are affected, too, as on a full disk."""
+
+    def describe(self, target: str) -> str:
+        """See `Kind.describe`."""
+        where = f" of {self.path!r}" if self.path else ""
+        later = " and those after it" if self.lasting else ""
+        fault = super().describe(target)
+        return f"{fault} at {self.operation} number {self.at}{where}{later}, in the storage of {target}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageError(_StorageFault):
+    """An error of a worker's checkpoint storage at an operation."""
+
+    name = "storage_error"
+    text = "{error}"
+    error: str = "ENOSPC"
+    """Name of an error (`errno`), or `KILL`: the process is killed with -9 at that point."""
 
     def __post_init__(self) -> None:
-        _check_operation(self.operation)
-        _check_positive("at", self.at)
+        super().__post_init__()
         if self.error != KILL and not hasattr(errno, self.error):
             raise ValueError(f"error is {self.error!r}; give a name of errno such as ENOSPC, or {KILL}")
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        where = f" of {self.path!r}" if self.path else ""
-        later = " and those after it" if self.lasting else ""
-        return f"{self.error} at {self.operation} number {self.at}{where}{later}, in the storage of {whom}"
-
 
 @dataclass(frozen=True, kw_only=True)
-class StorageDelay(Kind):
-    """The checkpoint storage of a worker is slow at an operation, or from it on."""
+class StorageDelay(_StorageFault):
+    """A delay of a worker's checkpoint storage at an operation."""
 
     name = "storage_delay"
-    inside = True
+    text = "{delay_s:g} s of delay"
     delay_s: float
-    operation: str = "write"
-    """One of `OPERATIONS`."""
-    path: str = ""
-    """Only operations on files with this in their path count."""
-    at: int = 1
-    """The how manieth such operation from now on."""
-    lasting: bool = False
-    """Whether all later ones are slow, too."""
-
-    def __post_init__(self) -> None:
-        _check_operation(self.operation)
-        _check_positive("at", self.at)
-        _check_positive("delay_s", self.delay_s)
-
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
-        where = f" of {self.path!r}" if self.path else ""
-        later = " and those after it" if self.lasting else ""
-        return (
-            f"{self.delay_s:g} s of delay at {self.operation} number {self.at}{where}{later}, "
-            f"in the storage of {whom}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageOutage(Kind):
-    """The checkpoint storage of all workers is out, also of workers that are started before it is back.
+    """An outage of the checkpoint storage of all workers, including those started before its end.
 
-    The clock of all machines must be about the same.
+    The clocks of all machines must be about the same.
     """
 
     name = "storage_outage"
-    inside = of_run = True
+    text = "an outage of {duration_s:g} s"
+    inside = True
     duration_s: float = 60.0
     """From the moment at which the first rank reaches it."""
-    how: Outage = "fail"
-    """Operations fail, or they stand still until it is over."""
+    how: OutageMode = "fail"
+    """Whether operations fail, or hang until the outage is over."""
     reads: bool = True
     """Whether reading is affected, too, or only what changes the storage."""
     error: str = "EIO"
     """Name of the error (`errno`) if operations fail."""
 
     def __post_init__(self) -> None:
-        _check_positive("duration_s", self.duration_s)
-        if self.how not in get_args(Outage):
-            raise ValueError(f"how is {self.how!r}; choose one of {', '.join(get_args(Outage))}")
+        super().__post_init__()
+        _check_choice("how", self.how, get_args(OutageMode))
         if not hasattr(errno, self.error):
             raise ValueError(f"error is {self.error!r}; give a name of errno such as EIO")
 
-    def told(self, whom: str) -> str:
-        """See `Kind.told`."""
+    def describe(self, target: str) -> str:
+        """See `Kind.describe`."""
         how = f"fail with {self.error}" if self.how == "fail" else "stand still"
         what = "all operations" if self.reads else "all writes and deletions"
-        return f"an outage of {self.duration_s:g} s, in which {what} {how}, of the storage of {whom}"
+        return f"{super().describe(target)}, in which {what} {how}, of the storage of {target}"
 
-
-OPERATIONS: Final = ("create", "write", "commit", "committed", "read", "size", "list", "delete")
-"""Of a storage. `commit` is between a file's last byte and its appearance, `committed` right after that."""
-READING: Final = frozenset({"read", "size", "list"})
-"""Operations that change nothing."""
 
 KINDS: Final[dict[str, type[Kind]]] = {
     kind.name: kind
@@ -308,11 +273,6 @@ KINDS: Final[dict[str, type[Kind]]] = {
 }
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {value}; it must be a positive number")
-
-
-def _check_operation(operation: str) -> None:
-    if operation not in OPERATIONS:
-        raise ValueError(f"operation is {operation!r}; choose one of {', '.join(OPERATIONS)}")
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")

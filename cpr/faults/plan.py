@@ -1,6 +1,6 @@
-"""A plan: all schedules of a run, as one JSON document, and the place where a driver stands in it.
+"""A plan of failures: all schedules of a run, as one JSON document; and a driver's position in it.
 
-The document, which `Plan.to_json` gives and CPR_FAULTS names:
+The document, as written by `Plan.to_json` and named by CPR_FAULTS:
 
     {"format": "cpr-faults", "version": 1, "schedules": [
       {"schedule": "at_step", "step": 37, "kind": "kill_worker", "target": 1},
@@ -9,8 +9,8 @@ The document, which `Plan.to_json` gives and CPR_FAULTS names:
        "kinds": ["kill_worker", {"kind": "kill_worker", "wipe": true}], "num_events": 30},
       {"schedule": "trace", "events": [{"step": 5, "kind": "raise", "target": 0}]}]}
 
-`kind` is a name, or an object with the name and other fields than the defaults; fields that are not given
-have the defaults of the classes in `kinds` and `schedules`.
+`kind` is a name, or an object with the name and further fields; missing fields have the defaults of the
+classes in `kinds` and `schedules`.
 """
 
 import json
@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from cpr.faults.plain import decode, encode
+from cpr.faults.codec import decode, encode
 from cpr.faults.schedules import SCHEDULES, Event, Schedule, Trace
 
 FORMAT: Final = "cpr-faults"
@@ -31,19 +31,19 @@ ENVIRONMENT: Final = "CPR_FAULTS"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What shall go wrong in a run; nothing, unless schedules are given."""
+    """The failures of a run; none, unless schedules are given."""
 
     schedules: tuple[Schedule, ...] = ()
     source: str = field(default="the program", compare=False)
-    """Who asked for it, for the log."""
+    """Origin of the plan, for the log."""
 
     @classmethod
     def from_environment(cls) -> "Plan":
         """The plan in the file that the environment variable CPR_FAULTS names; an empty one without it.
 
         Raises:
-            ValueError: it names no file, no plan, one without failures, or one with failures that
-                workers cannot bring about; says what to change.
+            ValueError: the file is missing or invalid, has no failures, or has failures that workers cannot
+                inject themselves.
         """
         path = os.environ.get(ENVIRONMENT)
         if not path:
@@ -56,10 +56,10 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path | str, source: str | None = None) -> "Plan":
-        """A plan from a JSON document, or from a trace in a file whose name ends in `.csv`.
+        """Read a plan from a JSON document, or from a trace in a `.csv` file.
 
         Raises:
-            ValueError: the file cannot be read, or is no plan; the message says where.
+            ValueError: the file cannot be read, or is not a plan; the message names the place.
         """
         path = Path(path)
         try:
@@ -78,10 +78,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Any) -> "Plan":
-        """The plan in a document, as `to_json` gives it.
+        """The plan in a document of `to_json`.
 
         Raises:
-            ValueError: it is none; the message says what is wrong.
+            ValueError: the document is not a plan.
         """
         expected = {"format": FORMAT, "version": VERSION}
         if not isinstance(document, Mapping) or set(document) != {*expected, "schedules"}:
@@ -96,20 +96,20 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """See `FORMAT` and the docstring of this module."""
+        """The plan as a document; see the module docstring."""
         schedules = [{"schedule": schedule.name, **encode(schedule)} for schedule in self.schedules]
         return {"format": FORMAT, "version": VERSION, "schedules": schedules}
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that tell plans apart."""
+        """Eight hex digits that identify the plan."""
         return sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:8]
 
     def check(self, *, inside: bool) -> None:
-        """Refuse what a driver cannot do.
+        """Refuse a plan with failures that a driver cannot inject.
 
         Args:
-            inside: whether it is an `Injector`, or else a `Killer`.
+            inside: whether the driver is an `Injector`, or else a `Killer`.
 
         Raises:
             ValueError: another driver is needed.
@@ -122,40 +122,24 @@ class Plan:
                 )
             for kind in schedule.kinds_used:
                 if not (kind.inside if inside else kind.outside):
-                    able = "a Killer beside the run" if inside else "the workers themselves (CPR_FAULTS)"
+                    able = "a Killer outside of the run" if inside else "the workers themselves (CPR_FAULTS)"
                     raise ValueError(f"{kind.name} can only be done by {able}: put it into a plan of its own")
 
 
 class Cursor:
-    """How far a driver has come in a plan."""
+    """Position of a driver in a plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self._heads = [_Head(index, schedule) for index, schedule in enumerate(plan.schedules)]
+        self._events = [enumerate(schedule) for schedule in plan.schedules]
+        self._next = [next(events, None) for events in self._events]
 
     def due(self, *, step: int = 0, elapsed_s: float = 0.0) -> Iterator[tuple[str, Event]]:
-        """Take the events whose moment has come, each with a name that is its own in the plan."""
-        for head in self._heads:
-            while head.event is not None and head.event.is_due(step, elapsed_s):
-                event, name = head.event, head.event_name
-                head.advance()
-                yield name, event
-
-
-class _Head:
-    """The next event of a schedule."""
-
-    def __init__(self, index: int, schedule: Schedule) -> None:
-        self._index, self._number = index, -1
-        self._events = iter(schedule)
-        self.advance()
-
-    def advance(self) -> None:
-        self.event = next(self._events, None)
-        self._number += 1
-
-    @property
-    def event_name(self) -> str:
-        return f"{self._index}.{self._number}"
+        """Take the events whose moment has come, each with its unique name in the plan."""
+        for index, events in enumerate(self._events):
+            while (entry := self._next[index]) is not None and entry[1].is_due(step, elapsed_s):
+                self._next[index] = next(events, None)
+                number, event = entry
+                yield f"{index}.{number}", event
 
 
 def _decode(index: int, entry: Any) -> Schedule:

@@ -1,90 +1,117 @@
-"""When failures happen, of which kind and to whom: schedules are iterables of events.
+"""Schedules of failures: iterables of events with their time, kind and target.
 
 An event is at a step or at a time. Steps are the run's (`step` of `Injector.step`); times are seconds since
-the driver's start, for an `Injector` its first start: restarts do not set the clock back.
+the driver's start, for an `Injector` its first start: restarts do not reset the clock.
 """
 
 import csv
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal
 
+from cpr.faults.codec import decode, from_cells
 from cpr.faults.draws import Distribution, make_draw
 from cpr.faults.kinds import KINDS, Kind
-from cpr.faults.plain import decode, from_cells
 
 Unit = Literal["step", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One failure. It has a `step` or a `time_s`."""
+    """One failure, at a `step` or at a `time_s`."""
 
     kind: Kind
     step: int | None = None
     time_s: float | None = None
     target: int | None = None
-    """A rank, for kinds that strike a node the number of the node; None: drawn by the seed."""
+    """Rank, or number of the node for kinds that strike a node; None: drawn by the seed."""
     seed: int = 0
-    """For whatever the kind leaves to chance."""
+    """Of all random choices of the kind."""
 
     def __post_init__(self) -> None:
         if (self.step is None) == (self.time_s is None):
             raise ValueError("an event happens at a step or at a time_s: give one of the two")
-        if not 0 <= self._moment < math.inf:
+        if not 0 <= self.moment < math.inf:
             raise ValueError(f"an event is {self.when}; steps and times start at 0")
         if self.target is not None and self.target < 0:
             raise ValueError(f"target is {self.target}; ranks and nodes start at 0 (none: drawn by the seed)")
 
     @property
     def unit(self) -> Unit:
-        """What the moment is counted in."""
+        """Unit of the moment."""
         return "time" if self.step is None else "step"
 
     @property
-    def when(self) -> str:
-        """For messages."""
-        return f"at {self.time_s:g} s" if self.step is None else f"at step {self.step}"
-
-    def is_due(self, step: int, elapsed_s: float) -> bool:
-        """Whether its moment has come."""
-        return self._moment <= (elapsed_s if self.step is None else step)
-
-    def target_of(self, num_targets: int) -> int:
-        """Whom it strikes; one that is given may be `num_targets` or above, and then does not exist."""
-        return Random(self.seed).randrange(num_targets) if self.target is None else self.target
-
-    @property
-    def _moment(self) -> float:
+    def moment(self) -> float:
+        """The step, or the time in seconds."""
         moment = self.time_s if self.step is None else self.step
         assert moment is not None
         return moment
 
+    @property
+    def when(self) -> str:
+        """The moment as text for messages."""
+        return f"at {self.time_s:g} s" if self.step is None else f"at step {self.step}"
 
-class Schedule(Protocol):
-    """Failures in the order in which they happen, all at steps or all at times."""
+    def is_due(self, step: int, elapsed_s: float) -> bool:
+        """Whether the moment has come."""
+        return self.moment <= (elapsed_s if self.step is None else step)
+
+    def target_of(self, num_targets: int) -> int:
+        """The target; a given one may be `num_targets` or above, and then does not exist."""
+        return Random(self.seed).randrange(num_targets) if self.target is None else self.target
+
+
+class Schedule(ABC):
+    """Failures in the order of their moments, all at steps or all at times."""
 
     name: ClassVar[str]
     """In JSON."""
 
     @property
+    @abstractmethod
     def unit(self) -> Unit:
-        """What its moments are counted in."""
+        """Unit of all moments."""
 
     @property
+    @abstractmethod
     def kinds_used(self) -> tuple[Kind, ...]:
         """All kinds that can happen."""
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Event]:
-        """The events, the same at every iteration; there may be no end."""
+        """The events, the same at every iteration, perhaps infinitely many."""
+
+
+class _Single(Schedule):
+    """A schedule of one event with the fields of the schedule."""
+
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        list(self)  # the event checks its fields
+
+    @property
+    def unit(self) -> Unit:
+        """See `Schedule.unit`."""
+        return next(iter(self)).unit
+
+    @property
+    def kinds_used(self) -> tuple[Kind, ...]:
+        """See `Schedule.kinds_used`."""
+        return (self.kind,)
+
+    def __iter__(self) -> Iterator[Event]:
+        yield Event(**vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtStep:
+class AtStep(_Single):
     """One failure at a step."""
 
     name: ClassVar[str] = "at_step"
@@ -93,25 +120,9 @@ class AtStep:
     target: int | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        list(self)  # an event checks itself
-
-    @property
-    def unit(self) -> Unit:
-        """See `Schedule.unit`."""
-        return "step"
-
-    @property
-    def kinds_used(self) -> tuple[Kind, ...]:
-        """See `Schedule.kinds_used`."""
-        return (self.kind,)
-
-    def __iter__(self) -> Iterator[Event]:
-        yield Event(step=self.step, kind=self.kind, target=self.target, seed=self.seed)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AtTime:
+class AtTime(_Single):
     """One failure at a time."""
 
     name: ClassVar[str] = "at_time"
@@ -120,30 +131,14 @@ class AtTime:
     target: int | None = None
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        list(self)
-
-    @property
-    def unit(self) -> Unit:
-        """See `Schedule.unit`."""
-        return "time"
-
-    @property
-    def kinds_used(self) -> tuple[Kind, ...]:
-        """See `Schedule.kinds_used`."""
-        return (self.kind,)
-
-    def __iter__(self) -> Iterator[Event]:
-        yield Event(time_s=self.time_s, kind=self.kind, target=self.target, seed=self.seed)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AtRate:
-    """Failures at random, again and again; the same for the same seed."""
+class AtRate(Schedule):
+    """Repeated random failures; the same for the same seed."""
 
     name: ClassVar[str] = "at_rate"
     kinds: tuple[Kind, ...]
-    """Each failure is one of these, all equally likely; naming one twice makes it twice as likely."""
+    """Each failure is one of these, all equally likely; a kind named twice is twice as likely."""
     seed: int
     mean_s: float | None = None
     """Mean seconds between failures; or give `mean_steps`."""
@@ -154,7 +149,7 @@ class AtRate:
     """Of the distribution, see `make_draw`."""
     target: int | None = None
     num_events: int | None = None
-    """How many there are at most; None: no end."""
+    """Number of failures; None: infinite."""
 
     def __post_init__(self) -> None:
         if (self.mean_s is None) == (self.mean_steps is None):
@@ -165,7 +160,7 @@ class AtRate:
             raise ValueError("failures at a rate need at least one kind in kinds")
         if self.num_events is not None and self.num_events < 0:
             raise ValueError(f"num_events is {self.num_events}; it must not be negative (none: no end)")
-        next(islice(iter(self), 1), None)  # the distribution and an event check themselves
+        next(islice(iter(self), 1), None)  # the distribution and an event check their fields
 
     @property
     def unit(self) -> Unit:
@@ -197,8 +192,8 @@ class AtRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """Failures as they were recorded, or written by hand; all at steps or all at times."""
+class Trace(Schedule):
+    """Recorded or hand-written failures, all at steps or all at times."""
 
     name: ClassVar[str] = "trace"
     events: tuple[Event, ...]
@@ -218,17 +213,17 @@ class Trace:
         return tuple(event.kind for event in self.events)
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(sorted(self.events, key=lambda event: event._moment))
+        return iter(sorted(self.events, key=lambda event: event.moment))
 
     @classmethod
     def read_csv(cls, path: Path) -> "Trace":
-        """A trace from a CSV file with a header.
+        """Read a trace from a CSV file with a header.
 
-        Columns: `step` or `time_s`, `kind` (its name), and if wanted `target`, `seed` and fields of the
-        kinds; a cell that is empty counts as not given.
+        Columns: `step` or `time_s`, `kind` (its name), and optionally `target`, `seed` and fields of the
+        kinds; empty cells count as not given.
 
         Raises:
-            ValueError: the file is no such table; the message names the line.
+            ValueError: the file is not such a table; the message names the line.
         """
         events = []
         with path.open(newline="") as file:

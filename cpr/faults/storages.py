@@ -1,4 +1,4 @@
-"""Storages that misbehave when they are told to: they fail, kill their process, are slow, or stand still."""
+"""Storages for failure injection, which fail, kill their process, are slow, or hang."""
 
 import errno
 import os
@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from cpr.checkpoint.storage.errors import explained
 from cpr.faults.kinds import OPERATIONS, READING, StorageOutage
 
-if TYPE_CHECKING:  # pyarrow is not needed to do without failures
+if TYPE_CHECKING:  # pyarrow is slow to import, and not needed without failures
     from cpr.checkpoint.storage.base import Sink, Storage
 
 GATE_S: Final = 60.0
-"""How long an operation stands before a closed gate before it gives up."""
+"""Longest wait of an operation for a closed gate."""
 
 
 @dataclass
 class Fault:
-    """Something that goes wrong once, at the n-th operation from now on whose path contains `path`."""
+    """A fault at the n-th operation from now on whose path contains `path`."""
 
     operation: str
     path: str
     countdown: int
     counts_bytes: bool
     number: int
-    """An errno, or 0: no error."""
+    """An errno; 0: no error."""
     kills: bool
     delay_s: float
     lasting: bool
-    """Whether all that come later are struck, too, as on a full disk."""
+    """Whether all later operations are affected, too, as on a full disk."""
     num_hits: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def meet(self, operation: str, path: str, num_bytes: int) -> None:
-        """Strike, if it is time to."""
+    def before(self, operation: str, path: str, num_bytes: int) -> None:
+        """Apply the fault to an operation, if it is due."""
         if operation != self.operation or self.path not in path:
             return
         with self._lock:
@@ -54,15 +54,15 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Outage:
-    """All operations fail, or stand still, until it is over."""
+class ActiveOutage:
+    """An outage with its end: all operations fail or hang until then."""
 
     kind: StorageOutage
     until: float
     """Seconds since the epoch."""
 
-    def meet(self, operation: str, path: str) -> None:
-        """Fail or wait, unless it is over or spares this operation."""
+    def before(self, operation: str, path: str) -> None:
+        """Fail or wait, unless the outage is over or spares this operation."""
         left_s = self.until - time.time()
         if left_s <= 0 or (operation in READING and not self.kind.reads):
             return
@@ -73,48 +73,48 @@ class Outage:
 
 
 def _fail(number: int, operation: str, path: str) -> NoReturn:
-    """As a real storage does: CheckpointError, naming the file."""
+    """Raise a `CheckpointError` as a real storage does, naming the file."""
     with explained("reading" if operation in {"read", "size"} else "writing", path):
         raise OSError(number, os.strerror(number))
 
 
 class WrappedStorage:
-    """Passes everything on to another storage; those below change that."""
+    """A storage that passes all operations on to another one; subclasses override `before`."""
 
     def __init__(self, inner: "Storage") -> None:
         self.inner = inner
         self.uri = inner.uri
 
-    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
-        """Called at every operation (see `OPERATIONS`), before it takes place."""
+    def before(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """Hook called before every operation (see `OPERATIONS`)."""
 
     @contextmanager
     def create(self, path: str) -> Iterator["Sink"]:
         """See `Storage.create`."""
-        self.meet("create", path)
+        self.before("create", path)
         with self.inner.create(path) as sink:
             yield _WrappedSink(self, sink, path)
-            self.meet("commit", path)
-        self.meet("committed", path)
+            self.before("commit", path)
+        self.before("committed", path)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """See `Storage.read_into`."""
-        self.meet("read", path, buffer.nbytes)
+        self.before("read", path, buffer.nbytes)
         self.inner.read_into(path, offset, buffer)
 
     def size(self, path: str) -> int:
         """See `Storage.size`."""
-        self.meet("size", path)
+        self.before("size", path)
         return self.inner.size(path)
 
     def list(self, folder: str = "") -> Iterator[str]:
         """See `Storage.list`."""
-        self.meet("list", folder)
+        self.before("list", folder)
         return self.inner.list(folder)
 
     def delete(self, path: str) -> None:
         """See `Storage.delete`."""
-        self.meet("delete", path)
+        self.before("delete", path)
         self.inner.delete(path)
 
 
@@ -123,12 +123,12 @@ class _WrappedSink:
         self._storage, self._sink, self._path = storage, sink, path
 
     def write(self, data: memoryview) -> None:
-        self._storage.meet("write", self._path, data.nbytes)
+        self._storage.before("write", self._path, data.nbytes)
         self._sink.write(data)
 
 
 class FaultyStorage(WrappedStorage):
-    """Fails as a real one does: with `CheckpointError`, naming file and cause.
+    """A storage with faults, which raise `CheckpointError` with file and cause as real ones do.
 
     `FaultyStorage(inner).fail("write", at=3)`, `.fail("write", after_bytes=10**6, lasting=True)`,
     `.slow("read", delay_s=2.0)`, or, in a process of its own, `.kill("commit", "manifest.json")`.
@@ -137,11 +137,11 @@ class FaultyStorage(WrappedStorage):
     def __init__(self, inner: "Storage") -> None:
         super().__init__(inner)
         self.faults: list[Fault] = []
-        self.outages: list[Outage] = []
+        self.outages: list[ActiveOutage] = []
 
     def out(self, kind: StorageOutage, until: float) -> None:
-        """Be out until this moment, in seconds since the epoch."""
-        self.outages.append(Outage(kind, until))
+        """Start an outage until this time, in seconds since the epoch."""
+        self.outages.append(ActiveOutage(kind, until))
 
     def fail(
         self,
@@ -157,26 +157,26 @@ class FaultyStorage(WrappedStorage):
         return self._add(operation, path, at, after_bytes=after_bytes, number=number, lasting=lasting)
 
     def kill(self, operation: str, path: str = "", *, at: int = 1) -> "FaultyStorage":
-        """Kill this process with -9 at the `at`-th such operation."""
+        """Kill this process (-9) at the `at`-th such operation."""
         return self._add(operation, path, at, kills=True)
 
     def slow(
         self, operation: str, path: str = "", *, delay_s: float, at: int = 1, lasting: bool = False
     ) -> "FaultyStorage":
-        """Take `delay_s` longer for the `at`-th such operation."""
+        """Delay the `at`-th such operation by `delay_s`."""
         return self._add(operation, path, at, delay_s=delay_s, lasting=lasting)
 
     def heal(self) -> None:
-        """No more faults and outages."""
+        """Remove all faults and outages."""
         self.faults.clear()
         self.outages.clear()
 
-    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
-        """See `WrappedStorage.meet`."""
+    def before(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """See `WrappedStorage.before`."""
         for outage in list(self.outages):
-            outage.meet(operation, path)
+            outage.before(operation, path)
         for fault in list(self.faults):
-            fault.meet(operation, path, num_bytes)
+            fault.before(operation, path, num_bytes)
 
     def _add(
         self,
@@ -206,7 +206,7 @@ class FaultyStorage(WrappedStorage):
 
 
 class SlowStorage(WrappedStorage):
-    """Takes its time at every operation, or stands still altogether while its gate is closed."""
+    """A storage with a delay at every operation, which hangs while its gate is closed."""
 
     def __init__(self, inner: "Storage", delay_s: float = 0.0) -> None:
         super().__init__(inner)
@@ -214,12 +214,12 @@ class SlowStorage(WrappedStorage):
         self.gate = threading.Event()
         self.gate.set()
         self.waiting = threading.Event()
-        """Set once somebody stands before the closed gate."""
+        """Set once an operation waits for the closed gate."""
 
-    def meet(self, operation: str, path: str, num_bytes: int = 1) -> None:
-        """See `WrappedStorage.meet`."""
+    def before(self, operation: str, path: str, num_bytes: int = 1) -> None:
+        """See `WrappedStorage.before`."""
         time.sleep(self.delay_s)
         if not self.gate.is_set():
             self.waiting.set()
             if not self.gate.wait(GATE_S):
-                raise TimeoutError(f"nobody opened the gate of {self.uri} within {GATE_S:g} s")
+                raise TimeoutError(f"the gate of {self.uri} was not opened within {GATE_S:g} s")

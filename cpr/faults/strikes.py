@@ -1,4 +1,4 @@
-"""Whom a failure from outside hits, and what is done to the processes and the memory of these."""
+"""Targets of failures from outside, and what is done to their processes and memory."""
 
 import shutil
 from collections.abc import Sequence
@@ -10,49 +10,49 @@ from typing import Final, Protocol
 
 from cpr.faults.damage import folders_inside, wipe
 from cpr.faults.kinds import Hang, KillAgent, KillWorker, LoseNode, Partition, PauseNode
-from cpr.faults.processes import Worker, find_all, find_workers, mapped_files, victim, wait_gone
 from cpr.faults.schedules import Event
+from cpr.faults.worker_processes import FoundWorker, find_all, find_workers, mapped_files, victim, wait_gone
 from cpr.processes import Process
 
 Strike = Hang | KillWorker | KillAgent | LoseNode | PauseNode | Partition
 GONE_S: Final = 30.0
-"""How long a process that was killed may take to be gone, its memory given back."""
+"""Time for a killed process to end and free its memory."""
 
 
 class Link(Protocol):
-    """What connects a node to all others; both methods may be called at any time, also twice."""
+    """Network connection of a node to all others; both methods may be called at any time, also twice."""
 
     def cut(self) -> None:
-        """Nothing passes any more.
+        """Cut the connection.
 
         Raises:
-            OSError: that did not work.
+            OSError: it could not be cut.
         """
 
     def heal(self) -> None:
-        """All passes again.
+        """Restore the connection.
 
         Raises:
-            OSError: that did not work.
+            OSError: it could not be restored.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One torchrun of the run."""
+    """A node of a run: one torchrun."""
 
     pid: int
-    """Of torchrun, or of what started it (`cpr run`), which may start another one later."""
+    """Pid of torchrun, or of the `cpr run` that started it and may restart it later."""
     memory: Path | None = None
-    """Where resident memory is (CPR_RESIDENT_ROOT), for kinds that wipe it; `LoseNode` wipes all in this
-    folder, so there it must be the node's own."""
+    """Folder of the resident memory (CPR_RESIDENT_ROOT), for kinds that wipe it. `LoseNode` wipes the whole
+    folder, which then must be the node's own."""
     link: Link | None = None
-    """How the node is cut off, for `Partition`."""
+    """Network connection, for `Partition`."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A node whose process has been looked at."""
+class WatchedNode:
+    """A node with its checked process."""
 
     root: Process
     memory: Path | None
@@ -61,36 +61,36 @@ class Watched:
 
 @dataclass(frozen=True)
 class Victims:
-    """Whom an event hits: one worker, or a node with the workers it has."""
+    """Targets of an event: one worker, or a node with its workers."""
 
-    node: Watched
+    node: WatchedNode
     number: int
-    """Rank of the worker as torchrun gave it, or number of the node."""
-    workers: Sequence[Worker]
+    """Torchrun's rank of the worker, or number of the node."""
+    workers: Sequence[FoundWorker]
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of them."""
+class StrikeResult:
+    """Result of a strike."""
 
     pids: tuple[int, ...]
     note: str
     held: tuple[Process | Link, ...] = ()
-    """What stands still or is cut, until it is to go on."""
+    """Stopped processes or cut links, to be resumed later."""
 
 
-def watch(node: Node | int) -> Watched:
-    """Look at the process of a node, or at the process with this pid.
+def watch(node: Node | int) -> WatchedNode:
+    """Check the process of a node, given as a `Node` or as a pid.
 
     Raises:
-        ValueError: it is not one of a run of this user.
+        ValueError: the process may not be killed, see `victim`.
     """
     node = Node(pid=node) if isinstance(node, int) else node
-    return Watched(victim(node.pid), node.memory, node.link)
+    return WatchedNode(victim(node.pid), node.memory, node.link)
 
 
-def find_victims(event: Event, nodes: Sequence[Watched]) -> Victims | None:
-    """None: whom the event is for is not there."""
+def find_victims(event: Event, nodes: Sequence[WatchedNode]) -> Victims | None:
+    """Find the targets of an event; None if they are not alive."""
     if event.kind.of_node:
         number = event.target_of(len(nodes))
         workers = find_workers(nodes[number].root) if number < len(nodes) else []
@@ -105,11 +105,11 @@ def find_victims(event: Event, nodes: Sequence[Watched]) -> Victims | None:
     return Victims(node, worker.rank, [worker])
 
 
-def strike(victims: Victims, kind: Strike) -> Done:
-    """Do it, and see it done.
+def strike(victims: Victims, kind: Strike) -> StrikeResult:
+    """Carry out a strike and wait for its effect.
 
     Raises:
-        OSError: it did not work.
+        OSError: it failed.
     """
     if isinstance(kind, KillAgent | LoseNode):
         return _kill_node(victims, kind)
@@ -118,10 +118,10 @@ def strike(victims: Victims, kind: Strike) -> Done:
     if isinstance(kind, Partition):
         assert victims.node.link is not None
         victims.node.link.cut()
-        return Done((), "", (victims.node.link,))
+        return StrikeResult((), "", (victims.node.link,))
     process = victims.workers[0].process
     if isinstance(kind, Hang):
-        return Done(_send(SIGSTOP, [process]), "", (process,))
+        return StrikeResult(_send(SIGSTOP, [process]), "", (process,))
     folders = []
     if kind.wipe:
         assert victims.node.memory is not None
@@ -129,22 +129,22 @@ def strike(victims: Victims, kind: Strike) -> Done:
     pids = _send(SIGKILL, [process])
     note = _wait_gone([process])
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # what it belonged to may be faster
-    return Done(pids, note + (_wiped(folders) if kind.wipe else ""))
+        shutil.rmtree(folder, ignore_errors=True)  # its owner may be removing it as well
+    return StrikeResult(pids, note + (_wiped(folders) if kind.wipe else ""))
 
 
-def _pause_node(victims: Victims) -> Done:
-    """From the top on, so that what starts others stands still first."""
+def _pause_node(victims: Victims) -> StrikeResult:
+    """Stop all processes of a node from the top on, so that no stopped one is replaced."""
     stopped: list[Process] = []
     while new := [each for each in find_all(victims.node.root) if each not in stopped]:
         _send(SIGSTOP, new)
         stopped += new
-    return Done(tuple(each.pid for each in stopped), "", tuple(stopped))
+    return StrikeResult(tuple(each.pid for each in stopped), "", tuple(stopped))
 
 
-def _kill_node(victims: Victims, kind: KillAgent | LoseNode) -> Done:
+def _kill_node(victims: Victims, kind: KillAgent | LoseNode) -> StrikeResult:
     agent = victims.workers[0].agent
-    # An agent that stands still starts no workers between the look for them and the end.
+    # a stopped agent starts no workers between the search for them and its end
     _send(SIGSTOP, [agent])
     hit = [agent]
     if isinstance(kind, LoseNode) or kind.workers:
@@ -155,7 +155,7 @@ def _kill_node(victims: Victims, kind: KillAgent | LoseNode) -> Done:
     if isinstance(kind, LoseNode):
         assert victims.node.memory is not None
         note += _wiped(wipe(victims.node.memory))
-    return Done(pids, note)
+    return StrikeResult(pids, note)
 
 
 def _send(signum: Signals, processes: Sequence[Process]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Runs of small processes."""
+"""A fixture for runs of small processes."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.cpr.faults.processes import FakeRun, fake_run
 
 @pytest.fixture
 def run() -> Iterator[FakeRun]:
-    """Starts small runs; nothing of them is left afterwards."""
+    """Starts small runs, and kills all their processes afterwards."""
     with fake_run() as made:
         yield made

@@ -1,4 +1,4 @@
-"""Small runs of real processes for tests: a shell in the place of torchrun, and workers that sleep."""
+"""Small runs of real processes: a shell in place of torchrun, and workers that sleep."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGKILL
 
-from cpr.faults.processes import Worker, find_workers, victim
+from cpr.faults.worker_processes import FoundWorker, find_workers, victim
 from cpr.processes import Process
 
 SLEEP = "sleep 600"
@@ -19,17 +19,17 @@ WAIT_S = 60.0
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
 def state_of(process: Process) -> str:
-    """One letter, as in proc(5)."""
+    """State of a process: one letter, see proc(5)."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class FakeRun:
-    """Starts shells that start workers, and kills whatever is left of them."""
+    """Starts shells that start workers, and kills all remaining processes at the end."""
 
     def __init__(self) -> None:
         self._shells: list[subprocess.Popen] = []
@@ -41,8 +41,8 @@ class FakeRun:
         Args:
             ranks: of the workers.
             command: what each of them runs.
-            restarts: whether a worker that dies is started again; for one rank.
-            wrapped: whether the pid given back is that of another shell, which starts the agent.
+            restarts: whether a dead worker is restarted; for one rank.
+            wrapped: whether the returned pid is that of another shell, which starts the agent.
         """
         if restarts:
             script = f"while true; do RANK={ranks[0]} {command}; done"
@@ -58,8 +58,8 @@ class FakeRun:
         wait_for(lambda: [worker.rank for worker in self.workers(root)] == sorted(ranks))
         return shell.pid
 
-    def workers(self, root: Process | int) -> list[Worker]:
-        """As `find_workers`; remembers them."""
+    def workers(self, root: Process | int) -> list[FoundWorker]:
+        """`find_workers`, whose result is killed at the end."""
         root = victim(root) if isinstance(root, int) else root
         found = find_workers(root)
         for worker in found:
@@ -67,7 +67,7 @@ class FakeRun:
         return found
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill all remaining processes."""
         for shell in self._shells:
             if shell.poll() is None:
                 self.workers(shell.pid)

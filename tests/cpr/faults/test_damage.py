@@ -1,4 +1,4 @@
-"""Damage to files hits one file of the newest save, and wiping never what others may own."""
+"""Damage affects one file of the newest save, and wiping never removes what others own."""
 
 import os
 import tempfile
@@ -33,17 +33,17 @@ def contents(folder):
 
 @settings(max_examples=30)
 @given(how=st.sampled_from(["any", "flip", "truncate", "remove"]), seed=st.integers(0, 2**32))
-def test_one_file_of_the_newest_complete_save_is_hit(how, seed):
+def test_one_file_of_the_newest_complete_save_is_damaged(how, seed):
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         folder, twin = make_checkpoint(Path(first)), make_checkpoint(Path(second))
         before = contents(folder)
-        said = damage_newest_save(folder, how, seed)
-        assert damage_newest_save(twin, how, seed) == said
+        description = damage_newest_save(folder, how, seed)
+        assert damage_newest_save(twin, how, seed) == description
         after = contents(folder)
         assert contents(twin) == after
     (hit,) = {name for name in before if before[name] != after.get(name)}
     assert hit.parts[:2] == ("saves", "00000002")
-    assert str(hit) in said
+    assert str(hit) in description
     if how == "remove":
         assert hit not in after
     if how == "truncate":
@@ -53,22 +53,22 @@ def test_one_file_of_the_newest_complete_save_is_hit(how, seed):
         assert flipped.bit_count() == 1
 
 
-def test_every_file_and_every_way_has_its_turn(tmp_path):
-    said = {
+def test_all_files_and_damages_are_drawn(tmp_path):
+    descriptions = {
         damage_newest_save(make_checkpoint(tmp_path / str(seed)), "any", seed).split()[0].rstrip(":")
         + str(len(contents(tmp_path / str(seed))))
         for seed in range(100)
     }
-    assert len(said) == 6  # three files, removed or changed
+    assert len(descriptions) == 6  # three files, removed or changed
 
 
-def test_without_a_complete_save_there_is_nothing_to_damage(tmp_path):
+def test_damage_needs_a_complete_save(tmp_path):
     (tmp_path / "saves/00000001").mkdir(parents=True)
     with pytest.raises(ValueError, match="no complete save"):
         damage_newest_save(tmp_path, "any", 0)
 
 
-def test_wiping_leaves_the_folder_and_follows_no_link(tmp_path):
+def test_wiping_keeps_the_folder_and_follows_no_links(tmp_path):
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         (folder / "run/segment").mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_wiping_leaves_the_folder_and_follows_no_link(tmp_path):
     assert wipe(tmp_path / "nothing there") == []
 
 
-def test_others_may_be_removing_the_same(tmp_path, monkeypatch):
+def test_wiping_tolerates_concurrent_removal(tmp_path, monkeypatch):
     (tmp_path / "rank0" / "tables").mkdir(parents=True)
     (tmp_path / "rank0" / "owner").touch()
     (tmp_path / "rank1").mkdir()
@@ -88,14 +88,14 @@ def test_others_may_be_removing_the_same(tmp_path, monkeypatch):
 
     def second(path, **options):
         unlink(path, **options)
-        unlink(path, **options)  # the other one was sooner
+        unlink(path, **options)  # another process was faster
 
     monkeypatch.setattr(os, "unlink", second)
     assert wipe(tmp_path) == [tmp_path / "rank0", tmp_path / "rank1"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_of_everybody_are_never_wiped(tmp_path):
+def test_shared_folders_are_never_wiped(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -106,7 +106,7 @@ def test_folders_of_everybody_are_never_wiped(tmp_path):
             check_wipeable(folder)
 
 
-def test_folders_of_mapped_files_are_those_strictly_below(tmp_path):
+def test_folders_of_mapped_files(tmp_path):
     files = [
         tmp_path / "a/b/one",
         tmp_path / "a/b/two",

@@ -1,4 +1,4 @@
-"""What an injector does to the worker that holds it, and when it does nothing."""
+"""An injector injects the failures of its plan, and does nothing without one."""
 
 import json
 import logging
@@ -33,8 +33,8 @@ from cpr.faults import (
     StorageOutage,
     Trace,
 )
-from cpr.faults.processes import victim
 from cpr.faults.schedules import Event
+from cpr.faults.worker_processes import victim
 from tests.cpr.faults.processes import state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
 from tests.cpr.faults.test_storages import write
@@ -47,7 +47,7 @@ def at(step, kind, target=0, seed=0):
 
 
 def steps_raised(injector, steps, rank=0):
-    """Drive it through the steps; gives those in which it raised."""
+    """Run the steps; returns those in which the injector raised."""
     raised = []
     for step in steps:
         try:
@@ -59,14 +59,14 @@ def steps_raised(injector, steps, rank=0):
 
 @pytest.fixture
 def sleeps(monkeypatch):
-    """A clock that only sleeping moves; what was slept."""
+    """A clock that only sleeping advances; the list of sleeps."""
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept))
     return slept
 
 
-def test_without_a_plan_nothing_is_done_and_nothing_written(tmp_path, monkeypatch, caplog):
+def test_injector_without_a_plan_does_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.delenv("CPR_FAULTS", raising=False)
     monkeypatch.chdir(tmp_path)
     storage = LocalStorage(tmp_path / "checkpoint")
@@ -78,7 +78,7 @@ def test_without_a_plan_nothing_is_done_and_nothing_written(tmp_path, monkeypatc
     assert caplog.messages == []
 
 
-def test_an_exception_at_its_step_in_its_rank(tmp_path, caplog):
+def test_exception_is_raised_at_its_step_and_rank(tmp_path, caplog):
     plan = at(3, Raise(message="broken on purpose"), target=1)
     other, victim = (Injector(plan, folder=tmp_path, num_ranks=2) for _ in range(2))
     assert steps_raised(other, range(6), rank=0) == []
@@ -98,7 +98,7 @@ def test_an_exception_at_its_step_in_its_rank(tmp_path, caplog):
     restarts=st.lists(st.integers(0, 30), max_size=4),
 )
 def test_each_event_happens_once_over_restarts(tmp_path_factory, steps, restarts):
-    """Whatever steps are done again after a restart, or left out in one."""
+    """Also if steps are repeated after a restart, or skipped in one."""
     folder = tmp_path_factory.mktemp("record")
     events = tuple(Event(step=step, kind=Raise(message=str(step)), target=0) for step in steps)
     plan = Plan(schedules=(Trace(events=events),))
@@ -110,23 +110,25 @@ def test_each_event_happens_once_over_restarts(tmp_path_factory, steps, restarts
                 injector.step(step, 0)
             except InjectedError as error:
                 happened.append(int(str(error)))
-                injector = Injector(plan, folder=folder, num_ranks=1)  # a new process goes on with this step
+                injector = Injector(
+                    plan, folder=folder, num_ranks=1
+                )  # a new process continues here
             else:
                 step += 1
     assert happened == sorted(steps)
 
 
-def test_a_step_left_out_by_a_recovery_does_not_lose_its_failure(tmp_path):
+def test_failure_of_a_skipped_step_happens_later(tmp_path):
     assert steps_raised(Injector(at(5, Raise()), folder=tmp_path, num_ranks=1), range(5)) == []
     assert steps_raised(Injector(at(5, Raise()), folder=tmp_path, num_ranks=1), range(6, 9)) == [6]
 
 
-def test_what_was_over_when_the_injection_began_does_not_happen(tmp_path):
+def test_failures_before_the_first_step_are_skipped(tmp_path):
     plan = Plan(schedules=(AtStep(step=5, kind=Raise()), AtStep(step=12, kind=Raise())))
     assert steps_raised(Injector(plan, folder=tmp_path, num_ranks=1), range(10, 15)) == [12]
 
 
-def test_another_plan_in_the_same_folder_has_a_record_of_its_own(tmp_path):
+def test_plans_have_separate_records(tmp_path):
     for seed in (1, 2):
         injector = Injector(at(1, Raise(), seed=seed), folder=tmp_path, num_ranks=1)
         assert steps_raised(injector, range(3)) == [1]
@@ -147,7 +149,7 @@ def test_times_count_from_the_first_start_over_restarts(tmp_path, monkeypatch):
     assert steps_raised(Injector(plan, folder=tmp_path, num_ranks=1), [4, 5]) == [4]
 
 
-def test_a_drawn_target_is_one_rank_and_all_ranks_agree(tmp_path):
+def test_all_ranks_agree_on_drawn_targets(tmp_path):
     rate = AtRate(kinds=(Raise(),), seed=5, mean_steps=4.0, num_events=30)
     plan = Plan(schedules=(rate,))
     for rank in range(3):
@@ -159,7 +161,7 @@ def test_a_drawn_target_is_one_rank_and_all_ranks_agree(tmp_path):
     assert set(struck.values()) == {0, 1, 2}
 
 
-def test_a_rank_that_does_not_exist_is_said_once(tmp_path, caplog):
+def test_missing_rank_is_logged_once(tmp_path, caplog):
     plan = at(2, Raise(), target=7)
     for rank in (1, 0):
         assert steps_raised(Injector(plan, folder=tmp_path, num_ranks=2), range(5), rank) == []
@@ -168,28 +170,28 @@ def test_a_rank_that_does_not_exist_is_said_once(tmp_path, caplog):
     ]
 
 
-def test_the_number_of_ranks_is_torchruns(tmp_path, monkeypatch):
+def test_number_of_ranks_defaults_to_the_world_size(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert steps_raised(Injector(at(2, Raise(), target=1), folder=tmp_path), range(5), rank=1) == [2]
 
 
-def test_a_hang_is_as_long_as_it_says(tmp_path, sleeps):
+def test_hang_sleeps_for_its_duration(tmp_path, sleeps):
     Injector(at(2, Hang(duration_s=7.0)), folder=tmp_path, num_ranks=1).step(2, 0)
     assert sleeps == [7.0]
 
 
-def test_a_slow_worker_takes_longer_for_so_many_steps(tmp_path, sleeps):
+def test_slow_worker_sleeps_in_its_steps(tmp_path, sleeps):
     injector = Injector(at(1, Slow(num_steps=3, factor=3.0, extra_s=0.5)), folder=tmp_path, num_ranks=1)
-    dragged = []
+    slept_s = []
     for step in range(8):
         sleeps.append(2.0)  # what the step itself takes
         before = len(sleeps)
         injector.step(step, 0)
-        dragged.append(sum(sleeps[before:]))
-    assert dragged == [0, 0, 4.5, 4.5, 4.5, 0, 0, 0]
+        slept_s.append(sum(sleeps[before:]))
+    assert slept_s == [0, 0, 4.5, 4.5, 4.5, 0, 0, 0]
 
 
-def test_a_file_is_damaged_or_it_is_said_that_it_is_too_early(tmp_path, caplog):
+def test_file_is_damaged_if_there_is_a_save(tmp_path, caplog):
     folder = make_checkpoint(tmp_path / "checkpoint")
     before = contents(folder)
     Injector(at(2, DamageFile()), folder=tmp_path, num_ranks=1, checkpoint=folder).step(2, 0)
@@ -199,7 +201,7 @@ def test_a_file_is_damaged_or_it_is_said_that_it_is_too_early(tmp_path, caplog):
     assert "nothing was damaged" in caplog.messages[-1]
 
 
-def test_storage_fails_and_is_slow_from_the_step_on(tmp_path, monkeypatch):
+def test_storage_errors_and_delays_start_at_their_step(tmp_path, monkeypatch):
     plan = Plan(
         schedules=(
             AtStep(step=2, kind=StorageError(operation="create", path="manifest", error="EIO"), target=0),
@@ -222,7 +224,7 @@ def test_storage_fails_and_is_slow_from_the_step_on(tmp_path, monkeypatch):
         assert slept == expected
 
 
-def test_a_storage_outage_strikes_all_ranks_and_those_that_are_restarted_in_it(tmp_path, monkeypatch, caplog):
+def test_storage_outage_affects_all_ranks_and_restarted_workers(tmp_path, monkeypatch, caplog):
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     plan = Plan(schedules=(AtStep(step=2, kind=StorageOutage(duration_s=30.0)),))
@@ -245,17 +247,17 @@ def test_a_storage_outage_strikes_all_ranks_and_those_that_are_restarted_in_it(t
         injector.step(2, rank)
         assert is_out(storage)
         now += 5.0
-    (told,) = [text for text in caplog.messages if "an outage of 30 s" in text]
-    assert "in which all operations fail with EIO, of the storage of all ranks at step 2" in told
+    (message,) = [text for text in caplog.messages if "an outage of 30 s" in text]
+    assert "in which all operations fail with EIO, of the storage of all ranks at step 2" in message
     restarted, storage = worker()
-    assert is_out(storage)  # while it is being restored, before it has come to any step
+    assert is_out(storage)  # before its first step
     now = 1030.0  # counted from when the first rank came to it
     assert not any(is_out(storage) for storage in (storage, *(each for _, each in workers)))
     restarted.step(2, 0)
-    assert not is_out(storage)  # it happens once
+    assert not is_out(storage)  # an outage happens once
 
 
-def test_storage_failures_without_the_storage_are_a_mistake_that_is_said(tmp_path):
+def test_storage_failures_need_a_wrapped_storage(tmp_path):
     for kind in (StorageError(), StorageOutage()):
         injector = Injector(at(2, kind), folder=tmp_path, num_ranks=1)
         with pytest.raises(ValueError, match=r"pass it through Injector\.storage"):
@@ -271,7 +273,7 @@ def test_storage_failures_without_the_storage_are_a_mistake_that_is_said(tmp_pat
         (KillAgent(), {}, "only be done by a Killer"),
     ],
 )
-def test_what_a_plan_needs_is_asked_for_before_training(tmp_path, kind, given, message):
+def test_missing_folders_are_refused_before_training(tmp_path, kind, given, message):
     with pytest.raises(ValueError, match=message):
         Injector(at(2, kind), **{"folder": tmp_path, **given})
 
@@ -309,7 +311,7 @@ def start(folder, plan, first=0):
 @pytest.mark.system
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("wipe", [False, True])
-def test_a_worker_kills_itself_once_over_restarts(tmp_path, wipe):
+def test_worker_is_killed_once_over_restarts(tmp_path, wipe):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/tables").write_bytes(b"rows")
     plan = Plan(
@@ -330,7 +332,7 @@ def test_a_worker_kills_itself_once_over_restarts(tmp_path, wipe):
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
-def test_a_kill_in_the_middle_of_a_save(tmp_path):
+def test_worker_is_killed_during_a_save(tmp_path):
     worker = start(tmp_path, at(2, StorageError(operation="commit", error="KILL")))
     worker.communicate(timeout=50)
     assert worker.returncode == -signal.SIGKILL
@@ -339,7 +341,7 @@ def test_a_kill_in_the_middle_of_a_save(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
-def test_a_hanging_worker_stands_still_and_can_still_be_ended(tmp_path):
+def test_hanging_worker_can_be_terminated(tmp_path):
     worker = start(tmp_path, at(2, Hang(duration_s=1000.0)))
     assert [worker.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
     wait_for(lambda: any("a hang of 1000 s" in line for line in [worker.stderr.readline()]))

@@ -1,4 +1,4 @@
-"""What a killer does to real processes, and to whom not."""
+"""A killer strikes its targets among real processes, and no others."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ from cpr.faults import (
     Raise,
     Trace,
 )
-from cpr.faults.processes import find_all, find_workers, mapped_files, victim
 from cpr.faults.schedules import Event
+from cpr.faults.worker_processes import find_all, find_workers, mapped_files, victim
 from tests.cpr.faults.processes import python, state_of, wait_for
 from tests.cpr.faults.test_damage import contents, make_checkpoint
 
@@ -35,7 +35,7 @@ def workers_of(pid):
     return {worker.rank: worker.process for worker in find_workers(victim(pid))}
 
 
-def test_one_worker_is_killed_and_nobody_else(run):
+def test_only_the_target_is_killed(run):
     pid, bystander = run.agent(0, 1), run.agent(0, 1)
     before, others = workers_of(pid), workers_of(bystander)
     deed = Killer(nodes=[pid]).fire(KillWorker(), target=1)
@@ -46,7 +46,7 @@ def test_one_worker_is_killed_and_nobody_else(run):
     assert workers_of(bystander) == others
 
 
-def test_a_target_that_is_drawn_is_the_same_for_the_same_seed(run):
+def test_drawn_target_depends_on_the_seed(run):
     first, second = run.agent(0, 1, 2, 3), run.agent(0, 1, 2, 3)
     hits = [
         [Killer(nodes=[pid]).fire(KillWorker(), seed=seed).target for seed in (1, 2)]
@@ -64,7 +64,7 @@ def test_ranks_are_found_over_all_nodes(run):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_agent_goes_with_its_workers(run, wrapped):
+def test_agent_is_killed_with_its_workers(run, wrapped):
     nodes = [run.agent(0, 1), run.agent(2, 3, wrapped=wrapped)]
     workers = workers_of(nodes[1])
     (agent,) = {worker.agent for worker in find_workers(victim(nodes[1]))}
@@ -74,7 +74,7 @@ def test_an_agent_goes_with_its_workers(run, wrapped):
     assert set(workers_of(nodes[0])) == {0, 1}
 
 
-def test_an_agent_alone_leaves_orphans(run):
+def test_agent_alone_leaves_orphans(run):
     pid = run.agent(0, 1)
     agent, workers = victim(pid), workers_of(pid)
     assert Killer(nodes=[pid]).fire(KillAgent(workers=False)).pids == (pid,)
@@ -94,7 +94,7 @@ time.sleep(60)
 
 
 def with_memory(run, folder, *ranks):
-    """A node whose workers have files in the folder in their memory."""
+    """A node whose workers have mapped files in the folder."""
     folder.mkdir()
     pid = run.agent(*ranks, command=f"{python(HOLDS_MEMORY)} {folder}")
     wait_for(lambda: all(_maps(process, folder) for process in workers_of(pid).values()))
@@ -105,7 +105,7 @@ def _maps(process, folder):
     return any(folder in path.parents for path in mapped_files(process))
 
 
-def test_a_lost_node_loses_its_memory_too_and_only_its_own(run, tmp_path):
+def test_lost_node_loses_only_its_own_memory(run, tmp_path):
     nodes = [with_memory(run, tmp_path / "node0", 0, 1), with_memory(run, tmp_path / "node1", 2, 3)]
     workers = workers_of(nodes[1].pid)
     deed = Killer(nodes=nodes).fire(LoseNode(), target=1)
@@ -116,7 +116,7 @@ def test_a_lost_node_loses_its_memory_too_and_only_its_own(run, tmp_path):
     assert (tmp_path / "node0/run/rank0/tables").exists()
 
 
-def test_a_worker_killed_with_its_memory_leaves_that_of_others(run, tmp_path):
+def test_killed_worker_loses_only_its_own_memory(run, tmp_path):
     node = with_memory(run, tmp_path / "node", 0, 1)
     deed = Killer(nodes=[node]).fire(KillWorker(wipe=True), target=1)
     assert deed.note == f"wiped {tmp_path / 'node/run/rank1'}"
@@ -134,18 +134,7 @@ def test_a_hang_begins_and_ends(run):
         wait_for(lambda: state_of(worker) == "S")
 
 
-def test_whatever_hangs_goes_on_when_the_killer_stops(run):
-    pid = run.agent(0)
-    worker = workers_of(pid)[0]
-    killer = Killer(nodes=[pid])
-    killer.start()
-    killer.fire(Hang(duration_s=1000.0))
-    wait_for(lambda: state_of(worker) == "T")
-    killer.stop()
-    wait_for(lambda: state_of(worker) == "S")
-
-
-def test_a_paused_node_stands_still_with_all_its_processes_and_goes_on(run):
+def test_paused_node_stops_and_resumes_all_processes(run):
     nodes = [run.agent(0, 1), run.agent(2, 3, wrapped=True)]
     processes = find_all(victim(nodes[1]))
     assert len(processes) == 4
@@ -157,7 +146,7 @@ def test_a_paused_node_stands_still_with_all_its_processes_and_goes_on(run):
     assert set(killer.deeds[0].pids) == {each.pid for each in processes}
 
 
-def test_what_two_failures_hold_goes_on_after_the_longer_one(run):
+def test_process_held_twice_resumes_after_the_longer_failure(run):
     pid = run.agent(0)
     agent, worker = victim(pid), workers_of(pid)[0]
     kinds = (PauseNode(duration_s=1000.0), Hang(duration_s=0.2))
@@ -180,7 +169,7 @@ class RecordingLink:
         self.calls.append("heal")
 
 
-def test_a_partition_is_cut_and_healed_in_time_or_at_the_end(run):
+def test_partition_is_healed_in_time_or_at_the_end(run):
     links = [RecordingLink(), RecordingLink()]
     nodes = [Node(pid=run.agent(rank), link=link) for rank, link in enumerate(links)]
     plan = Plan(schedules=(AtTime(time_s=0.0, kind=Partition(duration_s=0.2), target=1),))
@@ -202,7 +191,7 @@ def test_a_file_is_damaged(tmp_path, run):
     assert empty.note.startswith("missed: ")
 
 
-def test_a_plan_is_carried_out_in_time_reported_and_announced(run, tmp_path, caplog):
+def test_plan_is_carried_out_reported_and_logged(run, tmp_path, caplog):
     pid = run.agent(0, restarts=True)
     first = workers_of(pid)[0]
     events = tuple(Event(time_s=time_s, kind=KillWorker(), target=0) for time_s in (0.6, 0.2))
@@ -215,7 +204,7 @@ def test_a_plan_is_carried_out_in_time_reported_and_announced(run, tmp_path, cap
     assert [deed.due_s for deed in killer.deeds] == [0.2, 0.6]
     assert all(deed.after_s >= deed.due_s for deed in killer.deeds)
     assert killer.deeds[0].pids == (first.pid,)
-    assert killer.deeds[1].pids != (first.pid,)  # the one that was started in its place
+    assert killer.deeds[1].pids != (first.pid,)  # its replacement
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert lines == [json.loads(json.dumps(deed.to_json())) for deed in killer.deeds]
     assert lines[0]["kind"] == {"kind": "kill_worker", "wipe": False}
@@ -224,7 +213,7 @@ def test_a_plan_is_carried_out_in_time_reported_and_announced(run, tmp_path, cap
     )
 
 
-def test_a_failure_waits_for_its_victim_but_not_forever(run):
+def test_failure_waits_for_its_victim_for_a_limited_time(run):
     pid = run.agent(0)
     started = time.monotonic()
     missed = Killer(nodes=[pid], patience_s=0.3).fire(KillWorker(), target=7)
@@ -250,7 +239,7 @@ def test_a_node_can_be_replaced(run):
     assert killer.fire(KillAgent()).pids[0] == replacement
 
 
-def test_what_it_cannot_do_is_refused_before_it_begins(run, tmp_path):
+def test_impossible_plans_are_refused(run, tmp_path):
     pid = run.agent(0)
     for kind, message in (
         (Raise(), "by the workers themselves"),
@@ -273,7 +262,7 @@ def test_what_it_cannot_do_is_refused_before_it_begins(run, tmp_path):
     assert set(workers_of(pid)) == {0}
 
 
-def test_pids_that_are_not_of_a_run_are_refused():
+def test_pids_outside_of_runs_are_refused():
     ended = subprocess.Popen(["true"])
     ended.wait()
     with pytest.raises(ValueError, match="no process"):

@@ -1,4 +1,4 @@
-"""Processes of a run are found below its torchrun, and no signal reaches anybody else."""
+"""Processes of a run are found below its torchrun, and no other process gets a signal."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpr.faults.processes import find_workers, victim, wait_gone
+from cpr.faults.worker_processes import find_workers, victim
 from cpr.processes import Process
 from tests.cpr.faults.processes import python, wait_for
 
@@ -22,7 +22,7 @@ def test_workers_are_found_by_rank_with_their_agent(run):
     assert all(worker.process == worker.started and worker.process.is_alive for worker in workers)
 
 
-def test_below_what_started_torchrun_as_well(run):
+def test_workers_are_found_below_the_starter_of_torchrun(run):
     pid = run.agent(0, 1, wrapped=True)
     workers = find_workers(victim(pid))
     assert [worker.rank for worker in workers] == [0, 1]
@@ -31,7 +31,7 @@ def test_below_what_started_torchrun_as_well(run):
 
 
 def test_children_of_a_worker_are_not_workers(run):
-    """Such as those that load its data: they have its rank in their environment, too."""
+    """Children such as data loaders have the worker's rank in their environment, too."""
     root = victim(run.agent(0, command=python("import os, time; os.fork(); time.sleep(60)")))
     (worker,) = find_workers(root)
     children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
@@ -41,16 +41,8 @@ def test_children_of_a_worker_are_not_workers(run):
     assert child.send(signal.SIGKILL)
 
 
-def test_another_runs_processes_are_not_seen(run):
-    first, second = run.agent(0, 1), run.agent(0, 1)
-    mine = {worker.process.pid for worker in find_workers(victim(first))}
-    theirs = {worker.process.pid for worker in find_workers(victim(second))}
-    assert len(mine) == len(theirs) == 2
-    assert not mine & theirs
-
-
-def test_a_worker_that_a_prepared_process_runs_is_the_one_found(run):
-    """The names of `cpr.forkserver`: a stand-in below torchrun, whose worker is no child of it."""
+def test_fork_of_a_proxy_is_found(run):
+    """A proxy below torchrun names its fork, which is not its child."""
     (behind,) = run.workers(run.agent(5, command=named("cpr-worker")))
     wait_for(lambda: _name(behind.process) == "cpr-worker")
     pid = run.agent(0, command=named(f"cpr-for-{behind.process.pid}"))
@@ -60,7 +52,7 @@ def test_a_worker_that_a_prepared_process_runs_is_the_one_found(run):
     assert found.started != behind.process
 
 
-def test_a_name_alone_makes_no_process_a_worker(run):
+def test_name_alone_does_not_make_a_worker(run):
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         name = f"cpr-for-{stranger.pid}"
@@ -74,7 +66,7 @@ def test_a_name_alone_makes_no_process_a_worker(run):
 
 
 def named(name):
-    """A command that sleeps under this name."""
+    """A command that sleeps under a process name."""
     return python(f'import ctypes, time; ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0); time.sleep(60)')
 
 
@@ -82,14 +74,7 @@ def _name(process):
     return Path(f"/proc/{process.pid}/comm").read_text().rstrip()
 
 
-def test_a_process_that_ended_gets_no_signal(run):
-    process = victim(run.agent(0))
-    assert process.send(signal.SIGKILL)
-    assert wait_gone(process, 30)  # its exit code is still there, which is not counted as life
-    assert not process.send(signal.SIGKILL)
-
-
-def test_a_pid_that_is_another_process_now_gets_no_signal(run):
+def test_reused_pid_gets_no_signal(run):
     process = victim(run.agent(0))
     before = Process(process.pid, process.start_ticks - 1)
     assert not before.is_alive
@@ -99,7 +84,7 @@ def test_a_pid_that_is_another_process_now_gets_no_signal(run):
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 1], ids=["this", "above", "init"])
-def test_this_process_and_those_above_are_refused(pid):
+def test_this_process_and_its_ancestors_are_refused(pid):
     with pytest.raises(ValueError, match=f"process {pid} is this one|process {pid} belongs"):
         victim(pid)
 

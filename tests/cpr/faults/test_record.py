@@ -1,4 +1,4 @@
-"""What an injector remembers, over restarts and beside other processes."""
+"""Records of injections, over restarts and in several processes."""
 
 import json
 import subprocess
@@ -8,18 +8,18 @@ from subprocess import PIPE
 
 import pytest
 
-from cpr.faults.record import InjectionRecord
+from cpr.faults.injection_record import InjectionRecord
 
 REPO = Path(__file__).parents[3]
 
 
-def test_the_beginning_stays_the_first_one(tmp_path):
+def test_start_is_recorded_once(tmp_path):
     first = InjectionRecord(tmp_path / "deep/er/record.jsonl").begin(5)
     assert first.step == 5
     assert InjectionRecord(tmp_path / "deep/er/record.jsonl").begin(9) == first
 
 
-def test_an_event_is_claimed_once(tmp_path):
+def test_event_is_claimed_once(tmp_path):
     path = tmp_path / "record.jsonl"
     assert InjectionRecord(path).claim("0.3", step=4, rank=1)
     assert not InjectionRecord(path).claim("0.3", step=9, rank=1)
@@ -30,24 +30,24 @@ def test_an_event_is_claimed_once(tmp_path):
 
 
 @pytest.mark.parametrize("num_bytes", range(1, 60, 7))
-def test_a_line_that_a_kill_cut_off_does_not_count_and_spoils_nothing(tmp_path, num_bytes):
+def test_incomplete_line_is_ignored(tmp_path, num_bytes):
     path = tmp_path / "record.jsonl"
     InjectionRecord(path).claim("0.0")
     InjectionRecord(path).claim("0.1")
     path.write_bytes(path.read_bytes()[:-num_bytes])
     record = InjectionRecord(path)
     assert not record.claim("0.0")
-    assert record.claim("0.1") == (num_bytes > 1)  # of one that lacks only its end of line nothing is missing
+    assert record.claim("0.1") == (num_bytes > 1)  # a line that lacks only its newline is complete
     assert record.claim("0.2")
     assert not any(record.claim(name) for name in ("0.0", "0.1", "0.2"))
 
 
 @pytest.mark.system
 @pytest.mark.timeout(60)
-def test_of_many_processes_one_gets_each_event(tmp_path):
+def test_one_of_many_processes_claims_each_event(tmp_path):
     path = tmp_path / "record.jsonl"
     code = (
-        "import sys; from pathlib import Path; from cpr.faults.record import InjectionRecord\n"
+        "import sys; from pathlib import Path; from cpr.faults.injection_record import InjectionRecord\n"
         "record = InjectionRecord(Path(sys.argv[1]))\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"

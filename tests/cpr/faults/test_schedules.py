@@ -1,4 +1,4 @@
-"""Schedules give the same events for the same seed, in order, at the rate asked for."""
+"""Schedules have the same ordered events for the same seed, at the given rate."""
 
 from itertools import islice
 
@@ -15,7 +15,7 @@ def moments(schedule, number=200):
 
 
 @given(schedule=schedules)
-def test_a_schedule_is_in_order_and_the_same_every_time(schedule):
+def test_schedule_is_ordered_and_reproducible(schedule):
     events = list(islice(schedule, 50))
     assert list(islice(schedule, 50)) == events
     assert moments(schedule, 50) == sorted(moments(schedule, 50))
@@ -24,13 +24,13 @@ def test_a_schedule_is_in_order_and_the_same_every_time(schedule):
 
 
 @given(rate=rates, seed=st.integers(0, 2**32))
-def test_another_seed_gives_other_events(rate, seed):
+def test_events_depend_on_the_seed(rate, seed):
     other = AtRate(**{**vars(rate), "seed": seed, "num_events": 20})
     same = AtRate(**{**vars(rate), "num_events": 20})
     assert (list(other) == list(same)) == (seed == rate.seed)
 
 
-def test_a_seed_gives_these_moments_on_every_machine():
+def test_events_of_a_seed_are_the_same_on_every_machine():
     rate = AtRate(kinds=(KillWorker(), Hang()), seed=7, mean_s=60.0, distribution="weibull", shape=0.7)
     # as Python 3.11 draws them; other versions and machines must not differ
     assert [(round(event.time_s, 3), event.kind.name, event.target_of(4)) for event in islice(rate, 4)] == [
@@ -43,7 +43,7 @@ def test_a_seed_gives_these_moments_on_every_machine():
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
-def test_the_rate_is_the_one_asked_for(seed):
+def test_events_have_the_given_rate(seed):
     num_events = 2000
     by_time = AtRate(kinds=(Raise(),), seed=seed, mean_s=30.0, num_events=num_events)
     by_step = AtRate(kinds=(Raise(),), seed=seed, mean_steps=30.0, num_events=num_events)
@@ -65,12 +65,12 @@ def test_kinds_are_equally_likely_and_so_are_targets():
 
 
 @given(events=st.lists(step_events, max_size=8))
-def test_a_trace_is_played_in_order(events):
+def test_trace_is_ordered(events):
     played = list(Trace(events=tuple(events)))
     assert played == sorted(events, key=lambda event: event.step)
 
 
-def test_a_trace_from_a_table(tmp_path):
+def test_trace_is_read_from_csv(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(
         "time_s,kind,target,duration_s,wipe,message\n"
@@ -100,7 +100,7 @@ def test_a_trace_from_a_table(tmp_path):
         ("3,,1", "line 2: .*no kind"),
     ],
 )
-def test_a_table_that_is_no_trace_is_refused_with_the_line(tmp_path, row, message):
+def test_invalid_csv_is_refused_with_the_line(tmp_path, row, message):
     path = tmp_path / "trace.csv"
     path.write_text(f"step,kind,target\n{row}\n")
     with pytest.raises(ValueError, match=message):
@@ -133,6 +133,6 @@ def test_a_table_that_is_no_trace_is_refused_with_the_line(tmp_path, row, messag
         (lambda: DamageFile(how="burn"), "flip"),
     ],
 )
-def test_mistakes_are_said_at_once(make, message):
+def test_invalid_schedules_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Storages misbehave at the operation asked for, and are transparent otherwise."""
+"""Storages with faults fail at their operation, and are transparent otherwise."""
 
 import errno
 import threading
@@ -20,7 +20,7 @@ def write(storage, path="file", data=b"content"):
         sink.write(memoryview(data))
 
 
-def test_a_healthy_one_passes_everything_on(tmp_path):
+def test_storage_without_faults_is_transparent(tmp_path):
     storage = FaultyStorage(LocalStorage(tmp_path))
     write(storage)
     assert read_file(storage, "file") == b"content"
@@ -42,7 +42,7 @@ def test_a_healthy_one_passes_everything_on(tmp_path):
         ("delete", lambda storage: storage.delete("there")),
     ],
 )
-def test_each_operation_fails_as_a_real_one_once(tmp_path, operation, act):
+def test_each_operation_fails_once_like_a_real_one(tmp_path, operation, act):
     storage = FaultyStorage(LocalStorage(tmp_path))
     write(storage, "there")
     storage.fail(operation, number=errno.EIO)
@@ -54,7 +54,7 @@ def test_each_operation_fails_as_a_real_one_once(tmp_path, operation, act):
 
 
 @given(at=st.integers(1, 9), lasting=st.booleans())
-def test_the_nth_operation_counts_and_those_after_it_if_it_lasts(at, lasting):
+def test_nth_operation_fails_and_later_ones_if_lasting(at, lasting):
     fault = Fault(
         operation="write",
         path="table",
@@ -67,16 +67,16 @@ def test_the_nth_operation_counts_and_those_after_it_if_it_lasts(at, lasting):
     )
     failed = []
     for number in range(1, 11):
-        fault.meet("read", "table", 1)
-        fault.meet("write", "state", 1)
+        fault.before("read", "table", 1)
+        fault.before("write", "state", 1)
         try:
-            fault.meet("write", "saves/table/r0", 1)
+            fault.before("write", "saves/table/r0", 1)
         except CheckpointError:
             failed.append(number)
     assert failed == (list(range(at, 11)) if lasting else [at])
 
 
-def test_a_disk_is_full_after_so_many_bytes_until_it_is_healed(tmp_path):
+def test_full_disk_fails_until_healed(tmp_path):
     storage = FaultyStorage(LocalStorage(tmp_path)).fail("write", after_bytes=10, lasting=True)
     write(storage, data=b"12345")
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_a_disk_is_full_after_so_many_bytes_until_it_is_healed(tmp_path):
     write(storage)
 
 
-def test_one_slow_operation(tmp_path, monkeypatch):
+def test_one_operation_is_slow(tmp_path, monkeypatch):
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     storage = FaultyStorage(LocalStorage(tmp_path)).slow("commit", at=2, delay_s=3.0)
@@ -95,7 +95,7 @@ def test_one_slow_operation(tmp_path, monkeypatch):
     assert slept == [3.0]
 
 
-def test_a_closed_gate_holds_operations_up(tmp_path, monkeypatch):
+def test_closed_gate_blocks_operations(tmp_path, monkeypatch):
     storage = SlowStorage(LocalStorage(tmp_path))
     storage.gate.clear()
     thread = threading.Thread(target=write, args=(storage,))
@@ -112,7 +112,7 @@ def test_a_closed_gate_holds_operations_up(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_in_an_outage_all_operations_fail_until_it_is_over(tmp_path, monkeypatch, reads):
+def test_operations_fail_during_an_outage(tmp_path, monkeypatch, reads):
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
     storage = FaultyStorage(LocalStorage(tmp_path))
@@ -130,7 +130,7 @@ def test_in_an_outage_all_operations_fail_until_it_is_over(tmp_path, monkeypatch
         act()
 
 
-def test_an_outage_in_which_operations_stand_still_lets_them_go_on_at_its_end(tmp_path, monkeypatch):
+def test_operations_hang_until_the_end_of_an_outage(tmp_path, monkeypatch):
     now = 1000.0
     slept = []
 

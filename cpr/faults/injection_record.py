@@ -1,7 +1,7 @@
-"""What an injector remembers over restarts: when it began, and which events have happened.
+"""Record of an injection over restarts: its start, and the events that have happened.
 
-A file of JSON lines that is only appended to, one write a line, under `flock`; a line that was cut off by a
-kill does not count.
+An append-only file of JSON lines with one write per line, under `flock`; incomplete lines of killed processes
+are ignored.
 """
 
 import fcntl
@@ -16,44 +16,40 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """Of the injection, at the first step of the first process."""
+class InjectionStart:
+    """Start of an injection: the first step of the first process."""
 
     time: float
-    """Seconds since the epoch, as restarts and other processes need it."""
+    """Seconds since the epoch, valid over restarts and in other processes."""
     step: int
 
 
 class InjectionRecord:
-    """The record in a file, which all workers of a run share.
+    """The record in a file shared by all workers of a run.
 
     Args:
-        path: it and its folder are made when needed.
+        path: of the file; the file and its folder are created when needed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, step: int) -> Beginning:
-        """When the injection began; it begins now if it has not yet.
-
-        Args:
-            step: of now.
-        """
+    def begin(self, step: int) -> InjectionStart:
+        """The start of the injection: as recorded, or else now, at this step."""
         with self._locked() as file:
             for line in _lines(file):
                 if "begun" in line:
-                    return Beginning(line["begun"], line["step"])
-            beginning = Beginning(time.time(), step)
-            _append(file, {"begun": beginning.time, "step": beginning.step})
-            return beginning
+                    return InjectionStart(line["begun"], line["step"])
+            start = InjectionStart(time.time(), step)
+            _append(file, {"begun": start.time, "step": start.step})
+            return start
 
     def claim(self, event_name: str, **facts: Any) -> bool:
-        """Note that an event happens now; False if it has happened before."""
+        """Record that an event happens now; False if it has happened before."""
         return self.claim_since(event_name, **facts)[0]
 
     def claim_since(self, event_name: str, **facts: Any) -> tuple[bool, float]:
-        """As `claim`, and when the event happened, in seconds since the epoch."""
+        """As `claim`, with the time of the event in seconds since the epoch."""
         with self._locked() as file:
             for line in _lines(file):
                 if line.get("event") == event_name:
@@ -63,7 +59,7 @@ class InjectionRecord:
             return True, now
 
     def events(self) -> list[dict[str, Any]]:
-        """All that have happened, as `claim` noted them."""
+        """All events that have happened, as recorded by `claim`."""
         with self._locked() as file:
             return [line for line in _lines(file) if "event" in line]
 
@@ -92,8 +88,8 @@ def _lines(file: int) -> list[dict[str, Any]]:
 
 def _append(file: int, line: dict[str, Any]) -> None:
     content = _content(file)
-    cut_off = b"\n" if content and not content.endswith(b"\n") else b""
-    os.write(file, cut_off + json.dumps(line).encode() + b"\n")
+    newline = b"\n" if content and not content.endswith(b"\n") else b""  # after an incomplete line
+    os.write(file, newline + json.dumps(line).encode() + b"\n")
     os.fsync(file)  # the process may be about to die
 
 

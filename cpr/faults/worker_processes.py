@@ -1,4 +1,4 @@
-"""The processes of a run, found below its torchrun. Linux only."""
+"""Processes of a run, found below its torchrun. Linux only."""
 
 import os
 import time
@@ -14,41 +14,42 @@ POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One worker that torchrun started."""
+class FoundWorker:
+    """A worker started by torchrun."""
 
     process: Process
-    """The one that works."""
+    """The process that trains."""
     rank: int
-    """As torchrun gave it; after a restart, the run may have given the worker its old rank back."""
+    """Torchrun's rank; after a restart, the run may have assigned another one."""
     agent: Process
     started: Process
-    """The one that torchrun started; another one if it only stands for a fork of a prepared process."""
+    """The process that torchrun started: `process` itself, or its proxy if it is a fork of the fork
+    server."""
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All there is of it."""
+        """All processes of the worker."""
         return (self.process,) if self.process == self.started else (self.process, self.started)
 
 
 def victim(pid: int) -> Process:
-    """The process that has this pid now.
+    """The process with this pid, checked that it may be killed.
 
     Raises:
-        ValueError: it is not there, another user's, this process, or one that this process runs under.
+        ValueError: there is no such process, or it is another user's, this process, or an ancestor of it.
     """
     process = Process.find(pid)
     if process is None:
         raise ValueError(f"there is no process {pid}: give the pid of a torchrun that runs")
-    if pid in _own_line():
-        raise ValueError(f"process {pid} is this one or one that it runs under: it is not for killing")
+    if pid in _own_ancestry():
+        raise ValueError(f"process {pid} is this one or one that it runs under: it must not be killed")
     if not _is_own(pid):
         raise ValueError(f"process {pid} belongs to another user")
     return process
 
 
 def wait_gone(process: Process, timeout_s: float) -> bool:
-    """Wait for its end; False if it is still there afterwards."""
+    """Wait for the end of a process; False if it is still alive after the timeout."""
     deadline = time.monotonic() + timeout_s
     while process.is_alive:
         if time.monotonic() > deadline:
@@ -58,7 +59,7 @@ def wait_gone(process: Process, timeout_s: float) -> bool:
 
 
 def mapped_files(process: Process) -> list[Path]:
-    """Files in its memory that have not been removed."""
+    """Existing files that are mapped into the memory of a process."""
     try:
         lines = (PROC / str(process.pid) / "maps").read_text(errors="surrogateescape").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -68,11 +69,11 @@ def mapped_files(process: Process) -> list[Path]:
     return [Path(name) for name in sorted(names) if not name.endswith(" (deleted)")]
 
 
-def find_workers(root: Process) -> list[Worker]:
-    """Workers below a process, by rank: the uppermost ones in whose environment there is a rank.
+def find_workers(root: Process) -> list[FoundWorker]:
+    """Workers below a process, sorted by rank: the uppermost processes with a rank in their environment.
 
     Args:
-        root: torchrun, or whatever started it.
+        root: torchrun, or the process that started torchrun.
     """
     if not root.is_alive:
         return []
@@ -82,7 +83,7 @@ def find_workers(root: Process) -> list[Worker]:
 
 
 def find_all(root: Process) -> list[Process]:
-    """A process and all of this user's below it, those that it adopted included."""
+    """A process and all its descendants of this user, including adopted ones."""
     children, found, todo = _children(), [root], [root.pid]
     while todo:
         below = [pid for pid in children.get(todo.pop(), ()) if _is_own(pid)]
@@ -91,23 +92,23 @@ def find_all(root: Process) -> list[Process]:
     return found
 
 
-def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterator[Worker]:
+def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterator[FoundWorker]:
     process = Process.find(pid)
     if process is None or not _is_own(pid):
         return
     environment = _environment(pid)
     rank = environment.get("RANK", "")
     if rank.isdigit() and process.is_alive:
-        # `cpr run` starts no workers: it has adopted a prepared process, a janitor, orphans of a dead agent
+        # children of `cpr run` are not workers but adopted: a fork server, a janitor, orphans of a dead agent
         if environment.get(LAUNCH_PID) != str(parent.pid):
-            yield Worker(_behind(process), int(rank), parent, process)
+            yield FoundWorker(_fork_of(process), int(rank), parent, process)
         return
     for child in children.get(pid, ()):
         yield from _below(child, process, children)
 
 
-def _behind(process: Process) -> Process:
-    """The process that does the work of one that only stands for it, and says so by its name."""
+def _fork_of(process: Process) -> Process:
+    """The fork of a proxy, which names it; any other process itself."""
     name = _name(process.pid)
     if not name.startswith(PROXY_NAME) or not name[len(PROXY_NAME) :].isdigit():
         return process
@@ -130,14 +131,14 @@ def _is_own(pid: int) -> bool:
         return False
 
 
-def _own_line() -> set[int]:
-    """This process and those above it."""
-    line, pid = set[int](), os.getpid()
-    while pid > 0 and pid not in line:
-        line.add(pid)
+def _own_ancestry() -> set[int]:
+    """Pids of this process and its ancestors."""
+    pids, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
         status = Status.of(pid)
         pid = status.parent if status else 0
-    return line
+    return pids
 
 
 def _children() -> dict[int, list[int]]:
@@ -149,7 +150,7 @@ def _children() -> dict[int, list[int]]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """As the process was started with."""
+    """Initial environment of a process."""
     try:
         content = (PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

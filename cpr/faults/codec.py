@@ -1,4 +1,4 @@
-"""Kinds, events and schedules as plain JSON values and back, each value checked against its field's type."""
+"""Conversion of kinds, events and schedules to plain JSON values and back, with checks of all types."""
 
 import dataclasses
 import types
@@ -10,11 +10,11 @@ from cpr.faults.kinds import KINDS, Kind
 
 T = TypeVar("T")
 
-_WORDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TYPE_NAMES: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def encode(value: Any) -> Any:
-    """Plain values for a dataclass of this package, or for what its fields hold; None is left out."""
+    """Plain values of a dataclass of this package, or of the value of a field; None is left out."""
     if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     if not dataclasses.is_dataclass(value):
@@ -29,17 +29,18 @@ def decode(cls: type[T], payload: Any, what: str) -> T:
 
     Args:
         cls: the dataclass.
-        payload: by field name.
-        what: its name in messages.
+        payload: values by field name.
+        what: name of the object in messages.
 
     Raises:
         ValueError: a field is unknown, missing, or not of its type, or the dataclass refuses its value.
     """
-    if not isinstance(payload, Mapping):
-        raise ValueError(f"{what} is {payload!r}; it must be an object with the fields {_names(cls)}")
     hints = field_types(cls)
+    names = ", ".join(hints) or "(none)"
+    if not isinstance(payload, Mapping):
+        raise ValueError(f"{what} is {payload!r}; it must be an object with the fields {names}")
     if unknown := sorted(set(payload) - set(hints)):
-        raise ValueError(f"{what} has no field {unknown[0]!r}; its fields are {_names(cls)}")
+        raise ValueError(f"{what} has no field {unknown[0]!r}; its fields are {names}")
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.default is dataclasses.MISSING and field.name not in payload:
             raise ValueError(f"{what} lacks the field {field.name!r}")
@@ -61,7 +62,7 @@ def decode_kind(payload: Any) -> Kind:
 
 
 def from_cells(cls: type[Any], cells: Mapping[str, str]) -> dict[str, Any]:
-    """Plain values from the texts of a table's cells; what is no field of `cls` stays a text.
+    """Plain values from the cells of a table; cells that are not fields of `cls` stay texts.
 
     Raises:
         ValueError: a cell is not of its field's type.
@@ -71,13 +72,9 @@ def from_cells(cls: type[Any], cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def field_types(cls: type[Any]) -> dict[str, Any]:
-    """Types of a dataclass's fields, by name; without the `None` of those that may be left out."""
+    """Types of a dataclass's fields by name, without the `None` of optional ones."""
     hints = typing.get_type_hints(cls)
     return {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(cls)}
-
-
-def _names(cls: type[Any]) -> str:
-    return ", ".join(field_types(cls)) or "(none)"
 
 
 def _without_none(hint: Any) -> Any:
@@ -99,9 +96,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     scalar = str if typing.get_origin(hint) is typing.Literal else hint
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if scalar in {int, float} and is_whole:
-        return scalar(value)
+        return scalar(value)  # 60 and 60.0 must give equal plans with equal digests
     if scalar is int or not isinstance(value, scalar):
-        raise ValueError(f"{where} is {value!r}; it must be {_WORDS[scalar]}")
+        raise ValueError(f"{where} is {value!r}; it must be {_TYPE_NAMES[scalar]}")
     return value
 
 
@@ -111,4 +108,4 @@ def _parse(cell: str, hint: Any, name: str) -> Any:
     try:
         return hint(cell) if hint in {int, float} else cell
     except ValueError:
-        raise ValueError(f"{name} is {cell!r}; it must be {_WORDS[hint]}") from None
+        raise ValueError(f"{name} is {cell!r}; it must be {_TYPE_NAMES[hint]}") from None
