@@ -110,9 +110,7 @@ def test_each_event_happens_once_over_restarts(tmp_path_factory, steps, restarts
                 injector.step(step, 0)
             except InjectedError as error:
                 happened.append(int(str(error)))
-                injector = Injector(
-                    plan, folder=folder, num_ranks=1
-                )  # a new process continues here
+                injector = Injector(plan, folder=folder, num_ranks=1)  # a new process continues here
             else:
                 step += 1
     assert happened == sorted(steps)
