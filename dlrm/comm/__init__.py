@@ -1,6 +1,6 @@
-"""Sums of dense gradients over slow links, in fewer bytes: for this trainer, and for anybody's DDP model.
+"""Sums of dense gradients over slow links in fewer bytes, for this trainer and for any DDP model.
 
-A rank's dense gradient is one flat fp32 vector. A compressor picks what of it travels, a collective sums
-that over all ranks, a memory keeps the rest for later, and a planner says when none of it is worth its time.
-Imports torch, and nothing else of this repository.
+A rank's dense gradient is one flat fp32 vector. A compressor selects values, a codec encodes them, a
+collective sums them over all ranks, error feedback keeps the rest, and a tuner finds the fastest combination.
+Apart from torch, the package uses only field checks of `cpr`.
 """

@@ -1,4 +1,4 @@
-"""From a configuration to an exchange. All ranks of a group build it together."""
+"""Builds an exchange from its configuration; all ranks of a group build it together."""
 
 import logging
 from collections.abc import Callable
@@ -18,16 +18,15 @@ from dlrm.comm.collectives import (
     SparseAllGather,
     Tree,
     TwoLevel,
-    keeping,
+    select_share,
 )
 from dlrm.comm.collectives.process_groups import Nodes, make_nodes
 from dlrm.comm.compression.codecs import Half, Plain, WireCodec, WireInt8
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
-from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks
-from dlrm.comm.controllers.choice import num_kept_of
+from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks, num_kept_of
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 CODECS: Final[dict[str, WireCodec]] = {
     "fp32": Plain(),
@@ -43,17 +42,17 @@ logger = logging.getLogger(__name__)
 def build_exchange(
     config: CommConfig, num_values: int, device: torch.device, group: dist.ProcessGroup | None = None
 ) -> Exchange:
-    """The exchange that a configuration asks for; all ranks of the group call it together.
+    """Build an exchange; all ranks of the group call it together.
 
     Args:
-        config: `dense` is a `ring` in fp32. Of `priority` and `selsync`, see `dlrm.comm.p3.scheduler` and
-            `dlrm.comm.controllers.selsync`: they are no sums of a whole gradient.
+        config: any exchange but `priority` and `selsync`, which do not sum whole gradients and are built in
+            `dlrm.dense_sync`.
         num_values: of the gradient.
         device: of the gradient.
-        group: of the ranks; None: all.
+        group: None is all ranks.
 
     Raises:
-        ValueError: the configuration is of one of those two.
+        ValueError: the configuration names one of those two.
     """
     if config.exchange in PLAIN and config.exchange != "dense":
         taken = ", ".join(name for name in EXCHANGES if name == "dense" or name not in PLAIN)
@@ -64,44 +63,42 @@ def build_exchange(
     compressor = _compressor(config, dist.get_rank(group))
     make = Collectives(config.codec, compressor.is_exact, device, group)
     is_auto = config.exchange == "auto"
-    plans = is_auto and dist.get_world_size(group) > 1
+    is_tuned = is_auto and dist.get_world_size(group) > 1
     collective = make.plain_ring() if is_auto or config.exchange == "dense" else make(config.exchange)
     if config.exchange in IN_LEVELS and dist.get_rank(group) == 0:
         _warn_of_one_node(config.exchange, make.nodes)
-    # others may have to send what was owed by a run that goes on under them
-    num_owed = 0 if config.exchange == "dense" else num_values
-    keeps = config.error_feedback and num_owed
-    planner = None
-    if plans:
-        planner = ExchangeTuner(_candidates(config, make, compressor, num_values), device, group)
+    # even a lossless ring may have to send the residuals of a resumed run; `dense` refuses them
+    num_kept = 0 if config.exchange == "dense" else num_values
+    tuner = None
+    if is_tuned:
+        tuner = ExchangeTuner(_candidates(config, make, compressor, num_values), device, group)
     return Exchange(
         num_values,
         collective,
         compressor,
-        ErrorFeedback(num_owed, device) if keeps else NoMemory(num_owed, device),
+        ErrorFeedback(num_kept, device, keeps=config.error_feedback and num_kept > 0),
         _controller(config, device, group),
         dense=make("ring"),
         device=device,
         group=group,
-        planner=planner,
+        tuner=tuner,
     )
 
 
 class Collectives:
-    """Makes collectives by their names; they share buffers, as one is at work at a time.
+    """Makes collectives by their names in `CommConfig.exchange`; they share buffers.
 
     Args:
-        codec: of `dlrm.comm.config.CODECS`: how values travel, unless another one is asked for.
-        exact: all ranks select equally many.
+        codec: name of the encoding, unless a call names another.
+        exact: whether all ranks select equally many values.
         device: of the gradient.
-        group: of the ranks; None: all.
+        group: None is all ranks.
     """
 
     def __init__(
         self, codec: str, exact: bool, device: torch.device, group: dist.ProcessGroup | None
     ) -> None:
-        self._codec = codec
-        self._exact, self._device, self._group = exact, device, group
+        self._codec, self._device, self._group = codec, device, group
         self._buffers = Buffers()
         self._nodes: Nodes | None = None
         self._makers: dict[str, Callable[[WireCodec], Collective]] = {
@@ -119,16 +116,16 @@ class Collectives:
         }
 
     def __call__(self, name: str, codec: str | None = None) -> Collective:
-        """The collective of that name in `CommConfig.exchange`."""
+        """Make the collective of a name."""
         return self._makers[name](CODECS[codec or self._codec])
 
     def plain_ring(self) -> Ring:
-        """The backend's all-reduce."""
+        """Make the backend's all-reduce in fp32."""
         return self._ring(CODECS["fp32"])
 
     @property
     def nodes(self) -> Nodes:
-        """Where ranks are; asked for by all of them together, the first time."""
+        """The nodes of the group; all ranks read it together the first time, which creates groups."""
         if self._nodes is None:
             self._nodes = make_nodes(self._device, self._group)
         return self._nodes
@@ -144,7 +141,7 @@ def _warn_of_one_node(exchange: str, nodes: Nodes) -> None:
     if nodes.num_nodes == 1 and nodes.per_node > 1:
         logger.warning(
             "comm.exchange=%s saves bytes between nodes, and these %d ranks count as one node: all values "
-            "travel in fp32. Nodes are those of torchrun's LOCAL_WORLD_SIZE, all of one size",
+            "are sent in fp32. Nodes are those of torchrun's LOCAL_WORLD_SIZE, all of one size",
             exchange,
             nodes.per_node,
         )
@@ -153,15 +150,15 @@ def _warn_of_one_node(exchange: str, nodes: Nodes) -> None:
 def _candidates(
     config: CommConfig, make: Collectives, compressor: Compressor, num_values: int
 ) -> list[Candidate]:
-    """What `auto` chooses from; in two levels only where there are two."""
+    """Collectives that `auto` chooses from; two-level ones only on several nodes of several ranks."""
     dense, sparse = ["ring", "tree"], ["all_gather", "star", "star_tree"]
     if make.nodes.num_nodes > 1 and make.nodes.per_node > 1:
         dense.append("two_level")
         sparse.append("hi_topk")
     num_kept = num_kept_of(num_values, config.ratio)
-    select = keeping(compressor, num_kept, num_values)
+    select = select_share(compressor, num_kept, num_values)
     collectives = [make(name) for name in (*dense, *sparse)]
-    if config.wire_dtype == "auto":  # a tree is for few values, which are soon sent as they are
+    if config.wire_dtype == "auto":  # a tree wins for few values, where encoding gains nothing
         collectives += [make(name, codec) for name in dense if name != "tree" for codec in TRIED_CODECS]
     if not any(each.is_lossless for each in collectives):
         collectives.append(make.plain_ring())
@@ -175,9 +172,8 @@ def _compressor(config: CommConfig, rank: int) -> Compressor:
         "mstopk": MSTopK,
         "topk": TopK,
         "threshold": lambda: Threshold(config.threshold),
-        "random": lambda: RandomK(
-            rank
-        ),  # ranks draw different values: together, more of the gradient travels
+        # ranks draw different values, so that together they send more of the gradient
+        "random": lambda: RandomK(rank),
     }
     return makers[config.compressor]()
 

@@ -1,4 +1,4 @@
-"""How an exchange is put together, in words and numbers; without torch, which takes seconds to import."""
+"""Configuration of the exchange of dense gradients; imports no torch, which takes seconds."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,16 +6,16 @@ from typing import Final
 from cpr.fields import check_fields
 
 DENSE: Final = ("dense", "ring", "tree", "two_level", "priority")
-"""All values travel."""
+"""Exchanges that send all values."""
 SPARSE: Final = ("all_gather", "star", "star_tree", "var", "var_tree", "hi_topk")
-"""Chosen values travel."""
+"""Exchanges that send selected values and keep the rest as a residual."""
 EXCHANGES: Final = (*DENSE, *SPARSE, "selsync", "auto")
 PLAIN: Final = ("dense", "priority", "selsync")
-"""They are fp32, and keep nothing for later."""
+"""Exchanges in fp32 that keep no residual."""
 COMPRESSORS: Final = ("mstopk", "topk", "threshold", "random")
 CODECS: Final = ("fp32", "bf16", "fp16", "int8")
 TRIED_CODECS: Final = ("bf16", "int8")
-"""By `auto`, besides fp32, where wire_dtype is not given; fp16 takes as long as bf16."""
+"""Encodings that `auto` tries besides fp32 where wire_dtype is not given; fp16 takes as long as bf16."""
 CONTROLLERS: Final = ("fixed", "gravac", "gravac_geometric", "pareto")
 
 
@@ -30,36 +30,36 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig:
-    """How dense gradients get from rank to rank; for tables, see section sharding."""
+    """How ranks exchange dense gradients; for tables, see section sharding."""
 
     exchange: str = "dense"
-    """`dense`: one fp32 all-reduce. All values in another way: `ring`, `tree`, `two_level`, or in slices by
-    `priority` (P3: what the next forward pass needs first). Chosen values: `all_gather`; `star` or `var`, by
-    a ring, `star_tree` or `var_tree` (AR-Topk: ranks choose in turn, or the one with most energy does);
-    `hi_topk` (between nodes alone). Parameters, when gradients have changed much: `selsync`. `auto`: tries
-    out the others when training has started, and stays dense where that is best."""
+    """`dense`: one fp32 all-reduce. Other dense sums: `ring`, `tree`, `two_level`, or `priority` (P3: slices,
+    in the order in which the next forward pass needs them). Sums of selected values: `all_gather`; AR-Topk
+    over a ring (`star`: ranks select in turn; `var`: the rank with most energy selects) or over a tree
+    (`star_tree`, `var_tree`); `hi_topk` (sparse between nodes only). `selsync` averages parameters, when
+    gradients have changed much. `auto` tries the exchanges during training and keeps the fastest."""
     compressor: str = "mstopk"
-    """Which values are chosen: the largest (`mstopk`, quick; `topk`, PyTorch's), `random` ones (which may
+    """Which values are selected: the largest (`mstopk`, fast; `topk`, PyTorch's), `random` ones (which may
     diverge with momentum, such as that of dense.optimizer=lars), or those that reach a `threshold`."""
     ratio: float = 0.01
     """Share of the values that a rank sends, with controller `fixed`; of compressor `threshold`, at most."""
     threshold: float = 0.0
-    """compressor `threshold`: least magnitude of a value that is sent."""
+    """compressor `threshold`: smallest magnitude that is sent."""
     wire_dtype: str = "auto"
-    """Values travel in `fp32`, `bf16`, `fp16` or `int8` (with a scale for every 1,024). `auto`: in `fp32`;
-    exchange `auto` also tries out all values in `bf16` and in `int8`."""
+    """Encoding of values on the wire: `fp32`, `bf16`, `fp16`, or `int8` with a scale for every 1,024 values.
+    `auto`: `fp32`; exchange `auto` also tries dense sums in `bf16` and `int8`."""
     error_feedback: bool = True
     """Whether values that were not sent are added to the next gradient; false: they are lost, with exchange
-    `auto` also in the steps in which it tries others out."""
+    `auto` also in the steps in which it tries other exchanges."""
     controller: str = "fixed"
-    """How much is sent: `ratio` (`fixed`), or what is worth most, by trying: `gravac`, `gravac_geometric` (in
-    smaller steps) or `pareto`."""
+    """How much is sent: the share `ratio` (`fixed`), or a share that is found by trying: `gravac`,
+    `gravac_geometric` (in smaller steps) or `pareto`."""
     min_gain: float = 0.7
-    """controllers `gravac`: least share of the gradient's energy that steps send, on average over some."""
+    """controllers `gravac`: smallest share of the gradient's energy that is sent, averaged over steps."""
     window_steps: int = 500
-    """controllers `gravac`: steps for which a ratio is tried."""
+    """controllers `gravac`: steps for which each ratio is tried."""
     sync_change: float = 0.3
-    """`selsync`: relative change of a gradient's energy from which on ranks meet; 0: in each step."""
+    """`selsync`: relative change of a gradient's energy above which ranks average; 0: in each step."""
 
     def __post_init__(self) -> None:
         check_fields(self, "comm.")
@@ -85,20 +85,20 @@ class CommConfig:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether some of the values travel, or may."""
+        """Whether the exchange sends selected values only, or may."""
         return self.exchange == "auto" or self.exchange in SPARSE
 
     @property
     def codec(self) -> str:
-        """Of `CODECS`, the one that values travel in; `auto` may choose another."""
+        """Encoding of values, one of `CODECS`; exchange `auto` may choose another."""
         return "fp32" if self.wire_dtype == "auto" else self.wire_dtype
 
     def _check_that_all_is_read(self) -> None:
-        """Refuse what the exchange has no use for."""
+        """Refuse options that the exchange would not read."""
         _check(
             self.codec == "fp32" or self.exchange not in PLAIN,
             f"comm.exchange={self.exchange} is fp32; for comm.wire_dtype={self.wire_dtype} set comm.exchange "
-            "to ring, or another one that says so",
+            "to ring, or another one that encodes",
         )
         _check(
             self.is_sparse or (self.compressor == "mstopk" and self.controller == "fixed"),
@@ -130,5 +130,5 @@ class CommConfig:
         )
         _check(
             self.error_feedback or self.exchange not in PLAIN,
-            f"comm.exchange={self.exchange} leaves nothing behind: leave comm.error_feedback as it is",
+            f"comm.exchange={self.exchange} keeps no residual: leave comm.error_feedback as it is",
         )

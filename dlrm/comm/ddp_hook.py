@@ -1,14 +1,14 @@
-"""Any `DistributedDataParallel` model's gradients through an exchange: a communication hook.
+"""A communication hook that sends the gradients of any `DistributedDataParallel` model through an exchange.
 
     model = DistributedDataParallel(model)
     hook = register(model, CommConfig(exchange="all_gather", ratio=0.01))
     ...
     checkpoint["hook"] = hook.state_dict()  # differs by rank
 
-DDP hands over gradients in buckets and rebuilds those after the first step. Here they are put together
-again, each parameter at its own place of one vector, and exchanged when the last one is there: what was not
-sent of a parameter stays with it, whatever its bucket, and the largest values are those of the whole
-gradient. Ranks need not have the same buckets. What it costs is that backward and exchange do not overlap.
+DDP passes gradients in buckets, and rebuilds these after the first step. The hook collects all buckets in one
+vector, with a fixed slice for each parameter, and exchanges it after the last bucket. Residuals stay with
+their parameters, the largest values are those of the whole gradient, and ranks may have different buckets;
+but backward pass and exchange do not overlap.
 """
 
 import time
@@ -35,31 +35,29 @@ from dlrm.comm.stats.figures import ExchangeFigures
 
 
 def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool = True) -> "GradientHook":
-    """Let an exchange sum the gradients of a DDP model; all ranks call it before the first backward pass.
+    """Register an exchange as the hook of a DDP model; all ranks call it before the first backward pass.
 
-    Where gradients are accumulated over several backward passes, all but the last belong under `no_sync`:
-    each exchange hands over everything that `.grad` holds. Seconds that are told to planners and controllers
-    last from exchange to exchange, with whatever else training does in between.
+    To accumulate gradients over several backward passes, run all but the last under `no_sync`. The step
+    times that controllers and the tuner see last from exchange to exchange.
 
-    What is owed has the scale of the loss, which must stay the same. The first `torch.optim.Optimizer` that
-    steps the model's parameters while something is owed raises a `RuntimeError` if a `GradScaler` lets it
-    step (in bf16 none is needed), and rank 0 logs a warning if its momentum may diverge under
-    `compressor="random"`. Not seen are losses that are scaled by hand, or by a scaler whose `step` is not
-    called, scalers that begin later, and optimizers that are no `torch.optim.Optimizer`.
+    A residual has the scale of its step's loss, which must not change. The first `torch.optim.Optimizer` that
+    steps the model's parameters while a residual is pending raises a `RuntimeError` if an enabled
+    `GradScaler` calls it (bf16 needs none), and rank 0 logs a warning if its momentum may diverge under
+    `compressor="random"`. Losses that are scaled in other ways are not detected.
 
     Args:
-        model: with fp32 parameters; no other hook may be registered with it.
-        config: of the exchange: any but `priority` and `selsync`, which do not sum whole gradients.
-            `two_level` and `hi_topk` save bytes between nodes; on one node they send all values.
-        mean: as DDP does, divide by the number of ranks; without, who has scaled each rank's loss by its
-            share of all samples gets the gradient of the joined batch, however uneven batches are.
+        model: with fp32 parameters and no other hook.
+        config: any exchange but `priority` and `selsync`, which do not sum whole gradients. `two_level` and
+            `hi_topk` save bytes between nodes; on one node they send all values.
+        mean: divide by the number of ranks, as DDP does. Without, if each rank's loss is scaled by its share
+            of all samples, the sum is the gradient of the joined batch, however uneven batches are.
 
     Returns:
         The hook, whose state belongs into checkpoints.
 
     Raises:
-        ValueError: the model is not wrapped in DDP; or a parameter is not fp32, the exchange is one of those
-            two, or ranks have different parameters, or other options, which all ranks raise.
+        ValueError: the model is not wrapped in DDP; or, on all ranks, a parameter is not fp32, the exchange
+            is one of those two, or ranks have different parameters or options.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -77,7 +75,7 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What DDP has handed over, and what it was promised."""
+    """A bucket of gradients from DDP, with the future that DDP waits for."""
 
     buffer: Tensor
     pairs: Sequence[tuple[Tensor, Tensor]]
@@ -86,13 +84,7 @@ class _Bucket:
 
 
 class GradientHook:
-    """What `register` returns.
-
-    Args:
-        model: as there.
-        config: as there.
-        mean: as there.
-    """
+    """The hook that `register` returns, with the same arguments."""
 
     def __init__(self, model: DistributedDataParallel, config: CommConfig, mean: bool) -> None:
         named = {
@@ -107,60 +99,56 @@ class GradientHook:
         self._mean, self._keeps_views = mean, model.gradient_as_bucket_view
         self._may_be_unused = model.find_unused_parameters
         self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
-        """What sums the gradients."""
-        self._flat = self.exchange.make_room()
+        """Sums the gradients."""
+        self._flat = self.exchange.make_buffer()
         self._places = dict(zip(map(id, named.values()), _slices(sizes), strict=True))
         warns = dist.get_rank(model.process_group) == 0
         self.check_step = StepCheck(config, self._places.keys(), self.exchange.residual, warns=warns)
-        """What looks at the optimizer."""
+        """Checks the optimizer before its step."""
         self._buckets: list[_Bucket] = []
         self._num_taken = 0
         self._began_s: float | None = None
 
     def take_figures(self) -> ExchangeFigures | None:
-        """What exchanges took since this was last asked; None if there was none."""
+        """Return the figures since the last call; None if there was no exchange."""
         return self.exchange.take_figures()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state; its tensors are the live ones."""
+        """State of this rank, with live tensors."""
         return {"exchange": self.exchange.state_dict(), "residual": self.exchange.residual.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> LostResiduals | None:
-        """Go on from a state; all ranks call it together, each with its own.
+        """Restore a state; all ranks call it together, each with its own.
 
-        A rank whose own is gone takes any other one, `{**state, "residual": None}`, and owes nothing, unless
-        it was given residuals just before: with fewer ranks than there were, `exchange.residual.inherit`
-        takes several.
+        A rank whose own state is gone loads any other rank's, `{**state, "residual": None}`, without a
+        residual. With fewer ranks than before, call `exchange.residual.inherit` with several residuals first.
 
         Returns:
-            What is lost, because nobody has brought it back; None: nothing.
+            Residuals that no rank has loaded; None: nothing is lost.
 
         Raises:
-            DisagreementError: on all ranks, whose states are of different moments.
+            DisagreementError: on all ranks: their states were saved at different steps.
         """
         self._began_s = None
         self.exchange.load_state_dict(state["exchange"])
         if state["residual"] is not None:
             self.exchange.residual.inherit([state["residual"]])
-        elif not self.exchange.residual.taken_over:
+        elif not self.exchange.residual.inherited:
             self.exchange.residual.inherit([])
         return self.exchange.settle()
 
     def take(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """A bucket is full; with the last one, all of them are exchanged.
-
-        Args:
-            bucket: gradients of some parameters.
+        """Take a bucket of gradients from DDP, and exchange all of them with the last one.
 
         Returns:
-            What will hold the bucket's gradients, summed.
+            A future of the bucket's summed gradients.
 
         Raises:
-            RuntimeError: buckets come in a wrong order. The other ranks raise, too: those that send all
-                values as they are, on a GPU, with their next exchange.
+            RuntimeError: buckets come in a wrong order, or do not fill the gradient. The other ranks raise
+                too, after a lossless sum on a GPU with their next exchange.
         """
         problem = None
-        if bucket.index() == 0:  # what an earlier backward pass has left in the middle is forgotten
+        if bucket.index() == 0:  # drop the buckets of a backward pass that failed
             self._buckets.clear()
             self._num_taken = 0
         elif bucket.index() != len(self._buckets):
@@ -189,8 +177,8 @@ class GradientHook:
         return future
 
     def _exchange(self, problem: Exception | None) -> None:
-        if self.exchange.is_planned:
-            finish(self._flat.device)  # or what a GPU still has to do would count as the next step's
+        if self.exchange.is_tuned:
+            finish(self._flat.device)  # queued work of a GPU would count as the next step's
         begin_s = time.perf_counter()
         if self._began_s is not None:
             self.exchange.observe(begin_s - self._began_s)
@@ -200,14 +188,14 @@ class GradientHook:
             for parameter, gradient in bucket.pairs:
                 gradient.copy_(total[self._places[id(parameter)]].view_as(gradient))
                 if self._may_be_unused or parameter.grad is None:
-                    self._give(parameter, gradient)
+                    self._deliver(parameter, gradient)
             bucket.future.set_result(bucket.buffer)
         self._buckets.clear()
 
-    def _give(self, parameter: Tensor, gradient: Tensor) -> None:
-        """What was owed of a parameter and arrives in a step in which this rank has not used it.
+    def _deliver(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Write to `.grad` what arrives for a parameter that this rank has not used in this step.
 
-        Where no rank has used it, DDP does not look at its bucket; which those are, DDP does not tell.
+        DDP ignores the buckets of parameters that no rank has used, but residuals of these may arrive.
         """
         if parameter.grad is None:
             if bool(gradient.any()):
@@ -221,7 +209,7 @@ def _exchange_bucket(state: GradientHook, bucket: GradBucket) -> torch.futures.F
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:
-    """Where tensors of these sizes lie, one after the other."""
+    """Slices of a flat vector for tensors of these sizes."""
     found, end = [], 0
     for size in sizes:
         found.append(slice(end, end + size))

@@ -1,7 +1,4 @@
-"""The links between ranks: who shares a node, and how fast bytes travel inside nodes and between them.
-
-Nobody has to look anything up: `measure_links` times a few all-to-alls when training starts.
-"""
+"""The links between ranks, inside nodes and between them, measured by a few all-to-alls at the start."""
 
 import os
 import time
@@ -13,52 +10,52 @@ import torch
 import torch.distributed as dist
 
 PROBE_BYTES: Final = 4_000_000
-"""That a rank sends at once to measure a bandwidth."""
+"""Bytes that a rank sends to measure a bandwidth."""
 ROUNDS: Final = 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What carries bytes between ranks."""
+    """Latency and bandwidth of a network link between ranks."""
 
     latency_s: float
-    """Of an exchange of next to nothing, between all ranks."""
+    """Seconds of an exchange of a few bytes between all ranks."""
     bytes_per_s: float
-    """Each way at once: of a rank inside its node; between nodes, of all ranks of a node together."""
+    """Bandwidth in each direction at once: per rank inside a node, per node between nodes."""
 
     @property
     def s_per_byte(self) -> float:
-        """The papers' beta; 0 of a link that does not exist."""
+        """Seconds per byte, the papers' beta; 0 for a link that does not exist."""
         return 1.0 / self.bytes_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Ranks in nodes of equal size, the ranks of a node one after the other, and what joins them."""
+    """The links of a process group whose ranks are spread evenly over nodes, in order."""
 
     num_ranks: int
     ranks_per_node: int
     inside: Link
-    """Between the ranks of a node; unused where each has a node of its own."""
+    """Between the ranks of a node; unused if each rank has its own node."""
     between: Link
-    """Between nodes; unused where there is one."""
+    """Between nodes; unused if there is one node."""
 
     @property
     def num_nodes(self) -> int:
-        """How many."""
+        """Number of nodes."""
         return self.num_ranks // self.ranks_per_node
 
     @property
     def slowest(self) -> Link:
-        """What a ring of all ranks meets, which crosses each node's edge once."""
+        """The bottleneck of a ring over all ranks, which leaves each node once."""
         return Link(
             latency_s=max(self.inside.latency_s, self.between.latency_s),
             bytes_per_s=min(self.inside.bytes_per_s, self.between.bytes_per_s),
         )
 
     @property
-    def swapping(self) -> Link:
-        """What a rank meets that sends as much to each other rank, while all of them do."""
+    def all_to_all(self) -> Link:
+        """The link as each rank sees it while all ranks send equally much to all others."""
         others, away = self.num_ranks - 1, self.num_ranks - self.ranks_per_node
         if not others:
             return self.slowest
@@ -68,8 +65,8 @@ class Links:
         )
         return Link(latency_s=self.slowest.latency_s, bytes_per_s=others / busiest_s)
 
-    def of_one_place(self) -> "Links":
-        """What the ranks with the same place in all nodes meet, while those of other places do the same."""
+    def one_rank_per_node(self) -> "Links":
+        """The links of a group of one rank per node, while the nodes' other ranks use them likewise."""
         return Links(
             num_ranks=self.num_nodes,
             ranks_per_node=1,
@@ -80,7 +77,7 @@ class Links:
         )
 
     def describe(self) -> str:
-        """One line for people."""
+        """Format the links as one line of text."""
         parts = [f"{self.num_ranks} ranks on {self.num_nodes} node{'s'[: self.num_nodes > 1]}"]
         if self.ranks_per_node > 1:
             parts.append(f"inside a node {_link(self.inside)}")
@@ -94,11 +91,14 @@ def _link(link: Link) -> str:
 
 
 def ranks_per_node(device: torch.device, group: dist.ProcessGroup | None = None) -> int:
-    """From torchrun's environment, agreed by all ranks; all, without it or where nodes are not alike.
+    """Read torchrun's LOCAL_WORLD_SIZE and agree on it; all ranks call it together.
 
     Args:
-        device: of this rank's tensors.
-        group: whose ranks are meant; None is all.
+        device: on which the group's backend exchanges tensors.
+        group: None is all ranks.
+
+    Returns:
+        The number of all ranks, as of a single node, without that variable or if nodes differ in size.
     """
     num_ranks, world_size = dist.get_world_size(group), dist.get_world_size()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -117,12 +117,7 @@ def ranks_per_node(device: torch.device, group: dist.ProcessGroup | None = None)
 
 
 def measure_links(device: torch.device, group: dist.ProcessGroup | None = None) -> Links:
-    """Time the links; all ranks call it together and get the same answer, that of the slowest.
-
-    Args:
-        device: of this rank's tensors.
-        group: whose ranks are meant; None is all.
-    """
+    """Time the links; all ranks of the group call it together and get the times of the slowest."""
     num_ranks, per_node = dist.get_world_size(group), ranks_per_node(device, group)
     rank = dist.get_rank(group)
     node = range(rank - rank % per_node, rank - rank % per_node + per_node)
@@ -139,14 +134,14 @@ def measure_links(device: torch.device, group: dist.ProcessGroup | None = None) 
 def _measure_link(
     targets: Sequence[int], senders: int, device: torch.device, group: dist.ProcessGroup | None
 ) -> Link:
-    """The link to `targets`, which `senders` ranks share; of infinite speed where there are none."""
+    """Time the link to `targets`, which `senders` ranks share; infinitely fast if there are no targets."""
     if not targets:
         return Link(latency_s=0.0, bytes_per_s=float("inf"))
     share = PROBE_BYTES // len(targets)
     small_s = best_time_s(_exchange(targets, 1, device, group), device, group)
     large_s = best_time_s(_exchange(targets, share, device, group), device, group)
     sent = senders * share * len(targets)
-    # where the machine is so busy that both take about as long, half of the time is the bytes'
+    # on a busy machine both may take equally long: then half of the time is counted as that of the bytes
     return Link(latency_s=small_s, bytes_per_s=sent / max(large_s - small_s, large_s / 2))
 
 
@@ -165,7 +160,7 @@ def _exchange(
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a device has done all that was asked of it, so that its time can be taken."""
+    """Wait until a device has finished its queued work, so that it can be timed."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -173,15 +168,18 @@ def finish(device: torch.device) -> None:
 def best_time_s(
     work: Callable[[], None], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> float:
-    """Of the round in which the slowest rank was fastest: whatever else a machine does only adds to it.
+    """Time work in several rounds and return the shortest, since other load only adds to the time.
 
     Args:
-        work: what all ranks of the group do together; it returns when it is done.
-        device: of this rank's tensors.
+        work: done by all ranks of the group together; returns when it is done.
+        device: on which the group's backend exchanges tensors.
         group: None is all ranks.
+
+    Returns:
+        Seconds of the slowest rank, in the round in which that was least.
     """
     times = torch.zeros(ROUNDS, dtype=torch.float64, device=device)
-    work()  # connections and buffers are made
+    work()  # the first call makes connections and buffers
     for each in range(ROUNDS):
         begin = time.perf_counter()
         work()

@@ -1,10 +1,9 @@
-"""Row-sparse gradients of replicated tables: only rows that samples touched travel.
+"""Row-sparse sums of replicated tables' gradients: ranks send only the rows that their samples touched.
 
-Every rank holds all of such a table. A batch touches few of a large one's rows; the rest of its gradient is
-zeros, and DistributedDataParallel sends those as well. Here a rank sends the rows that it touched, each once,
-already summed over its samples, with their numbers. All ranks then add up what they got in the order of
-ranks, so that all end with the same bits. How many rows each touched they tell each other first: where the
-dense sum would be fewer bytes, all of them make the dense sum.
+Every rank holds all of such a table, and a batch touches few rows of a large one; DistributedDataParallel
+sends the zeros of the others as well. Here a rank sends each touched row once, summed over its samples, with
+its number, and all ranks add the messages in the order of ranks, so that all get the same bits. Ranks first
+exchange how many rows they touched, and make a dense sum where that is fewer bytes.
 
 With `N` ranks, of which the busiest touched `n` of `R` rows of `k` fp32 columns, a rank sends
 `(N-1) n (k+1) 4` bytes by rows and, in a ring, `2 (N-1)/N R k 4` dense: rows pay off where `n` is less than
@@ -20,17 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm.comm.collectives.messages import share
+from dlrm.comm.collectives.messages import all_gather_in_place
 
 FP32_BYTES: Final = 4
 
 
 class RowSums:
-    """Sums gradients of tables, of which most rows are zeros, over the ranks of a group.
-
-    Args:
-        group: of the ranks; None: all.
-    """
+    """Sums gradients of tables, most of whose rows are zeros, over the ranks of a group (None: all ranks)."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -38,13 +33,11 @@ class RowSums:
         self._num_ranks = dist.get_world_size(group)
 
     def sum_(self, tables: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
-        """Replace gradients by their sums over ranks, in place; all ranks call it with the same shapes.
-
-        Nothing is rounded on the way, and a NaN arrives everywhere.
+        """Replace gradients by their exact sums over ranks; all ranks call it with the same shapes.
 
         Args:
             tables: fp32 `[rows, columns]` each, contiguous; at most 2**31 rows.
-            others: gradients, of any shape, that are not sparse.
+            others: dense gradients of any shape.
         """
         if self._num_ranks == 1:
             return
@@ -58,12 +51,12 @@ class RowSums:
         self._sum_dense_(dense)
 
     def _counts_of_all(self, touched: Sequence[Tensor]) -> list[list[int]]:
-        """For each table, how many rows each rank touched: what all decide by."""
+        """Gather, for each table, how many rows each rank touched."""
         if not touched:
             return []
         own = torch.tensor([rows.numel() for rows in touched], device=touched[0].device)
         every = own.repeat(self._num_ranks, 1)
-        share(list(every.unbind()), self._group)
+        all_gather_in_place(list(every.unbind()), self._group)
         counts: list[list[int]] = every.t().tolist()
         return counts
 
@@ -74,11 +67,11 @@ class RowSums:
         numbers, values = _parts(messages[self._rank], columns)
         numbers.copy_(rows)
         torch.index_select(gradient, 0, rows, out=values)
-        share(messages, self._group)
-        gradient.index_fill_(0, rows, 0.0)  # they are added when this rank's turn comes
+        all_gather_in_place(messages, self._group)
+        gradient.index_fill_(0, rows, 0.0)  # this rank's rows are added in its turn
         for message in messages:
             numbers, values = _parts(message, columns)
-            # each row is there once, so that no two threads, or blocks of a GPU, add to the same one
+            # each row occurs once, so that no two threads, or blocks of a GPU, add to the same one
             gradient.scatter_add_(0, numbers.long().unsqueeze(1).expand_as(values), values)
 
     def _sum_dense_(self, gradients: Sequence[Tensor]) -> None:
@@ -92,43 +85,32 @@ class RowSums:
 
 
 def touched_rows(gradient: Tensor) -> Tensor:
-    """Rows of a table's gradient that are not all zeros, in order: int64 `[n]`.
-
-    A row that was looked up and has a gradient of zeros is not among them: there is nothing to add.
-
-    Args:
-        gradient: `[rows, columns]`.
-    """
-    # nothing cancels among absolute values, and PyTorch adds numbers up faster than it asks for any
+    """Find the rows of a gradient `[rows, columns]` that are not all zeros: int64 `[n]`, ascending."""
+    # absolute values cannot cancel, and `sum` is faster than `any`
     return gradient.abs().sum(1).nonzero().view(-1)
 
 
 def bytes_by_rows(counts: Sequence[int], columns: int) -> float:
-    """Bytes that leave the busiest rank if only touched rows travel.
-
-    Args:
-        counts: rows that each rank touched.
-        columns: of the table.
-    """
+    """Bytes that leave the busiest rank if ranks send `counts` rows of a table with so many columns."""
     return float((len(counts) - 1) * max(counts) * (1 + columns) * FP32_BYTES)
 
 
 def bytes_dense(num_values: int, num_ranks: int) -> float:
-    """Bytes that leave a rank in a dense sum: a ring, which all backends make of a large one."""
+    """Bytes that leave a rank in a dense sum: backends sum large vectors in a ring."""
     return 2 * (num_ranks - 1) / num_ranks * num_values * FP32_BYTES
 
 
 def send_touched_rows(
     module: DistributedDataParallel, tables: Mapping[nn.Parameter, Sequence[tuple[int, int]]]
 ) -> None:
-    """Let a DDP module average the gradients of its tables by `RowSums`, and the rest densely as before.
+    """Register a hook that averages a DDP module's table gradients by `RowSums`, and other gradients densely.
 
-    It is a communication hook: call it before the first backward pass, and register no other.
+    Call it before the first backward pass, and register no other hook.
 
     Args:
         module: holds the tables.
-        tables: by parameter, the rows and columns of the tables in it, one after the other; an
-            `nn.Embedding`'s weight is one table, FBGEMM's flat weights are several.
+        tables: by parameter, the rows and columns of its consecutive tables; an `nn.Embedding`'s weight is
+            one table, FBGEMM's flat weights are several.
 
     Raises:
         ValueError: a parameter is not fp32, or its tables do not fill it.
@@ -138,8 +120,8 @@ def send_touched_rows(
         found = sum(rows * columns for rows, columns in of_parameter)
         if parameter.dtype != torch.float32 or found != parameter.numel():
             raise ValueError(
-                f"a parameter of {parameter.numel()} values in {parameter.dtype} is said to hold tables of "
-                f"{found} values in fp32; name all of its tables, or leave it out, so that it travels dense"
+                f"a parameter of {parameter.numel()} values in {parameter.dtype} is declared to hold tables "
+                f"of {found} values in fp32; name all of its tables, or leave it out, to sum it densely"
             )
     sums = RowSums(module.process_group)
 
@@ -166,14 +148,14 @@ def send_touched_rows(
 
 
 def _parts(message: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Numbers of rows, int32 `[n]`, and rows `[n, columns]` of a flat message; views."""
+    """View a flat message as row numbers, int32 `[n]`, and rows `[n, columns]`."""
     num_rows = message.numel() // (1 + columns)
     numbers, values = torch.split(message, [num_rows, num_rows * columns])
     return numbers.view(torch.int32), values.view(num_rows, columns)
 
 
 def _tall_tables(flat: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Neighbouring tables of one width as one tall table each; views."""
+    """View consecutive tables of equal width as one tall table each."""
     tall, begin = [], 0
     for columns, neighbours in groupby(shapes, key=lambda shape: shape[1]):
         rows = sum(rows for rows, _ in neighbours)

@@ -1,7 +1,7 @@
-"""The dense parameters, of which every rank has a replica: how their updates stay alike.
+"""Synchronization of the dense parameters, of which every rank has a replica.
 
-`AllReduceSync` averages gradients in each step, in any of the ways of `dlrm.comm`; `Prioritized` does so
-beside the next forward pass. `Apart` lets ranks train by themselves until their gradients have changed much.
+`AllReduceSync` averages gradients in each step, by any exchange of `dlrm.comm`; `P3Sync` does so in the
+background of the next forward pass; `SelectiveSync` averages parameters when gradients have changed much.
 """
 
 from dlrm.dense_sync.allreduce import AllReduceSync

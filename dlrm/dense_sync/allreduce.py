@@ -1,7 +1,7 @@
-"""Replicas whose gradients are averaged in each step, and a few scalars with them.
+"""Replicas whose gradients are averaged in each step, together with a few scalars.
 
-The scalars travel along because every decision that all ranks must take together (stop, diverged) then
-costs next to nothing and cannot disagree.
+Decisions that all ranks must make together (stop, diverged) travel as scalars in the same sum: they cost next
+to nothing and cannot disagree.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,19 @@ from dlrm.comm.config import CommConfig
 from dlrm.comm.consistency.parameters import check_alike
 from dlrm.comm.feedback.residual import LostResiduals, Residual
 from dlrm.comm.stats.figures import ExchangeFigures
-from dlrm.dense_sync.base import EXCHANGE
+from dlrm.dense_sync.base import EXCHANGE, DenseSync
 
 
-class AllReduceSync:
-    """Averages gradients over all ranks; see `KeptAlike`.
+class AllReduceSync(DenseSync):
+    """Averages gradients over all ranks by an exchange of `dlrm.comm`; all ranks construct it together.
 
     Args:
         parameters: dense fp32 parameters, equal on all ranks.
-        num_scalars: fp32 numbers that travel along each time.
-        comm: how gradients travel; None: all of them, in one fp32 all-reduce with the scalars.
+        num_scalars: number of fp32 scalars in each step.
+        comm: the exchange; None: one fp32 all-reduce of all gradients and scalars.
 
     Raises:
-        ValueError: ranks have different parameters or ways of exchange; all ranks raise it, and make
-            `AllReduceSync` together.
+        ValueError: on all ranks, if they have different parameters or exchanges.
     """
 
     def __init__(
@@ -42,38 +41,34 @@ class AllReduceSync:
         device = self._parameters[0].device
         self._num_scalars = num_scalars
         self._exchange = build_exchange(comm or CommConfig(), sum(self._sizes), device)
-        self._flat = self._exchange.make_room(num_scalars)
+        self._flat = self._exchange.make_buffer(num_scalars)
         used = sum(self._sizes) + num_scalars
         *pieces, self._scalars = torch.split(self._flat[:used], [*self._sizes, num_scalars])
         self._gradients = self._shaped(pieces)
 
     @property
     def own(self) -> Residual | None:
-        """See `KeptAlike`: the gradients that this rank has not sent yet, and its compressor's draws."""
-        return self._exchange.residual if self._exchange.residual.is_worth_saving else None
+        """See `DenseSync.own`: this rank's residual and its compressor's random draws."""
+        return self._exchange.residual if self._exchange.residual.needs_saving else None
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
-        """See `KeptAlike`."""
+        """See `DenseSync.losses`."""
         return self._exchange.losses
 
     @property
     def chosen(self) -> str | None:
-        """Of comm.exchange=auto: the collective that it has decided for, by name; None: not yet."""
+        """Name of the collective that comm.exchange=auto has chosen; None: not yet."""
         return self._exchange.chosen
 
     @property
     def is_settled(self) -> bool:
-        """Whether comm.exchange=auto tries nothing any more."""
+        """Whether comm.exchange=auto has finished its trials."""
         return self._exchange.is_settled
 
     def average(self, scalars: Tensor) -> Tensor:
-        """Replace each parameter's gradient by its mean over all ranks; return the mean of `scalars`.
-
-        Args:
-            scalars: fp32 `[num_scalars]`.
-        """
-        if dist.get_world_size() == 1 and not self._exchange.residual.is_owed:
+        """Replace each parameter's gradient by its mean over all ranks; see `DenseSync.average`."""
+        if dist.get_world_size() == 1 and not self._exchange.residual.is_pending:
             return scalars
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -89,29 +84,23 @@ class AllReduceSync:
         return scalars
 
     def updated(self, seconds: float) -> None:
-        """See `KeptAlike`."""
+        """See `DenseSync.updated`."""
         self._exchange.observe(seconds)
 
-    def join(self) -> None:
-        """Nothing: replicas are always equal."""
-
     def take_figures(self) -> ExchangeFigures | None:
-        """See `KeptAlike`."""
+        """See `DenseSync.take_figures`."""
         return self._exchange.take_figures()
 
     def settle(self) -> LostResiduals | None:
-        """See `KeptAlike`."""
+        """See `DenseSync.settle`."""
         return self._exchange.settle()
 
-    def close(self) -> None:
-        """Nothing."""
-
     def state_dict(self) -> dict[str, Any]:
-        """See `KeptAlike`."""
+        """See `DenseSync.state_dict`."""
         return {EXCHANGE: self._exchange.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
-        """See `KeptAlike`."""
+        """See `DenseSync.load_state_dict`."""
         if EXCHANGE in state:
             self._exchange.load_state_dict(state[EXCHANGE])
 

@@ -1,8 +1,8 @@
-"""What the training loop asks of whoever keeps replicas alike, and how its scalars travel when alone."""
+"""The interface between the training loop and the synchronization of dense parameters."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,71 +12,75 @@ from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 
 EXCHANGE: Final = "exchange"
-"""Under which the state of an exchange of gradients is kept."""
+"""Key of an exchange's state in `DenseSync.state_dict`."""
 
 logger = logging.getLogger(__name__)
 
 
-class DenseSync(Protocol):
-    """Keeps the dense parameters of all ranks alike, in some sense. All ranks call it in the same order."""
+class DenseSync:
+    """Keeps the dense parameters of all ranks in sync; all ranks call its methods in the same order."""
 
     @property
     def own(self) -> Stateful | Heir | None:
-        """State that is this rank's alone; None: there is none."""
+        """State of this rank alone; None: there is none."""
+        return None
 
     @property
     def losses(self) -> Sequence[LostResiduals]:
         """Gradients that failures have cost the run before they were sent."""
+        return ()
 
     def average(self, scalars: Tensor) -> Tensor:
-        """Between the backward pass and the update.
+        """Synchronize gradients, between the backward pass and the update.
 
         Args:
-            scalars: fp32 `[n]`; they arrive whole in each step, whatever becomes of gradients.
+            scalars: fp32 `[n]`, exchanged exactly in each step.
 
         Returns:
-            Their means over all ranks.
+            The means of the scalars over all ranks.
         """
+        raise NotImplementedError
 
     def updated(self, seconds: float) -> None:
-        """The optimizer has done its part; the step took so long on this rank."""
+        """Finish a step after the optimizer's update; the step took `seconds` on this rank."""
+        raise NotImplementedError
 
     def join(self) -> None:
-        """Make parameters equal and fit to be read: before they are evaluated, checked or saved."""
+        """Make parameters equal and up to date, before they are evaluated, checked or saved."""
 
     def take_figures(self) -> ExchangeFigures | None:
-        """What exchanges took per step since this was last asked; None: there was none."""
+        """Return the figures of exchanges since the last call; None: there was none."""
+        raise NotImplementedError
 
     def settle(self) -> LostResiduals | None:
-        """After states were loaded, or none were, once; what was lost by that."""
+        """Call once after states were loaded, or not; returns the residuals that are lost."""
+        return None
 
     def close(self) -> None:
-        """Training is over, in whatever way."""
+        """Release threads at the end of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is the same on all ranks."""
+        """State that is the same on all ranks."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
-        """Go on from there.
-
-        Args:
-            state: of whoever kept replicas alike before; empty: nobody said.
-            steps_done: of the run.
-        """
+        """Restore a state, maybe of another kind of synchronization, after `steps_done` steps of the run."""
+        if state.get(EXCHANGE, {}).get("owners"):
+            logger.warning(
+                "the resumed run had gradients that were not sent yet, and comm.exchange is now another, "
+                "which drops them: to send them first, resume with comm.exchange=ring for some steps"
+            )
 
 
 def mean_over_ranks(scalars: Tensor) -> Tensor:
-    """The means of some scalars, where nothing else travels that could take them along."""
+    """Average scalars over ranks in an all-reduce of their own."""
     if dist.get_world_size() > 1:
         dist.all_reduce(scalars)
         scalars /= dist.get_world_size()
     return scalars
 
 
-def warn_of_dropped(state: Mapping[str, Any]) -> None:
-    """Tell that gradients which were not sent yet are of no use to this way of exchange."""
-    if state.get(EXCHANGE, {}).get("owners"):
-        logger.warning(
-            "the run that goes on owed gradients that it had not sent yet, and comm.exchange is now another, "
-            "which drops them: to send them first, go on with comm.exchange=ring for some steps"
-        )
+def ring_bytes(num_values: int) -> float:
+    """Bytes that a rank sends in a ring all-reduce of fp32 values over all ranks."""
+    num_ranks = dist.get_world_size()
+    return 2 * (num_ranks - 1) / num_ranks * 4 * num_values

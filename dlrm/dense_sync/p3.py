@@ -1,26 +1,21 @@
-"""Replicas whose gradients travel beside the next forward pass, in the order in which it needs them (P3)."""
+"""Replicas whose gradients are averaged in slices, in the background of the next forward pass (P3)."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.comm.stats.figures import ExchangeFigures, Tally
-from dlrm.dense_sync.base import mean_over_ranks, warn_of_dropped
+from dlrm.dense_sync.base import DenseSync, mean_over_ranks, ring_bytes
 from dlrm.optim.build import Optimizers
 
 
-class P3Sync:
-    """Averages gradients in slices; see `KeptAlike` and `PriorityExchange`.
+class P3Sync(DenseSync):
+    """Averages gradients in slices by a `PriorityExchange`.
 
     Args:
-        model: whose dense parameters they are.
-        optimizers: of the model; from now on, the dense part of it steps layer by layer.
-        reads_each_step: whether somebody reads parameters after each step, as partial recovery does; then
-            there is only the rest of the backward pass to travel beside.
+        model: with the dense parameters.
+        optimizers: of the model; from now on, the dense optimizer steps layer by layer.
+        reads_each_step: whether parameters are read after each step, as partial recovery does; the exchange
+            then overlaps with the rest of the backward pass only.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers, reads_each_step: bool) -> None:
@@ -33,46 +28,27 @@ class P3Sync:
         self._tally = Tally()
         optimizers.step_dense = self._exchange.step
 
-    losses: Sequence[LostResiduals] = ()
-    """None: nobody owes gradients here."""
-    own: None = None
-    """Nothing is."""
-
     def average(self, scalars: Tensor) -> Tensor:
-        """The mean of the scalars; gradients are on their way already."""
+        """Average the scalars; the gradients are being sent already."""
         return mean_over_ranks(scalars)
 
     def updated(self, seconds: float) -> None:
-        """See `KeptAlike`."""
+        """See `DenseSync.updated`."""
         if self._reads_each_step:
             self.join()
         self._tally.step(seconds)
-        num_ranks = dist.get_world_size()
-        sent_bytes = 2 * (num_ranks - 1) / num_ranks * 4 * self._num_values
-        self._tally.exchange(self._num_values, self._num_values, sent_bytes)
+        self._tally.exchange(self._num_values, self._num_values, ring_bytes(self._num_values))
 
     def join(self) -> None:
         """Wait for all updates."""
         self._exchange.finish()
 
     def take_figures(self) -> ExchangeFigures | None:
-        """See `KeptAlike`; the seconds are those in which training has waited for gradients."""
+        """See `DenseSync.take_figures`; the seconds are those that training has waited for gradients."""
         self._tally.waited(self._exchange.waited_s - self._waited_s)
         self._waited_s = self._exchange.waited_s
         return self._tally.take("slices by priority")
 
-    def settle(self) -> LostResiduals | None:
-        """Nothing was owed."""
-        return None
-
     def close(self) -> None:
-        """End the thread that exchanges."""
+        """End the thread of the exchange."""
         self._exchange.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], steps_done: int) -> None:
-        """Nothing comes back; see `warn_of_dropped`."""
-        warn_of_dropped(state)

@@ -1,1 +1,1 @@
-"""Choosing the fastest exchange: link measurements, cost formulas, and trials during training."""
+"""Choice of the fastest exchange by predictions, timings and trials during training."""

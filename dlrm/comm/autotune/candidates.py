@@ -1,11 +1,10 @@
-"""Which exchange is fastest here: predicted for all candidates, timed for some, tried in training by a few.
+"""Finds the fastest exchange: all candidates are predicted, some are timed, and a few are tried in training.
 
-Predictions need the speeds of the links (`dlrm.comm.links`), the formulas that each collective
-composes of `dlrm.comm.cost`, and the time that a compressor takes; encoding all values takes time
-that they leave out. They only choose what is timed: in place, on the gradient's own size and values. Times of
-the exchange alone only choose what is tried: in a step caches are cold, and ranks are not there at the same
-moment. Steps decide. Whatever leaves something behind costs accuracy, so that it must be worth it: where the
-dense exchange is a small share of the step, the answer is dense.
+Predictions come from measured links (`dlrm.comm.links`), cost formulas (`dlrm.comm.cost`) and the time of the
+compressor, not of encoding; they decide what is timed, on the actual gradient. Timings of exchanges alone
+decide what is tried in training steps, in which caches are cold and ranks do not arrive together.
+Lossy exchanges cost accuracy and must save enough: where the dense exchange is a small share of the step, the
+answer is dense.
 """
 
 import time
@@ -21,38 +20,38 @@ from dlrm.comm.collectives import Collective, Select
 from dlrm.comm.links import Links, best_time_s, finish
 
 MAX_TIMED: Final = 3
-"""Candidates of each kind, lossless, encoded and sparse, that are timed."""
+"""Largest number of candidates of each kind that are timed."""
 TIMED_WITHIN: Final = 2.0
-"""Times the best prediction, of lossless ones for those: what is predicted to take longer is not timed. The
-best is none of those that encode all values, for which their links alone are predicted."""
+"""Only candidates within this factor of the best prediction are timed; lossless ones are compared with each
+other, and encoded ones are never the best, as the time of encoding is not predicted."""
 MAX_ROUNDS: Final = 5
 BUDGET_S: Final = 5.0
-"""For timing: as many rounds of all as fit, at least one, after one that does not count."""
+"""Time for as many rounds of timing as fit, at least one, after a warm-up round."""
 MAX_TRIED: Final = 5
+"""Largest number of candidates that are tried in training."""
 TRIED_WITHIN: Final = 1.25
-"""Times the shortest step, as exchanges by themselves tell it: what makes a longer one is not tried."""
+"""Only candidates whose steps, by their timings, are within this factor of the shortest are tried."""
 WORTH: Final = 0.02
 """Share of the step that a lossy exchange must save."""
 
-
 Kind = Literal["lossless", "encoded", "sparse"]
-"""All values as they are, all in fewer bits, or some of them."""
+"""All values exactly, all values in fewer bits, or selected values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to exchange gradients. At least one of those to choose from must be lossless."""
+    """A collective to choose from, with its selection; at least one candidate must be lossless."""
 
     name: str
     collective: Collective
     select: Select
-    """Which values travel (`keeping`); lossless collectives never ask."""
+    """Selects the values to send; unused by dense collectives."""
     num_kept: int
-    """Of the vector's values that each rank sends; of no meaning where all are sent."""
+    """Values that each rank sends, of sparse collectives."""
 
     @property
     def kind(self) -> Kind:
-        """What becomes of values."""
+        """How values are sent."""
         if self.collective.is_lossless:
             return "lossless"
         return "sparse" if self.collective.is_sparse else "encoded"
@@ -60,38 +59,38 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What is known of a candidate: the same on all ranks."""
+    """Predictions and measurements of a candidate, the same on all ranks."""
 
     name: str
     kind: Kind
     sent_bytes: float
-    """A rank and step, on average over ranks."""
+    """Bytes that a rank sends per step, on average over ranks."""
     predicted_s: float
-    """Links and compressor."""
+    """Predicted seconds of links and compressor."""
     timed_s: float | None = None
-    """Of the round in which the slowest rank was fastest; None: it was not timed."""
+    """Seconds of the slowest rank in the fastest round; None: not timed."""
     step_s: float | None = None
-    """A step of training with it; None: it was not tried."""
+    """Seconds of a training step; None: not tried."""
     reason: str = ""
-    """Why it was chosen, or not."""
+    """Why the candidate was chosen, or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangePlan:
-    """The choice of all ranks."""
+    """The chosen exchange and the estimates of all candidates, the same on all ranks."""
 
     estimates: tuple[Estimate, ...]
-    """Of all candidates, in their order."""
+    """Estimates in the order of the candidates."""
     chosen: int
-    """Index of the one to use."""
+    """Index of the chosen candidate."""
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing is left behind."""
+        """Whether the chosen exchange is lossless."""
         return self.estimates[self.chosen].kind == "lossless"
 
     def describe(self) -> str:
-        """A table for people, with the reasons."""
+        """Format all estimates and reasons as a table."""
         width = max(len(each.name) for each in self.estimates)
         lines = [f"{'exchange':{width}}  {'MB sent':>9}  {'predicted':>12}  {'timed':>12}  {'step':>12}"]
         for each in self.estimates:
@@ -111,11 +110,11 @@ def estimate(
     links: Links,
     group: dist.ProcessGroup | None = None,
 ) -> list[Estimate]:
-    """What exchanges take by themselves; all ranks call it together, and get the same.
+    """Predict and time exchanges by themselves; all ranks call it together, and get the same estimates.
 
     Args:
         candidates: the same on all ranks.
-        gradient: fp32 `[d]`, such as this rank exchanges each step; left as it is.
+        gradient: fp32 `[d]`, a typical gradient of this rank; left unchanged.
         links: of the group's ranks.
         group: None is all ranks.
 
@@ -130,14 +129,14 @@ def estimate(
 
 
 def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]:
-    """Indices of those to try in training, at most `MAX_TRIED`; a dense one, if among them, is first.
+    """Select the indices of at most `MAX_TRIED` candidates to try in training, a dense one first.
 
-    Not tried is what cannot be worth it, what takes longer by itself than the best dense one though it leaves
-    something behind, and what makes steps much longer than another.
+    Lossy candidates are excluded if they cannot save enough or take longer than the best lossless one, and
+    any candidate that makes steps much longer than another.
 
     Args:
-        estimates: of which one that is lossless has been timed.
-        rest_of_step_s: what a step takes besides the exchange, the same on all ranks.
+        estimates: of which a lossless one has been timed.
+        rest_of_step_s: seconds of a step without the exchange, the same on all ranks.
     """
     times = {index: each.timed_s for index, each in enumerate(estimates) if each.timed_s is not None}
     dense_s, dense = min(
@@ -155,12 +154,12 @@ def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]
 
 
 def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> ExchangePlan:
-    """The one with the shortest step, but a lossy one only if it is worth it.
+    """Choose the candidate with the shortest steps, and a lossy one only if it saves enough.
 
     Args:
         estimates: of all candidates.
-        tried_s: by index, seconds of a step, the same on all ranks. Where no lossless one is among them,
-            they all take too long.
+        tried_s: seconds of a step by index, the same on all ranks; without lossless candidates if these all
+            took too long to be tried.
     """
     chosen = min(tried_s, key=tried_s.__getitem__)
     reason = "chosen: the shortest steps" if len(tried_s) > 1 else "chosen: nothing else may be worth it"
@@ -218,7 +217,7 @@ def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None)
 
 
 def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
-    """Indices of those to time: never empty of lossless ones."""
+    """Select the indices of candidates to time, at least one of them lossless."""
 
     def longest_s(*kinds: Kind) -> float:
         return TIMED_WITHIN * min(each.predicted_s for each in estimates if each.kind in kinds)
@@ -239,14 +238,14 @@ def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
 def _time(
     candidates: Sequence[Candidate], timed: Sequence[int], gradient: Tensor, group: dist.ProcessGroup | None
 ) -> dict[int, float]:
-    """Seconds of those timed, in turns, so that what else the machine does hits all alike."""
+    """Time candidates in turns, so that other load of the machine affects all alike."""
     residual = torch.zeros_like(gradient)
 
     def turn() -> list[float]:
         here = [_exchange_s(candidates[index], gradient, residual, group) for index in timed]
         return slowest(here, gradient.device, group)
 
-    turn()  # connections and buffers are made
+    turn()  # the first round makes connections and buffers
     rounds = [turn()]
     while len(rounds) < min(MAX_ROUNDS, BUDGET_S / sum(rounds[0])):
         rounds.append(turn())
@@ -256,7 +255,7 @@ def _time(
 def _exchange_s(
     candidate: Candidate, gradient: Tensor, residual: Tensor, group: dist.ProcessGroup | None
 ) -> float:
-    """Of an exchange as training does it; lossy ones add what they left behind first."""
+    """Time one exchange as in training, with error feedback for lossy candidates."""
     is_lossless = candidate.collective.is_lossless
     if is_lossless:
         residual.copy_(gradient)
@@ -271,18 +270,12 @@ def _exchange_s(
     finish(gradient.device)
     seconds = time.perf_counter() - begin
     if is_lossless:
-        residual.zero_()  # it holds a sum, not what was left behind
+        residual.zero_()  # drop the sum: lossless exchanges leave no residual
     return seconds
 
 
 def slowest(values: Sequence[float], device: torch.device, group: dist.ProcessGroup | None) -> list[float]:
-    """The maximum over ranks, so that all decide by the same numbers.
-
-    Args:
-        values: as many on all ranks.
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
-    """
+    """Take the maximum of each value over ranks, so that all ranks decide by the same numbers."""
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return [float(value) for value in tensor.tolist()]

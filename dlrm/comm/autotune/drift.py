@@ -1,7 +1,7 @@
-"""When to plan again: links change, as other jobs come and go, but asking all ranks costs an exchange too.
+"""Detects that links have changed, as other jobs start and end, so that the exchange is chosen again.
 
-An exchange that takes another time than it did tells that, but not always: one that sends little hardly gets
-faster on a link that others have left. So links are measured again, too, rarely.
+Usually the time of exchanges shows it. As a sparse exchange hardly gets faster on a faster link, links are
+also measured again, rarely. Both cost messages between ranks.
 """
 
 from statistics import median
@@ -13,20 +13,20 @@ import torch.distributed as dist
 from dlrm.comm.links import Links, measure_links
 
 CHECK_STEPS: Final = 500
-"""Steps between the times that ranks compare what they see."""
+"""Steps between comparisons of all ranks' times."""
 MOVED: Final = 1.5
-"""Factor, up or down, by which exchanges must have changed."""
+"""Factor, up or down, by which the time of exchanges must have changed."""
 CHECKS_PER_PROBE: Final = 20
-"""Links are measured at each so-manieth comparison."""
+"""Comparisons between measurements of links."""
 LINKS_MOVED: Final = 2.0
 """Factor, up or down, by which the bandwidth of links must have changed."""
 
 
 class DriftDetector:
-    """Compares the time of exchanges with that of the first steps after a plan.
+    """Compares the time of exchanges with that of the first steps after a choice.
 
-    A rank that is early waits for the others in its exchange, so that the least of all ranks' medians
-    counts: the time of who came last.
+    A rank that is early waits for the others in its exchange, so that the smallest median of all ranks
+    counts, that of the rank that came last.
 
     Args:
         device: on which the group's backend exchanges tensors.
@@ -37,17 +37,13 @@ class DriftDetector:
         self._device, self._group = device, group
         self._seen_s: list[float] = []
         self.usual_s: float | None = None
-        """What exchanges took when they were first compared; None: they were not yet."""
+        """Seconds of exchanges at the first comparison; None: not compared yet."""
         self.links: Links | None = None
-        """As they were when that was planned; None: nobody has told, and they are what is measured next."""
+        """Links at the time of the choice; None: unknown, the next measurement stands for them."""
         self._num_checks = 0
 
     def observe(self, exchange_s: float) -> bool:
-        """Whether to plan again now: the same answer on all ranks, which call it once a step.
-
-        Args:
-            exchange_s: what the exchange of this step took on this rank.
-        """
+        """Record this step's exchange and return whether to choose again, the same on all ranks."""
         self._seen_s.append(exchange_s)
         if len(self._seen_s) < CHECK_STEPS:
             return False
@@ -61,7 +57,9 @@ class DriftDetector:
         if not moved and self._num_checks % CHECKS_PER_PROBE == 0:
             moved = self._have_links_moved()
         if moved or usual_s is None:
-            self.usual_s = None if moved else now_s  # after a new plan, its first steps are the measure
+            self.usual_s = (
+                None if moved else now_s
+            )  # the first steps after a new choice are the new reference
         return moved
 
     def _have_links_moved(self) -> bool:

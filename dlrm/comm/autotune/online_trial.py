@@ -1,8 +1,8 @@
-"""Finalists take turns in training itself: each of their steps is one of the run's, and none is in vain.
+"""Online trial: candidate exchanges take turns in the training steps of the run until one is clearly fastest.
 
-Machines and links are slower at one time than at another, and not for all exchanges alike, for seconds. So
-rounds do not follow each other at once: between them, the best so far goes on. Who is clearly slower is out
-soon; to tell those that differ little takes long, and costs as little as they differ.
+Machines and links are slower for seconds, and not for all exchanges alike. Rounds are therefore spread out,
+with steps of the best candidate so far between them. Clearly slower candidates drop out soon; similar ones
+take long to tell apart, which costs as little as they differ.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from dlrm.comm.autotune.candidates import slowest
 from dlrm.comm.autotune.significance import LEAST_ROUNDS, running, typical
 
 STEPS: Final = 2
-"""Of a turn, that count; the one before them does not, as it finds in the caches what others left there."""
+"""Timed steps of a turn, after one that is not timed because caches hold another candidate's data."""
 MOST_ROUNDS: Final = 40
-"""In each of which those that are still running take a turn."""
+"""Largest number of rounds, in each of which all remaining candidates take a turn."""
 PAUSE_S: Final = 0.5
-"""Between rounds, in which the best so far makes all steps: at least one."""
+"""Seconds between rounds, at least one step, in which the best candidate so far is used."""
 
 
 class OnlineTrial:
-    """Says who makes the next step, and who has made them fastest. All ranks call it in the same order.
+    """Schedules the turns of candidates and compares their steps; all ranks call it in the same order.
 
     Args:
-        finalists: their indices.
+        finalists: indices of the candidates.
         device: on which the group's backend exchanges tensors.
         group: None is all ranks.
     """
@@ -41,20 +41,20 @@ class OnlineTrial:
         self._begin_round()
 
     @property
-    def is_telling(self) -> bool:
-        """Whether its times are worth something by now."""
+    def is_conclusive(self) -> bool:
+        """Whether there are enough rounds to choose by."""
         return self.is_over or len(self._rounds) >= LEAST_ROUNDS
 
     @property
     def is_over(self) -> bool:
-        """Whether one alone is left, or there are as many rounds as there may be."""
+        """Whether a single candidate remains, or the rounds are used up."""
         return len(self._running) == 1 or len(self._rounds) >= MOST_ROUNDS
 
     @property
     def turn(self) -> int | None:
-        """Index of the finalist whose step is the next; None: it is the best one's, between two rounds.
+        """Index of the candidate for the next step; None: the best one so far, between two rounds.
 
-        In each round, another one comes first.
+        Each round starts with another candidate.
         """
         if self._steps_paused:
             return None
@@ -63,15 +63,11 @@ class OnlineTrial:
 
     @property
     def times_s(self) -> dict[int, float]:
-        """Seconds of a step by index, on the slowest rank: the same on all ranks. There must be a round."""
+        """Seconds of a step on the slowest rank, by index, after at least one round."""
         return typical(self._rounds)
 
     def observe(self, step_s: float) -> bool:
-        """The step of `turn` is over; it took so long on this rank.
-
-        Returns:
-            Whether it was the last one of a round.
-        """
+        """Record the duration of the step of `turn` on this rank; true if it completes a round."""
         turn = self.turn
         if turn is None:
             self._steps_paused -= 1

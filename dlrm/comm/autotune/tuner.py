@@ -1,9 +1,8 @@
-"""`auto`: training begins dense, and goes on in what turns out to be the fastest way.
+"""The exchange `auto`: training starts dense and continues with the exchange that turns out to be fastest.
 
-When a few steps have told what a step takes besides its exchange, candidates are timed on a real gradient,
-and those that may be the fastest take turns in the steps that follow. What is chosen after some of these
-turns may still change while they last. All of that happens again if exchanges get much slower or faster; all
-ranks at the same steps.
+After a few dense steps, which show how long a step takes without its exchange, candidates are timed on a real
+gradient, and the fastest of them take turns in the following steps. A first choice may change while these
+last. All of this is repeated, by all ranks at the same steps, if exchanges get much slower or faster.
 """
 
 import logging
@@ -31,19 +30,20 @@ from dlrm.comm.collectives import Collective
 from dlrm.comm.links import measure_links
 
 DENSE_STEPS: Final = 10
-"""Steps before the first plan; the first few are slower than those that follow."""
+"""Dense steps before candidates are timed; the first few are slower than later ones."""
 REMEMBERED_STEPS: Final = 5
+"""Last steps whose time without the exchange is remembered."""
 
 logger = logging.getLogger(__name__)
 
 
 class ExchangeTuner:
-    """Plans, and plans again; see `dlrm.comm.exchange.Planner`.
+    """Chooses the collective of each step, alike on all ranks, which call it together.
 
     Args:
-        candidates: to choose from, the same on all ranks, each with a name of its own; one is lossless.
+        candidates: the same on all ranks, with different names; at least one is lossless.
         device: of the gradients.
-        group: of the ranks; None: all.
+        group: None is all ranks.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class ExchangeTuner:
         self._is_due = False
         self._estimates: list[Estimate] = []
         self._trial: OnlineTrial | None = None
-        self._watch = DriftDetector(device, group)
+        self._drift = DriftDetector(device, group)
         self._best: Collective | None = None  # so far
         self.chosen: Collective | None = None
-        """See `Planner`."""
+        """The chosen collective; None: not chosen yet."""
 
     @property
     def is_settled(self) -> bool:
-        """See `Planner`."""
+        """Whether a collective is chosen and no trial is running."""
         return self.chosen is not None and self._trial is None
 
     def choose(self, gradient: Tensor) -> Collective | None:
-        """See `Planner`."""
+        """Return the collective for the gradient, fp32 `[d]`, of this step; None: the same as before."""
         if self._is_due:
             self._is_due, self.chosen = False, None
             self._begin(gradient)
@@ -75,44 +75,44 @@ class ExchangeTuner:
         return self._best if turn is None else self._candidates[turn].collective
 
     def observe(self, step_s: float, exchange_s: float) -> None:
-        """See `Planner`."""
+        """Record the seconds of a step and of the exchange in it; without them, nothing is ever chosen."""
         if self._trial is not None:
             if self._trial.observe(step_s):
                 self._judge(self._trial)
             return
         self._rests_s.append(max(0.0, step_s - exchange_s))
         if self.chosen is not None:
-            self._is_due = self._watch.observe(exchange_s)
+            self._is_due = self._drift.observe(exchange_s)
         else:
             self._dense_steps_left -= 1
             self._is_due = self._dense_steps_left <= 0
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Planner`."""
+        """The settled choice and the conditions under which it was made."""
         return {
             "num_ranks": dist.get_world_size(self._group),
             "chosen": self.chosen.name if self.chosen is not None and self.is_settled else None,
-            "usual_s": self._watch.usual_s,
+            "usual_s": self._drift.usual_s,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Planner`; if exchanges then take another time than they did, everything is tried again."""
+        """Restore a choice that was made for as many ranks, or start over; drift is detected as usual."""
         self._dense_steps_left, self._is_due, self._trial = DENSE_STEPS, False, None
         self._rests_s.clear()
-        self._watch = DriftDetector(self._device, self._group)
+        self._drift = DriftDetector(self._device, self._group)
         self.chosen = self._best = None
         by_name = {each.name: each.collective for each in self._candidates}
         if state.get("num_ranks") == dist.get_world_size(self._group) and state["chosen"] in by_name:
             self.chosen = self._best = by_name[state["chosen"]]
-            self._watch.usual_s = state["usual_s"]
+            self._drift.usual_s = state["usual_s"]
 
     def _begin(self, gradient: Tensor) -> None:
-        """Find out who may be the fastest, and let them take turns if they are several."""
-        links = self._watch.links = measure_links(self._device, self._group)
+        """Time the candidates, and start a trial if several may be the fastest."""
+        links = self._drift.links = measure_links(self._device, self._group)
         self._estimates = estimate(self._candidates, gradient, links, self._group)
         (rest_of_step_s,) = slowest([median(self._rests_s)], self._device, self._group)
         found = finalists(self._estimates, rest_of_step_s)
-        self._tell(
+        self._log(
             f"exchange of dense gradients, {links.describe()}; to be tried: "
             + ", ".join(self._estimates[index].name for index in found)
         )
@@ -120,24 +120,24 @@ class ExchangeTuner:
             self._trial = OnlineTrial(found, self._device, self._group)
             return
         alone_s = rest_of_step_s + (self._estimates[found[0]].timed_s or 0.0)
-        self._take(decide(self._estimates, {found[0]: alone_s}), is_final=True)
+        self._adopt(decide(self._estimates, {found[0]: alone_s}), is_final=True)
 
     def _judge(self, trial: OnlineTrial) -> None:
-        """A round is over: who is best now goes on between it and the next, or for good."""
+        """After a round, use the best candidate until the next round, or for good."""
         made = decide(self._estimates, trial.times_s)
         self._best = self._candidates[made.chosen].collective
-        if trial.is_telling:
-            self._take(made, trial.is_over)
+        if trial.is_conclusive:
+            self._adopt(made, trial.is_over)
         if trial.is_over:
             self._trial = None
 
-    def _take(self, made: ExchangePlan, is_final: bool) -> None:
+    def _adopt(self, made: ExchangePlan, is_final: bool) -> None:
         before, self.chosen = self.chosen, self._candidates[made.chosen].collective
         self._best = self.chosen
         if is_final or self.chosen is not before:
             so_far = "" if is_final else " (so far)"
-            self._tell(f"exchange of dense gradients{so_far}:\n{made.describe()}")
+            self._log(f"exchange of dense gradients{so_far}:\n{made.describe()}")
 
-    def _tell(self, message: str) -> None:
+    def _log(self, message: str) -> None:
         if dist.get_rank(self._group) == 0:
             logger.info("%s", message)

@@ -1,13 +1,10 @@
-"""Ways to sum one vector over all ranks: dense or sparse, flat or in two levels, plain or encoded."""
+"""Collectives that sum a vector over all ranks: dense or sparse, flat or in two levels, plain or encoded."""
 
 from dlrm.comm.collectives.ar_topk import ARTopK
-from dlrm.comm.collectives.buffers import Buffers
-from dlrm.comm.collectives.collective import Collective, Select, keeping, share_of
-from dlrm.comm.collectives.hi_topk import HiTopK
-from dlrm.comm.collectives.ring import Ring
+from dlrm.comm.collectives.collective import Buffers, Collective, Select, kept_in_part, select_share
+from dlrm.comm.collectives.dense import Ring, Tree
+from dlrm.comm.collectives.levels import HiTopK, TwoLevel
 from dlrm.comm.collectives.sparse import SparseAllGather
-from dlrm.comm.collectives.tree import Tree
-from dlrm.comm.collectives.two_level import TwoLevel
 
 __all__ = [
     "ARTopK",
@@ -19,6 +16,6 @@ __all__ = [
     "SparseAllGather",
     "Tree",
     "TwoLevel",
-    "keeping",
-    "share_of",
+    "kept_in_part",
+    "select_share",
 ]

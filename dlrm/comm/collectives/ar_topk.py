@@ -1,7 +1,7 @@
-"""AR-Topk: one rank chooses for all which values travel, so that an all-reduce of those alone can sum them.
+"""AR-Topk: one rank selects the indices for all ranks, so that an all-reduce can sum the values at them.
 
-Tyagi & Swany, "Flexible communication for distributed deep learning" (arXiv 2312.02493), section B.1 of our
-notes: STAR takes ranks in turn, VAR the one whose selected values have most energy.
+Tyagi & Swany, "Flexible communication for distributed deep learning" (arXiv 2312.02493): STAR takes ranks in
+turn, VAR takes the rank whose selected values have most energy.
 """
 
 from typing import Final, Literal
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Collective, Select
-from dlrm.comm.collectives.messages import share
-from dlrm.comm.collectives.ring import Ring
-from dlrm.comm.collectives.sparse import INDEX_BYTES, LENGTH_BYTES, agree_on_lengths, check_length
-from dlrm.comm.collectives.tree import Tree
+from dlrm.comm.collectives.dense import Ring, Tree
+from dlrm.comm.collectives.messages import all_gather_in_place
+from dlrm.comm.collectives.sparse import INDEX_BYTES, LENGTH_BYTES, check_length, gather_lengths
 from dlrm.comm.links import Links
 
 Policy = Literal["star", "var"]
@@ -23,15 +22,15 @@ ENERGY_BYTES: Final = torch.float32.itemsize
 
 
 class ARTopK(Collective):
-    """Sums the values at one rank's indices.
+    """Sums the values at the indices that one rank has selected.
 
-    Values that are not finite travel when a rank chooses that has them: under VAR at once, under STAR when
-    its turn comes, at the latest after as many steps as there are ranks.
+    Values that are not finite are sent when the rank that has them selects: under VAR at once, under STAR
+    after at most as many steps as there are ranks.
 
     Args:
-        policy: who chooses.
-        dense: sums the chosen values; its group and its codec are used.
-        exact: all ranks select equally many. If not, they tell each other how many first.
+        policy: which rank selects.
+        dense: sums the selected values; its group and its codec are used.
+        exact: whether all ranks select equally many values; if not, they exchange the numbers first.
     """
 
     is_sparse = True
@@ -45,49 +44,49 @@ class ARTopK(Collective):
         self.name = f"AR-Topk {policy.upper()}, {dense.name}"
 
     def state_dict(self) -> dict[str, int]:
-        """Whose turn it is: the same on all ranks."""
+        """The step, which tells whose turn it is: the same on all ranks."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state` was taken, on all ranks."""
+        """Continue with the turn of `state`, on all ranks."""
         self._step = state["step"]
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
-        """As `Collective.sent_bytes`."""
+        """See `Collective.sent_bytes`."""
         others = self.num_ranks - 1
         broadcast = others / self.num_ranks * num_kept * INDEX_BYTES
-        return others * sum(self._small()) + broadcast + self._dense.sent_bytes(num_kept, 0)
+        return others * sum(self._header_bytes()) + broadcast + self._dense.sent_bytes(num_kept, 0)
 
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
-        """As `Collective.predict_s`."""
-        link, swapping = links.slowest, links.swapping
-        small_s = sum(
-            cost.all_gather_s(swapping.latency_s, swapping.s_per_byte, self.num_ranks, num_bytes)
-            for num_bytes in self._small()
+        """See `Collective.predict_s`."""
+        link, direct = links.slowest, links.all_to_all
+        headers_s = sum(
+            cost.all_gather_s(direct.latency_s, direct.s_per_byte, self.num_ranks, num_bytes)
+            for num_bytes in self._header_bytes()
         )
         indices = num_kept * INDEX_BYTES
         broadcast_s = cost.broadcast_s(link.latency_s, link.s_per_byte, self.num_ranks, indices)
-        return small_s + broadcast_s + self._dense.predict_s(links, num_kept, 0)
+        return headers_s + broadcast_s + self._dense.predict_s(links, num_kept, 0)
 
-    def _small(self) -> list[int]:
-        """Bytes of what each rank tells each other one before the source is known."""
+    def _header_bytes(self) -> list[int]:
+        """Bytes of each small all-gather before the selecting rank is known."""
         lengths = [] if self._exact else [LENGTH_BYTES]
         return [*lengths, ENERGY_BYTES] if self._policy == "var" else lengths
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
         check_length(vector)
-        indices = self._chosen(vector, select(vector))
-        values = torch.index_select(vector, 0, indices, out=self._room("values", indices))
-        sums = self._room("sums", indices)
+        indices = self._agreed_indices(vector, select(vector))
+        values = torch.index_select(vector, 0, indices, out=self._buffer("values", indices))
+        sums = self._buffer("sums", indices)
         self._dense.reduce_into(sums, values, select)
-        vector.index_copy_(0, indices, values)  # what the codec of the sum has left
+        vector.index_copy_(0, indices, values)  # the rounding errors of the codec
         total.zero_()
         total.index_copy_(0, indices, sums)
 
-    def _chosen(self, vector: Tensor, indices: Tensor) -> Tensor:
-        """The indices int64 of the rank whose turn it is."""
-        lengths = agree_on_lengths(indices, self._exact, self.group)
-        source = self._step % self.num_ranks if self._policy == "star" else self._richest(vector, indices)
+    def _agreed_indices(self, vector: Tensor, indices: Tensor) -> Tensor:
+        """Broadcast the indices int64 of the rank that selects."""
+        lengths = gather_lengths(indices, self._exact, self.group)
+        source = self._step % self.num_ranks if self._policy == "star" else self._most_energy(vector, indices)
         self._step += 1
         chosen = self.buffers.take("ar.indices", lengths[source], torch.int32, vector.device)
         if source == self.rank:
@@ -96,12 +95,12 @@ class ARTopK(Collective):
             dist.broadcast(chosen, group_src=source, group=self.group)
         return chosen.long()
 
-    def _richest(self, vector: Tensor, indices: Tensor) -> int:
-        """The rank with most energy at its indices; the lowest of equals, and NaN is more than anything."""
+    def _most_energy(self, vector: Tensor, indices: Tensor) -> int:
+        """The rank with most energy at its indices; the lowest of equals, and NaN counts as the most."""
         energies = torch.zeros(self.num_ranks, device=vector.device)
         energies[self.rank] = vector.index_select(0, indices).square().sum()
-        share(list(torch.split(energies, 1)), self.group)
+        all_gather_in_place(list(torch.split(energies, 1)), self.group)
         return int(energies.argmax())
 
-    def _room(self, name: str, indices: Tensor) -> Tensor:
+    def _buffer(self, name: str, indices: Tensor) -> Tensor:
         return self.buffers.take(f"ar.{name}", indices.numel(), torch.float32, indices.device)

@@ -1,4 +1,4 @@
-"""What all collectives have in common: they sum vectors over ranks, and leave behind what was not sent."""
+"""The base class of all collectives, which sum vectors over ranks and leave behind the values not sent."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,45 +7,61 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlrm.comm.collectives.buffers import Buffers
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.links import Links
 
 Select = Callable[[Tensor], Tensor]
-"""From a vector fp32 `[n]`, or this rank's shard of it, to the indices int64 that are to travel."""
+"""A function from a vector fp32 `[n]`, or this rank's shard of it, to the indices int64 to send."""
 
 
-def share_of(num_kept: int, part: int, whole: int) -> int:
-    """How many of `part` values are kept where `num_kept` of `whole` are; rounded up."""
+def kept_in_part(num_kept: int, part: int, whole: int) -> int:
+    """Scale `num_kept` of `whole` values to a part of them, rounded up."""
     return min(part, -(-num_kept * part // whole)) if whole else 0
 
 
-def keeping(compressor: Compressor, num_kept: int, num_values: int) -> Select:
-    """Keeps `num_kept` of a vector `[num_values]`, and of a shard of it the same share, rounded up."""
+def select_share(compressor: Compressor, num_kept: int, num_values: int) -> Select:
+    """Make a `Select` that keeps `num_kept` of a vector `[num_values]`, and the same share of a shard."""
 
     def select(part: Tensor) -> Tensor:
-        return compressor.select(part, share_of(num_kept, part.numel(), num_values))
+        return compressor.select(part, kept_in_part(num_kept, part.numel(), num_values))
 
     return select
+
+
+class Buffers:
+    """Named tensors that are reused in each step, as first touch of fresh pages can outweigh an exchange.
+
+    Collectives that never run at the same time may share one instance.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def take(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor `[size]` of any content, valid until the next `take` of the same name."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.numel() < size or (tensor.dtype, tensor.device) != (dtype, device):
+            tensor = self._tensors[name] = torch.empty(size, dtype=dtype, device=device)
+        return tensor[:size]
 
 
 class Collective(ABC):
     """Sums vectors over the ranks of a group.
 
-    Which messages travel, and of what length, depends only on what all ranks share, so that whatever a
-    rank's values are, nobody waits for a message that does not come.
+    Number and length of messages depend only on what all ranks share, and never on a rank's values, so that
+    no rank waits for a message that is not sent.
 
     Args:
         group: None is all ranks.
-        buffers: memory to use; collectives that never run at the same time may share it.
+        buffers: None makes new ones.
     """
 
     name: str
-    """For people; it includes how values are encoded."""
+    """Name in logs; includes the encoding of values."""
     is_sparse: bool
-    """Whether it asks `select` what to send."""
+    """Whether a `Select` chooses the values to send."""
     is_lossless: bool = False
-    """Whether all is sent as it is, so that nothing is ever left behind and `sum_in_place` can be used."""
+    """Whether all values are sent in fp32, so that no residual remains and `sum_in_place` can be used."""
 
     def __init__(self, group: dist.ProcessGroup | None, buffers: Buffers | None) -> None:
         self.group = group
@@ -54,17 +70,17 @@ class Collective(ABC):
         self.buffers = Buffers() if buffers is None else buffers
 
     def reduce(self, vector: Tensor, select: Select) -> Tensor:
-        """The sum over ranks of what each of them sends; all ranks call it together.
+        """Sum over ranks what each of them sends; all ranks call it together.
 
-        Over all ranks, `total` and the vectors afterwards add up to the vectors before, to rounding. What
-        is not finite is sent and not kept, so that it spoils one sum and not all that follow.
+        Over all ranks, `total` and the vectors afterwards add up to the vectors before, to rounding. Values
+        that are not finite are sent and not kept, so that they spoil one sum and not all later ones.
 
         Args:
             vector: fp32 `[d]`, of equal length on all ranks; becomes what this rank did not send.
-            select: what to send, for sparse collectives.
+            select: chooses the values to send, for sparse collectives.
 
         Returns:
-            `total`, fp32 `[d]`: the same bits on all ranks; its memory is used again by the next call.
+            `total`, fp32 `[d]`: the same bits on all ranks; the next call reuses its memory.
 
         Raises:
             ValueError: the vector is not a contiguous fp32 vector.
@@ -74,13 +90,7 @@ class Collective(ABC):
         return total
 
     def reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
-        """As `reduce`, into memory that is there.
-
-        Args:
-            total: fp32 `[d]`, overwritten.
-            vector: as there.
-            select: as there.
-        """
+        """Do the same as `reduce`, with the sum written to `total`, fp32 `[d]`."""
         if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
             raise ValueError(
                 f"a collective sums one contiguous fp32 vector, not {vector.dtype} of shape"
@@ -94,37 +104,27 @@ class Collective(ABC):
             self._reduce_into(total, vector, select)
 
     def sum_in_place(self, vector: Tensor) -> None:
-        """Replace `vector` by its sum over ranks, with no copy; of lossless collectives only.
-
-        Args:
-            vector: contiguous fp32 `[d]`, of equal length on all ranks.
-        """
+        """Replace a contiguous fp32 vector by its sum over ranks; for lossless collectives only."""
         if self.num_ranks > 1:
             self._sum_in_place(vector)
 
     @abstractmethod
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
-        """That leave a rank for others in a step, on average over ranks.
+        """Bytes that leave a rank in a step, on average over ranks.
 
         Args:
             num_values: `d`.
-            num_kept: of them, that each rank sends; of no meaning where all are sent.
+            num_kept: values that each rank sends; ignored by dense collectives.
         """
 
     @abstractmethod
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
-        """Seconds on the wire of a step; `dlrm.comm.cost` has the formulas.
-
-        Args:
-            links: of this group's ranks.
-            num_values: as for `sent_bytes`.
-            num_kept: as for `sent_bytes`.
-        """
+        """Predict the seconds that a step spends on the wire, by the formulas of `dlrm.comm.cost`."""
 
     @abstractmethod
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
-        """`reduce_into`, of two ranks or more, where it is not lossless."""
+        """`reduce_into` of two ranks or more, for collectives that are not lossless."""
 
     def _sum_in_place(self, vector: Tensor) -> None:
-        """`sum_in_place`, of two ranks or more."""
-        raise AssertionError(f"{self.name} leaves something behind: it has no sum in place")
+        """`sum_in_place` of two ranks or more."""
+        raise AssertionError(f"{self.name} leaves a residual: it has no sum in place")

@@ -1,85 +1,127 @@
-"""Sums in two levels: dense inside each node, over its fast links; then between nodes; then inside again."""
+"""Sums in two levels: dense over the fast links inside nodes, and a share per rank between nodes."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.collectives.buffers import Buffers
-from dlrm.comm.collectives.collective import Collective, Select, share_of
-from dlrm.comm.collectives.messages import after, share, slices, swap
+from dlrm.comm.collectives.collective import Buffers, Collective, Select, kept_in_part
+from dlrm.comm.collectives.dense import Ring
+from dlrm.comm.collectives.messages import all_gather_in_place, peers_after, send_and_receive, split_evenly
 from dlrm.comm.collectives.process_groups import Nodes
+from dlrm.comm.collectives.sparse import SparseAllGather
+from dlrm.comm.compression.codecs import WireCodec
 from dlrm.comm.links import Links
 
 
-class Levels(Collective):
-    """Each rank sums a shard over its node, then over nodes with those of the same place, and hands it round.
+class _Levels(Collective):
+    """A reduce-scatter inside nodes, a collective between nodes for each shard, and an all-gather inside.
 
-    Of one node, this is dense and lossless.
-
-    Args:
-        between: sums shards over `nodes.between`; None where there is one node.
-        nodes: where ranks are.
-        buffers: as for `Collective`.
+    On a single node, without `between`, the sum is dense and lossless.
     """
 
-    def __init__(self, between: Collective | None, nodes: Nodes, buffers: Buffers | None) -> None:
+    def __init__(self, between: Collective | None, nodes: Nodes, buffers: Buffers) -> None:
         super().__init__(nodes.group, buffers)
         self._between = between
         self._group = nodes.inside
         self._per_node = nodes.per_node
-        self._place = dist.get_rank(nodes.group) % nodes.per_node
+        self._local_rank = dist.get_rank(nodes.group) % nodes.per_node
         self.is_lossless = between is None or between.is_lossless
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
-        """As `Collective.sent_bytes`."""
-        inside = 2 * (self._per_node - 1) * num_values * torch.float32.itemsize
-        if self._between is None:
-            return inside / self._per_node
-        lengths = [each.stop - each.start for each in slices(num_values, self._per_node)]
-        between = sum(
-            self._between.sent_bytes(length, share_of(num_kept, length, num_values)) for length in lengths
-        )
-        return (inside + between) / self._per_node
+        """See `Collective.sent_bytes`."""
+        num_bytes: float = 2 * (self._per_node - 1) * num_values * torch.float32.itemsize
+        if self._between is not None:
+            for each in split_evenly(num_values, self._per_node):
+                length = each.stop - each.start
+                num_bytes += self._between.sent_bytes(length, kept_in_part(num_kept, length, num_values))
+        return num_bytes / self._per_node
 
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
-        """As `Collective.predict_s`."""
+        """See `Collective.predict_s`."""
         link, shard = links.inside, -(-num_values // self._per_node)
         num_bytes = shard * torch.float32.itemsize
         inside_s = 2 * cost.all_gather_s(link.latency_s, link.s_per_byte, self._per_node, num_bytes)
         if self._between is None:
             return inside_s
-        kept = share_of(num_kept, shard, num_values)
-        return inside_s + self._between.predict_s(links.of_one_place(), shard, kept)
+        kept = kept_in_part(num_kept, shard, num_values)
+        return inside_s + self._between.predict_s(links.one_rank_per_node(), shard, kept)
 
     def _sum_in_place(self, vector: Tensor) -> None:
         shard = self._reduce_scatter(vector)
         if self._between is not None:
             self._between.sum_in_place(shard)
-        self._gather(vector)
+        self._all_gather(vector)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
-        assert self._between is not None  # else it is lossless
-        own = slices(vector.numel(), self._per_node)[self._place]
+        assert self._between is not None  # a single node is lossless
+        own = split_evenly(vector.numel(), self._per_node)[self._local_rank]
         shard = self._reduce_scatter(vector)
         vector[: own.start].zero_()
         vector[own.stop :].zero_()
         self._between.reduce_into(total[own], shard, select)
-        self._gather(total)
+        self._all_gather(total)
 
     def _reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Sum over the node, in place, in this rank's shard of `vector`, which is returned."""
-        bounds = slices(vector.numel(), self._per_node)
-        own = vector[bounds[self._place]]
-        peers = after(self._place, self._per_node)
+        """Sum this rank's shard of `vector` over the node, in place, and return it."""
+        bounds = split_evenly(vector.numel(), self._per_node)
+        own = vector[bounds[self._local_rank]]
+        peers = peers_after(self._local_rank, self._per_node)
         memory = self.buffers.take("levels", own.numel() * len(peers), torch.float32, vector.device)
         received = dict(zip(peers, memory.view(len(peers), own.numel()), strict=True))
-        swap({peer: vector[bounds[peer]] for peer in peers}, received, self._group)
+        send_and_receive({peer: vector[bounds[peer]] for peer in peers}, received, self._group)
         for peer in sorted(peers):
             own.add_(received[peer])
         return own
 
-    def _gather(self, vector: Tensor) -> None:
-        """Hand round the shards of `vector`, in place."""
+    def _all_gather(self, vector: Tensor) -> None:
         if self._per_node > 1:
-            share([vector[each] for each in slices(vector.numel(), self._per_node)], self._group)
+            shards = [vector[each] for each in split_evenly(vector.numel(), self._per_node)]
+            all_gather_in_place(shards, self._group)
+
+
+class TwoLevel(_Levels):
+    """A two-level all-reduce of all values, so that a node's link carries each value once, not once per rank.
+
+    Jia et al. (arXiv 1807.11205) sum at one rank of each node; here all ranks of a node take a share.
+
+    Args:
+        codec: of values on the wire between nodes; inside nodes they are fp32.
+        nodes: which ranks share a node.
+        buffers: as for `Collective`.
+    """
+
+    is_sparse = False
+
+    def __init__(self, codec: WireCodec, nodes: Nodes, buffers: Buffers | None = None) -> None:
+        buffers = Buffers() if buffers is None else buffers
+        super().__init__(Ring(codec, nodes.between, buffers) if nodes.num_nodes > 1 else None, nodes, buffers)
+        self.name = f"two levels {codec.name}"
+
+
+class HiTopK(_Levels):
+    """HiTopK: dense sums inside nodes, and a `SparseAllGather` of each rank's shard between nodes.
+
+    Shi et al. (MLSys 2021, arXiv 2010.10458). `select` is called with the shard. What a rank does not send
+    remains in its shard of its vector, so that error feedback works as for any other collective.
+
+    Args:
+        codec: of values on the wire between nodes; inside nodes they are fp32.
+        nodes: which ranks share a node.
+        exact: whether all ranks select equally many values; if not, they exchange the numbers first.
+        buffers: as for `Collective`.
+    """
+
+    is_sparse = True
+
+    def __init__(
+        self, codec: WireCodec, nodes: Nodes, *, exact: bool = True, buffers: Buffers | None = None
+    ) -> None:
+        buffers = Buffers() if buffers is None else buffers
+        between = (
+            SparseAllGather(codec, exact=exact, group=nodes.between, buffers=buffers)
+            if nodes.num_nodes > 1
+            else None
+        )
+        super().__init__(between, nodes, buffers)
+        self.name = f"HiTopK {codec.name}"

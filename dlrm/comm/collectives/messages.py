@@ -1,6 +1,6 @@
-"""Messages between the ranks of a group: all of a step travel at once, straight from and to tensors.
+"""Point-to-point messages between the ranks of a group, all of a step in flight at once and without copies.
 
-Gloo's own all-gather and reduce-scatter copy what they are given and go round in a ring, hop by hop.
+Gloo's own all-gather and reduce-scatter copy their input and send it around a ring, hop by hop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def swap(
+def send_and_receive(
     outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], group: dist.ProcessGroup | None
 ) -> None:
-    """Send and receive, and wait for all of it.
+    """Send and receive tensors, and wait for all of them.
 
     Args:
         outgoing: contiguous tensors by target, a rank of the group.
-        incoming: contiguous tensors, to be overwritten, by source. Sizes must be what the source sends;
-            of empty tensors, no message is sent.
+        incoming: contiguous tensors to be overwritten, by source, of the sizes that the source sends. No
+            message is sent for an empty tensor.
         group: None is all ranks.
     """
     messages = [
@@ -31,25 +31,25 @@ def swap(
             work.wait()
 
 
-def share(pieces: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """An all-gather in place: every rank has filled its own piece, and gets those of the others.
+def all_gather_in_place(pieces: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fill every rank's piece on all ranks; each rank has filled its own before.
 
     Args:
         pieces: contiguous tensors by rank, of sizes that all ranks know.
         group: None is all ranks.
     """
     rank = dist.get_rank(group)
-    peers = after(rank, len(pieces))
-    swap(dict.fromkeys(peers, pieces[rank]), {peer: pieces[peer] for peer in peers}, group)
+    peers = peers_after(rank, len(pieces))
+    send_and_receive(dict.fromkeys(peers, pieces[rank]), {peer: pieces[peer] for peer in peers}, group)
 
 
-def after(rank: int, num_ranks: int) -> list[int]:
-    """All other ranks, starting with the next: nobody is everybody's first target."""
+def peers_after(rank: int, num_ranks: int) -> list[int]:
+    """List all other ranks from the next one on, so that no rank is the first target of all."""
     return [(rank + step) % num_ranks for step in range(1, num_ranks)]
 
 
-def slices(num_values: int, num_ranks: int) -> list[slice]:
-    """Where each rank's part of a vector lies: of equal lengths, but for the last ones, maybe empty."""
+def split_evenly(num_values: int, num_ranks: int) -> list[slice]:
+    """Split a vector among ranks into slices of equal length; the last ones may be shorter, or empty."""
     length = -(-num_values // num_ranks)
     return [
         slice(min(rank * length, num_values), min((rank + 1) * length, num_values))

@@ -1,4 +1,4 @@
-"""Sparse sums over all ranks: each sends the values that it selects, and where they belong, to all others."""
+"""A sparse sum over all ranks: each rank sends its selected values and their indices to all others."""
 
 from typing import Final
 
@@ -7,9 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm import cost
-from dlrm.comm.collectives.buffers import Buffers
-from dlrm.comm.collectives.collective import Collective, Select
-from dlrm.comm.collectives.messages import share
+from dlrm.comm.collectives.collective import Buffers, Collective, Select
+from dlrm.comm.collectives.messages import all_gather_in_place
 from dlrm.comm.compression.codecs import WireCodec
 from dlrm.comm.compression.packing import Packing
 from dlrm.comm.links import Links
@@ -22,8 +21,8 @@ class SparseAllGather(Collective):
     """An all-gather of values and int32 indices, which every rank adds up in the order of ranks.
 
     Args:
-        codec: for values on the wire.
-        exact: all ranks select equally many. If not, they tell each other how many first.
+        codec: of values on the wire.
+        exact: whether all ranks select equally many values; if not, they exchange the numbers first.
         group: None is all ranks.
         buffers: as for `Collective`.
     """
@@ -44,28 +43,27 @@ class SparseAllGather(Collective):
         self.name = f"sparse all-gather {codec.name}"
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
-        """As `Collective.sent_bytes`."""
-        return (self.num_ranks - 1) * (self.piece_bytes(num_kept) + (0 if self._exact else LENGTH_BYTES))
+        """See `Collective.sent_bytes`."""
+        return (self.num_ranks - 1) * (self._piece_bytes(num_kept) + (0 if self._exact else LENGTH_BYTES))
 
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
-        """As `Collective.predict_s`."""
-        link = links.swapping
-        pieces = [self.piece_bytes(num_kept)] if self._exact else [self.piece_bytes(num_kept), LENGTH_BYTES]
+        """See `Collective.predict_s`."""
+        link = links.all_to_all
+        pieces = [self._piece_bytes(num_kept), *([] if self._exact else [LENGTH_BYTES])]
         return sum(
             cost.all_gather_s(link.latency_s, link.s_per_byte, self.num_ranks, piece) for piece in pieces
         )
 
-    def piece_bytes(self, num_kept: int) -> int:
-        """Of so many values and their indices."""
+    def _piece_bytes(self, num_kept: int) -> int:
         return num_kept * INDEX_BYTES + self._packing.num_bytes(num_kept)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
         check_length(vector)
         indices = select(vector)
-        lengths = agree_on_lengths(indices, self._exact, self.group)
+        lengths = gather_lengths(indices, self._exact, self.group)
         pieces = self._pieces(lengths, vector.device)
         self._fill(pieces[self.rank], vector, indices)
-        share(pieces, self.group)
+        all_gather_in_place(pieces, self.group)
         total.zero_()
         values = self.buffers.take("sparse.values", max(lengths), torch.float32, vector.device)
         for piece, length in zip(pieces, lengths, strict=True):
@@ -73,16 +71,16 @@ class SparseAllGather(Collective):
             total.index_add_(0, piece[: INDEX_BYTES * length].view(torch.int32), values[:length])
 
     def _pieces(self, lengths: list[int], device: torch.device) -> list[Tensor]:
-        """Room for each rank's indices and then its values."""
-        room = [INDEX_BYTES * length + self._packing.aligned_bytes(length) for length in lengths]
-        memory = self.buffers.take("sparse.pieces", sum(room), torch.uint8, device)
+        """Buffers for each rank's indices, followed by its values."""
+        sizes = [INDEX_BYTES * length + self._packing.aligned_bytes(length) for length in lengths]
+        memory = self.buffers.take("sparse.pieces", sum(sizes), torch.uint8, device)
         return [
-            part[: self.piece_bytes(length)]
-            for part, length in zip(torch.split(memory, room), lengths, strict=True)
+            part[: self._piece_bytes(length)]
+            for part, length in zip(torch.split(memory, sizes), lengths, strict=True)
         ]
 
     def _fill(self, piece: Tensor, vector: Tensor, indices: Tensor) -> None:
-        """Move the values at `indices` out of `vector`, but for what their encoding loses."""
+        """Move the values at `indices` to `piece`; their rounding errors stay in `vector`."""
         length = indices.numel()
         piece[: INDEX_BYTES * length].view(torch.int32).copy_(indices)
         values = self.buffers.take("sparse.values", length, torch.float32, vector.device)
@@ -91,22 +89,18 @@ class SparseAllGather(Collective):
         vector.index_copy_(0, indices, values)
 
 
-def agree_on_lengths(indices: Tensor, exact: bool, group: dist.ProcessGroup | None) -> list[int]:
-    """How many indices each rank of a group has selected."""
+def gather_lengths(indices: Tensor, exact: bool, group: dist.ProcessGroup | None) -> list[int]:
+    """How many indices each rank of a group has selected; with `exact`, as many as this one."""
     num_ranks = dist.get_world_size(group)
     if exact:
         return [indices.numel()] * num_ranks
     lengths = torch.full((num_ranks,), indices.numel(), dtype=torch.int64, device=indices.device)
-    share(list(torch.split(lengths, 1)), group)
+    all_gather_in_place(list(torch.split(lengths, 1)), group)
     return [int(length) for length in lengths.tolist()]
 
 
 def check_length(vector: Tensor) -> None:
-    """Indices travel as int32.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """Raise a `ValueError` if int32 indices cannot address a vector."""
     if vector.numel() > torch.iinfo(torch.int32).max:
         raise ValueError(
             f"{vector.numel():,} values are more than int32 can number; exchange them in several vectors"

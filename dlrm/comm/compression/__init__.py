@@ -1,1 +1,1 @@
-"""Which values of a gradient are sent, and in how many bits."""
+"""Compression of gradients: selection of values (compressors) and their encoding (codecs)."""

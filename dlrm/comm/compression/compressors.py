@@ -1,12 +1,11 @@
-"""Compressors: which values of a gradient travel.
+"""Compressors select which values of a gradient are sent, as indices into it.
 
-A compressor looks at a vector and names the indices to send, each once. What becomes of the others is for a
-memory to decide (`dlrm.comm.feedback.error_feedback`). NaN and infinity come before everything else, so that
-a gradient that broke on one rank is sent to all and seen by all.
+Error feedback decides what happens to the other values (`dlrm.comm.feedback.error_feedback`). Compressors
+select NaN and infinity first, so that a failure of one rank reaches all ranks.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,46 +13,34 @@ from torch import Tensor
 from dlrm.comm.compression.topk import bound_below, largest, suggested_bound
 
 
-class Compressor(Protocol):
-    """One way to choose."""
+class Compressor:
+    """A way to select values of a vector."""
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether it always chooses as many as asked for; if not, ranks must agree on lengths first."""
+    is_exact = True
+    """Whether always as many values are selected as asked for; if not, ranks must exchange their numbers."""
 
     def select(self, vector: Tensor, num_kept: int) -> Tensor:
-        """Indices of the values to send: int64 `[n]`, each once.
+        """Select values and return their indices: int64 `[n]`, each once.
 
         Args:
-            vector: fp32 `[d]`, left as it is.
-            num_kept: values to send; n is this or d, whichever is less, or fewer if not `is_exact`.
+            vector: fp32 `[d]`, left unchanged.
+            num_kept: values to select; n is the smaller of this and d, or less if not `is_exact`.
 
         Raises:
-            ValueError: the vector is no fp32 vector, or `num_kept` is negative.
+            ValueError: the vector is not an fp32 vector, or `num_kept` is negative.
         """
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank must hold for the same choices to follow."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-
-
-class _Stateless:
-    """Chooses by the vector alone."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """This rank's state, on which later selections depend besides the vectors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to take over."""
+        """Restore what `state_dict` returned."""
 
 
-class TopK(_Stateless):
-    """The largest magnitudes, by `torch.topk`; in no order."""
-
-    is_exact = True
+class TopK(Compressor):
+    """Selects the largest magnitudes by `torch.topk`, in no order."""
 
     def select(self, vector: Tensor, num_kept: int) -> Tensor:
         """See `Compressor.select`."""
@@ -62,18 +49,14 @@ class TopK(_Stateless):
         return vector.abs().topk(num_kept, sorted=False).indices
 
 
-class MSTopK(_Stateless):
-    """The largest magnitudes, found by a threshold; the indices ascend. Much faster than `TopK` on a CPU.
+class MSTopK(Compressor):
+    """Selects exactly the largest magnitudes by a threshold; much faster than `TopK` on a CPU.
 
-    MSTopK (Shi et al., arXiv 2010.10458) tries thresholds, counting over the whole vector each time how many
-    values reach one (public implementations do so 25 or 30 times), and fills up with values near the last.
-    Here they are tried on a sample, which suggests a threshold that little more than `num_kept` values reach;
-    a single pass collects those, and the exact choice is made among them. Where the sample misleads, more is
-    collected or a second pass is made: slower, and still exactly the largest (`dlrm.comm.compression.topk`).
-    Of equal magnitudes the first are taken, so that constant and nearly empty vectors are no special cases.
+    MSTopK (Shi et al., arXiv 2010.10458) tries thresholds, each time counting over the whole vector. Here a
+    sample suggests a threshold that few more than `num_kept` values reach; a single pass collects those, and
+    the exact selection is made among them. A misleading sample costs a second pass, and no exactness
+    (`dlrm.comm.compression.topk`). Indices ascend; of equal magnitudes the first are selected.
     """
-
-    is_exact = True
 
     def select(self, vector: Tensor, num_kept: int) -> Tensor:
         """See `Compressor.select`."""
@@ -90,23 +73,23 @@ class MSTopK(_Stateless):
         return found
 
 
-class Threshold(_Stateless):
-    """Magnitudes of at least `value`; where more than asked for reach it, the largest of them.
+class Threshold(Compressor):
+    """Selects magnitudes of at least `value`, in ascending order; their number differs by rank.
 
-    In ascending order of the indices. How many there are differs by rank.
+    Where more values than asked for reach the threshold, it selects the largest of them.
 
     Args:
-        value: not negative; NaN and infinity reach any.
+        value: not negative; NaN and infinity reach any threshold.
 
     Raises:
-        ValueError: it is negative or NaN.
+        ValueError: the threshold is negative or NaN.
     """
 
     is_exact = False
 
     def __init__(self, value: float) -> None:
         if not value >= 0:
-            raise ValueError(f"a threshold of {value} means nothing for magnitudes: give one of 0 or more")
+            raise ValueError(f"a threshold of {value} cannot apply to magnitudes: give one of 0 or more")
         self._bound = bound_below(value)
 
     def select(self, vector: Tensor, num_kept: int) -> Tensor:
@@ -116,18 +99,15 @@ class Threshold(_Stateless):
         return largest(vector, num_kept, self._bound)
 
 
-class RandomK:
-    """Values at random, whatever they are; other ones at each call, in ascending order of the indices.
+class RandomK(Compressor):
+    """Selects random values, others in each call, in ascending order of the indices.
 
-    The vector is cut into `num_kept` pieces of equal length (to one value) and one value of each is drawn. So
-    each value is as likely as any other, and none is drawn twice. Values that are not finite take the place
-    of some that were drawn.
+    One value is drawn from each of `num_kept` pieces of the vector of equal length (to one value), so that
+    each value is equally likely. Values that are not finite replace some of those drawn.
 
     Args:
-        seed: ranks with one seed, and equally many calls, draw the same.
+        seed: ranks with the same seed, and equally many calls, draw the same.
     """
-
-    is_exact = True
 
     def __init__(self, seed: int) -> None:
         # on the CPU whatever the vector's device: ranks draw the same on unequal machines
@@ -146,7 +126,7 @@ class RandomK:
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        """`generator`: the state of the draws."""
+        """The state of the random generator."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,7 +135,7 @@ class RandomK:
 
 
 def _size(vector: Tensor, num_kept: int) -> int:
-    """Of the vector, which is checked."""
+    """Check the arguments of `select` and return the vector's size."""
     if vector.dim() != 1 or vector.dtype is not torch.float32:
         raise ValueError(
             f"a compressor takes an fp32 vector, not {vector.dtype} of shape {list(vector.shape)}: flatten "
@@ -172,7 +152,7 @@ def _not_finite(vector: Tensor) -> Tensor:
 
 
 def _put_first(first: Tensor, others: Tensor) -> Tensor:
-    """As many indices as `others` has, each once: all of `first` that have a place, and then of `others`."""
+    """Replace some indices of `others` by those of `first`, each once, and sort."""
     found = torch.cat([first, others[~torch.isin(others, first)]])
     return found[: others.numel()].sort().values
 

@@ -1,12 +1,12 @@
-"""The largest magnitudes of a long vector, in one pass over it.
+"""Finds the largest magnitudes of a long vector exactly, in a single pass.
 
 Magnitudes are compared as integers: without its sign, the bit pattern of a float grows with its magnitude,
-infinity comes after all numbers and NaN after infinity. Every float has its place, denormals too.
+infinity comes after all numbers and NaN after infinity.
 
-On the CPU the vector is read in chunks that fit a core's cache. Of each, only what exceeds a bound is held;
-when that is too much, all but the largest are dropped, and the smallest of these is the new bound. So the
-answer is exact, and memory of the order of what is asked for, whatever the vector and the first bound are.
-What the first bound decides is speed: one that a sample suggests lets little more than needed through.
+On the CPU the vector is read in chunks that fit a core's cache, and only values above a bound are held. When
+too many are held, all but the largest are dropped, and the smallest of these becomes the new bound. The
+result is exact and memory is of the order of the output for any first bound; a good first bound, suggested by
+a sample, makes it fast.
 """
 
 import math
@@ -18,48 +18,43 @@ import torch
 from torch import Tensor
 
 MAGNITUDE: Final = 0x7FFFFFFF
-"""All bits of a float but its sign."""
+"""Mask of all bits of a float but its sign."""
 NOTHING: Final = -1
-"""The bound that every magnitude exceeds."""
+"""A bound that every magnitude exceeds."""
 SAMPLE: Final = 2**14
-"""Values in the sample at most."""
+"""Largest number of values in the sample."""
 SAMPLED: Final = 16
-"""A sample is one of so many values at most."""
+"""The sample has at most one of so many values."""
 MARGIN: Final = 4
-"""How many standard deviations of the sample's error the suggested bound stays on the safe side."""
+"""Standard deviations of the sample's error by which the suggested bound is lowered."""
 CHUNK: Final = 2**16
-"""Values read at a time: with what is made of them they fit a core's cache."""
+"""Values read at a time: with the temporary results they fit a core's cache."""
 SPARE: Final = 2**16
-"""Held at most, besides twice what is asked for."""
+"""Values held at most, in addition to twice the number asked for."""
 
 
 def bound_below(value: float) -> Tensor:
-    """The bound that exactly magnitudes of at least `value`, as a float32, exceed; int32, no dimensions."""
+    """Compute the bound, an int32 scalar, that exactly the magnitudes of at least `value` exceed."""
     return torch.tensor(value, dtype=torch.float32).view(torch.int32) - 1
 
 
 def suggested_bound(vector: Tensor, num_wanted: int) -> Tensor:
-    """A bound that `num_wanted` magnitudes, and few more, probably exceed; int32, no dimensions.
-
-    Args:
-        vector: fp32 `[d]`.
-        num_wanted: from 1 to d.
-    """
+    """Estimate from a sample a bound, an int32 scalar, that few more than `num_wanted` values exceed."""
     size = vector.numel()
     positions = sample_positions(size, vector.device)
     expected = positions.numel() * num_wanted / size
     rank = math.ceil(expected + MARGIN * math.sqrt(expected) + MARGIN)
     if rank >= positions.numel():
         return torch.full((), NOTHING, dtype=torch.int32, device=vector.device)
-    # `take` starts no threads for so few, which indexing would do
+    # unlike indexing, `take` starts no threads for so few values
     sample = vector.take(positions).view(torch.int32).bitwise_and_(MAGNITUDE)
     return sample.topk(rank, sorted=False).values.min() - 1
 
 
 def sample_positions(size: int, device: torch.device) -> Tensor:
-    """Different positions below `size`, evenly spread yet in step with no regular pattern.
+    """Choose distinct positions below `size` that are evenly spread without any period.
 
-    Multiples of the golden ratio are that at all scales, and need no random numbers.
+    Multiples of the golden ratio are so at all scales, and need no random numbers.
     """
     stride = int(size * (math.sqrt(5) - 1) / 2)
     while math.gcd(stride, size) > 1:
@@ -68,18 +63,16 @@ def sample_positions(size: int, device: torch.device) -> Tensor:
 
 
 def largest(vector: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None = None) -> Tensor:
-    """Ascending indices of the `num_wanted` largest magnitudes within bounds, or of all if there are fewer.
-
-    Of equal magnitudes the first ones are taken.
+    """Find the largest magnitudes within bounds; of equal ones the first.
 
     Args:
         vector: fp32 `[d]`.
         num_wanted: at least 1.
-        above: bound that the magnitudes exceed, int32 without dimensions.
-        up_to: bound that they do not exceed, likewise; None: there is none.
+        above: bound that the magnitudes exceed, an int32 scalar.
+        up_to: bound that they do not exceed, likewise; None: no bound.
 
     Returns:
-        int64 `[n]`, n <= `num_wanted`.
+        Indices int64 `[n]`, ascending, n <= `num_wanted`.
     """
     bits = vector.detach().view(torch.int32)
     if vector.device.type != "cpu":
@@ -89,7 +82,7 @@ def largest(vector: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None
 
 
 def largest_on_device(bits: Tensor, num_wanted: int, above: Tensor, up_to: Tensor | None) -> Tensor:
-    """`largest` where chunks would gain nothing and each would keep the host waiting: on a GPU."""
+    """`largest` for a GPU, where chunks gain nothing and each would make the host wait."""
     magnitudes = bits & MAGNITUDE
     flags = magnitudes > above
     if up_to is not None:
@@ -106,13 +99,12 @@ def largest_on_device(bits: Tensor, num_wanted: int, above: Tensor, up_to: Tenso
 def _largest_on_cpu(
     bits: npt.NDArray[np.int32], num_wanted: int, above: int, up_to: int | None
 ) -> npt.NDArray[np.int64]:
-    """`largest` by NumPy, which finds the few flags that are set many times faster than PyTorch does.
+    """`largest` by NumPy, which finds a few set flags many times faster than PyTorch.
 
-    It works with one thread, and that is well: several would have to meet after each chunk, and on a busy
-    machine wait long for each other.
+    It uses one thread: several would have to synchronize after each chunk, and wait long on a busy machine.
     """
     held = _Held(num_wanted, above)
-    # memory that every chunk uses again: its first use costs more than all that is done in it
+    # reused by every chunk: first touch of memory costs more than the work in it
     magnitudes, flags = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.bool_)
     for start in range(0, bits.size, CHUNK):
         chunk = bits[start : start + CHUNK]
@@ -127,18 +119,18 @@ def _largest_on_cpu(
 
 
 class _Held:
-    """Indices and magnitudes that may be among those wanted, in ascending order of the indices."""
+    """Candidates for the largest magnitudes, in ascending order of their indices."""
 
     def __init__(self, num_wanted: int, bound: int) -> None:
         self.bound = bound
-        """Only magnitudes that exceed it are of interest."""
+        """Magnitudes up to this bound are not among the largest."""
         self.num = 0
         self._num_wanted = num_wanted
         self._indices = [np.empty(0, np.int64)]
         self._magnitudes = [np.empty(0, np.int32)]
 
     def add(self, indices: npt.NDArray[np.int64], magnitudes: npt.NDArray[np.int32]) -> None:
-        """Hold more, which come after those held."""
+        """Add candidates, with larger indices than those held."""
         self._indices.append(indices)
         self._magnitudes.append(magnitudes)
         self.num += indices.size
@@ -146,13 +138,13 @@ class _Held:
             self._drop()
 
     def largest(self) -> npt.NDArray[np.int64]:
-        """Indices of those wanted, of all that were held."""
+        """Indices of the largest magnitudes of all that were added."""
         if self.num > self._num_wanted:
             self._drop()
         return np.concatenate(self._indices)
 
     def _drop(self) -> None:
-        """Drop all but those wanted. Later ones must exceed the smallest of these."""
+        """Keep the `num_wanted` largest candidates only, and raise the bound to the smallest of them."""
         indices, magnitudes = np.concatenate(self._indices), np.concatenate(self._magnitudes)
         self.bound = int(magnitudes.min())
         if np.count_nonzero(magnitudes > self.bound) > self._num_wanted:

@@ -1,1 +1,1 @@
-"""Checks that all ranks are about to do the same, and how one rank tells the others that it cannot."""
+"""Checks that all ranks are in the same state before they exchange data, and propagation of errors."""

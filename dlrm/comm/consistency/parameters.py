@@ -1,4 +1,4 @@
-"""The parameters whose gradients are exchanged: found, and compared between the ranks."""
+"""Finds the parameters whose gradients are exchanged, and checks that all ranks have the same."""
 
 import itertools
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 
 def named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Those that an optimizer is to update, by their names in the model and in its order.
+    """Return the trained parameters of an optimizer by their names in the model, in its order.
 
     Raises:
-        ValueError: the optimizer has others as well, or has none.
+        ValueError: the optimizer has parameters of another model, or none.
     """
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad}
     found = {name: each for name, each in model.named_parameters() if id(each) in wanted}
@@ -32,16 +32,16 @@ def check_alike(
     options: object = None,
     problem: Exception | None = None,
 ) -> None:
-    """Refuse to go on unless all ranks have the same parameters and options; all ranks call it together.
+    """Check that all ranks have the same parameters and options; all ranks call it together.
 
     Args:
         parameters: of this rank, by name, in order.
-        group: of the ranks; None is all.
-        options: of their exchange, which `repr` tells.
-        problem: why this rank cannot go on; it is raised, and the others do not wait for it in vain.
+        group: None is all ranks.
+        options: of the exchange, compared by their `repr`.
+        problem: why this rank cannot exchange gradients; it is raised here, and reported by the other ranks.
 
     Raises:
-        ValueError: on all ranks; says what differs, or who has a problem.
+        ValueError: on all ranks; says what differs, or which rank has a problem.
     """
     found: list[Any] = [None] * dist.get_world_size(group)
     own = [f"{name} {each.dtype} {list(each.shape)}" for name, each in parameters.items()]
@@ -65,11 +65,9 @@ def check_alike(
 
 
 def shaped_like(piece: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A view of flat values in the shape of a parameter, and laid out as a gradient of it would be.
+    """View flat values `[parameter.numel()]` in the shape and memory layout of a parameter.
 
-    Args:
-        piece: contiguous `[parameter.numel()]`.
-        parameter: whose gradient it is for; fused optimizers want both laid out alike.
+    Fused optimizers need the same layout of a parameter and its gradient.
     """
     strides = torch.empty_like(parameter, device="meta").stride()
     return piece.as_strided(parameter.shape, strides)

@@ -1,11 +1,9 @@
-"""What ranks tell each other before an exchange: a few numbers, so that no two of them do different things.
+"""The preflight: ranks verify by a small all-gather that all are about to do the same exchange.
 
-Which messages an exchange sends depends on what ranks have agreed on before: how many values travel, whose
-turn it is to choose. Ranks whose states differed would wait for messages that nobody sends, or take one for
-another. So each rank tells all others first where it stands, and whether it can go on; where they disagree,
-all of them know it at once and say so.
-
-The same message carries scalars that must arrive whole, whatever becomes of the gradient.
+The messages of an exchange depend on state that ranks must share: how many values are sent, whose turn it is
+to select. Ranks with different states would wait for messages that are never sent, or mistake one for
+another; after the preflight, a mismatch raises on all ranks instead. Its message also carries scalars that
+must be summed exactly, whatever happens to the gradient.
 """
 
 from collections.abc import Sequence
@@ -17,26 +15,26 @@ from torch import Tensor
 
 
 class DisagreementError(RuntimeError):
-    """Ranks are about to do different exchanges, or one of them cannot do its part."""
+    """Ranks are about to do different exchanges, or one of them cannot take part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """What a rank is about to do."""
+    """The exchange that a rank is about to do."""
 
     exchange: int
-    """Which one of the run, counted from 1."""
+    """Number of the exchange in the run, counted from 1."""
     num_values: int
-    """Of its gradient."""
-    way: int
-    """A digest of what decides which messages it will send, 32 bits."""
+    """Size of the gradient."""
+    state: int
+    """32-bit digest of the state that decides which messages are sent."""
 
     def __str__(self) -> str:
-        return f"is at exchange {self.exchange:,} of {self.num_values:,} values, in state {self.way:08x}"
+        return f"is at exchange {self.exchange:,} of {self.num_values:,} values, in state {self.state:08x}"
 
 
 class Preflight:
-    """Tells and hears. All ranks call it together, with equally many scalars.
+    """Compares the intents of all ranks; they call it together, with equally many scalars.
 
     Args:
         device: on which the group's backend exchanges tensors.
@@ -50,62 +48,54 @@ class Preflight:
     def __call__(
         self, intent: Intent, problem: Exception | None, energy: float, scalars: Tensor
     ) -> tuple[list[float], Tensor]:
-        """Go on only if all ranks are about to do the same.
+        """Return only if all ranks are about to do the same exchange.
 
         Args:
             intent: of this rank.
-            problem: why it cannot.
-            energy: any number of this rank's.
+            problem: why this rank cannot take part; None: it can.
+            energy: a number of this rank, gathered along.
             scalars: `[n]`, any float dtype.
 
         Returns:
             The energies of all ranks, and the sums of the scalars, in their dtype: the same bits everywhere.
 
         Raises:
-            DisagreementError: on all ranks; on one with a problem, that.
+            DisagreementError: on all ranks; a rank with a problem raises that.
         """
         if self._num_ranks == 1:
             if problem is not None:
                 raise problem
             return [energy], scalars
-        words = [problem is not None, intent.exchange, intent.num_values, intent.way, energy]
-        own = torch.tensor(list(map(float, words)), dtype=torch.float64)
-        mine = torch.cat([own.to(self._device), scalars.double()])
-        every = [torch.empty_like(mine) for _ in range(self._num_ranks)]
-        dist.all_gather(every, mine, group=self._group)
-        heard = torch.stack(every)
-        told = heard[:, : len(words)].tolist()
+        header = [problem is not None, intent.exchange, intent.num_values, intent.state, energy]
+        own = torch.tensor(list(map(float, header)), dtype=torch.float64)
+        message = torch.cat([own.to(self._device), scalars.double()])
+        messages = [torch.empty_like(message) for _ in range(self._num_ranks)]
+        dist.all_gather(messages, message, group=self._group)
+        gathered = torch.stack(messages)
+        headers = gathered[:, : len(header)].tolist()
         if problem is not None:
             raise problem
-        _check([bool(each[0]) for each in told], [_intent(each[1:4]) for each in told])
-        # added in one order on all ranks, which an all-reduce does not promise
-        return [each[4] for each in told], heard[:, len(words) :].sum(0).to(scalars.dtype)
+        _check([bool(each[0]) for each in headers], [_intent(each[1:4]) for each in headers])
+        # added in the order of ranks, which an all-reduce does not promise
+        return [each[4] for each in headers], gathered[:, len(header) :].sum(0).to(scalars.dtype)
 
 
-def check_standings(standings: Sequence[str]) -> None:
-    """Refuse to go on from states that are not the same everywhere.
-
-    Args:
-        standings: by rank, what it would go on from.
-
-    Raises:
-        DisagreementError: some differ.
-    """
-    for rank, standing in enumerate(standings):
-        if standing != standings[0]:
+def check_same_state(states: Sequence[str]) -> None:
+    """Raise a `DisagreementError` unless the described states of all ranks are the same."""
+    for rank, state in enumerate(states):
+        if state != states[0]:
             raise DisagreementError(
-                f"ranks disagree: rank 0 {standings[0]}, and rank {rank} {standing}. Give all ranks the same "
-                "options, and the state of one moment"
+                f"ranks disagree: rank 0 {states[0]}, and rank {rank} {state}. Give all ranks the same "
+                "options, and states saved at the same step"
             )
 
 
 def _intent(numbers: Sequence[float]) -> Intent:
-    exchange, num_values, way = map(int, numbers)
-    return Intent(exchange=exchange, num_values=num_values, way=way)
+    exchange, num_values, state = map(int, numbers)
+    return Intent(exchange=exchange, num_values=num_values, state=state)
 
 
 def _check(has_problem: Sequence[bool], intents: Sequence[Intent]) -> None:
-    """Refuse an exchange that is not the same everywhere."""
     if any(has_problem):
         raise DisagreementError(
             f"rank {has_problem.index(True)} cannot take part in exchange {intents[0].exchange:,}: its own "

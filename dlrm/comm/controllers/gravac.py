@@ -1,23 +1,21 @@
-"""GraVAC (arXiv 2305.12201): the compression factor that is worth most, by gain and by speed.
+"""GraVAC (arXiv 2305.12201): finds the compression factor that is worth most, by gain and by speed.
 
-The gain of a factor is the share of energy that it keeps, after error feedback; its compression
-throughput is steps a second times gain. Factors are tried upwards, a window of steps each, while the
-throughput rises, and the best one stays. Where the gain, smoothed over steps, falls below the least one
-that is allowed, it goes back to the lowest factor, or to everything. Both factors come from one selection
-from the whole vector; the higher one selects from what the lower one has kept.
+The gain of a factor is the share of energy that it keeps, after error feedback; its compression throughput is
+gain times steps per second. Factors are tried in ascending order, a window of steps each, while the
+throughput rises, and the best one stays. Where the smoothed gain falls below the allowed minimum, steps use
+the lowest factor, or send everything. Both factors come from one selection: the higher factor selects from
+what the lower one has kept. The gain is that of each rank's own selection; where another rank selects
+(AR-Topk, HiTopK) or values are rounded, less energy arrives.
 
-The gain is that of what ranks would choose by themselves. Where others choose for them (AR-Topk, HiTopK), or
-values lose bits on the way, less of their energy arrives than it says.
+Where the paper is silent, or assumes that compression always pays:
 
-Where the paper is silent, or was written for gradients that always pay:
-
-- Factor 1, which compresses nothing and looks at nothing, is tried first and stays a candidate: where
-  steps do not get shorter by more than the gain falls, training stays dense.
+- Factor 1 (dense) is tried first and stays a candidate: training stays dense where steps do not get shorter
+  by more than the gain falls.
 - Factors of the scale count from the lowest one, also after the floor has moved up.
-- Smoothed gains begin anew with each factor, for they are gains of another compressor.
-- A factor is measured by the median step of its window; the saving of a checkpoint does not count.
-- The best factor is looked for again after 4 windows, after 8, 16 and so on, because gains rise as
-  training settles; and at once when the median step has become 1.5 times as long or as short.
+- Smoothed gains start over with each factor, as they are gains of another compressor.
+- A factor is measured by the median step of its window, so that saving a checkpoint does not count.
+- The best factor is searched again after 4 windows, after 8, 16 and so on, because gains rise as training
+  settles; and at once when the median step has become 1.5 times as long or as short.
 """
 
 import math
@@ -27,20 +25,19 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.agreement import Agree
-from dlrm.comm.controllers.choice import Choice, num_kept_of
-from dlrm.comm.controllers.measures import Ewma, agreed_median, energy, has_moved
+from dlrm.comm.controllers.controller import Controller, Selection, num_kept_of
+from dlrm.comm.controllers.measures import Ewma, SumOverRanks, agreed_median, energy, has_moved
 
 POLICIES: Final = ("exponential", "geometric")
 USED_SHARE: Final = 0.9
-"""Share of its window in which a factor must have been good enough to count as measured: one that is so only
-after steps of a lower factor have emptied the residual is worth less than it seems."""
+"""Share of its window in which a factor must have been good enough to count as measured. A factor that is so
+only after steps of a lower one have emptied the residual is worth less than it seems."""
 FIRST_PATIENCE: Final = 4
-"""Windows after which the best factor is looked for again, the first time."""
+"""Windows after which the best factor is searched again, the first time."""
 
 
 def factors(policy: str, lowest: float, highest: float) -> tuple[float, ...]:
-    """The factors to try, ascending: the lowest times 2, 4, 16, 256 ... or times 2, 4, 8, 16 ...
+    """List the factors to try: the lowest one times 2, 4, 16, 256 ... or times 2, 4, 8, 16 ...
 
     >>> factors("exponential", 10, 1000)
     (10, 20, 40, 160, 1000)
@@ -55,23 +52,23 @@ def factors(policy: str, lowest: float, highest: float) -> tuple[float, ...]:
     return tuple(scale)
 
 
-class GraVAC:
-    """Finds the compression factor by trying.
+class GraVAC(Controller):
+    """A controller that finds the compression factor by trying.
 
     Args:
         agree: adds numbers over ranks.
-        lowest_factor: of compression, 1 / ratio; the first one tried, and the floor to fall back to.
-        highest_factor: the last one tried.
+        lowest_factor: of compression, 1 / ratio; the first factor tried, and the floor to fall back to.
+        highest_factor: the last factor tried.
         policy: `exponential` or `geometric`, see `factors`.
-        min_gain: least share of energy that a step sends; the paper uses 0.7 and 0.9.
-        tolerance: gains, and throughputs, that differ by no more than this share are equal.
+        min_gain: smallest share of energy that a step sends; the paper uses 0.7 and 0.9.
+        tolerance: relative difference up to which gains, and throughputs, count as equal.
         window_steps: steps for which each factor is tried.
     """
 
     def __init__(
         self,
         *,
-        agree: Agree,
+        agree: SumOverRanks,
         lowest_factor: float = 10,
         highest_factor: float = 1000,
         policy: str = "exponential",
@@ -83,7 +80,7 @@ class GraVAC:
             raise ValueError(f"the policy is {policy!r}; choose one of {', '.join(POLICIES)}")
         if not 1 < lowest_factor <= highest_factor < math.inf:
             raise ValueError(
-                f"factors go from {lowest_factor} to {highest_factor}; begin above 1 (dense is tried too) "
+                f"factors go from {lowest_factor} to {highest_factor}; start above 1 (dense is tried too) "
                 "and end there or above"
             )
         if not 0 < min_gain <= 1:
@@ -96,36 +93,36 @@ class GraVAC:
         self._patience = FIRST_PATIENCE
         self._windows_left = 0
         self._settled_s: float | None = None
-        self._place: int | None  # in the scale, of the factor that is tried; None: one is chosen
+        self._place: int | None  # index in the scale of the factor that is tried; None: the search is over
         self._throughputs: dict[float, float]
         self._explore()
 
     @property
     def position(self) -> object:
-        """See `Controller`."""
+        """See `Controller.position`."""
         return self._steps, self._window_steps, self._tolerance, self.state_dict()
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
-        """What is sent of `vector`; see `Controller`."""
+    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+        """See `Controller.choose`."""
         if self._steps == self._window_steps:
             self._end_window()
         self._steps += 1
         if self._factor == 1:
             self._chosen = 1.0
-            choice = Choice(vector.numel())
+            choice = Selection(vector.numel())
         else:
             choice = self._compressed(vector, compressor)
         self._steps_of_factor += self._chosen == self._factor
         return choice
 
     def observe(self, seconds: float) -> None:
-        """The step of the last choice took so long; unless that is told, training stays dense."""
+        """See `Controller.observe`; without it, training stays dense."""
         if self._chosen == self._factor:
             self._seconds.append(seconds)
         self._chosen = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt; the window that is under way begins anew where it is loaded."""
+        """See `Controller.state_dict`; after loading, the current window starts over."""
         return {
             "setting": self._setting,
             "place": self._place,
@@ -140,7 +137,7 @@ class GraVAC:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; with other ranks or other factors, what was measured says nothing: anew."""
+        """Restore a state, or start over if it was measured with other ranks or other factors."""
         if state["setting"] != self._setting:
             self._patience = FIRST_PATIENCE
             self._explore()
@@ -155,11 +152,11 @@ class GraVAC:
 
     @property
     def _setting(self) -> list[float]:
-        """What measured throughputs belong to."""
+        """The conditions under which measured throughputs are valid."""
         return [self._agree.num_ranks, self._min_gain, *self._scale]
 
-    def _compressed(self, vector: Tensor, compressor: Compressor) -> Choice:
-        """This step's, of the current factor, of the floor, or dense: as much as the least gain asks for."""
+    def _compressed(self, vector: Tensor, compressor: Compressor) -> Selection:
+        """Select by the current factor, or the floor, or send everything, as the smallest gain requires."""
         num_at_floor, num_kept = (num_kept_of(vector.numel(), 1 / f) for f in (self._floor, self._factor))
         at_floor = compressor.select(vector, num_at_floor)
         floor_values = vector[at_floor]
@@ -168,18 +165,18 @@ class GraVAC:
         if self._note_gains(*self._agree(energies)):
             if self._gain.mean >= self._min_gain:
                 self._chosen = self._factor
-                return Choice(num_kept, at_floor[kept])
+                return Selection(num_kept, at_floor[kept])
             if self._floor_gain.mean >= self._min_gain:
                 self._chosen = self._floor
-                return Choice(num_at_floor, at_floor)
+                return Selection(num_at_floor, at_floor)
         self._chosen = 1.0
-        return Choice(vector.numel())
+        return Selection(vector.numel())
 
     def _note_gains(self, whole: float, at_floor: float, kept: float) -> bool:
-        """Smooth the gains; false if energies are no numbers, and had better travel to where it is seen."""
+        """Smooth the gains; false if the gradient is not finite, which all ranks should see."""
         if not math.isfinite(whole):
             return False
-        if whole > 0:  # else there is nothing to lose, and nothing to learn
+        if whole > 0:  # zeros have no gain to learn from
             self._gain.add(kept / whole)
             self._floor_gain.add(at_floor / whole)
         return True
@@ -187,13 +184,13 @@ class GraVAC:
     def _end_window(self) -> None:
         seconds = agreed_median(self._agree, self._seconds)
         if self._place is None:
-            self._watch(seconds)
+            self._check_settled(seconds)
         else:
             self._judge(self._place, seconds)
         self._begin_window()
 
     def _judge(self, place: int, seconds: float) -> None:
-        """Go on to the next factor while throughput rises."""
+        """Try the next factor while the throughput rises."""
         was_used = self._steps_of_factor >= USED_SHARE * self._window_steps and seconds > 0
         if was_used and self._note_throughput(seconds) and place + 1 < len(self._scale):
             self._place = place + 1
@@ -202,18 +199,18 @@ class GraVAC:
             self._settle()
 
     def _note_throughput(self, seconds: float) -> bool:
-        """Of the current factor, and whether it is above that of the compressed ones before."""
+        """Record the current factor's throughput; true if it is above those of lower factors above 1."""
         before = [throughput for factor, throughput in self._throughputs.items() if factor > 1]
         gain = 1.0
         if self._factor > 1:
             gain, at_floor = self._gain.mean, self._floor_gain.mean
             if at_floor - gain <= self._tolerance * at_floor:
-                self._floor = self._factor  # nothing is lost by it
+                self._floor = self._factor  # which loses nothing
         self._throughputs[self._factor] = throughput = gain / seconds
         return not before or throughput > (1 + self._tolerance) * max(before)
 
     def _settle(self) -> None:
-        """Stay with the best; of equally good ones, with the one that compresses least."""
+        """Keep the best factor; of equally good ones, the lowest."""
         best = max(self._throughputs.values(), default=0.0)
         good = [f for f, value in self._throughputs.items() if value * (1 + self._tolerance) >= best]
         self._place = None
@@ -221,8 +218,8 @@ class GraVAC:
         self._windows_left, self._patience = self._patience, 2 * self._patience
         self._take(min(good, default=1.0))
 
-    def _watch(self, seconds: float) -> None:
-        """See whether it is time to look for the best factor again."""
+    def _check_settled(self, seconds: float) -> None:
+        """Search the best factor again if it is time, or steps have changed."""
         self._windows_left -= 1
         if self._settled_s is None and seconds > 0:
             self._settled_s = seconds
@@ -238,7 +235,7 @@ class GraVAC:
         self._begin_window()
 
     def _take(self, factor: float) -> None:
-        """Compress by it from now on."""
+        """Use a factor from now on."""
         self._factor = factor
         if factor > 1:
             self._floor = min(self._floor, factor)
@@ -247,4 +244,4 @@ class GraVAC:
     def _begin_window(self) -> None:
         self._steps = self._steps_of_factor = 0
         self._seconds: list[float] = []
-        self._chosen = 0.0  # the factor that a step was taken with; 0: of no step
+        self._chosen = 0.0  # the factor of the last step; 0 if it has been observed

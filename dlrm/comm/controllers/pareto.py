@@ -1,17 +1,13 @@
-"""The share to send as a choice between two aims: short steps, and much of the gradient's energy kept.
+"""Pareto (Tyagi and Swany, arXiv 2312.02493): trades short steps against much of the gradient's energy.
 
-Tyagi and Swany (arXiv 2312.02493) minimise the time to compress, the time to exchange and 1 / gain, with
-NSGA-II on fitted curves, over shares from 0.1 to 0.001. Half a dozen candidates can just as well be
-enumerated: each is tried for a few steps of training, and one is chosen from those that no other beats in
-both aims. The two times add up in the step, which is what is measured, and a share that nothing beats in
-their sum and in gain is not beaten in the three either.
+The paper minimises compression time, exchange time and 1 / gain with NSGA-II on fitted curves, over shares
+from 0.1 to 0.001. Half a dozen candidates can be enumerated instead: each share is tried for a few steps of
+training, and one is chosen from those that no other beats in both aims. The two times add up in the step,
+which is what is measured. The paper tries candidates on a copy of the model; here error feedback makes that
+needless, as a later step sends what a trial left out.
 
-The paper tries candidates on a copy of the model that it puts back afterwards. Here error feedback makes
-that needless: what a step does not send is in the residual, and goes with a later one.
-
-Candidates are tried again when the gain of the chosen one has moved by a tenth (the paper's trigger), or
-the step by a factor of 1.5, as when a link has changed. The paper then solves again with a new model of the
-network; here steps are measured again, dense ones as well.
+Candidates are tried again when the gain of the chosen one has moved by a tenth (the paper's trigger), or the
+step by a factor of 1.5, as when a link has changed.
 """
 
 import math
@@ -23,33 +19,32 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.agreement import Agree
-from dlrm.comm.controllers.choice import Choice, num_kept_of
-from dlrm.comm.controllers.measures import agreed_median, energy, has_moved
+from dlrm.comm.controllers.controller import Controller, Selection, num_kept_of
+from dlrm.comm.controllers.measures import SumOverRanks, agreed_median, energy, has_moved
 
 RATIOS: Final = (0.1, 0.033, 0.011, 0.004, 0.001)
-"""The paper's."""
+"""Shares to try: the paper's."""
 TIME_WEIGHT: Final = 0.6
-"""Of time against inverse gain, 0.4, in the authors' code."""
+"""Weight of time, against 0.4 of inverse gain, in the authors' code."""
 EQUAL: Final = 0.01
-"""Points whose values differ by no more than about this share are equally good."""
+"""Relative difference of costs up to which points are equally good."""
 GAIN_MOVED: Final = 0.1
 """Relative change of a gain after which candidates are tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A share of the gradient, and what it is worth."""
+    """A share of the gradient with its measured step time and gain."""
 
     ratio: float
     seconds: float
-    """Of a step."""
+    """Duration of a step."""
     gain: float
-    """Share of energy that is kept."""
+    """Share of the energy that is sent."""
 
 
 def pareto_set(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats: at least as good in both aims, and better in one."""
+    """Find the points that no other beats, being as good in both aims and better in one."""
 
     def beats(one: Point, other: Point) -> bool:
         no_worse = one.seconds <= other.seconds and one.gain >= other.gain
@@ -59,11 +54,10 @@ def pareto_set(points: Sequence[Point]) -> list[Point]:
 
 
 def knee(points: Sequence[Point]) -> Point:
-    """The point at which a per cent of time is no longer worth the gain that it costs.
+    """Find the point of least `seconds ** 0.6 / gain ** 0.4`; of equally good ones, the largest share.
 
-    It minimises `seconds ** 0.6 / gain ** 0.4`. Ratios count, not places between the best and the worst
-    candidate: else noise of a per cent would decide wherever candidates are alike. Of points that are equally
-    good, it is the one with the largest share.
+    Ratios count, and not ranks between the best and the worst candidate, by which noise of a per cent would
+    decide between similar candidates.
     """
     front = pareto_set(points)
     costs = [TIME_WEIGHT * math.log(p.seconds) - (1 - TIME_WEIGHT) * math.log(p.gain) for p in front]
@@ -71,20 +65,20 @@ def knee(points: Sequence[Point]) -> Point:
     return max(good, key=lambda point: point.ratio)
 
 
-class Pareto:
-    """Finds the share by trying all candidates.
+class Pareto(Controller):
+    """A controller that finds the share by trying all candidates.
 
     Args:
         agree: adds numbers over ranks.
         ratios: shares to try; dense is tried as well.
         sample_steps: steps for which each is tried.
-        rest_steps: steps between looks at whether the choice is still up to date.
+        rest_steps: steps between checks whether the choice is still up to date.
     """
 
     def __init__(
         self,
         *,
-        agree: Agree,
+        agree: SumOverRanks,
         ratios: Sequence[float] = RATIOS,
         sample_steps: int = 10,
         rest_steps: int = 200,
@@ -98,40 +92,40 @@ class Pareto:
         self._agree = agree
         self._ratios = (1.0, *sorted(ratios, reverse=True))
         self._sample_steps, self._rest_steps = sample_steps, rest_steps
-        self._place: int | None  # of the candidate that is tried; None: one is chosen
+        self._place: int | None  # index of the share that is tried; None: the search is over
         self._points: list[Point]
         self._settled: Point | None
         self._explore()
 
     @property
     def position(self) -> object:
-        """See `Controller`."""
+        """See `Controller.position`."""
         return self._steps, self._sample_steps, self._rest, self._rest_steps, self.state_dict()
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Choice:
-        """What is sent of `vector`; see `Controller`."""
+    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+        """See `Controller.choose`."""
         if self._steps == self._sample_steps:
             self._end_sample()
         num_kept = num_kept_of(vector.numel(), self._ratio)
         self._is_sampled = self._rest == 0
         if not self._is_sampled:
             self._rest -= 1
-            return Choice(num_kept)
+            return Selection(num_kept)
         self._steps += 1
         if self._ratio == 1:
-            return Choice(num_kept)
+            return Selection(num_kept)
         indices = compressor.select(vector, num_kept)
         self._energies.append(torch.stack([energy(vector), energy(vector[indices])]))
-        return Choice(num_kept, indices)
+        return Selection(num_kept, indices)
 
     def observe(self, seconds: float) -> None:
-        """The step of the last choice took so long; unless that is told, training stays dense."""
+        """See `Controller.observe`; without it, training stays dense."""
         if self._is_sampled:
             self._seconds.append(seconds)
         self._is_sampled = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learnt; the sample that is under way begins anew where it is loaded."""
+        """See `Controller.state_dict`; after loading, the current sample starts over."""
         return {
             "setting": self._setting,
             "place": self._place,
@@ -141,7 +135,7 @@ class Pareto:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; with other ranks or other candidates, what was measured says nothing: anew."""
+        """Restore a state, or start over if it was measured with other ranks or other candidates."""
         if state["setting"] != self._setting:
             self._explore()
             return
@@ -152,13 +146,13 @@ class Pareto:
 
     @property
     def _setting(self) -> list[float]:
-        """What measured points belong to."""
+        """The conditions under which measured points are valid."""
         return [self._agree.num_ranks, *self._ratios]
 
     def _end_sample(self) -> None:
         point = self._measured()
         if self._place is None:
-            self._watch(point)
+            self._check_settled(point)
             return
         if point is not None:
             self._points.append(point)
@@ -170,7 +164,7 @@ class Pareto:
             self._settle()
 
     def _measured(self) -> Point | None:
-        """The sample's point; None if it is none, as with gradients that are no numbers."""
+        """Measure the sample's point; None if it is unusable, as with gradients that are not finite."""
         seconds = agreed_median(self._agree, self._seconds)
         gain = 1.0
         if self._energies:
@@ -180,14 +174,14 @@ class Pareto:
         return Point(ratio=self._ratio, seconds=seconds, gain=gain) if usable else None
 
     def _settle(self) -> None:
-        """Stay with the knee; dense, where nothing could be measured."""
+        """Keep the knee, or stay dense if nothing could be measured."""
         self._settled = knee(self._points) if self._points else None
         self._place = None
         self._ratio = 1.0 if self._settled is None else self._settled.ratio
         self._begin_sample(after=self._rest_steps)
 
-    def _watch(self, now: Point | None) -> None:
-        """See whether the choice is still up to date."""
+    def _check_settled(self, now: Point | None) -> None:
+        """Try all shares again if gain or step time have moved."""
         before, self._settled = self._settled, self._settled or now
         if before is not None and now is not None:
             gain_moved = abs(now.gain - before.gain) >= GAIN_MOVED * before.gain
@@ -204,7 +198,7 @@ class Pareto:
         self._begin_sample(after=0)
 
     def _begin_sample(self, after: int) -> None:
-        """Measure from now on, or in so many steps."""
+        """Measure the next steps, or those after a rest of `after` steps."""
         self._rest, self._steps, self._is_sampled = after, 0, False
         self._seconds: list[float] = []
         self._energies: list[Tensor] = []

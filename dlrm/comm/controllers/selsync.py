@@ -1,28 +1,20 @@
-"""SelSync (arXiv 2307.07950): ranks train on by themselves, and meet when a gradient has changed much.
+"""SelSync (arXiv 2307.07950): ranks train on their own, and average parameters when a gradient changes much.
 
-Each step, a rank updates its replicas of the dense parameters with its own gradient alone. It says with one
-flag whether the smoothed energy of its gradients has changed by a share of `delta` or more; the flag travels
-in a sum of scalars that is due in any case. If any rank has said so, all replace their parameters by the mean
-over ranks. Parameters are averaged and not gradients: after steps alone they differ, and the same update
-would leave them apart.
+Each step, a rank updates its replicas of the dense parameters with its own gradient. A flag tells whether the
+smoothed energy of its gradients has changed by a share of `delta` or more; it is sent in a sum of scalars
+that is due in any case. If any rank has set it, all replace their parameters by the mean over ranks.
+Gradients cannot be averaged instead: replicas differ, and equal updates would leave them apart.
 
-With delta 0 ranks meet in each step. For SGD, also with momentum, that is bulk-synchronous training; the mean
-of updates is the update by the mean. For Adagrad and Adam it is an algorithm of its own, because their
-accumulators grow by the mean of squares instead of the square of the mean. With a delta above all changes,
-each rank trains alone.
+With delta 0 ranks average in each step. For SGD, also with momentum, that equals bulk-synchronous training.
+For Adagrad and Adam it does not, because their accumulators grow by the mean of squares instead of the square
+of the mean. With a delta above all changes, each rank trains alone.
 
-State of the optimizer that has a parameter's shape (momentum, accumulators) is averaged along with it. Left
-alone, equal parameters would go on with unequal momentum or learning rates, and the ranks with the smallest
-accumulators would have the last word. Step counters are equal on all ranks as they are.
+State of the optimizer that has a parameter's shape is averaged too; otherwise equal parameters would continue
+with unequal momentum or rates. Shards of tables have one owner and are not averaged.
 
-Only replicas are averaged. Shards of tables have one owner; what the caller does not hand over is not
-touched.
-
-A checkpoint holds one set of dense parameters, and so is taken where ranks have met: unless `is_joined`, call
-`average` before saving, and before evaluating. It costs an exchange, of those steps only. A run that saves
-thus meets in steps in which another does not. A worker that dies between two meetings takes its own steps
-since the last one along; the others `average` with whoever takes its place, after that one has copied a
-survivor's.
+A checkpoint holds one set of dense parameters: call `average` before saving and evaluating unless
+`is_joined`. A worker that dies loses its own steps since the last average. The others `average` with its
+replacement, once that has copied a survivor's replica.
 """
 
 import math
@@ -34,15 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm.comm.controllers.agreement import Agree
-from dlrm.comm.controllers.measures import Ewma
+from dlrm.comm.controllers.measures import Ewma, SumOverRanks
 
 
 def averaged_state(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's state that belongs to single values of parameters, in the same order on all ranks.
+    """List the optimizer's state tensors of a parameter's shape, in the same order on all ranks.
 
-    Every parameter needs a gradient in each step, of zeros if it was not used: some optimizers make their
-    state when they first see one.
+    Every parameter needs a gradient in each step, if only zeros, because some optimizers create their state
+    when they first see a gradient.
     """
     return [
         value
@@ -54,45 +45,40 @@ def averaged_state(optimizer: Optimizer) -> list[Tensor]:
 
 
 def total_over_ranks(vector: Tensor) -> Tensor:
-    """The sum over all ranks, in place."""
+    """Sum a vector over all ranks, in place."""
     dist.all_reduce(vector)
     return vector
 
 
 class SelSync:
-    """Says when ranks meet, and lets them.
-
-    All ranks call its methods in the same steps.
+    """Decides when ranks average their replicas, and averages them; all ranks call it in the same steps.
 
     Args:
-        agree: tells the number of ranks, and whether all of them average equally many values.
-        delta: relative change of the smoothed squared norm from which on it is significant; 0: meet in each
+        agree: adds numbers over ranks.
+        delta: relative change of the smoothed squared norm above which it is significant; 0: average in each
             step. The paper uses 0.3 and 0.5.
-        total: gives the sum over ranks of an fp32 `[d]`, the same bits on all ranks; it may change its
-            argument.
+        total: sums an fp32 `[d]` over ranks, with the same bits on all ranks; may change its argument.
     """
 
     def __init__(
-        self, *, agree: Agree, delta: float = 0.3, total: Callable[[Tensor], Tensor] = total_over_ranks
+        self, *, agree: SumOverRanks, delta: float = 0.3, total: Callable[[Tensor], Tensor] = total_over_ranks
     ) -> None:
         if not 0 <= delta < math.inf:
-            raise ValueError(f"delta is {delta}; choose 0 (meet in each step) or more, such as 0.3")
+            raise ValueError(f"delta is {delta}; choose 0 (average in each step) or more, such as 0.3")
         self._agree, self._delta, self._total = agree, delta, total
         self._energy = Ewma(agree.num_ranks)
         self.is_joined = True
-        """Whether the replicas are equal: nobody has taken a step since they were averaged."""
+        """Whether the replicas are equal: no rank has taken a step since they were averaged."""
 
     def should_sync(self, gradient_norm: float | Tensor, scalars: Tensor) -> tuple[bool, Tensor]:
-        """Whether any rank finds its gradient significant; once a step, between backward and update.
-
-        If it says so, call `average` after the update.
+        """Check once a step, between backward pass and update, whether any rank's gradient is significant.
 
         Args:
-            gradient_norm: L2 norm of this rank's gradient; no number counts as significant, for all must see.
-            scalars: fp32 `[n]`, whatever has to be summed in this step: the flag travels as one more.
+            gradient_norm: L2 norm of this rank's gradient; NaN counts as significant.
+            scalars: fp32 `[n]` to be summed in this step; the flag is sent with them.
 
         Returns:
-            Whether; and the sums of the scalars over ranks.
+            Whether to call `average` after the update, and the sums of the scalars over ranks.
         """
         change = self._relative_change(float(gradient_norm) ** 2)
         flag = scalars.new_tensor([not change < self._delta])
@@ -108,7 +94,7 @@ class SelSync:
             optimizer_state: see `averaged_state`.
 
         Raises:
-            ValueError: on all ranks, if they hand over unequally many values.
+            ValueError: on all ranks, if they pass different numbers of values.
         """
         tensors = [tensor.detach() for tensor in (*parameters, *optimizer_state)]
         self._check_size(sum(tensor.numel() for tensor in tensors))
@@ -120,16 +106,16 @@ class SelSync:
         self.is_joined = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Smoothed energies, which differ from rank to rank; ready for JSON."""
+        """Smoothed energies of this rank, JSON-able."""
         return {"energies": self._energy.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, with equal replicas. A rank without a state may begin anew: flags are agreed."""
+        """Restore a state, with equal replicas; as flags are agreed, a rank may also start without one."""
         self._energy.load_state_dict(state["energies"])
         self.is_joined = True
 
     def _relative_change(self, energy: float) -> float:
-        """Of the smoothed energy, by this step's; 0 in the first step, which has nothing to compare with."""
+        """Relative change of the smoothed energy by this step; 0 in the first step."""
         before = self._energy.mean
         self._energy.add(energy)
         now = self._energy.mean
@@ -140,7 +126,7 @@ class SelSync:
         return abs((now - before) / before)
 
     def _check_size(self, num_values: int) -> None:
-        """Refuse unequal numbers of values; the verdict is agreed, so that no rank waits for the others."""
+        """Refuse different numbers of values, by an agreed decision, so that no rank waits for the others."""
         (total,) = self._agree(torch.tensor([float(num_values)], dtype=torch.float64))
         differs = float(total != num_values * self._agree.num_ranks)
         (complaints,) = self._agree(torch.tensor([differs], dtype=torch.float64))

@@ -1,1 +1,1 @@
-"""Error feedback: what was not sent in a step is added to later gradients."""
+"""Error feedback: values of a gradient that were not sent in a step are added to later gradients."""

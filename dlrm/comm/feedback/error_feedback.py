@@ -1,135 +1,78 @@
-"""Error feedback: what did not travel in this step is added to the next step's gradient.
+"""Error feedback: the residual of values that were not sent in a step is added to the next step's gradient.
 
-An exchange asks its memory for `vector = memory.add(gradient)`, sends a part of it and takes exactly what it
-sent out of `vector`, in place. With `ErrorFeedback` that vector is the residual itself, so nothing is copied
-and nothing is forgotten: over any number of steps, what was sent and the residual add up to the gradients,
-to rounding. Error feedback is what lets a few per cent of the gradient train as well as all of it
-(GraVAC, arXiv 2305.12201; AR-Topk, arXiv 2312.02493; both use it in every step).
+An exchange asks for `vector = feedback.add(gradient)`, sends a part of it and subtracts what it sent, in
+place. That vector is the residual itself, so that nothing is copied or lost: over any number of steps, sent
+values and the residual add up to the gradients, to rounding. Error feedback lets a few per cent of the
+gradient train as well as all of it (GraVAC, arXiv 2305.12201; AR-Topk, arXiv 2312.02493).
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Memory(Protocol):
-    """What becomes of values that did not travel."""
+class ErrorFeedback:
+    """The residual of a rank's gradients; NaN and infinity stay in it until they are sent.
+
+    Args:
+        num_values: of the gradient.
+        device: of the gradient.
+        keeps: false: forget values that were not sent.
+    """
+
+    def __init__(self, num_values: int, device: torch.device, *, keeps: bool = True) -> None:
+        self.keeps = keeps
+        self._residual = torch.zeros(num_values, device=device)
 
     def add(self, gradient: Tensor) -> Tensor:
-        """The vector to send from, fp32 `[num_values]`: the gradient and what is still owed.
+        """Add a gradient, fp32 `[num_values]`, and return the vector to send from.
 
-        The caller takes what it sends out of it, in place. It stays this memory's: the next `add` changes it.
-
-        Args:
-            gradient: fp32 `[num_values]`, left as it is.
+        The caller subtracts what it sends from that vector, in place; the next `add` overwrites it.
 
         Raises:
             ValueError: the gradient has another shape.
         """
+        if gradient.shape != self._residual.shape:
+            raise ValueError(
+                f"the gradient has the shape {list(gradient.shape)}, but error feedback was made for "
+                f"{list(self._residual.shape)}: flatten the gradients of all parameters into one vector"
+            )
+        return self._residual.add_(gradient) if self.keeps else self._residual.copy_(gradient)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint of this rank must hold; the tensors are the live ones, not copies."""
+        """The live `residual`, fp32 `[num_values]`; empty if nothing is kept."""
+        return {"residual": self._residual} if self.keeps else {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state_dict` returned, by copying.
+        """Copy a saved residual.
 
         Raises:
-            ValueError: it belongs to another kind of memory or another number of values.
+            ValueError: it was saved with another setting of `keeps`, or for another number of values.
         """
-
-    @property
-    def energy(self) -> float:
-        """Sum of the squares of what is owed; waits for the device."""
-
-
-class ErrorFeedback:
-    """Keeps what did not travel: the residual.
-
-    A NaN or an infinity that enters stays until it is sent.
-
-    Args:
-        num_values: of the gradient.
-        device: where it lies.
-    """
-
-    def __init__(self, num_values: int, device: torch.device) -> None:
-        self._residual = torch.zeros(num_values, device=device)
-
-    def add(self, gradient: Tensor) -> Tensor:
-        """See `Memory.add`: the residual, to which the gradient was added."""
-        _check(gradient, self._residual)
-        return self._residual.add_(gradient)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """`residual`: fp32 `[num_values]`."""
-        return {"residual": self._residual}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Memory.load_state_dict`."""
-        if state.keys() != {"residual"}:
+        if self.keeps and state.keys() != {"residual"}:
             raise ValueError(
                 f"error feedback expects a saved residual and found {sorted(state) or 'nothing'}: the run "
-                "was saved without it. Go on with the same compression, or start without the saved state"
+                "was saved without it. Resume with the same compression, or start without the saved state"
             )
-        residual = state["residual"]
-        if residual.shape != self._residual.shape:
+        if state and not self.keeps:
             raise ValueError(
-                f"the saved residual has the shape {list(residual.shape)} and the gradient "
-                f"{list(self._residual.shape)}: another model was saved. Restore the checkpoint of this one"
+                f"without error feedback the saved {sorted(state)} cannot be restored, and dropping it would "
+                "lose gradients. Resume with error feedback (with comm.exchange=ring, where it is dense now: "
+                "that sends the residuals), or start without the saved state"
             )
-        self._residual.copy_(residual)
+        for residual in state.values():
+            if residual.shape != self._residual.shape:
+                raise ValueError(
+                    f"the saved residual has the shape {list(residual.shape)} and the gradient "
+                    f"{list(self._residual.shape)}: another model was saved. Load a checkpoint of this one"
+                )
+            self._residual.copy_(residual)
 
     @property
     def energy(self) -> float:
-        """See `Memory.energy`."""
-        return _energy(self._residual)
-
-
-class NoMemory:
-    """Forgets what did not travel. Its `add` hands out a copy, since the caller changes what it is given.
-
-    Args:
-        num_values: of the gradient.
-        device: where it lies.
-    """
-
-    def __init__(self, num_values: int, device: torch.device) -> None:
-        self._scratch = torch.empty(num_values, device=device)
-
-    def add(self, gradient: Tensor) -> Tensor:
-        """See `Memory.add`: a copy of the gradient."""
-        _check(gradient, self._scratch)
-        return self._scratch.copy_(gradient)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Memory.load_state_dict`."""
-        if state:
-            raise ValueError(
-                f"without error feedback there is no place for the saved {sorted(state)}, and to drop it "
-                "would lose gradients. Go on with error feedback (with comm.exchange=ring, where it is dense "
-                "now: that sends what is owed), or start without the saved state"
-            )
-
-    @property
-    def energy(self) -> float:
-        """Nothing is owed."""
-        return 0.0
-
-
-def _check(gradient: Tensor, like: Tensor) -> None:
-    if gradient.shape != like.shape:
-        raise ValueError(
-            f"the gradient has the shape {list(gradient.shape)}, but the memory was made for "
-            f"{list(like.shape)}: flatten the gradients of all parameters into one vector"
-        )
-
-
-def _energy(vector: Tensor) -> float:
-    # in fp64: the residual of a large model adds up more squares than fp32 can tell apart
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+        """Sum of the squares of the residual; waits for the device."""
+        if not self.keeps:
+            return 0.0
+        # in fp64: the residual of a large model adds up more squares than fp32 can tell apart
+        return float(torch.linalg.vector_norm(self._residual, dtype=torch.float64)) ** 2

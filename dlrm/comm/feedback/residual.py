@@ -1,11 +1,9 @@
-"""What a rank owes: gradients that it computed and has not sent, as a state that outlives the rank.
+"""A rank's residual as checkpointed state, which other ranks can inherit.
 
-The sum over ranks is what counts: whoever holds a residual adds it to its own gradient, and it arrives. So at
-another number of ranks, residuals of ranks that are gone fall to others, and nothing is lost.
-
-Lost is a residual that nobody holds any more: its worker died with its memory, or was a step behind when the
-others went on. What it owed then never reaches the parameters. It weighs as much as its share of the energy
-(sum of squares) of all that was owed, measured every so many steps while all ranks were there.
+Any rank that holds a residual adds it to its own gradient, and the sum over ranks is the same. With another
+number of ranks, residuals of missing ranks go to others. A residual is lost if its worker died with its
+memory, or was a step behind the survivors; the loss is reported as a share of the energy (sum of squares) of
+all residuals, which is measured now and then while all ranks are there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,25 +13,25 @@ from typing import Any, Self
 import torch
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.feedback.error_feedback import Memory
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostResiduals:
-    """What ranks owed that took it along."""
+    """Residuals that were lost with their ranks."""
 
     step: int
-    """Exchanges done when training went on without it."""
+    """Exchanges done when training resumed without the residuals."""
     ranks: tuple[int, ...]
-    """Whose it was, in the numbering of then."""
+    """The ranks that held them, as numbered before the failure."""
     of_ranks: int
-    """How many there were then."""
+    """Number of ranks before the failure."""
     energy_share: float | None
-    """Of the energy of everything that was owed, when that was last measured; None: it never was."""
+    """Share of the energy of all residuals, when last measured; None: never measured."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read one back."""
+        """Restore an instance from its saved fields."""
         return cls(**{**data, "ranks": tuple(data["ranks"])})
 
     def __str__(self) -> str:
@@ -46,97 +44,90 @@ class LostResiduals:
 
 
 class Residual:
-    """The memory of an exchange, and its compressor's state, as a state of this rank alone.
+    """This rank's residual and its compressor's state, for checkpoints.
 
     Args:
-        memory: of the exchange.
+        feedback: of the exchange.
         compressor: of the exchange.
-        rank: of the exchange's group.
+        rank: in the exchange's group.
         num_ranks: of the exchange's group.
     """
 
-    def __init__(self, memory: Memory, compressor: Compressor, rank: int, num_ranks: int) -> None:
-        self._memory, self._compressor = memory, compressor
+    def __init__(self, feedback: ErrorFeedback, compressor: Compressor, rank: int, num_ranks: int) -> None:
+        self._feedback, self._compressor = feedback, compressor
         self._rank, self._num_ranks = rank, num_ranks
-        self.taken_over: list[tuple[int, int]] = []
-        """Number of ranks, and rank, of those whose residuals were given to this one and not settled yet."""
-        self.is_owed = False
-        """Whether any rank owes something: the same on all."""
+        self.inherited: list[tuple[int, int]] = []
+        """Number of ranks, and rank, of the residuals that were loaded here and are not settled yet."""
+        self.is_pending = False
+        """Whether any rank has a residual: the same on all ranks."""
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the memory keeps anything at all."""
-        return bool(self._memory.state_dict())
-
-    @property
-    def is_worth_saving(self) -> bool:
-        """Whether a checkpoint needs this: for what may be owed, or to go on with a compressor's draws."""
-        return self.is_kept or bool(self._compressor.state_dict())
+    def needs_saving(self) -> bool:
+        """Whether checkpoints must hold this state: residuals are kept, or the compressor has a state."""
+        return self._feedback.keeps or bool(self._compressor.state_dict())
 
     @property
     def energy(self) -> float:
-        """Sum of the squares of what is owed; waits for the device."""
-        return self._memory.energy
+        """Sum of the squares of the residual; waits for the device."""
+        return self._feedback.energy
 
     def state_dict(self) -> dict[str, Any]:
-        """What is owed now; its tensors are the live ones."""
+        """The current residual, as live tensors, and the compressor's state."""
         return {
             "rank": self._rank,
             "num_ranks": self._num_ranks,
-            "memory": self._memory.state_dict() if self.is_owed else {},
+            "memory": self._feedback.state_dict() if self.is_pending else {},
             "compressor": {type(self._compressor).__name__: self._compressor.state_dict()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of one rank."""
+        """Restore the state of one rank."""
         self.inherit([state])
 
     def inherit(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Owe the sum of what several ranks owed, and nothing else.
+        """Replace the residual by the sum of several ranks' residuals.
 
         Args:
-            states: of any ranks of the same model; none: nothing is owed.
+            states: of any ranks of the same model; empty: there is no residual.
 
         Raises:
-            ValueError: one is of another model, or of a run with other error feedback.
+            ValueError: a state is of another model, or of a run with other error feedback.
         """
-        self.taken_over, self.is_owed = [], False
-        for tensor in self._memory.state_dict().values():
+        self.inherited, self.is_pending = [], False
+        for tensor in self._feedback.state_dict().values():
             tensor.zero_()
         for state in states:
             place = (state["num_ranks"], state["rank"])
             if state["memory"]:
                 self._add(state["memory"])
-                self.taken_over.append(place)
+                self.inherited.append(place)
             mine = state["compressor"].get(type(self._compressor).__name__)
+            # random draws continue only on the same rank of as many
             if place == (self._num_ranks, self._rank) and mine is not None:
                 self._compressor.load_state_dict(mine)
 
     def _add(self, saved: Mapping[str, torch.Tensor]) -> None:
-        before = {name: tensor.clone() for name, tensor in self._memory.state_dict().items()}
-        self._memory.load_state_dict(saved)  # which refuses what does not fit
-        for name, tensor in self._memory.state_dict().items():
+        before = {name: tensor.clone() for name, tensor in self._feedback.state_dict().items()}
+        self._feedback.load_state_dict(saved)  # checks kind and shape
+        for name, tensor in self._feedback.state_dict().items():
             tensor.add_(before[name])
 
 
-def losses_of(
+def find_lost(
     owners: int, energies: Sequence[float], held: Sequence[Sequence[tuple[int, int]]], step: int
 ) -> LostResiduals | None:
-    """What is lost of the residuals of so many ranks.
+    """Find residuals that no rank holds any more.
 
     Args:
-        owners: ranks that there were; 0: nothing went before.
-        energies: of their residuals, by rank; of another number of ranks, or none: not known.
-        held: by new rank, number of ranks and rank of those whose residuals it holds.
+        owners: number of ranks that had residuals; 0: none had.
+        energies: of their residuals, by rank; empty, or of another number of ranks: unknown.
+        held: `Residual.inherited` of each new rank.
         step: exchanges done.
-
-    Returns:
-        None: nothing.
     """
     found = {rank for of_one in held for num_ranks, rank in of_one if num_ranks == owners}
     lost = tuple(rank for rank in range(owners) if rank not in found)
     if not lost:
         return None
-    owed = sum(energies) if len(energies) == owners else 0.0
-    share = sum(energies[rank] for rank in lost) / owed if owed else None
+    whole = sum(energies) if len(energies) == owners else 0.0
+    share = sum(energies[rank] for rank in lost) / whole if whole else None
     return LostResiduals(step=step, ranks=lost, of_ranks=owners, energy_share=share)

@@ -1,11 +1,9 @@
-"""Whether an optimizer suits gradients that arrive late: momentum under random-k, and scaled losses.
+"""Checks that an optimizer suits delayed gradients: no loss scaling, and no momentum under random-k.
 
-What an exchange has not sent waits in its error feedback, and arrives in a later step. Two things do not go
-with that. Momentum under the compressor `random`: a value waits 1 / ratio steps on average, and its gradients
-of all those steps arrive at once; momentum multiplies that by 1 / (1 - momentum), and training diverges at
-learning rates that suit it otherwise (tests/dlrm/comm/feedback/test_step_check.py shows it). And a
-`GradScaler`: what waits keeps the scale of its own step, is added to gradients of another, and an infinity
-stays until it is sent.
+Error feedback sends values in later steps. Under the compressor `random`, a value waits 1 / ratio steps on
+average and the gradients of all these steps arrive at once; momentum multiplies them by 1 / (1 - momentum),
+and training diverges at learning rates that are fine otherwise. Under a `GradScaler`, a residual keeps the
+scale of its own step and is added to gradients of another, and an infinity stays until it is sent.
 """
 
 import logging
@@ -23,12 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_momentum(config: CommConfig, optimizer: Optimizer) -> None:
-    """Log a warning if random-k would let this optimizer's momentum diverge.
+    """Log a warning if the optimizer's momentum may diverge under random-k.
 
-    Args:
-        config: of the exchange whose sums it is given.
-        optimizer: with `momentum` among the options of its groups, as SGD, LARS and RMSprop have it. Adam and
-            LAMB divide by the size of gradients, and did not diverge.
+    Only optimizers with `momentum` among the options of their groups are affected (SGD, LARS, RMSprop). Adam
+    and LAMB divide by the size of gradients, and did not diverge.
     """
     if config.compressor != "random" or not config.error_feedback:
         return
@@ -44,15 +40,15 @@ def warn_of_momentum(config: CommConfig, optimizer: Optimizer) -> None:
 
 
 class StepCheck:
-    """Looks at the first optimizer that steps the parameters of an exchange while something is owed.
+    """Checks the first optimizer that steps the exchanged parameters while a residual is pending.
 
-    A hook before the steps of all optimizers, see `torch.optim.optimizer.register_optimizer_step_pre_hook`.
+    It is a hook for `torch.optim.optimizer.register_optimizer_step_pre_hook`.
 
     Args:
         config: of the exchange.
-        parameters: whose gradients it sums, by `id`.
+        parameters: exchanged parameters, by `id`.
         residual: of the exchange.
-        warns: whether this rank says what is to be said once.
+        warns: whether this rank logs warnings.
     """
 
     def __init__(
@@ -63,34 +59,28 @@ class StepCheck:
         self._is_done = False
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An optimizer is about to step.
+        """Check an optimizer that is about to step.
 
         Raises:
-            RuntimeError: a `GradScaler` lets it.
+            RuntimeError: an enabled `GradScaler` calls it.
         """
-        if self._is_done or not self._residual.is_owed or not self._is_ours(optimizer):
+        groups = optimizer.param_groups
+        is_exchanged = any(id(each) in self._parameters for group in groups for each in group["params"])
+        if self._is_done or not self._residual.is_pending or not is_exchanged:
             return
         if _is_scaled():
             raise RuntimeError(
                 "a GradScaler scales these gradients, and what the exchange has not sent yet keeps the scale "
-                "of its own step: train in bf16 without a scaler, or set error_feedback=False, or take an "
+                "of its own step: train in bf16 without a scaler, or set error_feedback=False, or choose an "
                 "exchange that sends all values in fp32 (exchange='ring')"
             )
         self._is_done = True
         if self._warns:
             warn_of_momentum(self._config, optimizer)
 
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        return any(
-            id(each) in self._parameters for group in optimizer.param_groups for each in group["params"]
-        )
-
 
 def _is_scaled() -> bool:
-    """Whether an enabled `GradScaler` is among those who called this.
-
-    Neither gradients nor optimizers tell: `scaler.step` divides the gradients, or lets the optimizer do that,
-    before or in the step itself.
-    """
+    """Whether an enabled `GradScaler` is on the call stack."""
+    # gradients do not tell: `scaler.step` unscales them, or lets the optimizer do so, before or in the step
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(None))
     return any(isinstance(caller, GradScaler) and caller.is_enabled() for caller in callers)

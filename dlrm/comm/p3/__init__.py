@@ -1,1 +1,1 @@
-"""P3: gradients are sent in slices by priority while the next forward pass begins."""
+"""P3: sends gradients in slices, by priority, while the next forward pass starts."""

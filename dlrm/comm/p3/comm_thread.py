@@ -1,9 +1,8 @@
-"""One thread that exchanges slices of a gradient with the other ranks, in an order that all ranks share.
+"""A background thread that exchanges slices of a gradient, in an order that all ranks share.
 
-Collectives must be issued in the same order everywhere, or ranks wait for each other for ever. So nobody
-decides by what happens to be ready: for a few rounds slices go in the order of their numbers while rank 0
-takes times, then rank 0's answer to what should go first is broadcast, by this very thread, and that
-order stays. A slice that is not ready is waited for, whatever else is.
+Collectives must be issued in the same order on all ranks, or these deadlock. For a few rounds slices are sent
+in the order of their numbers while rank 0 measures times; then this thread broadcasts the order that rank 0
+has computed, which stays. The thread waits for the next slice in order even if others are ready.
 """
 
 import itertools
@@ -13,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 MEASURED_ROUNDS: Final = 3
-"""Rounds before the order is agreed; the first ones also warm up."""
+"""Rounds before ranks agree on an order; the first ones also warm up."""
 CLOSE_WITHIN_S: Final = 5.0
-"""How long `close` waits for an exchange that others may never join; the thread is a daemon."""
+"""Timeout of `close` for an exchange that other ranks may never join; the thread is a daemon."""
 
 
 class ExchangeError(RuntimeError):
@@ -23,14 +22,14 @@ class ExchangeError(RuntimeError):
 
 
 class CommThread:
-    """Exchanges each slice once a round.
+    """Exchanges each slice once per round, in a thread of its own.
 
     Args:
-        names: of the slices, for people.
-        parts: of each slice: how often it is marked in a round until it is ready.
-        send: exchanges the slice of that number, in place.
-        agree: from when each slice was ready and how long its exchange took, in seconds, on this rank, to the
-            order of all slices, equal on all ranks, which call it together. Runs in the courier's thread.
+        names: of the slices, for messages.
+        parts: how often each slice is marked in a round until it is ready.
+        send: exchanges the slice of a number, in place.
+        agree: called in the thread, on all ranks together, with the seconds at which each slice was ready and
+            that its exchange took on this rank; returns the order of slices, the same on all ranks.
     """
 
     def __init__(
@@ -49,14 +48,14 @@ class CommThread:
         self._failed: tuple[str, BaseException] | None = None
         self._closing = False
         self.order: Sequence[int] = range(len(names))
-        """In which slices go, by number; for tests and for people."""
+        """Numbers of the slices in the order in which they are sent."""
         self.is_measuring = True
-        """Whether times are taken."""
-        self._thread = threading.Thread(target=self._run, name="gradient courier", daemon=True)
+        """Whether times are measured."""
+        self._thread = threading.Thread(target=self._run, name="gradient exchange", daemon=True)
         self._thread.start()
 
     def mark(self, index: int) -> None:
-        """One more part of a slice is ready."""
+        """Count one more part of a slice as ready."""
         with self._changed:
             self._missing[index] -= 1
             if self._missing[index] == 0:
@@ -64,10 +63,10 @@ class CommThread:
                 self._changed.notify_all()
 
     def wait(self, index: int, rounds: int) -> None:
-        """Until a slice has been exchanged in so many rounds.
+        """Wait until a slice has been exchanged in `rounds` rounds.
 
         Raises:
-            ExchangeError: that cannot be any more.
+            ExchangeError: an exchange failed, or the thread was closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._done[index] >= rounds or self._failed or self._closing)
@@ -76,17 +75,13 @@ class CommThread:
             raise ExchangeError(f"{self._names[index]} was not exchanged before the exchange was closed")
 
     def check(self) -> None:
-        """Tell of an exchange that failed.
-
-        Raises:
-            ExchangeError: one has.
-        """
+        """Raise an `ExchangeError` if an exchange has failed."""
         if self._failed:
             name, cause = self._failed
             raise ExchangeError(f"the exchange of {name} with the other ranks failed: {cause}") from cause
 
     def close(self) -> None:
-        """End the thread; what is not ready is never sent."""
+        """End the thread; slices that are not ready are never sent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -98,14 +93,14 @@ class CommThread:
             for rounds in itertools.count(1):
                 for index in self.order:
                     doing = f"{self._names[index]} in step {rounds}"
-                    if not self._becomes_ready(index):
+                    if not self._wait_until_ready(index):
                         return
                     begin = time.perf_counter()
                     self._send(index)
                     took_s = time.perf_counter() - begin
-                    # the shortest: others that come late make it longer, whatever the slice
+                    # the shortest time, as ranks that come late only make it longer
                     self._takes_s[index] = min(self._takes_s[index], took_s)
-                    self._tell_done(index)
+                    self._mark_done(index)
                 if rounds == MEASURED_ROUNDS:
                     doing = "the order of slices"
                     self.order = self._agree(self._ready_s, self._takes_s)
@@ -115,13 +110,13 @@ class CommThread:
                 self._failed = doing, error
                 self._changed.notify_all()
 
-    def _becomes_ready(self, index: int) -> bool:
-        """Wait for all parts of a slice; false: the courier is closed instead."""
+    def _wait_until_ready(self, index: int) -> bool:
+        """Wait for all parts of a slice; false if the thread is closed instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._missing[index] == 0 or self._closing)
             return not self._closing
 
-    def _tell_done(self, index: int) -> None:
+    def _mark_done(self, index: int) -> None:
         with self._changed:
             self._missing[index] = self._parts[index]
             self._done[index] += 1

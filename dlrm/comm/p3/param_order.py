@@ -1,8 +1,7 @@
-"""Which module needs which parameters, and in what order: learned from the first forward pass.
+"""Learns from the first forward pass which module needs which parameters, and in what order.
 
-A module that is called needs the parameters that it holds itself. One that is not, because a module above it
-reads its parameters and goes on by itself (layers fused into one operator, say), leaves them to the nearest
-one above that is called.
+A module that is called needs its own parameters. Parameters of a module that is not called, because a module
+above reads them (as for layers fused into one operator), are needed by the nearest called module above.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +11,12 @@ from torch import nn
 
 
 class ParamOrder:
-    """Calls somebody before a module's forward pass, with the parameters that this needs.
+    """Calls a function before each module's forward pass, with the parameters that the module needs.
 
     Args:
-        model: whose forward passes they are.
-        parameters: of it; they are spoken of by their index.
-        before: told the indices, before each forward pass of their module once that is known.
+        model: whose forward passes are watched.
+        parameters: of the model, identified by their index.
+        before: called with the indices, once these are learned.
     """
 
     def __init__(
@@ -38,9 +37,9 @@ class ParamOrder:
         self._called: dict[nn.Module, int] = {}
         self._needs: dict[nn.Module, list[int]] = {}
         self.turns = [0] * len(parameters)
-        """Of each parameter: when a forward pass needs it, the smaller the sooner."""
+        """When a forward pass needs each parameter: smaller is sooner."""
         self.unseen: Sequence[int] = ()
-        """Parameters that are not, or not always, below a module that is called."""
+        """Indices of parameters that are not, or not always, below a called module."""
         above = {each for _, path in self._owners for each in _upwards(path)}
         self._hooks = {
             module: module.register_forward_pre_hook(self._note)
@@ -48,7 +47,7 @@ class ParamOrder:
         }
 
     def learn(self) -> None:
-        """From the training passes so far to what is needed when; does nothing the second time."""
+        """Learn the order from the training passes so far; does nothing the second time."""
         if self._needs or self.unseen:
             return
         unseen, turns = set[int](), dict[int, int]()
@@ -65,7 +64,7 @@ class ParamOrder:
             self._hooks.pop(module).remove()
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove all hooks from the model."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
@@ -78,6 +77,6 @@ class ParamOrder:
 
 
 def _upwards(path: str) -> list[str]:
-    """The paths of a module and of all above it; the model's own is empty."""
+    """List the paths of a module and of all modules above it; the model's own is empty."""
     parts = path.split(".") if path else []
     return [".".join(parts[:length]) for length in range(len(parts), -1, -1)]

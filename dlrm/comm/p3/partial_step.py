@@ -1,4 +1,4 @@
-"""Lets any optimizer of PyTorch update some of its parameters now and others later, as of the same step."""
+"""Splits a PyTorch optimizer's step, so that some parameters are updated now and others later."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,25 +8,21 @@ from torch.optim import Optimizer
 
 
 class PartialStep:
-    """Steps an optimizer for a few parameters at a time.
-
-    Args:
-        optimizer: keeps its state by parameter, as PyTorch's do, and not by group.
-    """
+    """Steps an optimizer, whose state must be kept by parameter, for a few parameters at a time."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.remember()
 
     def remember(self) -> None:
-        """From now on, update with the learning rates and other options of this moment."""
+        """Use the current learning rates and other options for updates from now on."""
         self._options: list[dict[str, Any]] = [
             {name: _kept(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
     def update(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Step these alone, by the gradients that they have."""
+        """Step only these parameters, by their gradients."""
         chosen, groups = set(map(id, parameters)), self._optimizer.param_groups
         self._optimizer.param_groups = [
             {**options, "params": own}
@@ -40,5 +36,5 @@ class PartialStep:
 
 
 def _kept(value: Any) -> Any:
-    """A learning rate may be a tensor, which a scheduler changes in place."""
+    # a learning rate may be a tensor, which a scheduler changes in place
     return value.clone() if isinstance(value, Tensor) else value

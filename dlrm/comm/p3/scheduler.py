@@ -1,13 +1,13 @@
-"""P3: gradients travel in slices, first those that the next forward pass needs first, while training goes on.
+"""P3: sends gradients in slices, those that the next forward pass needs first, in the background.
 
-Backward makes the last layer's gradient first, but the next forward wants the first layer's first, and only
-needs one layer at a time. So gradients are cut into slices that are exchanged by one thread beside the
-training loop, in an order by the layers' turn in the forward pass, and a layer waits for its own slices just
-before it is used (Jayarajan et al., arXiv 1905.03960: with parameter servers, of which this keeps the queue
-and leaves the servers). The result does not depend on the order: each slice is summed by itself.
+The backward pass computes the last layer's gradient first, but the next forward pass needs the first layer's
+first, and one layer at a time. Gradients are cut into slices that a thread exchanges in the background, in
+the order of the forward pass, and each layer waits for its own slices just before it is used. Jayarajan et
+al. (arXiv 1905.03960) do this with parameter servers; here the slices are all-reduced, each by itself, so
+that the result does not depend on the order.
 
-All that ranks must agree on is equal by construction: slices follow from the parameters' names and sizes,
-compared once, and `dlrm.comm.p3.comm_thread` has one order for all.
+Ranks agree by construction: slices follow from the parameters' names and sizes, which are compared once, and
+`dlrm.comm.p3.comm_thread` has one order for all ranks.
 """
 
 import functools
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dlrm.comm.collectives.timeouts import timeout_of
+from dlrm.comm.collectives.process_groups import timeout_of
 from dlrm.comm.consistency.parameters import check_alike, named_parameters, shaped_like
 from dlrm.comm.p3.comm_thread import CommThread
 from dlrm.comm.p3.param_order import ParamOrder
@@ -31,48 +31,46 @@ from dlrm.comm.p3.side_stream import SideStream
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
 Sum = Callable[[Tensor], Tensor]
-"""From a slice of this rank's gradient, fp32 `[n]`, to its sum over ranks; may change what it is given."""
+"""A function from a slice of this rank's gradient, fp32 `[n]`, to its sum over ranks; may overwrite it."""
 
 
 class PriorityExchange:
-    """Exchanges the gradients of an optimizer's parameters, and has it update them when they are next used.
+    """Exchanges the gradients of an optimizer's parameters, and updates these when they are next used.
 
-    Example, with as many ranks as there are, or a single one:
+    Example, for any number of ranks:
 
         exchange = PriorityExchange(model, optimizer)
-        with exchange:                        # finishes at the end, and ends its thread
+        with exchange:                        # finishes updates at the end, and ends the thread
             for batch in batches:
                 loss = loss_of(model(batch))  # a layer waits for its slices and is updated first
-                loss.backward()               # each gradient leaves as soon as it is there
-                exchange.step()               # in place of optimizer.step(); waits for nobody
+                loss.backward()               # each gradient is sent as soon as it is computed
+                exchange.step()               # replaces optimizer.step(); does not wait
                 if it_is_time_to_save:
-                    exchange.finish()         # before anybody but the model reads parameters or optimizer
+                    exchange.finish()         # before parameters or optimizer state are read
 
-    What holds for the training loop:
+    Requirements on the training loop:
 
-    - One backward pass before each `step`; gradients are taken away as they come, so that `.grad` is None.
-    - Learning rates are those at `step`, whenever the update comes.
-    - A parameter without a gradient, on this rank or on all, counts as one whose gradient is 0.
-    - Where a module is not called, but its parameters are read by one above it, that one waits for them.
-    - The optimizer keeps its state by parameter, as PyTorch's do, and talks to no other rank in its `step`
-      (LARS and LAMB do over `SharedNorms`; they need `local_norms` here). Gradients cannot be clipped by
-      their common norm, which would have to wait for all.
-    - On CUDA, NCCL must be able to run the two groups' collectives at the same time.
+    - One backward pass before each `step`; gradients are removed as they come, so that `.grad` is None.
+    - Learning rates are those at `step`, even if the update comes later.
+    - A parameter without a gradient, on one rank or all, counts as one with a gradient of 0.
+    - If a module is not called, but a module above reads its parameters, that one waits for them.
+    - The optimizer keeps its state by parameter and does not communicate in its `step` (LARS and LAMB need
+      `local_norms`). Gradients cannot be clipped by their common norm.
+    - On CUDA, NCCL must be able to run the collectives of two groups at the same time.
 
     Args:
-        model: whose forward pass it is; a replica of the other ranks'.
-        optimizer: of those of its parameters that are to be exchanged.
+        model: a replica of the other ranks' models.
+        optimizer: of the parameters to exchange.
         group: of the replicas, used by nothing else; None makes one of all ranks.
-        make_sum: from a slice's number of values to what sums such slices over the ranks in the courier's
-            thread, called once for each in order; it keeps nothing that a checkpoint would need. None is an
-            all-reduce.
+        make_sum: makes a `Sum` for slices of a number of values, which runs in the thread and has no state to
+            save; None is an all-reduce.
         average: divide the sums by the number of ranks.
-        slice_values: a slice has at most so many values.
+        slice_values: largest size of a slice.
         fuse_values: smaller tensors share a slice.
 
     Raises:
-        ValueError: ranks have different parameters or options, or the optimizer has a parameter that the
-            model has not; on all ranks.
+        ValueError: on all ranks: they have different parameters or options, or the optimizer has a parameter
+            that is not the model's.
     """
 
     def __init__(
@@ -114,24 +112,24 @@ class PriorityExchange:
         self.waited_s = 0.0
         """Seconds that the training loop has waited for slices."""
         slices = self._layout.slices
-        self._courier = CommThread(
+        self._thread = CommThread(
             [each.name for each in slices], [len(each.parameters) for each in slices], self._send, self._agree
         )
-        self._first_use = ParamOrder(model, self._parameters, self._update)
+        self._param_order = ParamOrder(model, self._parameters, self._update)
         self._hooks = self._hook_into(model, optimizer)
 
     @property
     def order(self) -> list[str]:
-        """Names of the slices in the order in which they travel: the same on all ranks."""
-        return [self._layout.slices[number].name for number in self._courier.order]
+        """Names of the slices in the order in which they are sent: the same on all ranks."""
+        return [self._layout.slices[number].name for number in self._thread.order]
 
     def step(self) -> None:
-        """In place of the optimizer's: what was computed since the last one is an update, when it is needed.
+        """End a step: parameters are updated by its gradients when they are next used.
 
         Raises:
             ExchangeError: an exchange failed; the message names the slice.
         """
-        self._courier.check()
+        self._thread.check()
         for index in sorted(set(range(len(self._pieces))) - self._marked):
             self._update([index])
             self._pieces[index].zero_()
@@ -140,13 +138,13 @@ class PriorityExchange:
         self._marked.clear()
         self._pending.update(range(len(self._pieces)))
         self._steps += 1
-        self._first_use.learn()
-        self._update(self._first_use.unseen)
+        self._param_order.learn()
+        self._update(self._param_order.unseen)
 
     def finish(self) -> None:
-        """Wait for all that `step` has left to be done, so that parameters and optimizer can be read.
+        """Wait for all pending updates, so that parameters and optimizer state can be read.
 
-        No rank needs to do this when others do.
+        Ranks may call it at different times.
 
         Raises:
             ExchangeError: an exchange failed; the message names the slice.
@@ -154,11 +152,11 @@ class PriorityExchange:
         self._update(range(len(self._pieces)))
 
     def close(self) -> None:
-        """End the thread and leave the model as it was; what is not finished stays undone."""
+        """End the thread and remove all hooks; pending updates are dropped."""
         for hook in self._hooks:
             hook.remove()
-        self._first_use.close()
-        self._courier.close()
+        self._param_order.close()
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +171,7 @@ class PriorityExchange:
             self.close()
 
     def _hook_into(self, model: nn.Module, optimizer: Optimizer) -> list[RemovableHandle]:
-        """Be told of gradients, and of those who want to read what may not be up to date."""
+        """Register hooks for new gradients, and for readers of states, which need finished updates."""
         hooks: list[RemovableHandle] = []
         for index, parameter in enumerate(self._parameters):
             take = functools.partial(self._take, index)
@@ -187,16 +185,16 @@ class PriorityExchange:
         return hooks
 
     def _take(self, index: int, parameter: Tensor) -> None:
-        """A gradient is there: it is taken away, and its slices may go."""
+        """Take a new gradient from its parameter and mark its slices."""
         if index in self._marked:
             raise RuntimeError(
                 f"{self._names[index]} got a second gradient before PriorityExchange.step: there is one "
-                "backward pass in a step, without activation checkpoints that go backwards by themselves"
+                "backward pass in a step, without activation checkpoints that run their own backward passes"
             )
         if index in self._pending:
             raise RuntimeError(
-                f"{self._names[index]} was used before the update of the last step: the module that it was "
-                "learned to wait for was not called; call modules in the same way in all steps, or "
+                f"{self._names[index]} was used before the update of the last step: the module that waits "
+                "for it was not called; call modules in the same way in all steps, or call "
                 "PriorityExchange.finish before"
             )
         assert parameter.grad is not None, "autograd calls this when it has accumulated a gradient"
@@ -206,23 +204,23 @@ class PriorityExchange:
 
     def _mark(self, index: int) -> None:
         self._marked.add(index)
-        self._side.give(index, finish=self._courier.is_measuring)
+        self._side.give(index, finish=self._thread.is_measuring)
         for number in self._layout.slices_of[index]:
-            self._courier.mark(number)
+            self._thread.mark(number)
 
     def _update(self, indices: Iterable[int]) -> None:
-        """Those of these parameters that wait for an update get it."""
+        """Update the parameters among these whose update is pending."""
         chosen = [index for index in indices if index in self._pending]
         if not chosen:
             return
         numbers = sorted({number for index in chosen for number in self._layout.slices_of[index]})
         begin = time.perf_counter()
         for number in numbers:
-            self._courier.wait(number, self._steps)
+            self._thread.wait(number, self._steps)
         self.waited_s += time.perf_counter() - begin
         self._side.take(numbers)
         parameters = [self._parameters[index] for index in chosen]
-        with torch.inference_mode(False), torch.no_grad():  # it may be an evaluation that comes next
+        with torch.inference_mode(False), torch.no_grad():  # the caller may be an evaluation
             for index, parameter in zip(chosen, parameters, strict=True):
                 parameter.grad = self._pieces[index].to(parameter.dtype)
             self._updates.update(parameters)
@@ -231,10 +229,13 @@ class PriorityExchange:
         self._pending.difference_update(chosen)
 
     def _send(self, number: int) -> None:
-        """Replace a slice by its sum, or mean, over ranks; in the courier's thread."""
+        """Replace a slice by its sum, or mean, over ranks; runs in the thread."""
         each = self._layout.slices[number]
         vector = self._flat[each.begin : each.end]
-        with torch.no_grad(), self._side.beside(each.parameters, number, finish=self._courier.is_measuring):
+        with (
+            torch.no_grad(),
+            self._side.background(each.parameters, number, finish=self._thread.is_measuring),
+        ):
             total = self._sums[number](vector)
             torch.div(total, self._divisor, out=vector)
 
@@ -244,12 +245,12 @@ class PriorityExchange:
         return vector
 
     def _agree(self, ready_s: Sequence[float], takes_s: Sequence[float]) -> list[int]:
-        """The order of slices, by rank 0's times; in the courier's thread."""
-        turns = self._first_use.turns
+        """Agree on the order of slices by rank 0's times; runs in the thread."""
+        turns = self._param_order.turns
         needed = [min(turns[index] for index in each.parameters) for each in self._layout.slices]
         order = torch.tensor(issue_order(ready_s, needed, takes_s), device=self._flat.device)
         if self._num_ranks > 1:
-            with self._side.beside((), -1, finish=True):
+            with self._side.background((), -1, finish=True):
                 dist.broadcast(order, group=self._group, group_src=0)
         numbers: list[int] = order.tolist()
         return numbers
@@ -258,7 +259,7 @@ class PriorityExchange:
 def _parameters_of(
     model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, nn.Parameter], ValueError | None]:
-    """Those to exchange by name, or why there are none: the other ranks are told before that is raised."""
+    """Find the parameters by name, or the error, which is raised after the other ranks were informed."""
     try:
         return named_parameters(model, optimizer), None
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The order between a training loop's work on a GPU and that of a thread beside it; on the CPU there is none.
+"""Orders the GPU work of a training loop and of a background thread; does nothing on the CPU.
 
-Work on a GPU is only queued when a call returns. What one thread hands to another must therefore come with an
-event, for the other's stream to wait for.
+Calls only queue work on a GPU. Tensors that one thread passes to another therefore need an event, for which
+the other thread's stream waits.
 """
 
 import contextlib
@@ -11,11 +11,7 @@ import torch
 
 
 class SideStream:
-    """A stream of its own for the thread beside; each side waits for what it takes from the other.
-
-    Args:
-        device: on which both work.
-    """
+    """A CUDA stream for the background thread, and events by which each side waits for the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -26,11 +22,11 @@ class SideStream:
         self._returned: dict[int, torch.cuda.Event] = {}
 
     def give(self, key: int, finish: bool) -> None:
-        """What the calling thread has queued up to now makes something ready.
+        """Record that the calling thread's queued work makes `key` ready.
 
         Args:
-            key: of that.
-            finish: wait here until it is, so that somebody can take the time.
+            key: identifies the input of background work.
+            finish: wait until it is ready, so that times can be measured.
         """
         if self._stream is not None:
             self._given[key] = torch.cuda.current_stream(self._device).record_event()
@@ -38,13 +34,13 @@ class SideStream:
                 self._given[key].synchronize()
 
     @contextlib.contextmanager
-    def beside(self, keys: Iterable[int], number: int, finish: bool) -> Iterator[None]:
-        """Work that goes on beside, when what was given is ready.
+    def background(self, keys: Iterable[int], number: int, finish: bool) -> Iterator[None]:
+        """Run background work on the side stream, after its inputs.
 
         Args:
-            keys: of what was given.
-            number: under which `take` will know this work.
-            finish: wait here until it is done.
+            keys: inputs recorded by `give`.
+            number: identifies this work for `take`.
+            finish: wait until it is done.
         """
         if self._stream is None:
             yield
@@ -58,7 +54,7 @@ class SideStream:
                 self._returned[number].synchronize()
 
     def take(self, numbers: Iterable[int]) -> None:
-        """What the calling thread queues from now on comes after these pieces of work."""
+        """Queue the calling thread's next work after these pieces of background work."""
         if self._stream is not None:
             for number in numbers:
                 torch.cuda.current_stream(self._device).wait_event(self._returned[number])

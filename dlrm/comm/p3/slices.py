@@ -1,8 +1,8 @@
-"""What travels at once, and what goes first: P3's slices (Jayarajan et al., arXiv 1905.03960).
+"""P3's slices (Jayarajan et al., arXiv 1905.03960): how a gradient is cut into messages, and their order.
 
-A large tensor is cut, so that no message holds up a more urgent one for long; small ones share a message, as
-each has a price whatever its size. Which message goes first is decided as P3's priority queue would: of those
-that are ready, the one that the next forward pass needs first.
+Large tensors are cut, so that no message delays a more urgent one for long; small ones share a message, as
+each message has a cost whatever its size. As in P3's priority queue, of all ready messages the one that the
+next forward pass needs first is sent first.
 """
 
 import heapq
@@ -12,52 +12,51 @@ from dataclasses import dataclass
 from typing import Final
 
 SLICE_VALUES: Final = 50_000
-"""The paper's best size in its sweep, and its limit."""
+"""Largest slice, the best size in the paper."""
 FUSE_VALUES: Final = 8_192
-"""Tensors below this share a message, 32 KB of fp32 or more: about what a network's latency is worth."""
+"""Tensors below this size share a message of at least 32 KB, whose time is about a network's latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Values of the flat gradient that travel in one message."""
+    """A range of the flat gradient that is sent in one message."""
 
     name: str
-    """For people: a tensor's name, with its values where it is cut; or those of all that share it."""
+    """Names of the tensors in the slice; of a cut tensor, with the range of its values."""
     begin: int
-    """First value, in the flat gradient."""
+    """Index of the first value."""
     end: int
-    """First value that is not part of it."""
+    """Index after the last value."""
     parameters: tuple[int, ...]
-    """Indices of those that have values in it."""
+    """Indices of the parameters with values in the slice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceLayout:
-    """How parameters lie in one flat gradient, and how that is cut."""
+    """The layout of parameters in a flat gradient, and the slices of that."""
 
     places: tuple[slice, ...]
-    """Of each parameter's values in the flat gradient."""
+    """Where each parameter's values are in the flat gradient."""
     slices: tuple[Slice, ...]
-    """Side by side, of the whole flat gradient."""
+    """All slices in order; they cover the flat gradient."""
     slices_of: tuple[tuple[int, ...], ...]
-    """Of each parameter: the indices of the slices that have values of it."""
+    """Indices of the slices that hold each parameter's values."""
 
 
 def lay_out(
     sizes: Mapping[str, int], slice_values: int = SLICE_VALUES, fuse_values: int = FUSE_VALUES
 ) -> SliceLayout:
-    """Cut what is large and fuse what is small; depends on nothing but the arguments.
+    """Cut large tensors and fuse small ones, by the arguments alone, so that all ranks do the same.
 
-    Small tensors are fused with those that follow them, whatever large ones are between, until they are
-    `fuse_values` together.
+    Small tensors are fused with later ones, across large ones, until they have `fuse_values` together.
 
     Args:
         sizes: values of each parameter by name, in about the order in which the forward pass uses them.
-        slice_values: a slice has at most so many.
+        slice_values: largest size of a slice.
         fuse_values: smaller tensors share a slice; 0: none do.
 
     Raises:
-        ValueError: two tensors that are to be fused need not fit into a slice.
+        ValueError: two tensors that may be fused do not fit into a slice.
     """
     if slice_values < max(1, 2 * fuse_values):
         raise ValueError(
@@ -82,7 +81,7 @@ def lay_out(
 
 
 def _fused(counts: Sequence[int], fuse_values: int) -> list[list[int]]:
-    """Tensors in groups: each large one alone, small ones together; by the first of each group."""
+    """Group tensors: each large one alone, small ones together, ordered by the first of each group."""
     groups: list[list[int]] = []
     shared: list[int] | None = None
     for index, count in enumerate(counts):
@@ -99,7 +98,7 @@ def _fused(counts: Sequence[int], fuse_values: int) -> list[list[int]]:
 
 
 def _cut(label: str, begin: int, end: int, parameters: tuple[int, ...], slice_values: int) -> list[Slice]:
-    """A stretch of the flat gradient in as few slices as possible, of about equal size."""
+    """Cut a range of the flat gradient into as few slices as possible, of about equal size."""
     pieces = max(1, -(-(end - begin) // slice_values))
     bounds = [begin + (end - begin) * piece // pieces for piece in range(pieces + 1)]
     return [
@@ -114,12 +113,12 @@ def _cut(label: str, begin: int, end: int, parameters: tuple[int, ...], slice_va
 
 
 def issue_order(ready_s: Sequence[float], needed: Sequence[int], takes_s: Sequence[float]) -> list[int]:
-    """The order in which P3's priority queue would send slices, one after the other.
+    """Compute the order in which P3's priority queue would send slices, one at a time.
 
     Args:
-        ready_s: when each slice's gradient is there, in seconds.
-        needed: when the next forward pass needs it: the smaller, the sooner.
-        takes_s: how long each one's exchange takes, in seconds.
+        ready_s: seconds at which each slice's gradient is ready.
+        needed: when the next forward pass needs each slice: smaller is sooner.
+        takes_s: seconds that each slice's exchange takes.
 
     Returns:
         The indices of all slices.

@@ -1,1 +1,1 @@
-"""Bytes and seconds of exchanges."""
+"""Measurements of exchanges: bytes and seconds."""

@@ -1,57 +1,57 @@
-"""What exchanges took: for telemetry, for reports, and to tell whether they are worth a thought."""
+"""Figures of exchanges for telemetry and reports."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeFigures:
-    """What exchanges took on this rank, on average over some steps."""
+    """Bytes and seconds of this rank's exchanges, averaged over steps."""
 
     name: str
-    """How it was done."""
+    """Name of the collective."""
     steps: int
     seconds: float
-    """That a step has waited for its exchange, slower ranks included."""
+    """Seconds that a step has waited for its exchange, and for slower ranks."""
     step_seconds: float
-    """Of the steps as a whole; 0: nobody has told."""
+    """Seconds of whole steps; 0: unknown."""
     kept_share: float
-    """Of the gradient's values that a rank has sent; 1: all of them."""
+    """Share of the gradient's values that a rank has sent."""
     sent_bytes: float
-    """That a rank has sent to others in a step, on average over ranks, by formula."""
+    """Bytes that a rank has sent in a step, on average over ranks, by formula."""
     residual_energy: float | None = None
-    """Sum of the squares of all that all ranks owed when that was last measured; None: never yet."""
+    """Sum of the squares of all ranks' residuals, when last measured; None: never measured."""
 
     @property
     def share(self) -> float | None:
-        """Of the step; None: not known."""
+        """Share of the step spent in the exchange; None: unknown."""
         return self.seconds / self.step_seconds if self.step_seconds else None
 
 
 class Tally:
-    """Adds up figures of steps until somebody asks."""
+    """Adds up the figures of steps until they are taken."""
 
     def __init__(self) -> None:
         self._steps = self._timed_steps = self._num_kept = self._num_values = 0
         self._seconds = self._step_seconds = self._sent_bytes = 0.0
 
     def exchange(self, num_kept: int, num_values: int, sent_bytes: float) -> None:
-        """One more exchange, in which this rank sent so many of so many values, and a rank so many bytes."""
+        """Count an exchange, in which this rank sent `num_kept` values and ranks on average `sent_bytes`."""
         self._steps += 1
         self._num_kept += num_kept
         self._num_values += num_values
         self._sent_bytes += sent_bytes
 
     def waited(self, seconds: float) -> None:
-        """So much longer for exchanges."""
+        """Add seconds of exchanges."""
         self._seconds += seconds
 
     def step(self, seconds: float) -> None:
-        """A whole step took so long."""
+        """Add the seconds of a whole step."""
         self._timed_steps += 1
         self._step_seconds += seconds
 
     def take(self, name: str, residual_energy: float | None = None) -> ExchangeFigures | None:
-        """The means since this was last asked; None if there was no exchange."""
+        """Return the means since the last call and start over; None if there was no exchange."""
         if self._steps == 0:
             return None
         figures = ExchangeFigures(
@@ -63,5 +63,5 @@ class Tally:
             sent_bytes=self._sent_bytes / self._steps,
             residual_energy=residual_energy,
         )
-        self.__init__()  # type: ignore[misc]  # begin anew
+        self.__init__()  # type: ignore[misc]
         return figures

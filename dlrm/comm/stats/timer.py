@@ -1,4 +1,4 @@
-"""Seconds of a stretch of work on a device, without waiting for it."""
+"""A timer of work on a device that does not wait for the device."""
 
 import time
 
@@ -6,11 +6,7 @@ import torch
 
 
 class DeviceTimer:
-    """Adds up the seconds of stretches of work, on a GPU as the GPU went through them.
-
-    Args:
-        device: that works.
-    """
+    """Adds up the seconds between `start` and `stop`, on a GPU by events in its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -20,7 +16,7 @@ class DeviceTimer:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """A stretch begins; one that was begun before and not ended, as where work failed, does not count."""
+        """Start an interval; an earlier one that was not stopped, as when work failed, does not count."""
         if self._on_gpu:
             self._begin = _event()
             self._begin.record()
@@ -28,9 +24,9 @@ class DeviceTimer:
             self._began_s = time.perf_counter()
 
     def stop(self) -> None:
-        """The stretch is over."""
+        """End the interval."""
         if self._on_gpu:
-            assert self._begin is not None, "a stretch begins before it ends"
+            assert self._begin is not None, "start comes before stop"
             end = _event()
             end.record()
             self._events.append((self._begin, end))
@@ -39,7 +35,7 @@ class DeviceTimer:
             self._seconds += time.perf_counter() - self._began_s
 
     def take(self) -> float:
-        """The seconds since this was last asked; waits for the end of the newest stretch."""
+        """Return the seconds since the last call; waits for the end of the newest interval."""
         if self._events:
             self._events[-1][1].synchronize()
             self._seconds += sum(begin.elapsed_time(end) for begin, end in self._events) / 1e3

@@ -29,7 +29,7 @@ def test_auto_tries_all_values_in_fewer_bits_unless_it_is_told_how_they_travel(w
 def test_levels_of_one_node_are_warned_of(num_nodes, per_node, caplog):
     nodes = Nodes(group=None, inside=None, between=None, per_node=per_node, num_nodes=num_nodes)
     _warn_of_one_node("hi_topk", nodes)
-    assert ("these 4 ranks count as one node: all values travel" in caplog.text) == (num_nodes == 1)
+    assert ("these 4 ranks count as one node: all values are sent" in caplog.text) == (num_nodes == 1)
 
 
 @pytest.mark.parametrize("exchange", [name for name in (*DENSE, *SPARSE) if name not in PLAIN])

@@ -44,7 +44,7 @@ def test_every_exchange_works_as_it_comes():
         ({"exchange": "selsync", "wire_dtype": "int8"}, "comm.exchange=selsync is fp32"),
         ({"exchange": "ring", "compressor": "topk"}, "comm.exchange=ring sends all values"),
         ({"exchange": "tree", "controller": "pareto"}, "comm.exchange=tree sends all values"),
-        ({"error_feedback": False}, "comm.exchange=dense leaves nothing behind"),
+        ({"error_feedback": False}, "comm.exchange=dense keeps no residual"),
         ({"ratio": 0.1}, "comm.exchange is dense.*set comm.exchange to auto, all_gather"),
         ({"exchange": "ring", "ratio": 0.1}, "comm.exchange is ring"),
         ({"exchange": "star", "controller": "pareto", "ratio": 0.1}, "comm.controller pareto"),

@@ -74,7 +74,7 @@ def test_a_hook_looks_at_its_optimizer_and_lets_go_of_it_with_the_model(world_of
     hook = register(model, CommConfig(exchange="all_gather", ratio=0.5))
     scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(model.parameters(), lr=1.0)
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-    hook.exchange.residual.is_owed = True  # a world of one sends all that it has
+    hook.exchange.residual.is_pending = True  # a world of one sends all that it has
     with pytest.raises(RuntimeError, match="GradScaler"):
         scaler.step(optimizer)
     assert len(set(_global_optimizer_pre_hooks) - before) == 1
@@ -122,8 +122,8 @@ def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkey
     monkeypatch.setattr(module.time, "perf_counter", lambda: told.append("time") or next(now_s))
     model = DistributedDataParallel(nn.Linear(2, 2))
     hook = register(model, CommConfig(exchange="ring"))
-    for is_planned in (False, True, True):
-        monkeypatch.setattr(type(hook.exchange), "is_planned", is_planned)
+    for is_tuned in (False, True, True):
+        monkeypatch.setattr(type(hook.exchange), "is_tuned", is_tuned)
         monkeypatch.setattr(hook.exchange, "combine", lambda flat, **_: (flat, None))
         monkeypatch.setattr(hook.exchange, "observe", told.append)
         gradients(model, torch.ones(1, 2))

@@ -10,9 +10,10 @@ from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import NoMemory
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 CPU = torch.device("cpu")
+FORGETFUL = ErrorFeedback(4, CPU, keeps=False)
 SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 
 
@@ -26,7 +27,7 @@ def test_a_rank_alone_keeps_its_gradient_and_owes_nothing(exchange, world_of_one
         assert torch.equal(gradient, before)
         made.observe(0.01)
         assert made.steps_done == step + 1
-    assert not made.residual.is_owed
+    assert not made.residual.is_pending
     assert made.settle() is None
 
 
@@ -61,14 +62,14 @@ def test_a_gradient_of_another_model_is_refused(world_of_one):
         with pytest.raises(ValueError, match=r"2 values, .* of 4 in one"):
             made.combine(torch.ones(4))  # without room for objections
         with pytest.raises(KeyError, match="mine"):
-            made.combine(made.make_room(), problem=KeyError("mine"))
+            made.combine(made.make_buffer(), problem=KeyError("mine"))
         assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
         assert made.steps_done == 1
 
 
 def test_scalars_and_means_of_one(world_of_one):
     made = build_exchange(CommConfig(), 2, CPU)
-    flat = made.make_room(num_scalars=3)
+    flat = made.make_buffer(num_scalars=3)
     flat[:5] = torch.tensor([1.0, 2, 3, 4, 5])
     mean, scalars = made.combine(flat, num_scalars=3, mean=True)
     assert (mean.tolist(), scalars.tolist()) == ([1, 2], [3, 4, 5])
@@ -96,7 +97,7 @@ def test_figures_are_means_since_they_were_last_taken(world_of_one):
 
 def test_a_sparse_exchange_needs_a_dense_one_for_steps_that_send_all(world_of_one):
     with pytest.raises(ValueError, match="sparse all-gather fp32 is sparse: name a dense"):
-        Exchange(4, SparseAllGather(Plain()), TopK(), NoMemory(4, CPU), Fixed(0.5), device=CPU)
+        Exchange(4, SparseAllGather(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU)
 
 
 def test_energies_of_other_ranks_are_forgotten_when_it_is_known_what_they_are_good_for(world_of_one):
@@ -121,7 +122,7 @@ def test_a_problem_is_settled_before_a_plan_is_made(world_of_one):
         def choose(self, gradient):
             shapes.append(gradient.shape)
 
-    exchange = Exchange(4, Ring(Plain()), TopK(), NoMemory(4, CPU), Fixed(0.5), device=CPU, planner=Timing())
+    exchange = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU, tuner=Timing())
     for wrong in (torch.ones(3), torch.ones(5)):
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
             exchange.sum(wrong)
@@ -153,7 +154,7 @@ def test_a_controller_that_is_not_asked_is_not_told_either(world_of_one):
             self.seconds += (seconds,)
 
     controller = Told(0.5)
-    made = Exchange(4, Ring(Plain()), TopK(), NoMemory(4, CPU), controller, device=CPU)
+    made = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, controller, device=CPU)
     made.sum(torch.ones(4))
     made.observe(1.0)
     assert controller.seconds == ()

@@ -19,20 +19,20 @@ def test_a_ring_meets_the_slowest_link():
 
 
 def test_ranks_that_swap_directly_share_the_link_of_their_node():
-    assert links_of(4, 1, inside=NONE).swapping.latency_s == SLOW.latency_s
-    assert links_of(4, 1, inside=NONE).swapping.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
-    assert links_of(4, 4, between=NONE).swapping.bytes_per_s == pytest.approx(FAST.bytes_per_s)
+    assert links_of(4, 1, inside=NONE).all_to_all.latency_s == SLOW.latency_s
+    assert links_of(4, 1, inside=NONE).all_to_all.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
+    assert links_of(4, 4, between=NONE).all_to_all.bytes_per_s == pytest.approx(FAST.bytes_per_s)
     # each of 2 ranks sends 2 of its 3 messages through the node's link: 4 messages at 1e8 bytes/s
-    assert links_of(4, 2).swapping.bytes_per_s == pytest.approx(3 / 4 * 1e8)
+    assert links_of(4, 2).all_to_all.bytes_per_s == pytest.approx(3 / 4 * 1e8)
 
 
 def test_of_one_place_each_rank_has_its_share_of_the_nodes_link():
-    found = links_of(8, 4).of_one_place()
+    found = links_of(8, 4).one_rank_per_node()
     assert (found.num_ranks, found.num_nodes) == (2, 2)
     assert found.slowest == Link(latency_s=1e-3, bytes_per_s=1e8 / 4)
 
 
 def test_a_world_of_one_has_no_links():
     alone = links_of(1, 1, NONE, NONE)
-    assert alone.swapping == alone.slowest == NONE
+    assert alone.all_to_all == alone.slowest == NONE
     assert alone.slowest.s_per_byte == 0

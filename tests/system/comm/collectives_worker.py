@@ -14,9 +14,8 @@ from dlrm.comm import cost
 from dlrm.comm.autotune import drift as replanning
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
 from dlrm.comm.autotune.online_trial import OnlineTrial
-from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, keeping
-from dlrm.comm.collectives.process_groups import make_nodes
-from dlrm.comm.collectives.timeouts import timeout_of
+from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
+from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
 from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.links import Link, Links, measure_links
@@ -94,7 +93,7 @@ def sums_are_kept() -> None:
     """What is sent and what is left make the whole, in two steps with what the first has left."""
     for codec, sizes in ((PLAIN, SIZES), *((codec, (1003, 3)) for codec in LOSSY)):
         for size in sizes:
-            select = keeping(TopK(), max(size // 10, 1), size)
+            select = select_share(TopK(), max(size // 10, 1), size)
             for collective in in_all_ways(codec):
                 vector = reals(size, 1)
                 total_and_rest(collective, vector, select)
@@ -105,7 +104,7 @@ def sums_are_kept() -> None:
 def dense_and_density_one_are_exact() -> None:
     """Every collective that sends everything gives the sum of integers to the bit, and leaves zeros."""
     for size in SIZES:
-        select = keeping(TopK(), size, size)
+        select = select_share(TopK(), size, size)
         for collective in in_all_ways(PLAIN, nodes=(1, 2, 4)):
             vector = integers(size, 3)
             in_place = vector.clone()
@@ -120,7 +119,7 @@ def dense_and_density_one_are_exact() -> None:
 def hundred_steps() -> None:
     """Weights stay equal to the bit, and nothing is lost on the way."""
     size, num_ranks = 203, dist.get_world_size()
-    select = keeping(TopK(), 20, size)
+    select = select_share(TopK(), 20, size)
     lossy = [Ring(LOSSY[0]), SparseAllGather(LOSSY[2])]  # the rest only combine these
     for collective in in_all_ways(PLAIN) + lossy:
         weights, vector, put_in = torch.zeros(size), torch.zeros(size), torch.zeros(size)
@@ -145,7 +144,7 @@ def groups_of_some_ranks() -> None:
     three, one = dist.new_group([0, 1, 2]), dist.new_group([3])
     group = one if dist.get_rank() == 3 else three
     size = 101
-    select = keeping(TopK(), 7, size)
+    select = select_share(TopK(), 7, size)
     nodes = nodes_of(2, group)
     assert (nodes.per_node, nodes.num_nodes) == (dist.get_world_size(group), 1)
     inside = nodes_of(2).inside
@@ -199,7 +198,7 @@ def bytes_are_those_of_the_formulas() -> None:
     """What leaves ranks is what `sent_bytes` says, and what leaves nodes is what the paper says."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     for size, num_kept in ((1024, 64), (1003, 50)):
-        select = keeping(TopK(), num_kept, size)
+        select = select_share(TopK(), num_kept, size)
         for codec in (PLAIN, LOSSY[0], LOSSY[2]):
             for exact in (True, False):
                 for collective in in_all_ways(codec, exact=exact, nodes=(1, 2)):
@@ -211,7 +210,7 @@ def bytes_are_those_of_the_formulas() -> None:
     size, density = 1024, 1 / 16
     for per_node in (1, 2):
         num_nodes = num_ranks // per_node
-        select = keeping(TopK(), int(density * size), size)
+        select = select_share(TopK(), int(density * size), size)
         for codec, value_bytes in ((PLAIN, 4), (LOSSY[0], 2)):
             with counted() as sent:
                 HiTopK(codec, nodes_of(per_node)).reduce(reals(size, 6), select)
@@ -262,7 +261,7 @@ def ranks_that_disagree() -> None:
 def not_finite_values_are_seen_by_all() -> None:
     """And are gone afterwards; STAR needs as many steps as there are ranks."""
     rank, size, place = dist.get_rank(), 300, 123
-    select = keeping(TopK(), 30, size)
+    select = select_share(TopK(), 30, size)
     for wrong, codec in (("nan", PLAIN), ("inf", PLAIN), ("inf", LOSSY[0]), ("nan", LOSSY[2])):
         for collective in in_all_ways(codec):
             vector = reals(size, 7)
@@ -310,7 +309,7 @@ def plans_are_agreed() -> None:
     size = 5000
     gradient = reals(size, 8)
     before = gradient.clone()
-    select = keeping(TopK(), 50, size)
+    select = select_share(TopK(), 50, size)
     candidates = [
         Candidate(name=name, collective=collective, select=select, num_kept=50)
         for name, collective in (

@@ -55,7 +55,7 @@ def a_rank_that_has_no_gradient_is_told_of_by_all():
         assert float(left.abs().max()) < 1e-4, exchange
     several = build(exchange="dense")
     with pytest.raises((DisagreementError, KeyError), match=r"2 ranks cannot|mine"):
-        several.combine(several.make_room(), problem=KeyError("mine") if rank % 2 else None)
+        several.combine(several.make_buffer(), problem=KeyError("mine") if rank % 2 else None)
 
 
 def a_rank_that_has_no_gradient_when_a_plan_is_due_is_told_of_by_all():
@@ -118,7 +118,7 @@ def ranks_that_would_go_on_from_different_states_are_told_of_by_all():
     settled = {**made.state_dict()["planner"], "chosen": "tree fp32", "usual_s": 0.1}
     if rank == 1:  # and would not measure links with the others
         made.load_state_dict({**made.state_dict(), "planner": settled})
-    with pytest.raises(DisagreementError, match=r"rank 1 has done 0 .* goes on by \('tree"):
+    with pytest.raises(DisagreementError, match=r"rank 1 has done 0 .* continues by \('tree"):
         made.settle()
 
 

@@ -55,7 +55,7 @@ def owed_by(exchange):
 
 def with_room(exchange, values, num_scalars=0):
     """For `combine`: a gradient, scalars, and the exchange's own places."""
-    flat = exchange.make_room(num_scalars)
+    flat = exchange.make_buffer(num_scalars)
     flat[: values.numel()] = values
     return flat
 

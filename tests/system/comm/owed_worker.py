@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.build import Collectives
-from dlrm.comm.collectives import keeping
+from dlrm.comm.collectives import select_share
 from dlrm.comm.compression.compressors import MSTopK
 from dlrm.comm.config import COMPRESSORS
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
-from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals
 from tests.system.comm.exchanges import (
     CPU,
@@ -68,10 +68,10 @@ def collectives_in_turn():
 
 def exchange_in_turn(error_feedback):
     collectives = collectives_in_turn()
-    memory = (ErrorFeedback if error_feedback else NoMemory)(SIZE, CPU)
-    planner = InTurn(collectives)
+    feedback = ErrorFeedback(SIZE, CPU, keeps=error_feedback)
+    tuner = InTurn(collectives)
     return Exchange(
-        SIZE, collectives[0], MSTopK(), memory, Fixed(0.1), dense=collectives[0], device=CPU, planner=planner
+        SIZE, collectives[0], MSTopK(), feedback, Fixed(0.1), dense=collectives[0], device=CPU, tuner=tuner
     )
 
 
@@ -105,19 +105,19 @@ def what_is_owed_goes_on_from_one_collective_to_the_next():
 
 def without_error_feedback_each_step_stands_alone():
     exchange, by_hand = exchange_in_turn(error_feedback=False), collectives_in_turn()
-    select = keeping(MSTopK(), round(0.1 * SIZE), SIZE)
+    select = select_share(MSTopK(), round(0.1 * SIZE), SIZE)
     for step in range(13):
         gradient = drawn(SIZE, step)
         if step in {3, 6} and dist.get_rank() == 2:
             gradient[17] = float("nan")
         expected = by_hand[step % len(by_hand)].reduce(gradient.clone(), select)
         torch.testing.assert_close(exchange.sum(gradient), expected, rtol=0, atol=0, equal_nan=True)
-        assert not exchange.residual.is_owed
+        assert not exchange.residual.is_pending
         if step == 6:
             state, exchange = exchange.state_dict(), exchange_in_turn(error_feedback=False)
             exchange.load_state_dict(state)
             assert exchange.settle() is None
-            exchange._planner._collectives[3].load_state_dict(by_hand[3].state_dict())
+            exchange._tuner._collectives[3].load_state_dict(by_hand[3].state_dict())
 
 
 def options_of(compressor):

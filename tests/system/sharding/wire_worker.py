@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from data.dataset import Feature
-from dlrm.comm.consistency.error_flags import NUM_PLACES
+from dlrm.comm.consistency.error_flags import NUM_FLAGS
 from dlrm.comm.links import Link
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TrainConfig
 from dlrm.dense_sync import AllReduceSync
@@ -143,6 +143,6 @@ def expected(case, shapes, dense_numbers, rank):
         assert not case.refusal or all(case.refusal in each.illegal for each in offered if each is not option)
         values += sum(each.sent_by(rank) for each in option.values)
         ids += sum(each.sent_by(rank) for each in option.inputs)
-    averaged = dense_numbers + NUM_PLACES
+    averaged = dense_numbers + NUM_FLAGS
     values += sum(each.sent_by(rank) for each in costs.all_reduce(averaged, num_ranks))
     return values, ids

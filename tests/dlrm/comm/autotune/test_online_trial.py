@@ -55,10 +55,10 @@ def test_it_tells_of_a_round_that_is_over_and_whether_its_times_are_worth_anythi
     trial = OnlineTrial([0, 1], CPU)
     told = []
     while not trial.is_over:
-        assert trial.is_telling == (len(told) >= LEAST_ROUNDS)
+        assert trial.is_conclusive == (len(told) >= LEAST_ROUNDS)
         if trial.observe(1.0):
             told.append(trial.times_s)
-    assert trial.is_telling
+    assert trial.is_conclusive
     assert told == [{0: 1.0, 1: 1.0}] * (LEAST_ROUNDS + 1)
 
 

@@ -1,13 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.collectives.collective import share_of
-from dlrm.comm.collectives.messages import after, slices
+from dlrm.comm.collectives.collective import kept_in_part
+from dlrm.comm.collectives.messages import peers_after, split_evenly
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
 def test_slices_cover_a_vector_once(num_values, num_ranks):
-    found = slices(num_values, num_ranks)
+    found = split_evenly(num_values, num_ranks)
     assert len(found) == num_ranks
     covered = [index for each in found for index in range(num_values)[each]]
     assert covered == list(range(num_values))
@@ -16,12 +16,12 @@ def test_slices_cover_a_vector_once(num_values, num_ranks):
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 20))
 def test_shards_keep_their_share_and_no_less_in_all(num_kept, num_values, num_ranks):
-    parts = [each.stop - each.start for each in slices(num_values, num_ranks)]
-    kept = [share_of(num_kept, part, num_values) for part in parts]
+    parts = [each.stop - each.start for each in split_evenly(num_values, num_ranks)]
+    kept = [kept_in_part(num_kept, part, num_values) for part in parts]
     assert all(0 <= few <= part for few, part in zip(kept, parts, strict=True))
     assert min(num_kept, num_values) <= sum(kept) <= num_kept + num_ranks
 
 
 def test_peers_are_all_others():
-    assert after(2, 4) == [3, 0, 1]
-    assert after(0, 1) == []
+    assert peers_after(2, 4) == [3, 0, 1]
+    assert peers_after(0, 1) == []

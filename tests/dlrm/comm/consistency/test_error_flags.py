@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm.comm.consistency.error_flags import NUM_PLACES, ErrorFlags
+from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
 from dlrm.comm.consistency.preflight import DisagreementError
 
 
@@ -21,7 +21,7 @@ class Event:
 
 def summed(*problems):
     """What ranks with these problems have written, added up."""
-    every = torch.full((len(problems), NUM_PLACES), 9.0)
+    every = torch.full((len(problems), NUM_FLAGS), 9.0)
     for rank, problem in enumerate(problems):
         ErrorFlags(rank, on_gpu=False).write(every[rank], problem)
     return every.sum(0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlrm.comm.controllers import Choice, Fixed
+from dlrm.comm.controllers import Fixed, Selection
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ def test_its_share_of_any_vector(ratio, num_values, num_kept):
     controller = Fixed(ratio)
     controller.load_state_dict(controller.state_dict())
     controller.observe(1.0)
-    assert controller.choose(torch.zeros(num_values), compressor=None) == Choice(num_kept)
+    assert controller.choose(torch.zeros(num_values), compressor=None) == Selection(num_kept)
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, float("nan")])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("make", [ErrorFeedback, NoMemory])
+BOTH = pytest.mark.parametrize("make", [ErrorFeedback])
 
 
 @BOTH
@@ -29,7 +29,7 @@ def test_what_stays_in_the_vector_comes_back():
 
 
 def test_without_memory_nothing_comes_back():
-    memory = NoMemory(3, CPU)
+    memory = ErrorFeedback(3, CPU, keeps=False)
     memory.add(torch.tensor([1.0, -2.0, 3.0]))
     assert memory.add(torch.tensor([10.0, 20.0, 30.0])).tolist() == [10.0, 20.0, 30.0]
     assert memory.energy == 0
@@ -62,10 +62,10 @@ def test_a_residual_of_another_model_is_refused():
 
 def test_memories_of_another_kind_are_refused():
     with pytest.raises(ValueError, match="found nothing"):
-        ErrorFeedback(5, CPU).load_state_dict(NoMemory(5, CPU).state_dict())
+        ErrorFeedback(5, CPU).load_state_dict(ErrorFeedback(5, CPU, keeps=False).state_dict())
     with pytest.raises(ValueError, match="would lose gradients"):
-        NoMemory(5, CPU).load_state_dict(ErrorFeedback(5, CPU).state_dict())
-    NoMemory(5, CPU).load_state_dict({})
+        ErrorFeedback(5, CPU, keeps=False).load_state_dict(ErrorFeedback(5, CPU).state_dict())
+    ErrorFeedback(5, CPU, keeps=False).load_state_dict({})
 
 
 @BOTH

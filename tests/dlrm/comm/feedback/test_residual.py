@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.comm.compression.compressors import RandomK, TopK
-from dlrm.comm.feedback.error_feedback import ErrorFeedback, NoMemory
-from dlrm.comm.feedback.residual import LostResiduals, Residual, losses_of
+from dlrm.comm.feedback.error_feedback import ErrorFeedback
+from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ def owing(values, rank=0, num_ranks=1, compressor=None):
     memory = ErrorFeedback(len(values), CPU)
     memory.add(torch.tensor(values))
     residual = Residual(memory, compressor or TopK(), rank, num_ranks)
-    residual.is_owed = True
+    residual.is_pending = True
     return residual
 
 
@@ -27,24 +27,24 @@ def owed(residual):
 def test_several_are_added_up_and_what_was_there_before_is_not():
     residual = owing([100.0, 100.0], rank=1, num_ranks=2)
     residual.inherit([owing([1.0, 2.0], 1, 3).state_dict(), owing([0.5, -2.0], 2, 3).state_dict()])
-    residual.is_owed = True
+    residual.is_pending = True
     assert owed(residual) == [1.5, 0.0]
-    assert residual.taken_over == [(3, 1), (3, 2)]
+    assert residual.inherited == [(3, 1), (3, 2)]
     residual.inherit([])
     assert residual.energy == 0
-    assert residual.taken_over == []
-    assert not residual.is_owed
+    assert residual.inherited == []
+    assert not residual.is_pending
 
 
 def test_nothing_is_saved_where_nothing_is_owed():
     residual = owing([1.0])
-    residual.is_owed = False
+    residual.is_pending = False
     state = residual.state_dict()
     assert state["memory"] == {}
     other = owing([3.0])
     other.inherit([state])
     assert other.energy == 0
-    assert other.taken_over == []
+    assert other.inherited == []
 
 
 def test_only_the_same_rank_of_as_many_goes_on_with_its_draws():
@@ -71,7 +71,7 @@ def test_a_residual_of_another_model_is_refused():
 
 
 def test_without_error_feedback_there_is_nothing_to_keep():
-    residual = Residual(NoMemory(2, CPU), TopK(), 0, 1)
+    residual = Residual(ErrorFeedback(2, CPU, keeps=False), TopK(), 0, 1)
     assert not residual.is_kept
     assert not residual.is_worth_saving
     assert residual.state_dict()["memory"] == {}
@@ -79,31 +79,31 @@ def test_without_error_feedback_there_is_nothing_to_keep():
 
 def test_draws_go_on_without_error_feedback_as_well():
     vector, drawing, again = torch.zeros(50), RandomK(7), RandomK(7)
-    residual = Residual(NoMemory(50, CPU), drawing, 0, 2)
+    residual = Residual(ErrorFeedback(50, CPU, keeps=False), drawing, 0, 2)
     drawing.select(vector, 5)
     assert residual.is_worth_saving
     state = residual.state_dict()
-    Residual(NoMemory(50, CPU), again, 0, 2).inherit([state])
+    Residual(ErrorFeedback(50, CPU, keeps=False), again, 0, 2).inherit([state])
     assert torch.equal(again.select(vector, 5), drawing.select(vector, 5))
 
 
 def test_what_nobody_brought_back_is_lost_with_its_share():
-    lost = losses_of(3, [1.0, 2.0, 5.0], [[(3, 0)], [], [(3, 1)]], step=40)
+    lost = find_lost(3, [1.0, 2.0, 5.0], [[(3, 0)], [], [(3, 1)]], step=40)
     assert lost == LostResiduals(step=40, ranks=(2,), of_ranks=3, energy_share=5 / 8)
     assert "step 40, gradients that rank 2 of 3 had not sent yet: 62.5% of the energy" in str(lost)
-    unknown = losses_of(2, [], [[], [(2, 1)]], step=1)
+    unknown = find_lost(2, [], [[], [(2, 1)]], step=1)
     assert (unknown.ranks, unknown.energy_share) == ((0,), None)
-    of_fewer = losses_of(4, [1.0, 2.0], [[(4, 0)], [(4, 1)], [(4, 2)], []], step=1)
+    of_fewer = find_lost(4, [1.0, 2.0], [[(4, 0)], [(4, 1)], [(4, 2)], []], step=1)
     assert (of_fewer.ranks, of_fewer.energy_share) == ((3,), None)
-    of_more = losses_of(1, [1.0, 2.0], [[]], step=1)
+    of_more = find_lost(1, [1.0, 2.0], [[]], step=1)
     assert (of_more.ranks, of_more.energy_share) == ((0,), None)
     assert "an unknown share" in str(unknown)
     assert LostResiduals.from_dict({**vars(lost), "ranks": [2]}) == lost
-    assert losses_of(0, [], [[], []], step=0) is None
+    assert find_lost(0, [], [[], []], step=0) is None
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_at_any_other_number_of_ranks_nothing_is_lost(before, now):
     """As a checkpoint hands states on: to the rank of the same number, modulo how many there are."""
     held = [[(before, rank) for rank in range(new, before, now)] for new in range(now)]
-    assert losses_of(before, [1.0] * before, held, step=5) is None
+    assert find_lost(before, [1.0] * before, held, step=5) is None

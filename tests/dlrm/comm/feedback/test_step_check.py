@@ -19,7 +19,7 @@ RANDOM = CommConfig(exchange="all_gather", compressor="random")
 
 
 class Owing:
-    is_owed = True
+    is_pending = True
 
 
 def loss_after(steps, compressor, share, **options):
@@ -90,7 +90,7 @@ def test_nothing_is_said_while_nothing_is_owed_and_then_once(caplog):
     optimizer = SGD([weight], lr=1.0, momentum=0.9)
     optimizer.register_step_pre_hook(StepCheck(RANDOM, {id(weight)}, residual, warns=True))
     said = []
-    for residual.is_owed in (False, True, True):
+    for residual.is_pending in (False, True, True):
         optimizer.step()
         said.append(len(caplog.records))
     assert said == [0, 1, 1]

@@ -1,0 +1,154 @@
+"""Dense all-reduces, plain or encoded: a ring, optimal in bytes, and a tree, for high latencies.
+
+Encoded sums round twice, once each way; the rounding error remains in the vector of the rank that encoded.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlrm.comm import cost
+from dlrm.comm.collectives.collective import Buffers, Collective, Select
+from dlrm.comm.collectives.messages import all_gather_in_place, peers_after, send_and_receive, split_evenly
+from dlrm.comm.compression.codecs import WireCodec
+from dlrm.comm.compression.packing import Packing
+from dlrm.comm.links import Links
+
+
+class _DenseSum(Collective):
+    """An all-reduce of all values, encoded by a codec on the wire."""
+
+    shape: ClassVar[str]
+    is_sparse = False
+
+    def __init__(
+        self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
+    ) -> None:
+        super().__init__(group, buffers)
+        self._packing = Packing(codec)
+        self.name = f"{self.shape} {codec.name}"
+        self.is_lossless = self._packing.is_lossless
+
+
+class Ring(_DenseSum):
+    """A ring all-reduce: the backend's own in fp32; encoded, a reduce-scatter and an all-gather of messages.
+
+    Args:
+        codec: of values on the wire.
+        group: None is all ranks.
+        buffers: as for `Collective`.
+    """
+
+    shape = "ring"
+
+    def sent_bytes(self, num_values: int, num_kept: int) -> float:
+        """See `Collective.sent_bytes`."""
+        return 2 * (self.num_ranks - 1) / self.num_ranks * self._encoded_bytes(num_values)
+
+    def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
+        """See `Collective.predict_s`."""
+        num_bytes = self._encoded_bytes(num_values)
+        if self.is_lossless:
+            link = links.slowest
+            return cost.ring_s(link.latency_s, link.s_per_byte, self.num_ranks, num_bytes)
+        link, num_slices = links.all_to_all, self.num_ranks
+        return 2 * cost.all_gather_s(link.latency_s, link.s_per_byte, num_slices, num_bytes / num_slices)
+
+    def _encoded_bytes(self, num_values: int) -> int:
+        if self.is_lossless:
+            return 4 * num_values
+        bounds = split_evenly(num_values, self.num_ranks)
+        return sum(self._packing.num_bytes(each.stop - each.start) for each in bounds)
+
+    def _sum_in_place(self, vector: Tensor) -> None:
+        dist.all_reduce(vector, group=self.group)
+
+    def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
+        bounds = split_evenly(vector.numel(), self.num_ranks)
+        encoded = self._messages("ring.sums", [each.stop - each.start for each in bounds], vector.device)
+        own = vector[bounds[self.rank]]
+        self._sum_own_slice([vector[each] for each in bounds], encoded, own)
+        self._packing.pack(own, encoded[self.rank])
+        all_gather_in_place(encoded, self.group)
+        for each, message in zip(bounds, encoded, strict=True):
+            self._packing.unpack(message, total[each])
+
+    def _sum_own_slice(self, pieces: list[Tensor], outgoing: list[Tensor], own: Tensor) -> None:
+        """Send each rank its slice in `outgoing`, and add the others' messages to this rank's slice."""
+        peers = peers_after(self.rank, self.num_ranks)
+        for peer in peers:
+            self._packing.pack(pieces[peer], outgoing[peer])
+        received = self._messages("ring.received", [own.numel()] * len(peers), own.device)
+        incoming = dict(zip(peers, received, strict=True))
+        send_and_receive({peer: outgoing[peer] for peer in peers}, incoming, self.group)
+        for peer in sorted(incoming):
+            self._packing.add(incoming[peer], own)
+
+    def _messages(self, name: str, lengths: list[int], device: torch.device) -> list[Tensor]:
+        """Buffers for encoded vectors of these lengths, each aligned for fp32."""
+        sizes = [self._packing.aligned_bytes(length) for length in lengths]
+        memory = self.buffers.take(name, sum(sizes), torch.uint8, device)
+        return [
+            part[: self._packing.num_bytes(length)]
+            for part, length in zip(torch.split(memory, sizes), lengths, strict=True)
+        ]
+
+
+class Tree(_DenseSum):
+    """A binomial tree all-reduce: log N hops to rank 0, which has the sum, and log N back.
+
+    Args:
+        codec: of values on the wire; each rank encodes the sum of its branch.
+        group: None is all ranks.
+        buffers: as for `Collective`.
+    """
+
+    shape = "tree"
+
+    def __init__(
+        self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
+    ) -> None:
+        super().__init__(codec, group, buffers)
+        lowest = self.rank & -self.rank or 1 << (self.num_ranks - 1).bit_length()
+        self._parent = self.rank - lowest if self.rank else None
+        steps = [1 << bit for bit in range(lowest.bit_length() - 1)]
+        self._children = [self.rank + step for step in steps if self.rank + step < self.num_ranks]
+
+    def sent_bytes(self, num_values: int, num_kept: int) -> float:
+        """See `Collective.sent_bytes`."""
+        return 2 * (self.num_ranks - 1) / self.num_ranks * self._packing.num_bytes(num_values)
+
+    def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
+        """See `Collective.predict_s`; hops inside nodes come first and last."""
+        num_bytes = self._packing.num_bytes(num_values)
+        return sum(
+            cost.tree_s(link.latency_s, link.s_per_byte, num_ranks, num_bytes)
+            for link, num_ranks in ((links.inside, links.ranks_per_node), (links.between, links.num_nodes))
+        )
+
+    def _sum_in_place(self, vector: Tensor) -> None:
+        received = self.buffers.take("tree.values", vector.numel(), torch.float32, vector.device)
+        for child in self._children:
+            send_and_receive({}, {child: received}, self.group)
+            vector.add_(received)
+        self._broadcast_sum(vector)
+
+    def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
+        num_bytes = self._packing.num_bytes(vector.numel())
+        data = self.buffers.take("tree.data", num_bytes, torch.uint8, vector.device)
+        for child in self._children:
+            send_and_receive({}, {child: data}, self.group)
+            self._packing.add(data, vector)
+        self._packing.pack(vector, data)
+        self._broadcast_sum(data)
+        self._packing.unpack(data, total)
+
+    def _broadcast_sum(self, tensor: Tensor) -> None:
+        """Send the branch's sum to the parent, replace it by the sum of all, and pass that on."""
+        if self._parent is not None:
+            send_and_receive({self._parent: tensor}, {}, self.group)
+            send_and_receive({}, {self._parent: tensor}, self.group)
+        for child in reversed(self._children):  # the largest branch has the most hops before it
+            send_and_receive({child: tensor}, {}, self.group)
