@@ -28,8 +28,8 @@ from experiments.communication.figures import (
     Layout,
     Training,
     figures_of,
-    kept_in_part,
     notes_of,
+    share_of,
     step_figures,
     time_ratio,
     training_figures,
@@ -202,7 +202,7 @@ def test_figures_of_trainings_are_differences_within_a_seed():
 
 def test_the_share_is_what_goes_without_an_exchange():
     row = {"rounds": [{"dense": 2.0 * speed, "nothing": 1.5 * speed} for speed in SPEEDS]}
-    assert kept_in_part(row).value == pytest.approx(0.25)
+    assert share_of(row).value == pytest.approx(0.25)
 
 
 def test_it_is_noted_when_auto_decides():
