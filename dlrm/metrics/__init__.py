@@ -1,7 +1,7 @@
-"""How good the clicks are predicted: AUC, log loss, normalized entropy, calibration, and when to worry.
+"""Metrics of click prediction: AUC, log loss, normalized entropy and calibration.
 
-`ClickMetrics` is the honest measurement of an evaluation, over all ranks. `RunningAuc` is the quick look
-for the progress bar, on one rank. `ChanceWatch` says so when a model learns nothing.
+`ClickMetrics` evaluates over all ranks. `RunningAuc` is an estimate for the progress bar, on one rank.
+`ChanceWatch` warns when a model learns nothing.
 """
 
 from dlrm.metrics.click import ClickMetrics, MetricValues

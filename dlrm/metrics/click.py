@@ -1,12 +1,11 @@
 """AUC, log loss, normalized entropy and calibration of predicted clicks, over all ranks, in bounded memory.
 
 Log loss and calibration are plain sums. The AUC is the share of pairs (a click, a non-click) in which the
-click has the higher score, ties counting one half; it is taken from one `QuantileSketch` for the clicks'
-scores and one for the others'. Its error is at most the sum of the two sketches' errors: the AUC is the mean
-of one distribution function over the other distribution, so an error of at most `e` in the one changes it by
-at most `e`. `MetricValues.auc_error_bound` is that sum as it came out; it is 0 for up to `POINTS` clicks and
-`POINTS` non-clicks a rank and stays below 1e-4 up to 10**11 of each on a rank, whatever the scores are. The
-sketches then hold about 40 MiB; 26 MiB at 10**9.
+click has the higher score, ties counting one half, computed from one `QuantileSketch` for each class. Its
+error is at most the sum of the two sketches' errors: the AUC is the mean of one distribution function over
+the other distribution, so that an error of at most `e` in one of them changes it by at most `e`. The bound is
+0 for up to `POINTS` scores of each class on a rank, and below 1e-4 for up to 10**11, whatever the scores are.
+The sketches hold about 26 MiB for 10**9 scores, and 40 MiB for 10**11.
 """
 
 from dataclasses import dataclass
@@ -20,42 +19,42 @@ from numpy.typing import NDArray
 from dlrm.metrics.sketch import CAPACITY, Floats, QuantileSketch
 
 POINTS: Final = 2**17
-"""Scores of each class that a rank sends to the others: 1 MiB together."""
+"""Scores of each class that a rank sends to the others, together 1 MiB."""
 
 BUFFER: Final = 2**16
-"""Samples kept as they are, on their device, before they are summed up: CUDA waits once in so many."""
+"""Samples that are collected on their device before they are counted, so that CUDA rarely waits."""
 
 HEADER: Final = 6
-"""float64 numbers at the head of a rank's message."""
+"""Number of float64 values at the head of a rank's message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricValues:
-    """The quality of predictions. What is not defined is None, and `note` says why."""
+    """Quality of predictions; undefined metrics are None, and `note` says why."""
 
     num_samples: int
-    """Samples, all ranks together."""
-    auc: float | None
+    """Samples of all ranks."""
+    auc: float | None = None
     """Area under the ROC curve."""
-    auc_error_bound: float
-    """How far `auc` can be from the exact value at most; it usually is much closer."""
-    log_loss: float | None
+    auc_error_bound: float = 0.0
+    """Largest difference of `auc` from the exact value; usually it is much smaller."""
+    log_loss: float | None = None
     """Mean binary cross entropy, in nats."""
-    normalized_entropy: float | None
-    """`log_loss` over that of always predicting the share of clicks (He et al., 2014): below 1 is better."""
-    calibration: float | None
-    """Predicted clicks over clicks: 1 is right, above 1 is too hopeful."""
-    note: str
-    """Why something is None; empty when nothing is."""
+    normalized_entropy: float | None = None
+    """`log_loss` over that of always predicting the share of clicks (He et al., 2014); less is better."""
+    calibration: float | None = None
+    """Predicted clicks over clicks; above 1 are too many."""
+    note: str = ""
+    """Why a metric is None; empty if none is."""
 
 
 class ClickMetrics:
-    """Collects predictions of one evaluation on this rank and reduces them over all ranks.
+    """Collects predictions of one evaluation on this rank, and computes the metrics of all ranks.
 
     Args:
-        device: where the tensors given to `update` live.
-        capacity: see `QuantileSketch`.
-        points: scores of each class sent to the other ranks.
+        device: of the tensors given to `update`.
+        capacity: of the `QuantileSketch` of each class.
+        points: scores of each class that are sent to the other ranks.
     """
 
     def __init__(self, device: torch.device, capacity: int = CAPACITY, points: int = POINTS) -> None:
@@ -69,10 +68,10 @@ class ClickMetrics:
         self._probability_sum = 0.0
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count in a batch: `logits` of any float type and `labels`, 0 or 1, both `[B]`.
+        """Add a batch: `logits` of any float type and `labels`, 0 or 1, both `[B]`.
 
         Raises:
-            FloatingPointError: a logit is NaN or infinite (noticed when the buffer is summed up).
+            FloatingPointError: a logit is NaN or infinite (detected when the buffer is full).
             ValueError: a label is neither 0 nor 1 (likewise), or the shapes differ.
         """
         if logits.shape != labels.shape or logits.dim() != 1:
@@ -88,18 +87,18 @@ class ClickMetrics:
             self._buffered = target.stop
             start = end
             if self._buffered == BUFFER:
-                self._sum_up()
+                self._count_buffer()
 
     def compute(self) -> MetricValues:
-        """The metrics of all samples of all ranks; the same on every rank.
+        """Compute the metrics of all samples of all ranks, the same on every rank.
 
-        A collective of the default process group where there is one: every rank must call it, also one
-        without samples. It is one all-gather of a message of fixed size.
+        If there is a default process group, every rank must call it, also one without samples; it is one
+        all-gather of messages of a fixed size.
 
         Raises:
             FloatingPointError, ValueError: as `update`.
         """
-        self._sum_up()
+        self._count_buffer()
         message = self._message()
         if not dist.is_initialized():
             return _reduce([message.cpu().numpy()], self._points)
@@ -107,7 +106,7 @@ class ClickMetrics:
         dist.all_gather(messages, message)
         return _reduce([each.cpu().numpy() for each in messages], self._points)
 
-    def _sum_up(self) -> None:
+    def _count_buffer(self) -> None:
         scores = self._scores[: self._buffered].cpu().numpy()
         labels = self._labels[: self._buffered].cpu().numpy()
         self._buffered = 0
@@ -121,14 +120,14 @@ class ClickMetrics:
         if not (clicked | (labels == 0)).all():
             raise ValueError("labels must be 0 or 1: look at the label column of the data set")
         wide = scores.astype(np.float64)
-        # softplus of the logit towards the wrong label: exact for logits of any size.
+        # softplus of the logit towards the wrong label is exact for logits of any size
         self._loss_sum += float(np.logaddexp(0.0, np.where(clicked, -wide, wide)).sum())
         self._probability_sum += float(np.exp(-np.logaddexp(0.0, -wide)).sum())
         self._clicks.insert(scores[clicked])
         self._others.insert(scores[~clicked])
 
     def _message(self) -> torch.Tensor:
-        """This rank's part, int32 `[2 * (HEADER + points)]`: bits of float64 sums, then of float32 scores."""
+        """Encode this rank's float64 sums and float32 scores as int32 `[2 * (HEADER + points)]`."""
         header = np.array(
             [
                 self._clicks.count,
@@ -149,7 +148,7 @@ class ClickMetrics:
 
 
 def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
-    """The metrics from the messages of all ranks."""
+    """Compute the metrics from the messages of all ranks."""
     headers = np.stack([message[: 2 * HEADER].view(np.float64) for message in messages])
     scores = np.stack([message[2 * HEADER :].view(np.float32).reshape(2, points) for message in messages])
     counts, errors = headers[:, :2], headers[:, 2:4]
@@ -157,29 +156,18 @@ def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
     loss_sum, probability_sum = headers[:, 4:].sum(axis=0)
     total = int(clicks + others)
     if total == 0:
-        return MetricValues(
-            num_samples=0,
-            auc=None,
-            auc_error_bound=0.0,
-            log_loss=None,
-            normalized_entropy=None,
-            calibration=None,
-            note="there are no samples",
-        )
+        return MetricValues(num_samples=0, note="there are no samples")
     log_loss = float(loss_sum / total)
     if clicks == 0 or others == 0:
         return MetricValues(
             num_samples=total,
-            auc=None,
-            auc_error_bound=0.0,
             log_loss=log_loss,
-            normalized_entropy=None,
             calibration=float(probability_sum / clicks) if clicks else None,
             note=f"all {total} labels are {int(clicks > 0)}; it takes both to rank clicks above the others",
         )
     share = clicks / total
     entropy = -(share * np.log(share) + (1 - share) * np.log1p(-share))
-    # A rank that had more numbers than it could send adds the error of that, too.
+    # a rank with more scores than it could send adds the error of its choice
     errors = errors + np.where(counts > points, 0.5 / points, 0.0)
     return MetricValues(
         num_samples=total,
@@ -188,19 +176,18 @@ def _reduce(messages: list[NDArray[np.int32]], points: int) -> MetricValues:
         log_loss=log_loss,
         normalized_entropy=float(log_loss / entropy),
         calibration=float(probability_sum / clicks),
-        note="",
     )
 
 
 def _pooled(scores: NDArray[np.float32], counts: NDArray[np.float64]) -> tuple[Floats, NDArray[np.float64]]:
-    """All ranks' scores of one class `[m]`, and for how many samples each stands `[m]`."""
+    """Pool all ranks' scores of one class `[m]`, with the number of samples that each stands for `[m]`."""
     sent = np.minimum(counts, scores.shape[1]).astype(np.int64)
     values = np.concatenate([row[:length] for row, length in zip(scores, sent, strict=True)])
     return values, np.repeat(counts / np.maximum(sent, 1), sent)
 
 
 def _auc(clicks: tuple[Floats, NDArray[np.float64]], others: tuple[Floats, NDArray[np.float64]]) -> float:
-    """Share of (click, other) pairs with the click higher, ties one half; each is (values, weights)."""
+    """Share of pairs in which the click is higher, ties one half; arguments are (values, weights)."""
     order = np.argsort(others[0])
     values = others[0][order]
     below = np.concatenate([[0.0], np.cumsum(others[1][order])])

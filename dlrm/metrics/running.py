@@ -1,4 +1,4 @@
-"""Quick looks while training: the AUC of the last samples, and a warning when it stays at chance."""
+"""The AUC of the last training samples, and a warning when it stays at chance."""
 
 from typing import Any, Final
 
@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 WINDOW: Final = 2**16
-"""Samples a running AUC looks back: enough for a standard error of 0.003 at one click in four."""
+"""Samples of a running AUC: its standard error is 0.003 at one click in four."""
 
 PATIENCE: Final = 2**18
-"""Samples after which an AUC that stays near 0.5 is worth a warning."""
+"""Samples after which an AUC that stays near 0.5 causes a warning."""
 
 NEAR: Final = 0.01
-"""How close to 0.5 is chance: three to four standard errors of a full window."""
+"""Distance from 0.5 that counts as chance: three to four standard errors of a full window."""
 
 LIKELY_CAUSES: Final = """Likely causes, the most frequent first:
   - the learning rate of the tables or of the dense layers is too high (try a tenth) or nearly zero, or its
@@ -25,13 +25,11 @@ The recipe `tiny` on data of `python -m data.synthetic` tells a fault of the dat
 
 
 class RunningAuc:
-    """The AUC of this rank's last `window` predictions.
-
-    Predictions go into a ring on their device, two small copies a step; only `value` sorts and waits.
+    """The AUC of this rank's last `window` predictions, which stay on their device until `value` is called.
 
     Args:
-        device: where the tensors given to `update` live.
-        window: samples to look back.
+        device: of the tensors given to `update`.
+        window: number of samples.
     """
 
     def __init__(self, device: torch.device, window: int = WINDOW) -> None:
@@ -40,7 +38,7 @@ class RunningAuc:
         self._seen = 0
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Remember a batch: `logits` of any float type and `labels`, 0 or 1, both `[B]`."""
+        """Add a batch: `logits` of any float type and `labels`, 0 or 1, both `[B]`."""
         logits, labels = logits.detach()[-self._window :], labels[-self._window :]
         start = self._seen % self._window
         first = min(len(logits), self._window - start)
@@ -54,12 +52,12 @@ class RunningAuc:
         return {"ring": self._ring, "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the window."""
         self._ring.copy_(state["ring"])
         self._seen = state["seen"]
 
     def value(self) -> float | None:
-        """The AUC, ties counting one half; None while only one kind of label is in the window."""
+        """Compute the AUC, ties counting one half; None while the window has labels of one class only."""
         scores, labels = self._ring[:, : min(self._seen, self._window)].cpu().numpy()
         clicks, others = np.sort(scores[labels == 1]), np.sort(scores[labels != 1])
         if not len(clicks) or not len(others):
@@ -70,35 +68,31 @@ class RunningAuc:
 
 
 class ChanceWatch:
-    """Says so, once, when the AUC has stayed near 0.5 for `patience` samples, and what usually is the cause.
-
-    Args:
-        patience: samples for which the AUC may stay near chance before it is worth a word.
-    """
+    """Warns once, with likely causes, when the AUC has stayed near 0.5 for `patience` samples."""
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self._patience = patience
         self._since: int | None = None
-        self._said = False
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Since when the AUC has been near chance."""
-        return {"since": self._since, "said": self._said}
+        """Since when the AUC has been near chance, and whether a warning was given."""
+        return {"since": self._since, "said": self._has_warned}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._since, self._said = state["since"], state["said"]
+        """Restore a state."""
+        self._since, self._has_warned = state["since"], state["said"]
 
     def observe(self, samples: int, auc: float | None) -> str | None:
-        """The warning, when it is due, of an AUC seen after `samples` samples; None means only one label."""
+        """Return the warning if it is due, for an AUC after `samples` samples (None: only one label)."""
         if auc is not None and abs(auc - 0.5) > NEAR:
             self._since = None
             return None
         if self._since is None:
             self._since = samples
-        if self._said or samples - self._since < self._patience:
+        if self._has_warned or samples - self._since < self._patience:
             return None
-        self._said = True
+        self._has_warned = True
         if auc is None:
             return f"All labels of {samples - self._since} samples are the same: is it the right column?"
         return (

@@ -1,11 +1,10 @@
-"""A summary of very many numbers that keeps their order statistics within a guaranteed error.
+"""A quantile sketch: a summary of very many numbers with a guaranteed error of its order statistics.
 
-Fixed histogram bins cannot give an AUC within 1e-4 of the exact one: whatever the bins are (of the
-probability, or of the leading bits of the logit), a young model puts all its scores into one of them, and
-inside a bin the order is lost. So the bins have to follow the data. This is the deterministic relative of
-the KLL sketch (Karnin, Lang, Liberty: Optimal quantile approximation in streams, 2016; the collapse goes
-back to Manku, Rajagopalan, Lindsay, 1998). Level `l` holds values that stand for `2**l` numbers each. A full
-level is sorted and every second value of it moves up one level, once the odd ones, next time the even ones.
+Fixed histogram bins cannot give an AUC within 1e-4 of the exact one: early in training all scores fall into
+one bin, inside of which their order is lost. This is the deterministic variant of the KLL sketch (Karnin,
+Lang, Liberty: Optimal quantile approximation in streams, 2016; the collapse is by Manku, Rajagopalan,
+Lindsay, 1998). Level `l` holds values that stand for `2**l` numbers each. A full level is sorted and every
+second value moves up one level, in turn the odd ones and the even ones.
 
 The error: a collapse at level `l` shifts the number of values below any point by 0 or `2**l`, upwards when
 the odd ones stay and downwards when the even ones do. So `k` collapses shift it by at most
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CAPACITY: Final = 2**18
-"""Values a level holds: 1 MiB. With 2**18 even 10**11 numbers have an error below 4.2e-5 in 20 levels."""
+"""Values per level, 1 MiB; even 10**11 numbers have an error below 4.2e-5, in 20 levels."""
 
 Floats = NDArray[np.float32]
 
@@ -29,8 +28,7 @@ class QuantileSketch:
     """Order statistics of a stream of float32 numbers in `O(capacity * log(count / capacity))` memory.
 
     Args:
-        capacity: values a level holds before it is collapsed; even and at least 2. Up to that many numbers
-            the summary is exact.
+        capacity: values per level, even and at least 2; the sketch of as many numbers is exact.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -42,7 +40,7 @@ class QuantileSketch:
         self._collapses: list[int] = [0]
 
     def insert(self, values: Floats) -> None:
-        """Take in `values`, float32 `[n]`, finite, in any order."""
+        """Add `values`, float32 `[n]`, finite, in any order."""
         self.count += len(values)
         self._append(0, values)
         level = 0
@@ -53,22 +51,21 @@ class QuantileSketch:
 
     @property
     def error_bound(self) -> float:
-        """How far the share of numbers below (or up to) any point can be from the truth, as a share."""
+        """Largest error of the share of numbers below (or up to) any point."""
         shifts = sum(-(-collapses // 2) << level for level, collapses in enumerate(self._collapses))
         return shifts / max(self.count, 1)
 
     def weighted(self) -> tuple[Floats, NDArray[np.int64]]:
-        """The kept values, ascending, float32 `[m]`, and how many numbers each stands for, int64 `[m]`."""
+        """Return the kept values, ascending, fp32 `[m]`, and the count that each represents, int64 `[m]`."""
         values = np.concatenate(self._levels)
         weights = np.repeat(2 ** np.arange(len(self._levels)), [len(level) for level in self._levels])
         order = np.argsort(values, kind="stable")
         return values[order], weights[order]
 
     def points(self, limit: int) -> Floats:
-        """`min(limit, count)` values in ascending order, each standing for the same share of the numbers.
+        """Return `min(limit, count)` values in ascending order, each the middle of an equal share of numbers.
 
-        Each is the middle of its share. Beyond `limit` numbers that adds at most `1 / (2 * limit)` to the
-        error; up to `limit` it adds none.
+        For more than `limit` numbers, that adds at most `1 / (2 * limit)` to the error.
         """
         values, weights = self.weighted()
         number = min(limit, self.count)

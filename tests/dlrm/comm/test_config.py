@@ -1,11 +1,11 @@
-"""What an exchange has no use for is refused, in the user's words."""
+"""Options that an exchange would not read are refused."""
 
 import pytest
 
 from dlrm.comm.config import EXCHANGES, SPARSE, CommConfig
 
 
-def test_every_exchange_works_as_it_comes():
+def test_every_exchange_has_valid_defaults():
     for exchange in EXCHANGES:
         assert CommConfig(exchange=exchange).is_sparse == (exchange in {*SPARSE, "auto"})
 
@@ -53,6 +53,6 @@ def test_every_exchange_works_as_it_comes():
         ({"exchange": "ring", "sync_change": 0.0}, "comm.exchange=selsync, and it is ring"),
     ],
 )
-def test_what_cannot_be_or_would_not_be_read(options, message):
+def test_invalid_and_unread_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         CommConfig(**options)

@@ -6,8 +6,8 @@ ALPHA_S = 1e-3
 BETA_S = 8 / 10e9
 
 
-def test_the_worked_example_of_the_notes():
-    # ResNet-18 on 8 ranks at 1 ms and 10 Gb/s, a tenth kept
+def test_an_example_of_resnet_18():
+    # 8 ranks at 1 ms and 10 Gb/s, a tenth kept
     arguments = (ALPHA_S, BETA_S, 8, 46.76e6, 0.1)
     assert cost.sparse_all_gather_s(*arguments) * 1e3 == pytest.approx(55.4, abs=0.05)
     assert cost.ar_topk_ring_s(*arguments) * 1e3 == pytest.approx(34.8, abs=0.05)
@@ -27,6 +27,6 @@ def test_the_winner_is_the_one_of_the_papers_inequalities(num_ranks):
             assert (found != "all-gather") == (ring_beats_gather or tree_beats_gather)
 
 
-def test_of_one_rank_nothing_costs_anything():
+def test_one_rank_costs_nothing():
     for formula in (cost.ring_s, cost.tree_s, cost.broadcast_s, cost.all_gather_s):
         assert formula(ALPHA_S, BETA_S, 1, 1e6) == 0

@@ -1,4 +1,4 @@
-"""The hook of a DDP model of one rank; of several, see tests/system/test_comm_exchange."""
+"""The hook of a DDP model on one rank; on several ranks, see tests/system/comm."""
 
 import gc
 import re
@@ -24,7 +24,7 @@ def gradients(model, inputs):
     return [None if each.grad is None else each.grad.clone() for each in model.parameters()]
 
 
-def test_a_world_of_one_has_its_own_gradients(world_of_one):
+def test_gradients_of_a_single_rank_are_unchanged(world_of_one):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     model = DistributedDataParallel(plain, bucket_cap_mb=1e-5)
@@ -61,13 +61,13 @@ def test_the_example_runs_and_sends_a_share_on_one_node_too(world_of_one, place)
 
 
 @pytest.mark.parametrize("exchange", ["priority", "selsync"])
-def test_an_exchange_that_a_hook_cannot_take_is_refused_with_those_that_it_can(world_of_one, exchange):
+def test_exchanges_that_a_hook_cannot_use_are_refused(world_of_one, exchange):
     taken = "dense, ring, tree, two_level, all_gather, star, star_tree, var, var_tree, hi_topk, auto"
     with pytest.raises(ValueError, match=f"{exchange} does not sum whole gradients.* choose one of {taken}"):
         register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
 
 
-def test_a_hook_looks_at_its_optimizer_and_lets_go_of_it_with_the_model(world_of_one):
+def test_the_optimizer_check_is_removed_with_the_model(world_of_one):
     gc.collect()  # hooks of other tests
     before = set(_global_optimizer_pre_hooks)
     model = DistributedDataParallel(nn.Linear(2, 2))
@@ -93,13 +93,13 @@ def test_options_of_another_type_are_refused(world_of_one):
         register(DistributedDataParallel(nn.Linear(2, 2)), "ring")
 
 
-def test_what_an_exchange_cannot_sum_is_refused(world_of_one):
+def test_parameters_that_are_not_fp32_are_refused(world_of_one):
     model = DistributedDataParallel(nn.Linear(2, 2, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match=r"weight is torch.bfloat16.*compute under autocast"):
         register(model, CommConfig())
 
 
-def test_parameters_that_were_frozen_in_between_are_told_of(world_of_one):
+def test_parameters_frozen_after_wrapping_are_reported(world_of_one):
     model = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
     model.module.bias.requires_grad_(False)
     register(model, CommConfig())
@@ -116,7 +116,7 @@ def test_parameters_that_are_frozen_later_send_zeros(world_of_one):
     assert hook.take_figures().steps == 1
 
 
-def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkeypatch):
+def test_the_device_is_synchronized_before_step_times_are_read_by_a_tuner(world_of_one, monkeypatch):
     told, now_s = [], iter([1.0, 3.5, 7.0])
     monkeypatch.setattr(module, "finish", lambda device: told.append(device.type))
     monkeypatch.setattr(module.time, "perf_counter", lambda: told.append("time") or next(now_s))
@@ -130,7 +130,7 @@ def test_a_planner_hears_of_steps_that_the_device_has_ended(world_of_one, monkey
     assert told == ["time", "cpu", "time", 2.5, "cpu", "time", 3.5]
 
 
-def test_what_is_owed_is_not_dropped_by_a_hook_that_has_no_place_for_it(world_of_one):
+def test_residuals_are_refused_by_a_hook_that_cannot_send_them(world_of_one):
     hooks = [
         register(DistributedDataParallel(nn.Linear(2, 2)), CommConfig(exchange=exchange))
         for exchange in ("star", "dense", "ring")
@@ -155,7 +155,7 @@ def test_a_model_with_nothing_to_train_is_refused(world_of_one):
         register(Frozen(), CommConfig())
 
 
-def test_a_torchrec_models_dense_part_goes_through_it_and_its_tables_do_not(world_of_one):
+def test_the_hook_exchanges_a_torchrec_models_dense_part_only(world_of_one):
     rows = {"a": 20, "b": 9}
     model = shard({"a": "tw", "b": "rw"}, ebc=bags(**rows))
     (data_parallel,) = (each for each in model.modules() if isinstance(each, DistributedDataParallel))

@@ -1,4 +1,4 @@
-"""An exchange of one rank, and what it tells; of several ranks, see tests/system/test_comm_exchange."""
+"""An exchange of one rank; of several ranks, see tests/system/comm."""
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 
 
 @pytest.mark.parametrize("exchange", SUMMING)
-def test_a_rank_alone_keeps_its_gradient_and_owes_nothing(exchange, world_of_one):
+def test_a_single_rank_keeps_its_gradient_and_has_no_residual(exchange, world_of_one):
     made = build_exchange(CommConfig(exchange=exchange), 50, CPU)
-    for step in range(12):  # `auto` has nothing to plan here
+    for step in range(12):  # `auto` has no candidates here
         gradient = torch.randn(50)
         before = gradient.clone()
         assert torch.equal(made.sum(gradient), before)
@@ -32,7 +32,7 @@ def test_a_rank_alone_keeps_its_gradient_and_owes_nothing(exchange, world_of_one
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-def test_what_ranks_that_are_gone_owed_travels_with_the_next_gradient(controller, world_of_one):
+def test_residuals_of_removed_ranks_are_added_to_the_next_gradient(controller, world_of_one):
     made = build_exchange(CommConfig(exchange="all_gather", controller=controller), 4, CPU)
     state = {
         "rank": 0,
@@ -60,7 +60,7 @@ def test_a_gradient_of_another_model_is_refused(world_of_one):
         with pytest.raises(ValueError, match="2 x 2 values"):
             made.sum(torch.ones(2, 2))
         with pytest.raises(ValueError, match=r"2 values, .* of 4 in one"):
-            made.combine(torch.ones(4))  # without room for objections
+            made.combine(torch.ones(4))  # without places for error flags
         with pytest.raises(KeyError, match="mine"):
             made.combine(made.make_buffer(), problem=KeyError("mine"))
         assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
@@ -88,7 +88,7 @@ def test_figures_are_means_since_they_were_last_taken(world_of_one):
         2.0,
         1.0,
     )
-    assert figures.sent_bytes == 0  # to nobody
+    assert figures.sent_bytes == 0  # there is no other rank
     assert figures.residual_energy is None
     assert 0 < figures.seconds < 1
     assert figures.share == figures.seconds / 2
@@ -100,7 +100,7 @@ def test_a_sparse_exchange_needs_a_dense_one_for_steps_that_send_all(world_of_on
         Exchange(4, SparseAllGather(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU)
 
 
-def test_energies_of_other_ranks_are_forgotten_when_it_is_known_what_they_are_good_for(world_of_one):
+def test_energies_of_other_ranks_weigh_losses_and_are_dropped(world_of_one):
     made = build_exchange(CommConfig(exchange="star"), 4, CPU)
     made.load_state_dict({**made.state_dict(), "steps_done": 9, "owners": 2, "energies": [1.0, 3.0]})
     made.residual.inherit(
@@ -112,8 +112,7 @@ def test_energies_of_other_ranks_are_forgotten_when_it_is_known_what_they_are_go
     assert made.state_dict()["owners"] == 1
 
 
-def test_a_problem_is_settled_before_a_plan_is_made(world_of_one):
-    """A planner times collectives on what it is given: of the length that all ranks have."""
+def test_a_failed_rank_gives_the_tuner_zeros_of_the_right_length(world_of_one):
     shapes = []
 
     class Timing:
@@ -132,12 +131,12 @@ def test_a_problem_is_settled_before_a_plan_is_made(world_of_one):
 
 
 @pytest.mark.parametrize("exchange", ["priority", "selsync"])
-def test_what_sums_no_whole_gradient_is_no_exchange(exchange, world_of_one):
+def test_exchanges_that_do_not_sum_whole_gradients_are_refused(exchange, world_of_one):
     with pytest.raises(ValueError, match=f"comm.exchange={exchange} does not sum whole gradients"):
         build_exchange(CommConfig(exchange=exchange), 4, CPU)
 
 
-def test_a_state_of_another_kind_begins_anew(world_of_one):
+def test_parts_of_another_kind_start_over(world_of_one):
     by_gravac = build_exchange(CommConfig(exchange="star", controller="gravac"), 9, CPU)
     by_gravac.sum(torch.ones(9))
     fixed = build_exchange(CommConfig(exchange="all_gather"), 9, CPU)
@@ -146,7 +145,7 @@ def test_a_state_of_another_kind_begins_anew(world_of_one):
     assert set(by_gravac.state_dict()["parts"]) == {"GraVAC", "ARTopK"}
 
 
-def test_a_controller_that_is_not_asked_is_not_told_either(world_of_one):
+def test_a_controller_that_is_not_used_observes_nothing(world_of_one):
     class Told(Fixed):
         seconds = ()
 

@@ -13,12 +13,12 @@ def links_of(num_ranks, ranks_per_node, inside=FAST, between=SLOW):
     return Links(num_ranks=num_ranks, ranks_per_node=ranks_per_node, inside=inside, between=between)
 
 
-def test_a_ring_meets_the_slowest_link():
+def test_the_slowest_link_bounds_a_ring():
     assert links_of(4, 2).slowest == SLOW
     assert links_of(4, 4, between=NONE).slowest == FAST
 
 
-def test_ranks_that_swap_directly_share_the_link_of_their_node():
+def test_an_all_to_all_shares_the_links_of_nodes():
     assert links_of(4, 1, inside=NONE).all_to_all.latency_s == SLOW.latency_s
     assert links_of(4, 1, inside=NONE).all_to_all.bytes_per_s == pytest.approx(SLOW.bytes_per_s)
     assert links_of(4, 4, between=NONE).all_to_all.bytes_per_s == pytest.approx(FAST.bytes_per_s)
@@ -26,7 +26,7 @@ def test_ranks_that_swap_directly_share_the_link_of_their_node():
     assert links_of(4, 2).all_to_all.bytes_per_s == pytest.approx(3 / 4 * 1e8)
 
 
-def test_of_one_place_each_rank_has_its_share_of_the_nodes_link():
+def test_one_rank_per_node_has_its_share_of_the_nodes_link():
     found = links_of(8, 4).one_rank_per_node()
     assert (found.num_ranks, found.num_nodes) == (2, 2)
     assert found.slowest == Link(latency_s=1e-3, bytes_per_s=1e8 / 4)

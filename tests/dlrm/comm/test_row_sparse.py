@@ -1,8 +1,7 @@
-"""Which rows travel, and when they are fewer bytes; tests.system.comm.test_rows has sums over ranks."""
+"""Which rows are sent, and when they are fewer bytes; for sums over ranks, see tests/system/comm."""
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,7 +18,7 @@ from dlrm.comm.row_sparse import (
 )
 
 
-def test_touched_is_what_has_anything_to_add():
+def test_touched_rows_have_a_value_that_is_not_zero():
     gradient = torch.zeros(6, 3)
     gradient[1, 2], gradient[3, 0], gradient[4, 1], gradient[5, 0] = 1.0, float("nan"), -0.0, 1e-45
     assert touched_rows(gradient).tolist() == [1, 3, 5]
@@ -56,14 +55,7 @@ def test_neighbours_of_one_width_are_one_tall_table():
     assert flat.count_nonzero() == flat.numel() - 40 - 1  # they are views; one value was 0 before
 
 
-@pytest.fixture
-def alone():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_one_rank_keeps_what_it_has(alone):
+def test_gradients_of_a_single_rank_are_unchanged(world_of_one):
     gradient = torch.randn(3, 2)
     before = gradient.clone()
     RowSums().sum_([gradient])
@@ -74,7 +66,7 @@ def test_one_rank_keeps_what_it_has(alone):
     assert module.module.weight.grad.tolist() == [[0, 0], [3, 3], [0, 0], [1, 1], [0, 0]]
 
 
-def test_tables_that_do_not_fill_their_parameter_are_refused(alone):
+def test_tables_that_do_not_fill_their_parameter_are_refused(world_of_one):
     for table, shapes in ((nn.Embedding(5, 2), [(4, 2)]), (nn.Embedding(5, 2).half(), [(5, 2)])):
         module = DistributedDataParallel(table)
         with pytest.raises(ValueError, match="name all of its tables, or leave it out"):

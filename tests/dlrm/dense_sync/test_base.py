@@ -1,4 +1,4 @@
-"""Replicas of one rank, and a run that changes its way of exchange; of several ranks, see tests/system."""
+"""Dense synchronization on one rank, and of a run that changes its exchange; see also tests/system/comm."""
 
 import logging
 
@@ -11,7 +11,7 @@ from dlrm.dense_sync.base import DenseSync
 from dlrm.dense_sync.selsync import SelectiveSync
 
 
-def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
+def test_a_single_rank_exchanges_nothing(world_of_one):
     for comm in (None, CommConfig(exchange="all_gather")):
         layer = nn.Linear(3, 1)
         replicas = AllReduceSync(list(layer.parameters()), 2, comm)
@@ -25,7 +25,7 @@ def test_a_rank_alone_exchanges_nothing_in_any_way(world_of_one):
         assert replicas.settle() is None
 
 
-def test_what_ranks_that_are_gone_owed_reaches_a_rank_alone(world_of_one):
+def test_residuals_of_removed_ranks_reach_a_single_rank(world_of_one):
     layer = nn.Linear(3, 1)
     replicas = AllReduceSync(list(layer.parameters()), 1, CommConfig(exchange="star"))
     residual = {"rank": 1, "num_ranks": 2, "memory": {"residual": torch.arange(4.0)}, "compressor": {}}
@@ -36,7 +36,7 @@ def test_what_ranks_that_are_gone_owed_reaches_a_rank_alone(world_of_one):
     assert [parameter.grad.tolist() for parameter in layer.parameters()] == [[[1, 2, 3]], [4]]
 
 
-def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog):
+def test_dropped_residuals_cause_a_warning(world_of_one, caplog):
     with caplog.at_level(logging.WARNING):
         DenseSync().load_state_dict({}, steps_done=9)
         DenseSync().load_state_dict({"exchange": {"owners": 0}}, steps_done=9)
@@ -51,7 +51,7 @@ def test_gradients_that_a_run_owes_are_not_dropped_silently(world_of_one, caplog
     assert apart.state_dict() == {"apart": {"is_apart": False}}
 
 
-def test_what_a_rank_draws_is_saved_though_it_owes_nothing(world_of_one):
+def test_random_draws_are_saved_without_error_feedback(world_of_one):
     parameters = list(nn.Linear(3, 1).parameters())
     options = {"exchange": "all_gather", "error_feedback": False}
     drawing = AllReduceSync(parameters, 1, CommConfig(compressor="random", **options))
@@ -59,8 +59,8 @@ def test_what_a_rank_draws_is_saved_though_it_owes_nothing(world_of_one):
     assert AllReduceSync(parameters, 1, CommConfig(**options)).own is None
 
 
-def test_replicas_meet_in_steps_that_are_saved_whenever_they_were_taken_up(world_of_one):
-    """A run of 8 steps goes on in this way; it saves after step 10, and after step 15."""
+def test_replicas_are_averaged_in_saved_steps_of_a_resumed_run(world_of_one):
+    """A run resumes after 8 steps, and saves after steps 10 and 15."""
     layer = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     apart = SelectiveSync(list(layer.parameters()), optimizer, 1e9, save_every_steps=5)

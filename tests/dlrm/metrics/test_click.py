@@ -1,4 +1,4 @@
-"""Click metrics against scikit-learn, for kind and for hostile scores."""
+"""Click metrics against scikit-learn, also for hostile scores."""
 
 import numpy as np
 import pytest
@@ -116,13 +116,13 @@ def test_loss_entropy_and_calibration_follow_their_definitions():
     assert values.note == ""
 
 
-def test_the_loss_of_hopeless_logits_is_not_clipped():
+def test_the_loss_of_large_logits_is_not_clipped():
     values = measure(np.array([-1000.0, 1000.0], np.float32), np.array([1.0, 0.0], np.float32))
     assert values.log_loss == pytest.approx(1000.0)
     assert values.auc == 0.0
 
 
-def test_lower_precision_and_gradients_are_taken_as_they_are():
+def test_logits_may_be_bfloat16_with_gradients():
     logits = torch.tensor([0.5, -0.5], dtype=torch.bfloat16, requires_grad=True)
     metrics = ClickMetrics(CPU)
     metrics.update(logits, torch.tensor([1.0, 0.0]))
@@ -142,7 +142,7 @@ def test_predictions_on_a_gpu_give_the_same_values():
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_one_kind_of_label_leaves_the_auc_undefined_and_says_why(label):
+def test_the_auc_of_one_class_is_undefined_with_a_note(label):
     values = measure(np.zeros(10, np.float32), np.full(10, label, np.float32))
     assert values.auc is None
     assert values.normalized_entropy is None
@@ -158,13 +158,13 @@ def test_no_samples_leave_everything_undefined():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_diverged_model_is_told_apart_from_a_bad_one(bad):
+def test_predictions_that_are_not_finite_are_refused(bad):
     with pytest.raises(FloatingPointError, match="1 of 3 predictions"):
         measure(np.array([0.0, bad, 1.0], np.float32), np.array([0.0, 1.0, 1.0], np.float32))
 
 
 @pytest.mark.parametrize("bad", [0.5, 2.0, np.nan])
-def test_a_label_that_is_no_label_is_refused(bad):
+def test_other_labels_than_0_and_1_are_refused(bad):
     with pytest.raises(ValueError, match="labels must be 0 or 1"):
         measure(np.zeros(2, np.float32), np.array([1.0, bad], np.float32))
 

@@ -1,4 +1,4 @@
-"""The quick look while training, and the word of warning."""
+"""The AUC of the last samples, and the warning when it stays at chance."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def observe(watch: ChanceWatch, aucs: list[float | None], step: int = 100) -> li
     return [message for message in said if message]
 
 
-def test_an_auc_that_stays_at_chance_is_worth_one_warning():
+def test_an_auc_that_stays_at_chance_causes_one_warning():
     warnings = observe(ChanceWatch(patience=500), [0.5, 0.507, 0.495, 0.5, 0.5, 0.509, 0.5, 0.5])
     assert len(warnings) == 1
     assert "for 500 samples" in warnings[0]
@@ -60,11 +60,11 @@ def test_an_auc_that_stays_at_chance_is_worth_one_warning():
         [0.78] * 10,
     ],
 )
-def test_a_model_that_learns_is_left_in_peace(aucs):
+def test_a_model_that_learns_causes_no_warning(aucs):
     assert observe(ChanceWatch(patience=500), aucs) == []
 
 
-def test_a_model_that_forgets_is_noticed():
+def test_a_model_that_forgets_causes_a_warning():
     assert len(observe(ChanceWatch(patience=500), [0.7] * 5 + [0.5] * 6)) == 1
 
 

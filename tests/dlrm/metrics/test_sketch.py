@@ -1,4 +1,4 @@
-"""The sketch keeps its promise about order statistics for any numbers in any order."""
+"""The sketch keeps its error bound for any numbers in any order."""
 
 import math
 
@@ -101,7 +101,7 @@ def test_memory_grows_with_the_logarithm_of_the_count():
     assert max(sizes) <= 64 * (math.log2(sketch.count / 64) + 1)
 
 
-def test_what_the_docstring_says_of_the_default_capacity():
+def test_the_default_capacity_has_the_documented_error():
     levels = math.log2(1e11 / CAPACITY) + 1
     assert levels < 20
     assert (levels + 2) / (2 * CAPACITY) < 4.2e-5

@@ -1,4 +1,4 @@
-"""What the ranks of `test_comm_collectives` do: sum vectors in all ways; what must come out is known."""
+"""Checks of all collectives between four ranks, on nodes of 1, 2 and 4."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm import cost
-from dlrm.comm.autotune import drift as replanning
+from dlrm.comm.autotune import drift
 from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
 from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
@@ -19,13 +19,14 @@ from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
 from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import Threshold, TopK
 from dlrm.comm.links import Link, Links, measure_links
+from tests.system.comm.common import assert_same_bits, drawn, of_all
 from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")
 PLAIN = Plain()
 LOSSY = (Half(torch.float16), Half(torch.bfloat16), WireInt8())
 SIZES = (1000, 1003, 3, 1, 0)
-"""Of vectors: divisible by the ranks, not so, fewer values than ranks, none."""
+"""Sizes of vectors: divisible by the ranks, not divisible, fewer values than ranks, none."""
 
 
 @cache
@@ -50,59 +51,41 @@ def in_levels(codec, nodes, *, exact=True):
 
 
 def in_all_ways(codec, *, exact=True, nodes=(2,)):
-    """All collectives of the default group, those in levels once for each number of ranks a node."""
+    """All collectives of the default group, two-level ones for each number of ranks per node."""
     levels = [each for per_node in nodes for each in in_levels(codec, nodes_of(per_node), exact=exact)]
     return flat(codec, exact=exact) + levels
 
 
-def gathered(tensor, group=None):
-    """Of all ranks, in fp64 where it is not compared to the bit."""
-    pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    if tensor.numel():
-        dist.all_gather(pieces, tensor, group=group)
-    return torch.stack(pieces)
-
-
-def assert_same_bits(tensor, group=None):
-    everybody = gathered(tensor.view(torch.int32), group)
-    assert (everybody == everybody[0]).all()
-
-
 def integers(size, seed):
-    """Whose sums are exact in any order; another vector on each rank."""
+    """A vector of integers, whose sums are exact in any order, another one on each rank."""
     generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randint(-40, 40, (size,), generator=generator).float()
 
 
-def reals(size, seed):
-    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
-    return torch.randn(size, generator=generator)
-
-
 def total_and_rest(collective, vector, select, group=None):
-    """Of one exchange, whose sums are checked."""
-    before = gathered(vector, group).double().sum(0)
+    """Reduce, and check that sum and residuals add up."""
+    before = of_all(vector, group).double().sum(0)
     total = collective.reduce(vector, select)
     assert_same_bits(total, group)
-    after = gathered(vector, group).double().sum(0)
+    after = of_all(vector, group).double().sum(0)
     torch.testing.assert_close(total.double() + after, before, rtol=1e-5, atol=1e-5, msg=collective.name)
     return before, total
 
 
-def sums_are_kept() -> None:
-    """What is sent and what is left make the whole, in two steps with what the first has left."""
+def check_sum_and_residuals_make_the_whole() -> None:
+    """Sum and residuals make the whole, in two steps with the residual of the first."""
     for codec, sizes in ((PLAIN, SIZES), *((codec, (1003, 3)) for codec in LOSSY)):
         for size in sizes:
             select = select_share(TopK(), max(size // 10, 1), size)
             for collective in in_all_ways(codec):
-                vector = reals(size, 1)
+                vector = drawn(size, 1)
                 total_and_rest(collective, vector, select)
-                vector += reals(size, 2)
+                vector += drawn(size, 2)
                 total_and_rest(collective, vector, select)
 
 
-def dense_and_density_one_are_exact() -> None:
-    """Every collective that sends everything gives the sum of integers to the bit, and leaves zeros."""
+def check_sums_of_all_values_are_exact() -> None:
+    """Collectives that send all values are exact, and leave zeros."""
     for size in SIZES:
         select = select_share(TopK(), size, size)
         for collective in in_all_ways(PLAIN, nodes=(1, 2, 4)):
@@ -116,31 +99,31 @@ def dense_and_density_one_are_exact() -> None:
                 assert torch.equal(in_place, total)
 
 
-def hundred_steps() -> None:
-    """Weights stay equal to the bit, and nothing is lost on the way."""
+def check_a_hundred_steps_lose_nothing() -> None:
+    """Weights stay bit for bit equal, and no gradient is lost."""
     size, num_ranks = 203, dist.get_world_size()
     select = select_share(TopK(), 20, size)
     lossy = [Ring(LOSSY[0]), SparseAllGather(LOSSY[2])]  # the rest only combine these
     for collective in in_all_ways(PLAIN) + lossy:
         weights, vector, put_in = torch.zeros(size), torch.zeros(size), torch.zeros(size)
         for step in range(100):
-            gradient = weights - reals(size, step)
+            gradient = weights - drawn(size, step)
             put_in += gradient
             vector += gradient
             weights -= 0.1 * collective.reduce(vector, select) / num_ranks
         assert_same_bits(weights)
         moved = -weights.double() * num_ranks / 0.1
         torch.testing.assert_close(
-            moved + gathered(vector).double().sum(0),
-            gathered(put_in).double().sum(0),
+            moved + of_all(vector).double().sum(0),
+            of_all(put_in).double().sum(0),
             rtol=1e-4,
             atol=1e-3,
             msg=collective.name,
         )
 
 
-def groups_of_some_ranks() -> None:
-    """Three ranks, which make no binary tree and no nodes of two; and one alone."""
+def check_groups_of_three_ranks_and_of_one() -> None:
+    """Three ranks make no binary tree and no nodes of two."""
     three, one = dist.new_group([0, 1, 2]), dist.new_group([3])
     group = one if dist.get_rank() == 3 else three
     size = 101
@@ -154,7 +137,7 @@ def groups_of_some_ranks() -> None:
     for codec in (PLAIN, *LOSSY):
         collectives = flat(codec, group) + in_levels(codec, nodes) + in_levels(codec, apart)
         for collective in collectives:
-            vector = reals(size, 4)
+            vector = drawn(size, 4)
             before = vector.clone()
             _, total = total_and_rest(collective, vector, select, group)
             if group is one:
@@ -166,7 +149,7 @@ def groups_of_some_ranks() -> None:
 
 @contextmanager
 def counted():
-    """Bytes that this rank sends: by target (a rank of all); under None those that no target is known of."""
+    """Count the bytes that this rank sends, by target; None for collectives of the backend."""
     sent = Counter()
     batch, all_reduce, broadcast = dist.batch_isend_irecv, dist.all_reduce, dist.broadcast
 
@@ -194,8 +177,8 @@ def counted():
         dist.batch_isend_irecv, dist.all_reduce, dist.broadcast = batch, all_reduce, broadcast
 
 
-def bytes_are_those_of_the_formulas() -> None:
-    """What leaves ranks is what `sent_bytes` says, and what leaves nodes is what the paper says."""
+def check_sent_bytes_follow_the_formulas() -> None:
+    """Bytes that leave ranks follow `sent_bytes`, and bytes that leave nodes the paper."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     for size, num_kept in ((1024, 64), (1003, 50)):
         select = select_share(TopK(), num_kept, size)
@@ -203,8 +186,8 @@ def bytes_are_those_of_the_formulas() -> None:
             for exact in (True, False):
                 for collective in in_all_ways(codec, exact=exact, nodes=(1, 2)):
                     with counted() as sent:
-                        collective.reduce(reals(size, 5), select)
-                    mean = gathered(torch.tensor([float(sent.total())])).mean()
+                        collective.reduce(drawn(size, 5), select)
+                    mean = of_all(torch.tensor([float(sent.total())])).mean()
                     said = collective.sent_bytes(size, num_kept)
                     assert float(mean) == pytest.approx(said), (collective.name, size)
     size, density = 1024, 1 / 16
@@ -213,14 +196,14 @@ def bytes_are_those_of_the_formulas() -> None:
         select = select_share(TopK(), int(density * size), size)
         for codec, value_bytes in ((PLAIN, 4), (LOSSY[0], 2)):
             with counted() as sent:
-                HiTopK(codec, nodes_of(per_node)).reduce(reals(size, 6), select)
+                HiTopK(codec, nodes_of(per_node)).reduce(drawn(size, 6), select)
             away = sum(sent[target] for target in sent if target // per_node != rank // per_node)
-            of_nodes = gathered(torch.tensor([float(away)])).view(num_nodes, per_node).sum(1)
+            of_nodes = of_all(torch.tensor([float(away)])).view(num_nodes, per_node).sum(1)
             assert of_nodes.tolist() == [(num_nodes - 1) * density * size * (value_bytes + 4)] * num_nodes
 
 
-def predictions_are_those_of_the_papers() -> None:
-    """On nodes of one rank, B.1's formulas; and HiTopK breaks even where A.2 says."""
+def check_predictions_follow_the_papers() -> None:
+    """The cost formulas hold on nodes of one rank, and HiTopK breaks even as its paper says."""
     num_ranks, size, kept = dist.get_world_size(), 1024, 64
     none, link = Link(latency_s=0.0, bytes_per_s=float("inf")), Link(latency_s=1e-3, bytes_per_s=1e9)
     links = Links(num_ranks=num_ranks, ranks_per_node=1, inside=none, between=link)
@@ -243,8 +226,8 @@ def predictions_are_those_of_the_papers() -> None:
             assert sparse_s == pytest.approx(dense_s, rel=1e-3)
 
 
-def ranks_that_disagree() -> None:
-    """Other lengths on each rank, or a NaN on one: nobody waits for ever, and all get the same."""
+def check_unequal_lengths_do_not_hang() -> None:
+    """Ranks select different numbers of values."""
     rank, size = dist.get_rank(), 300
     choices = [
         lambda vector: TopK().select(vector, 3 * rank),
@@ -255,16 +238,16 @@ def ranks_that_disagree() -> None:
     for select in choices:
         for codec in (PLAIN, LOSSY[2]):
             for collective in in_all_ways(codec, exact=False):
-                total_and_rest(collective, reals(size, 9), select)
+                total_and_rest(collective, drawn(size, 9), select)
 
 
-def not_finite_values_are_seen_by_all() -> None:
-    """And are gone afterwards; STAR needs as many steps as there are ranks."""
+def check_nan_and_infinity_reach_all_ranks_once() -> None:
+    """STAR takes as many steps as there are ranks."""
     rank, size, place = dist.get_rank(), 300, 123
     select = select_share(TopK(), 30, size)
     for wrong, codec in (("nan", PLAIN), ("inf", PLAIN), ("inf", LOSSY[0]), ("nan", LOSSY[2])):
         for collective in in_all_ways(codec):
-            vector = reals(size, 7)
+            vector = drawn(size, 7)
             vector[place] = float(wrong) if rank == 2 else 0.0
             seen = []
             for _ in range(dist.get_world_size()):
@@ -276,8 +259,8 @@ def not_finite_values_are_seen_by_all() -> None:
             assert vector.isfinite().all()
 
 
-def who_chooses_for_all() -> None:
-    """STAR: ranks in turn, also after a restart; VAR: the one with most energy."""
+def check_which_rank_selects_in_ar_topk() -> None:
+    """STAR: ranks in turn, also after a restart; VAR: the rank with most energy."""
     rank, num_ranks, size = dist.get_rank(), dist.get_world_size(), 40
     chosen = torch.tensor([2 * rank, 2 * rank + 1])
     star = ARTopK("star", Ring(PLAIN))
@@ -297,17 +280,17 @@ def who_chooses_for_all() -> None:
 
 
 class Hesitating(Ring):
-    """One rank of it is slow."""
+    """A ring with one slow rank."""
 
     def _sum_in_place(self, vector):
         time.sleep(0.05 * (dist.get_rank() == 1))
         super()._sum_in_place(vector)
 
 
-def plans_are_agreed() -> None:
-    """Whatever each rank sees, all choose the same, and not what is slow on one of them."""
+def check_estimates_are_the_same_on_all_ranks() -> None:
+    """A candidate that is slow on one rank is not tried first."""
     size = 5000
-    gradient = reals(size, 8)
+    gradient = drawn(size, 8)
     before = gradient.clone()
     select = select_share(TopK(), 50, size)
     candidates = [
@@ -331,8 +314,8 @@ def plans_are_agreed() -> None:
         estimate(candidates[2:3], gradient, links)
 
 
-def trials_are_agreed() -> None:
-    """The finalist that is slow on one rank alone is slow for all, and rounds end at the same step."""
+def check_a_trial_uses_the_slowest_rank() -> None:
+    """A candidate that is slow on one rank is slow for all."""
     trial = OnlineTrial([0, 1], CPU)
     while not trial.is_over:
         hesitates = trial.turn == 0 and dist.get_rank() == 1
@@ -340,11 +323,11 @@ def trials_are_agreed() -> None:
     assert trial.times_s == {0: 2.0, 1: 1.0}
 
 
-def plans_are_made_again_together() -> None:
-    """When the exchange itself has become slower or faster, not when ranks wait for one of them."""
+def check_drift_is_detected_by_all_ranks_together() -> None:
+    """Drift is a change of the exchange itself, not of the wait for a slow rank."""
     rank = dist.get_rank()
-    replanning.CHECK_STEPS = 4
-    watch = replanning.DriftDetector(CPU)
+    drift.CHECK_STEPS = 4
+    watch = drift.DriftDetector(CPU)
     steady, waiting = 1.0 + 0.1 * rank, 10.0 if rank else 1.1
     windows = [steady, steady, waiting, 2 * steady, 2 * steady, steady, steady]
     said = [[watch.observe(seconds) for _ in range(4)] for seconds in windows]

@@ -1,4 +1,4 @@
-"""What the ranks of `test_comm_controllers` do: controllers in a real group, given reasons to disagree."""
+"""Checks of controllers on ranks that differ in gradients, clocks and failures."""
 
 import math
 import time
@@ -9,19 +9,13 @@ import torch.distributed as dist
 
 from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import GraVAC, Pareto, SelSync, SumOverRanks, averaged_state
+from tests.system.comm.common import assert_same_value
 
 CPU = torch.device("cpu")
 NUM_VALUES = 500
 
 
-def same_everywhere(value):
-    """That all ranks have it."""
-    gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    assert all(other == gathered[0] for other in gathered), gathered
-
-
-def sums_are_the_same_bits():
+def check_sums_have_the_same_bits():
     """Added in another order these would differ, and in fp32 they would be lost."""
     agree, rank = SumOverRanks(CPU), dist.get_rank()
     mine = [0.1 * 7**rank, 1e8 + rank, math.nan if rank == 1 else 0.0]
@@ -29,13 +23,18 @@ def sums_are_the_same_bits():
     assert agree.num_ranks == dist.get_world_size()
     assert second == sum(1e8 + other for other in range(agree.num_ranks))
     assert math.isnan(third)
-    same_everywhere(first.hex())
+    assert_same_value(first.hex())
 
 
-def choices_are_the_same(make):
-    """Ranks differ in gradients, in clocks, in what is broken; what they choose is a collective's shape."""
+def check_gravac_and_pareto_choose_alike_on_all_ranks():
+    agree = SumOverRanks(CPU)
+    choices_are_the_same(GraVAC(agree=agree, window_steps=10, min_gain=0.2, highest_factor=100))
+    choices_are_the_same(Pareto(agree=agree, ratios=(0.1, 0.01), sample_steps=5, rest_steps=10))
+
+
+def choices_are_the_same(controller):
     rank = dist.get_rank()
-    controller, residual, sent = make(SumOverRanks(CPU)), torch.zeros(NUM_VALUES), []
+    residual, sent = torch.zeros(NUM_VALUES), []
     generator = torch.Generator().manual_seed(rank)
     for step in range(150):
         gradient = torch.randn(NUM_VALUES, generator=generator) ** (1 + 2 * rank)
@@ -50,15 +49,14 @@ def choices_are_the_same(make):
         sent.append(choice.num_kept)
         controller.observe((0.01 + choice.num_kept / NUM_VALUES) * (1 + rank) * (0.5 + time.time() % 1))
     assert len(set(sent)) > 1
-    same_everywhere((sent, controller.state_dict()))
+    assert_same_value((sent, controller.state_dict()))
 
 
-def parted_replicas_meet():
-    """Selective synchronisation over gloo, as one rank wishes; delta 0 is bulk-synchronous."""
+def check_selsync_averages_when_one_rank_asks():
+    """Delta 0 equals bulk-synchronous training."""
     nothing = torch.zeros(0)
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     weight, expected = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
-    shard = torch.full((3,), float(rank))
     optimizer, whole = (momentum_of(parameter) for parameter in (weight, expected))
     sync = SelSync(agree=SumOverRanks(CPU), delta=0)
     for step in range(100):
@@ -68,9 +66,8 @@ def parted_replicas_meet():
         optimizer.step()
         whole.step()
         sync.average([weight], averaged_state(optimizer))
-        same_everywhere(weight.tolist())
+        assert_same_value(weight.tolist())
     torch.testing.assert_close(weight, expected)
-    assert shard.tolist() == [rank] * 3
     selective = SelSync(agree=SumOverRanks(CPU), delta=0.5)
     wishes = [1.0, 1.0, 50.0 if rank == 1 else 1.0]
     assert [selective.should_sync(norm, nothing)[0] for norm in wishes] == [False, False, True]
@@ -80,11 +77,3 @@ def parted_replicas_meet():
 
 def momentum_of(parameter):
     return torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-
-
-def gravac(agree):
-    return GraVAC(agree=agree, window_steps=10, min_gain=0.2, highest_factor=100)
-
-
-def pareto(agree):
-    return Pareto(agree=agree, ratios=(0.1, 0.01), sample_steps=5, rest_steps=10)

@@ -1,4 +1,4 @@
-"""What the four ranks of `test_comm_exchange` do when one of them cannot, or would do something else."""
+"""Checks that all four ranks raise when one of them fails, or is about to do something else."""
 
 import pytest
 import torch
@@ -13,66 +13,66 @@ from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.config.ranks_agree import check_agreed
 from dlrm.config.schema import Config, TrainConfig
 from dlrm.dense_sync.allreduce import AllReduceSync
-from tests.system.comm.exchanges import (
+from tests.system.comm.common import (
     SIZE,
     SUMMING,
     Layers,
     assert_same_bits,
+    buffer_of,
     build,
     ddp,
     drawn,
     of_all,
-    owed_by,
-    with_room,
+    residual_of,
 )
 
 
-def told_of_rank(rank, how, own=DisagreementError):
-    """What all ranks raise where one differs: itself, maybe, something else."""
+def reports_rank(rank, how, own=DisagreementError):
+    """All ranks raise `DisagreementError`; the failed rank may raise its own error."""
     return pytest.raises(own if dist.get_rank() == rank else DisagreementError, match=how)
 
 
-def a_rank_that_has_no_gradient_is_told_of_by_all():
-    """In every exchange, and also where all is sent as it is; who repeats the step has lost nothing."""
+def check_a_failed_rank_is_reported_by_all():
+    """In every exchange; after repeating the step, nothing is lost."""
     rank = dist.get_rank()
     for exchange in SUMMING:
         made = build(exchange=exchange, ratio=0.1)
         computed = sent = torch.zeros(SIZE, dtype=torch.float64)
         for step in range(4):
-            gradient, owed = drawn(SIZE, step), owed_by(made)
-            with told_of_rank(1, f"this exchange is for fp32|rank 1 .* exchange {step + 1}:", ValueError):
+            gradient, owed = drawn(SIZE, step), residual_of(made)
+            with reports_rank(1, f"this exchange is for fp32|rank 1 .* exchange {step + 1}:", ValueError):
                 made.sum(torch.ones(SIZE + (rank == 1)))
-            with told_of_rank(2, f"^'mine'|rank 2 .* exchange {step + 1}:", KeyError):
+            with reports_rank(2, f"^'mine'|rank 2 .* exchange {step + 1}:", KeyError):
                 made.combine(
-                    with_room(made, gradient), mean=True, problem=KeyError("mine") if rank == 2 else None
+                    buffer_of(made, gradient), mean=True, problem=KeyError("mine") if rank == 2 else None
                 )
-            assert torch.equal(owed_by(made), owed), exchange
+            assert torch.equal(residual_of(made), owed), exchange
             total = made.sum(gradient)
             assert_same_bits(total)
             computed, sent = computed + gradient, sent + total
         assert made.steps_done == 4
-        left = of_all(computed).sum(0) - sent - of_all(owed_by(made).double()).sum(0)
+        left = of_all(computed).sum(0) - sent - of_all(residual_of(made).double()).sum(0)
         assert float(left.abs().max()) < 1e-4, exchange
     several = build(exchange="dense")
     with pytest.raises((DisagreementError, KeyError), match=r"2 ranks cannot|mine"):
         several.combine(several.make_buffer(), problem=KeyError("mine") if rank % 2 else None)
 
 
-def a_rank_that_has_no_gradient_when_a_plan_is_due_is_told_of_by_all():
-    """Ranks time collectives on their gradients then: on zeros of the same length, where there is none."""
+def check_a_rank_that_fails_when_candidates_are_timed_is_reported_by_all():
+    """A failed rank times collectives on zeros."""
     made = build(exchange="auto", ratio=0.1)
     for step in range(10):
         made.sum(drawn(SIZE, step))
         made.observe(0.01)
-    with told_of_rank(3, "this exchange is for fp32|rank 3 cannot take part in exchange 11", ValueError):
+    with reports_rank(3, "this exchange is for fp32|rank 3 cannot take part in exchange 11", ValueError):
         made.sum(torch.ones(SIZE - 3 * (dist.get_rank() == 3)))
     for step in range(3):
         assert_same_bits(made.sum(drawn(SIZE, step)))
         made.observe(0.01)
 
 
-def a_rank_in_another_state_is_told_of_by_all():
-    """Before what depends on that state is asked, or sent."""
+def check_a_rank_in_another_state_is_reported_by_all():
+    """The preflight comes before controller and collective."""
     rank = dist.get_rank()
     for exchange in SPARSE:
         made = build(exchange=exchange, ratio=0.2 if rank == 3 else 0.1)
@@ -91,20 +91,20 @@ def a_rank_in_another_state_is_told_of_by_all():
                 made.sum(drawn(SIZE, step))
                 made.observe(0.01)
             if rank == 2:
-                made.load_state_dict(made.state_dict())  # its window begins anew, and not the others'
+                made.load_state_dict(made.state_dict())  # only this rank's window starts over
             with pytest.raises(DisagreementError, match="rank 2 is at exchange 6"):
                 made.sum(drawn(SIZE, 5))
     made = build(exchange="star")
-    if rank == 1:  # and would wait for rank 3 to choose
+    if rank == 1:  # which would wait for the indices of rank 3
         made.load_state_dict({**made.state_dict(), "parts": {"ARTopK": {"step": 3}}})
     with pytest.raises(DisagreementError, match="rank 1 is at exchange 1"):
         made.sum(torch.ones(SIZE))
-    made = build(exchange="all_gather", ratio=1.0)  # no message of the above is still on its way
+    made = build(exchange="all_gather", ratio=1.0)  # no message of the above is left
     assert torch.equal(made.sum(torch.ones(SIZE)), torch.full((SIZE,), 4.0))
 
 
-def ranks_that_would_go_on_from_different_states_are_told_of_by_all():
-    """Before the first exchange, whichever it is: not all of them tell each other anything in each step."""
+def check_different_restored_states_are_reported_by_all():
+    """Before the first exchange, as lossless ones have no preflight."""
     rank = dist.get_rank()
     for exchange in (*SUMMING, "auto"):
         made = build(exchange=exchange)
@@ -116,14 +116,14 @@ def ranks_that_would_go_on_from_different_states_are_told_of_by_all():
             made.settle()
     made = build(exchange="auto")
     settled = {**made.state_dict()["planner"], "chosen": "tree fp32", "usual_s": 0.1}
-    if rank == 1:  # and would not measure links with the others
+    if rank == 1:  # which would not measure links with the others
         made.load_state_dict({**made.state_dict(), "planner": settled})
     with pytest.raises(DisagreementError, match=r"rank 1 has done 0 .* continues by \('tree"):
         made.settle()
 
 
 class Bucket:
-    """Of a backward pass that nobody made."""
+    """A stand-in for DDP's `GradBucket`."""
 
     def __init__(self, model, number, last):
         self._parameters, self._number, self._last = list(model.module.parameters()), number, last
@@ -144,14 +144,14 @@ class Bucket:
         return torch.zeros(1)
 
 
-def hooks_that_are_called_in_a_wrong_order_say_so():
+def check_buckets_in_a_wrong_order_are_refused():
     rank = dist.get_rank()
     for exchange in SUMMING:
         model = ddp()
         hook = register(model, CommConfig(exchange=exchange))
-        with told_of_rank(2, r"bucket 1 .* due|rank 2 cannot", RuntimeError):
+        with reports_rank(2, r"bucket 1 .* due|rank 2 cannot", RuntimeError):
             hook.take(Bucket(model, number=1 if rank == 2 else 0, last=True))
-        hook.take(Bucket(model, number=0, last=True))  # and all is well again
+        hook.take(Bucket(model, number=0, last=True))  # the next step works
         assert hook.exchange.steps_done == 1
 
     module = Layers()
@@ -161,7 +161,7 @@ def hooks_that_are_called_in_a_wrong_order_say_so():
         register(Unlike(module), CommConfig(exchange="all_gather"))
 
 
-def replicas_of_different_models_or_options_are_refused_by_all():
+def check_different_models_or_options_are_refused_by_all():
     rank = dist.get_rank()
     shape = (2, 3) if rank == 2 else (3, 2)  # as many values
     parameters = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(shape))]
@@ -178,13 +178,13 @@ def replicas_of_different_models_or_options_are_refused_by_all():
         register(Unlike(nn.Linear(2, 2, dtype=dtype)), CommConfig())
 
 
-def different_commands_are_told_of_by_all():
+def check_different_configurations_are_refused_by_all():
     config = Config(train=TrainConfig(seed=7 if dist.get_rank() == 3 else 0))
     with pytest.raises(ValueError, match=r"rank 3 was started with train.seed=7, and rank 0 .*=0"):
         check_agreed(config)
 
 
-def priority_over_different_slices_is_refused_by_all():
+def check_different_slices_are_refused_by_all():
     rank, model = dist.get_rank(), Layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"rank 2 would exchange gradients by .* same options"):

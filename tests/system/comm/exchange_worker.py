@@ -1,4 +1,4 @@
-"""What the four ranks of `test_comm_exchange` do with whole exchanges."""
+"""Checks of whole exchanges between four ranks on two nodes."""
 
 import itertools
 
@@ -7,21 +7,21 @@ import torch
 import torch.distributed as dist
 
 from dlrm.comm.config import CODECS, COMPRESSORS, CONTROLLERS, SPARSE
-from tests.system.comm.exchanges import (
+from tests.system.comm.common import (
     SIZE,
     STEPS,
     SUMMING,
     assert_same_bits,
+    buffer_of,
     build,
     drawn,
     of_all,
-    owed_by,
-    with_room,
+    residual_of,
 )
 
 
 def in_pairs():
-    """Few combinations in which each two values of different options meet at least once."""
+    """Few combinations that contain each pair of values of two options."""
     values = {
         "exchange": SPARSE,
         "compressor": COMPRESSORS,
@@ -49,8 +49,8 @@ def by_themselves():
         yield {"exchange": exchange, "wire_dtype": wire_dtype, "error_feedback": False}
 
 
-def replicas_stay_equal_and_nothing_is_forgotten():
-    """SGD towards another target on each rank, so that gradients depend on what was exchanged before."""
+def replicas_stay_equal_and_no_gradient_is_lost():
+    """SGD towards another target on each rank, so that gradients depend on earlier exchanges."""
     for options in (*by_themselves(), *in_pairs()):
         exchange = build(**options)
         parameters, target = torch.zeros(SIZE), drawn(SIZE, 1)
@@ -67,23 +67,23 @@ def replicas_stay_equal_and_nothing_is_forgotten():
         figures = exchange.take_figures()
         assert (figures.steps, figures.kept_share <= 1) == (STEPS, True)
         if not options.get("error_feedback", True):
-            assert not owed_by(exchange).any()
+            assert not residual_of(exchange).any()
             continue
         everything = of_all(computed).sum(0)
-        left = everything - sent - of_all(owed_by(exchange).double()).sum(0)
+        left = everything - sent - of_all(residual_of(exchange).double()).sum(0)
         assert float(left.abs().max()) <= 1e-4 * float(everything.abs().max()), options
         mean = of_all(target).mean(0)
         assert float((parameters - mean).norm() / mean.norm()) < 0.8, options
         assert figures.residual_energy is None or figures.residual_energy > 0
 
 
-def everything_kept_is_dense():
-    """To the bit, scalars included, and a mean as well."""
+def check_ratio_1_equals_a_dense_sum():
+    """Sums and means, with scalars, bit for bit."""
     for exchange in ("dense", *SPARSE):
         for mean in (False, True):
             expected = torch.cat([drawn(SIZE, 2), torch.tensor([0.1, float(dist.get_rank())])])
             made = build(exchange=exchange, ratio=1.0)
-            flat = with_room(made, expected, num_scalars=2)
+            flat = buffer_of(made, expected, num_scalars=2)
             dist.all_reduce(expected)
             if mean:
                 expected /= dist.get_world_size()
@@ -94,18 +94,18 @@ def everything_kept_is_dense():
             assert_same_bits(scalars)
 
 
-def scalars_arrive_whatever_becomes_of_the_gradient():
+def check_scalars_are_exact_in_lossy_exchanges():
     made = build(exchange="all_gather", ratio=0.01, wire_dtype="int8")
     for step in range(5):
         scalars = torch.tensor([1e-30, 3.0 + dist.get_rank(), float("nan")])
         gradient = drawn(SIZE, step)
-        _, summed = made.combine(with_room(made, torch.cat([gradient, scalars]), 3), num_scalars=3)
+        _, summed = made.combine(buffer_of(made, torch.cat([gradient, scalars]), 3), num_scalars=3)
         assert summed[1] == 3.0 * 4 + 6
         assert summed[0] == pytest.approx(4e-30)
         assert summed[2].isnan()
 
 
-def figures_of_a_threshold_tell_what_was_sent():
+def check_figures_of_a_threshold_count_sent_values():
     gradient = torch.zeros(SIZE)
     gradient[[20, 60, 130, 170]] = 1.0  # on all ranks, and in both shards of a node
     for exchange in ("all_gather", "star", "hi_topk"):
@@ -118,7 +118,7 @@ def figures_of_a_threshold_tell_what_was_sent():
             assert figures.sent_bytes == 3 * (4 * 8 + 8)
 
 
-def gradients_that_are_no_numbers_reach_all_and_do_not_stay():
+def check_nan_reaches_all_ranks_once():
     remembering = [options for options in in_pairs() if options["error_feedback"]]
     for options in (*by_themselves(), *remembering):
         made, num_seen = build(**options), 0
@@ -130,7 +130,7 @@ def gradients_that_are_no_numbers_reach_all_and_do_not_stay():
             assert_same_bits(total)
             num_seen += int(total.isnan().any())
         assert num_seen == 1, options
-        assert owed_by(made).isfinite().all(), options
+        assert residual_of(made).isfinite().all(), options
         zeros = build(**options)
         for _ in range(3):
             assert not zeros.sum(torch.zeros(SIZE)).any()

@@ -1,4 +1,4 @@
-"""What the four ranks of `test_comm_exchange` do with hooks of DDP models."""
+"""Checks of hooks of DDP models between four ranks."""
 
 import itertools
 
@@ -6,22 +6,22 @@ import torch
 
 from dlrm.comm.config import CommConfig
 from dlrm.comm.ddp_hook import register
-from tests.system.comm.exchanges import (
+from tests.system.comm.common import (
     SUMMING,
     Layers,
     assert_same_bits,
+    buffer_of,
     build,
     configured,
     ddp,
     flat_gradient,
     of_all,
     samples,
-    with_room,
 )
 
 
-def a_hook_does_what_an_exchange_of_the_whole_gradient_does():
-    """Whatever DDP's buckets are, from the first step to those after they were rebuilt; to the bit."""
+def check_a_hook_equals_an_exchange_of_the_whole_gradient():
+    """Bit for bit, before and after DDP rebuilds its buckets."""
     for as_view, as_zeros in itertools.product((False, True), repeat=2):
         for mean in (False, True):
             model, alone = ddp(gradient_as_bucket_view=as_view), Layers()
@@ -31,11 +31,11 @@ def a_hook_does_what_an_exchange_of_the_whole_gradient_does():
             optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
             for step in range(8):
                 inputs, targets, mine = samples((4, 4, 4, 4), step)
-                spare = step in {0, 4}  # in other steps, what is owed of it is still sent
+                spare = step in {0, 4}  # in other steps, its residual is still sent
                 for each, optimizer in zip((model, alone), optimizers, strict=True):
                     optimizer.zero_grad(set_to_none=not as_zeros)
                     (each(inputs[mine], spare) - targets[mine]).square().mean().backward()
-                total, _ = exchange.combine(with_room(exchange, flat_gradient(alone)), mean=mean)
+                total, _ = exchange.combine(buffer_of(exchange, flat_gradient(alone)), mean=mean)
                 assert torch.equal(flat_gradient(model), total), (as_view, as_zeros, mean, step)
                 for parameter, piece in zip(
                     alone.parameters(), total.split([p.numel() for p in alone.parameters()]), strict=True
@@ -48,7 +48,7 @@ def a_hook_does_what_an_exchange_of_the_whole_gradient_does():
             assert hook.take_figures().steps == 8
 
 
-def a_hooks_state_goes_on_to_the_bit():
+def check_a_restored_hook_continues_bit_for_bit():
     def steps(model, first, last):
         for step in range(first, last):
             inputs, targets, mine = samples((4, 4, 4, 4), step)
@@ -64,8 +64,7 @@ def a_hooks_state_goes_on_to_the_bit():
     assert torch.equal(steps(other, 3, 6), steps(model, 3, 6))
 
 
-def several_backward_passes_before_an_exchange():
-    """What `no_sync` has gathered travels with the last of them."""
+def check_gradients_accumulate_under_no_sync():
     model, alone = ddp(), Layers()
     hook = register(model, CommConfig(exchange="all_gather", ratio=1.0))
     for step in range(3):
@@ -83,7 +82,7 @@ def several_backward_passes_before_an_exchange():
     assert hook.take_figures().steps == 3
 
 
-def a_hook_that_was_used_takes_another_state_as_a_new_one_would():
+def check_loading_a_state_replaces_the_residual():
     config = CommConfig(exchange="all_gather", ratio=0.05)
     model = ddp()
     hook = register(model, config)
@@ -98,8 +97,8 @@ def a_hook_that_was_used_takes_another_state_as_a_new_one_would():
     assert hook.exchange.steps_done == 0
 
 
-def uneven_batches_train_as_one_process_on_all_samples():
-    """Losses are scaled once, by a rank's share of all samples, and all is summed; a rank may have none."""
+def check_uneven_batches_train_like_one_process():
+    """Losses are scaled by a rank's share of all samples, and gradients summed; one rank has no samples."""
     sizes = (7, 1, 0, 4)
     inputs, targets, mine = samples(sizes, 9)
     for exchange in SUMMING:

@@ -1,4 +1,4 @@
-"""What the four ranks of `test_comm_exchange` do to keep replicas alike."""
+"""Checks of dense synchronization between four ranks."""
 
 import pytest
 import torch
@@ -7,11 +7,11 @@ import torch.distributed as dist
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.p3 import P3Sync
 from dlrm.dense_sync.selsync import SelectiveSync
-from tests.system.comm.exchanges import STEPS, Layers, assert_same_bits, of_all, samples
+from tests.system.comm.common import STEPS, Layers, assert_same_bits, of_all, samples
 
 
 class Stepping:
-    """What `P3Sync` and the loop below need of `Optimizers`."""
+    """A stand-in for `Optimizers`."""
 
     def __init__(self, parameters):
         self.dense = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -19,7 +19,7 @@ class Stepping:
 
 
 def trained(make_kept, steps=6):
-    """Layers after some steps on other samples on each rank, and whoever kept them alike."""
+    """Train layers on other samples on each rank; returns model, optimizer and synchronization."""
     model = Layers()
     optimizers = Stepping(list(model.parameters()))
     kept = make_kept(model, optimizers)
@@ -49,19 +49,16 @@ def flat_values(module):
 
 
 def averaged():
-    """What replicas are whose gradients are averaged in each step."""
+    """Parameters of replicas whose gradients are averaged in each step."""
     model, _, _ = trained(lambda model, _: AllReduceSync(list(model.parameters()), 2))
     return flat_values(model)
 
 
-def averaged_replicas_are_alike():
-    assert_same_bits(averaged())
-
-
-def prioritized_replicas_are_the_averaged_ones():
+def check_p3_equals_averaging_gradients():
     model, _, kept = trained(lambda model, optimizers: P3Sync(model, optimizers, reads_each_step=False))
     kept.join()
     expected = averaged()
+    assert_same_bits(expected)
     torch.testing.assert_close(flat_values(model), expected)
     figures = kept.take_figures()
     assert figures.steps == 6
@@ -69,7 +66,7 @@ def prioritized_replicas_are_the_averaged_ones():
     kept.close()
 
 
-def replicas_that_never_part_are_the_averaged_ones():
+def check_selsync_in_each_step_equals_averaging_gradients():
     model, _, _ = trained(apart(change=0.0))
     torch.testing.assert_close(flat_values(model), averaged())
     model, _, kept = trained(apart(change=0.0), STEPS)
@@ -77,14 +74,14 @@ def replicas_that_never_part_are_the_averaged_ones():
     assert kept.take_figures().kept_share == 1
 
 
-def replicas_that_part_meet_again_when_joined():
+def check_selsync_replicas_are_equal_after_join():
     model, _, kept = trained(apart(change=0.05), STEPS)
     assert 0 < kept.take_figures().kept_share < 1
     kept.join()
     assert_same_bits(flat_values(model))
 
 
-def replicas_that_parted_meet_after_a_failure():
+def check_selsync_replicas_are_averaged_after_a_failure():
     model, optimizers, kept = trained(apart(change=1e9, save_every_steps=5))
     mine = flat_values(model)
     assert not torch.equal(of_all(mine)[0], of_all(mine)[1])

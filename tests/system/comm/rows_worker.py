@@ -1,4 +1,4 @@
-"""What the two ranks of `test_comm_rows` do."""
+"""Checks of row-sparse gradients and of encoded embedding exchanges between two ranks."""
 
 import copy
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training.build import shard
+from tests.system.comm.common import assert_same_bits
 
 RANKS = 2
 DIM = 16
@@ -33,15 +34,8 @@ FEATURES = tuple(Feature(name=f"cat_{i}", rows=rows) for i, rows in enumerate((2
 COUNT_BYTES = 8
 
 
-def same_everywhere(tensor):
-    """Assert that it has the same bits on both ranks."""
-    every = [torch.empty_like(tensor) for _ in range(RANKS)]
-    dist.all_gather(every, tensor.contiguous())
-    assert torch.equal(every[0].view(torch.int32), every[1].view(torch.int32))
-
-
 def sparse_gradient(rank, step, rows, columns, touched):
-    """What a rank has in a step; all ranks can tell."""
+    """The gradient of a rank in a step, which all ranks can compute."""
     generator = torch.Generator().manual_seed(step * RANKS + rank)
     gradient = torch.zeros(rows, columns)
     numbers = torch.randperm(rows, generator=generator)[:touched]
@@ -49,8 +43,8 @@ def sparse_gradient(rank, step, rows, columns, touched):
     return gradient
 
 
-def a_hundred_steps_of_sparse_gradients():
-    """The sums of all ranks' gradients, to the bit, while a table of each kind and a dense one travel."""
+def check_a_hundred_steps_of_sparse_gradients():
+    """Sums are exact, for tables that are sent by rows or densely, and a dense gradient."""
     sums, shapes = RowSums(), ((400, 8, 30), (50, 4, 45), (3000, 16, 7))
     weights = [torch.zeros(rows, columns) for rows, columns, _ in shapes]
     rank = dist.get_rank()
@@ -70,11 +64,11 @@ def a_hundred_steps_of_sparse_gradients():
         assert wire.value_bytes == by_rows + bytes_dense(50 * 4 + 15, RANKS)
         assert wire.id_bytes == len(shapes) * COUNT_BYTES
     for weight in weights:
-        same_everywhere(weight)
+        assert_same_bits(weight)
 
 
-def ranks_that_disagree():
-    """One has touched next to all rows and the other next to none: they decide alike, and neither waits."""
+def check_one_busy_rank_decides_for_all():
+    """Ranks that touch very different numbers of rows decide alike."""
     rank, sums = dist.get_rank(), RowSums()
     for here, there, name in (
         (100, 0, "all_reduce"),
@@ -93,8 +87,8 @@ def ranks_that_disagree():
         assert values == ({name} if name == "all_reduce" or (here, there)[rank] else set()), (here, there)
 
 
-def no_gradients_and_no_numbers():
-    """Zeros send nothing; a NaN or an infinity of one rank is one on all."""
+def check_zeros_and_nan():
+    """Zeros send nothing; a NaN or infinity of one rank reaches all."""
     sums, nothing = RowSums(), torch.zeros(100, 8)
     with counted() as wire:
         sums.sum_([nothing])
@@ -111,7 +105,7 @@ def no_gradients_and_no_numbers():
 
 
 class Tagger(nn.Module):
-    """A model as anybody's: a table beside layers, one of which is never used."""
+    """A model with a table and layers, one of which is never used."""
 
     def __init__(self):
         super().__init__()
@@ -123,8 +117,8 @@ class Tagger(nn.Module):
         return self.layer(self.table(ids))
 
 
-def any_ddp_model():
-    """Gradients are those of DDP itself: of two ranks, to the bit."""
+def check_a_ddp_model_trains_bit_for_bit():
+    """Gradients of two ranks equal those of DDP, bit for bit."""
     torch.manual_seed(3)
     plain = Tagger()
     modules = [
@@ -132,7 +126,7 @@ def any_ddp_model():
     ]
     send_touched_rows(modules[1], {modules[1].module.table.weight: [(500, 8)]})
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for _ in range(4):  # DDP arranges its buckets anew after the first
+    for _ in range(4):  # DDP rebuilds its buckets after the first
         ids = torch.randint(0, 500, (6, 4), generator=generator)
         with counted() as wire:
             for module in modules:
@@ -166,7 +160,7 @@ def sharded(sharding, precision="fp32", kind="dlrm"):
 
 
 def batch(step):
-    """Samples of this rank; an id a bag."""
+    """Samples of this rank, with one id per bag."""
     generator = torch.Generator().manual_seed(step * RANKS + dist.get_rank())
     ids = [torch.randint(0, feature.rows, (16,), generator=generator) for feature in FEATURES]
     bags = KeyedJaggedTensor(
@@ -179,7 +173,7 @@ def batch(step):
 
 
 def train(model, optimizers, steps=3):
-    """Returns the bytes of rows that this rank sent in the last step, and its logits."""
+    """Train; returns the wire of the last step and its logits."""
     for step in range(steps):
         dense, labels, bags = batch(step)
         optimizers.begin_step(step)
@@ -190,8 +184,8 @@ def train(model, optimizers, steps=3):
     return wire, logits.detach()
 
 
-def the_trainers_replicated_tables():
-    """By rows, tables become what they become under DDP, to the bit, and less travels."""
+def check_the_trainers_replicated_tables():
+    """By rows, tables train bit for bit as under DDP, with fewer bytes."""
     tables, wires = [], []
     for gradients in ("dense", "rows"):
         sharding = ShardingConfig(
@@ -203,7 +197,7 @@ def the_trainers_replicated_tables():
         replicated = {each.name: each.weights for each in find_shards(model) if each.replicated}
         assert len(replicated) == 3
         for weights in replicated.values():
-            same_everywhere(weights)
+            assert_same_bits(weights)
         tables.append(replicated)
     for name, weights in tables[0].items():
         assert torch.equal(weights, tables[1][name]), name
@@ -215,7 +209,7 @@ def the_trainers_replicated_tables():
 
 
 def a_step_stays_near(exchange_dtype, precision, most_replicated=200):
-    """What is rounded on its way changes logits and tables, but little."""
+    """Encoded exchanges change logits and tables, but little."""
     found = []
     for each in ("fp32", exchange_dtype):
         sharding = ShardingConfig(
@@ -234,8 +228,8 @@ def a_step_stays_near(exchange_dtype, precision, most_replicated=200):
     assert same == (exchange_dtype == precision)
 
 
-def a_table_that_diverged_shows_everywhere():
-    """FBGEMM's own int8 would make numbers of its NaN."""
+def check_nan_of_a_table_reaches_all_ranks():
+    """FBGEMM's own int8 would turn NaN into numbers."""
     sharding = ShardingConfig(strategy="torchrec", exchange_dtype="int8")
     model, _ = sharded(sharding, kind="fm")  # no ReLU, which would hide it
     for group in table_groups(model):

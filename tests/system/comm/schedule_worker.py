@@ -1,4 +1,4 @@
-"""Ranks that exchange gradients by priority, and share small work, while they differ in all that they may."""
+"""Checks of P3 and of shared norms between three ranks that differ in speed and in the layers they use."""
 
 import time
 
@@ -12,13 +12,14 @@ from dlrm.comm.p3 import scheduler as scheduling
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.optim import LAMB, LARS
 from dlrm.optim.norms import SharedNorms, choose_norms, clip_gradients, divide, local_norms
+from tests.system.comm.common import assert_same_bits, assert_same_value
 
 STEPS = 100
 SMALL = {"slice_values": 100, "fuse_values": 20}
 
 
 class Net(nn.Module):
-    """A rank may take its two middle layers in another order, and leave out a third."""
+    """Rank 1 takes two layers in another order, and ranks leave out a third in some steps."""
 
     def __init__(self, rank):
         super().__init__()
@@ -45,7 +46,7 @@ def make(rank):
 
 
 def losses(model, rank):
-    """Of one step after the other, on data of this rank."""
+    """The losses of all steps, on data of this rank."""
     generator = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         x = torch.randn(4, 8, generator=generator)
@@ -56,14 +57,8 @@ def flat(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def assert_same_on_all_ranks(value):
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value.tolist() if isinstance(value, torch.Tensor) else value)
-    assert all(each == values[0] for each in values), values
-
-
 def train_by_priority():
-    """100 steps on ranks of different speed; the parameters, and the order in which slices went."""
+    """Train on ranks of different speed; returns the parameters and the order of slices."""
     rank = dist.get_rank()
     model = make(rank)
     optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -74,7 +69,7 @@ def train_by_priority():
             loss.backward()
             exchange.step()
         exchange.finish()
-        assert_same_on_all_ranks(exchange.order)
+        assert_same_value(exchange.order)
         return flat(model), exchange.order
 
 
@@ -94,12 +89,12 @@ def train_plainly():
 
 
 def check_priority():
-    """Whatever ranks take first and leave out, they stay equal, and what comes out depends on no order."""
+    """Replicas stay equal, and results do not depend on the order of slices."""
     by_priority, _ = train_by_priority()
-    assert_same_on_all_ranks(by_priority)
+    assert_same_bits(by_priority)
     torch.testing.assert_close(by_priority, train_plainly(), rtol=1e-4, atol=1e-5)
     usual, orders = scheduling.issue_order, []
-    for reverse in (False, True):  # and each rank would choose another one
+    for reverse in (False, True):  # each rank would choose another order
         shift = dist.get_rank()
         scheduling.issue_order = lambda ready_s, needed, takes_s, reverse=reverse, shift=shift: sorted(
             range(len(needed)), key=lambda index: (index + shift) % len(needed), reverse=reverse
@@ -111,7 +106,7 @@ def check_priority():
     scheduling.issue_order = usual
 
 
-def check_that_all_ranks_hear_of_other_parameters():
+def check_different_parameters_are_refused_by_all():
     rank = dist.get_rank()
     model = nn.Linear(4, 5 if rank == 1 else 4)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -133,7 +128,7 @@ def replicas():
 
 
 def check_norms():
-    """Shared norms are those that every rank computes alone, of many tensors and of fewer than ranks."""
+    """Shared norms equal local ones, also of fewer tensors than ranks."""
     shared = SharedNorms()
     for count in (0, 1, 2, 7):
         tensors = [parameter.detach() for parameter in replicas()[:count]]
@@ -142,9 +137,9 @@ def check_norms():
     others_spoilt = [
         tensor if index in own else torch.full_like(tensor, torch.nan) for index, tensor in enumerate(tensors)
     ]
-    assert torch.equal(shared(others_spoilt), local_norms(tensors))  # a rank looks at its own share alone
+    assert torch.equal(shared(others_spoilt), local_norms(tensors))  # each rank reads its own share only
     chosen = choose_norms(replicas())
-    assert_same_on_all_ranks(type(chosen).__name__)
+    assert_same_value(type(chosen).__name__)
 
 
 def check_clipping():
@@ -157,7 +152,7 @@ def check_clipping():
 
 
 def check_large_batch_optimizers():
-    """100 steps with shared norms end with the same bits as with norms of one's own, on all ranks."""
+    """Shared and local norms lead to the same bits, on all ranks."""
     for make_optimizer, options in ((LARS, {"lr": 1.0}), (LAMB, {"lr": 0.01})):
         ended = []
         for norms in (SharedNorms(), local_norms):
@@ -170,4 +165,4 @@ def check_large_batch_optimizers():
                 optimizer.step()
             ended.append(torch.cat([parameter.detach().flatten() for parameter in parameters]))
         assert torch.equal(*ended)
-        assert_same_on_all_ranks(ended[0])
+        assert_same_bits(ended[0])

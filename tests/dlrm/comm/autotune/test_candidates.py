@@ -18,7 +18,7 @@ def ring(timed_s):
     return estimate("ring", 1.0, timed_s, lossless=True)
 
 
-def test_what_is_worth_it_is_chosen():
+def test_a_lossy_exchange_that_saves_enough_is_chosen():
     plan = decide([ring(1.0), estimate("sparse", 0.2, 0.3)], {0: 2.0, 1: 1.3})
     assert not plan.is_dense
     assert plan.chosen == 1
@@ -27,7 +27,7 @@ def test_what_is_worth_it_is_chosen():
     assert [each.step_s for each in plan.estimates] == [2.0, 1.3]
 
 
-def test_what_saves_next_to_nothing_is_not_worth_it():
+def test_a_lossy_exchange_that_saves_little_is_not_chosen():
     plan = decide([ring(0.01), estimate("sparse", 0.2, 0.001)], {0: 1.0, 1: 0.985})
     assert plan.is_dense
     assert plan.estimates[0].reason == "chosen: nothing else makes steps more than 2% shorter"
@@ -39,7 +39,7 @@ def test_among_lossless_ones_the_fastest_is_chosen_however_little_it_saves():
     assert plan.chosen == 1
 
 
-def test_what_was_not_tried_is_not_chosen():
+def test_only_tried_candidates_are_chosen():
     plan = decide([ring(1.0), estimate("unlikely", 9.0), estimate("slow", 1.0, 5.0)], {0: 2.0})
     assert plan.chosen == 0
     assert plan.estimates[0].reason == "chosen: nothing else may be worth it"
@@ -50,12 +50,12 @@ def test_what_was_not_tried_is_not_chosen():
     assert "slower by itself" in table[3]
 
 
-def test_where_the_exchange_is_a_small_share_nothing_lossy_is_tried():
+def test_no_lossy_candidate_is_tried_where_the_exchange_is_a_small_share():
     assert finalists([ring(0.01), estimate("sparse", 0.2, 0.001)], rest_of_step_s=1.0) == [0]
     assert finalists([ring(0.1), estimate("sparse", 0.2, 0.001)], rest_of_step_s=1.0) == [0, 1]
 
 
-def test_what_makes_steps_clearly_longer_is_not_tried():
+def test_candidates_that_make_steps_clearly_longer_are_not_tried():
     slow, tree = estimate("sparse", 1.0, 0.9), estimate("tree", 1.0, 2.2, lossless=True)
     quick = estimate("sparse int8", 1.0, 0.2)
     assert finalists([ring(2.0), tree, slow, quick], rest_of_step_s=1.0) == [3]
@@ -64,7 +64,7 @@ def test_what_makes_steps_clearly_longer_is_not_tried():
     assert finalists([ring(1.0), estimate("sparse", 1.0, 1.1)], rest_of_step_s=8.0) == [0]
 
 
-def test_where_dense_ones_take_far_too_long_the_fastest_of_the_others_is_chosen():
+def test_the_fastest_sparse_candidate_is_chosen_where_dense_ones_are_far_slower():
     plan = decide([ring(2.0), estimate("sparse", 0.2, 0.3), estimate("star", 0.2, 0.3)], {1: 1.0, 2: 0.995})
     assert plan.chosen == 2
     assert plan.estimates[2].reason == "chosen: the shortest steps"
@@ -86,17 +86,17 @@ def test_few_are_timed_and_always_the_best_dense_ones(dense_s):
     assert timed == ["ring", "tree", *(f"sparse {i}" for i in range(MAX_TIMED))]
 
 
-def test_what_is_lossy_and_predicted_to_be_far_slower_is_not_timed():
+def test_lossy_candidates_that_are_predicted_far_slower_are_not_timed():
     assert _shortlist([estimate("sparse", 2.1), estimate("ring", 1.0, lossless=True)]) == [1]
 
 
-def test_encoded_ones_are_no_measure_for_others_as_what_encoding_takes_is_not_predicted():
+def test_other_candidates_are_not_compared_with_encoded_ones():
     estimates = [estimate("ring int8", 0.3), estimate("ring", 1.0, lossless=True), estimate("sparse", 0.7)]
     assert sorted(_shortlist(estimates)) == [0, 1, 2]
     assert 2 not in _shortlist([*estimates[:2], estimate("sparse", 2.1)])
 
 
-def test_encoded_and_sparse_ones_do_not_keep_each_other_from_being_timed():
+def test_encoded_and_sparse_candidates_are_timed_independently():
     estimates = [estimate("ring", 1.9, lossless=True), estimate("ring int8", 1.5), estimate("ring bf16", 1.7)]
     estimates += [estimate(f"sparse {i}", 1.0) for i in range(MAX_TIMED)]
     assert len(_shortlist(estimates)) == len(estimates)

@@ -1,4 +1,4 @@
-"""Finalists take turns in the steps of a run."""
+"""Candidates take turns in the steps of a run."""
 
 import random
 
@@ -14,7 +14,7 @@ TURN = 1 + STEPS
 
 
 def run(trial, step_s):
-    """Whose steps they were until it was over, None in pauses; `step_s` says how long a finalist's take."""
+    """Run a trial; returns the candidate of each step, None in pauses. `step_s` is the time of a step."""
     turns = []
     while not trial.is_over:
         turns.append(trial.turn)
@@ -43,14 +43,14 @@ def test_turns_are_several_steps_and_another_one_comes_first_each_round(world_of
 
 
 @pytest.mark.parametrize(("step_s", "paused"), [(2 * PAUSE_S, 1), (PAUSE_S / 8, 8)])
-def test_between_rounds_the_best_goes_on_for_a_while(step_s, paused, world_of_one):
+def test_the_best_candidate_is_used_between_rounds(step_s, paused, world_of_one):
     trial = OnlineTrial([0, 1], CPU)
     turns = run(trial, lambda turn, _: step_s * (1 + turn))
     assert turns[: 2 * TURN + paused + 1] == [0] * TURN + [1] * TURN + [None] * paused + [1]
     assert turns.count(None) == paused * (LEAST_ROUNDS - 1)
 
 
-def test_it_tells_of_a_round_that_is_over_and_whether_its_times_are_worth_anything(world_of_one, monkeypatch):
+def test_completed_rounds_are_reported_and_enough_of_them_are_conclusive(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "MOST_ROUNDS", LEAST_ROUNDS + 1)
     trial = OnlineTrial([0, 1], CPU)
     told = []
@@ -62,7 +62,7 @@ def test_it_tells_of_a_round_that_is_over_and_whether_its_times_are_worth_anythi
     assert told == [{0: 1.0, 1: 1.0}] * (LEAST_ROUNDS + 1)
 
 
-def test_who_has_lost_takes_no_more_turns(world_of_one):
+def test_a_slower_candidate_drops_out(world_of_one):
     trial = OnlineTrial([4, 0, 7], CPU)
     noise = random.Random(1)
     rounds = rounds_of(run(trial, lambda turn, _: 9.0 if turn == 4 else noise.uniform(1.0, 2.0)))

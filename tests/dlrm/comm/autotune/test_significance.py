@@ -27,16 +27,16 @@ def rounds(won, lost):
         (16, 16, [4, 7]),
     ],
 )
-def test_who_has_clearly_lost_to_the_fastest_is_out(won, lost, left):
+def test_contenders_that_clearly_lost_to_the_fastest_drop_out(won, lost, left):
     assert running(rounds(won, lost)) == left
 
 
-def test_equals_are_all_left():
+def test_equal_contenders_remain():
     assert running([{4: 1.0, 7: 1.0, 1: 1.0}] * 20) == [4, 7, 1]
 
 
-def test_others_go_on_without_who_is_out():
-    """The third was out after eight rounds; of the others, each won four of these, the first all since."""
+def test_the_others_continue_without_a_dropped_contender():
+    """The third drops out after eight rounds, in which the others won four each."""
     early = [{0: 1.0, 1: 0.9, 2: 5.0}, {0: 1.0, 1: 1.1, 2: 5.0}] * (LEAST_ROUNDS // 2)
     assert running(early) == [0, 1]
     found = [*early, *[{0: 1.0, 1: 1.1}] * 10]
@@ -48,16 +48,16 @@ def test_others_go_on_without_who_is_out():
 def test_times_are_compared_within_rounds():
     """The machine is three times slower from the third round on; the second contender takes a tenth less."""
     found = [{0: speed, 1: 0.9 * speed} for speed in (1.0, 1.0, 3.0, 3.0, 3.0)]
-    found[1][1] *= 5  # somebody else was at work for a moment
+    found[1][1] *= 5  # other load for a moment
     assert typical(found) == {0: 3.0, 1: pytest.approx(2.7)}
 
 
-def test_who_was_out_before_the_machine_became_slower_is_none_the_better_for_it():
+def test_a_contender_that_dropped_out_before_the_machine_became_slower_gains_nothing():
     found = [{0: 1.0, 1: 1.1, 2: 1.5}] * 8 + [{1: 3.3, 0: 3.0}] * 12
     assert typical(found) == {0: pytest.approx(3.0), 1: pytest.approx(3.3), 2: pytest.approx(4.5)}
 
 
-def test_the_faster_of_two_is_rarely_out_though_every_round_is_looked_at():
+def test_the_faster_of_two_rarely_drops_out_though_every_round_is_checked():
     """It is 3 % faster, and rounds differ by 5 %."""
     draws, wrong = random.Random(0), 0
     for _ in range(300):

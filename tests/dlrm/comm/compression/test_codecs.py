@@ -1,4 +1,4 @@
-"""Codecs: the length they promise, the error they promise, and what becomes of values that have no place."""
+"""Codecs keep their length and error bounds, and their treatment of values out of range."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def there_and_back(codec, values):
 
 
 def allowed_error(name, values):
-    """That the docstrings promise."""
+    """The error bounds of the docstrings."""
     size = values.abs().double()
     match name:
         case "fp32":
@@ -35,13 +35,8 @@ def allowed_error(name, values):
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_names(name):
-    assert CODECS[name].name == name
-
-
-@pytest.mark.parametrize("name", CODECS)
 @given(values=st.lists(FLOATS, max_size=40))
-def test_errors_of_any_values(name, values):
+def test_errors_of_any_values_are_within_bounds(name, values):
     values = torch.tensor(values, dtype=torch.float32)
     decoded = there_and_back(CODECS[name], values)
     inside = values.abs() <= 65504 if name == "fp16" else torch.ones_like(values, dtype=torch.bool)
@@ -52,7 +47,7 @@ def test_errors_of_any_values(name, values):
 
 @pytest.mark.parametrize("name", CODECS)
 @given(size=SIZES, exponent=st.integers(-40, 30), seed=st.integers(0, 9))
-def test_errors_of_blocks_of_unequal_scale(name, size, exponent, seed):
+def test_errors_of_blocks_of_unequal_scale_are_within_bounds(name, size, exponent, seed):
     values = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 10.0**exponent
     values[: size // 2] *= 1e-6
     if name == "fp16":
@@ -68,20 +63,19 @@ def test_errors_of_blocks_of_unequal_scale(name, size, exponent, seed):
     assert ((decoded.double() - values.double()).abs() <= allowed_error(name, values)).all()
 
 
-def test_bytes():
+def test_message_lengths():
     assert [codec.num_bytes(2049) for codec in CODECS.values()] == [4 * 2049, 2 * 2049, 2 * 2049, 2049 + 12]
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
-def test_encoded_again_a_decoded_value_stays_what_it_is(name):
-    """Otherwise what is passed on would drift."""
+def test_encoding_is_idempotent(name):
     once = there_and_back(CODECS[name], torch.randn(5000, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(there_and_back(CODECS[name], once), once)
 
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
-def test_a_message_may_begin_anywhere_in_a_larger_one(name, offset):
+def test_messages_decode_at_any_offset(name, offset):
     codec, values = CODECS[name], torch.randn(1500)
     data = codec.encode(values)
     larger = torch.zeros(offset + data.numel() + 5, dtype=torch.uint8)
@@ -102,7 +96,7 @@ def test_values_beyond_the_largest_saturate_and_infinities_do_not():
 
 
 @pytest.mark.parametrize("broken", [NAN, INF, -INF])
-def test_int8_makes_nan_of_a_block_with_a_value_that_is_no_number(broken):
+def test_int8_makes_nan_of_a_block_with_nan_or_infinity(broken):
     values = torch.ones(2 * BLOCK + 3)
     values[BLOCK + 1] = broken
     found = there_and_back(WireInt8(), values)

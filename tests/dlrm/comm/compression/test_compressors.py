@@ -1,4 +1,4 @@
-"""Compressors: exactly as many indices as asked for, each once, and the right ones, for every vector."""
+"""Compressors select the right number of the right values, of any vector."""
 
 import pytest
 import torch
@@ -51,13 +51,13 @@ EXACT = {"topk": TopK, "mstopk": MSTopK, "random": lambda: RandomK(seed=1)}
 
 
 def magnitudes(vector):
-    """In an order in which NaN is the largest."""
+    """Magnitudes as integers, with NaN as the largest."""
     return vector.view(torch.int32) & 0x7FFFFFFF
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", EXACT.values(), ids=EXACT)
-def test_exactly_as_many_as_asked_for_each_once(make, kind):
+def test_exactly_num_kept_indices_are_selected_once(make, kind):
     vector = LONG_VECTORS[kind]
     for num_kept in (1, 300, LONG // 100, LONG // 2, LONG - 1, LONG):
         indices = make().select(vector, num_kept)
@@ -69,7 +69,7 @@ def test_exactly_as_many_as_asked_for_each_once(make, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mstopk_keeps_what_sorting_would(kind):
+def test_mstopk_selects_the_same_as_sorting(kind):
     vector = LONG_VECTORS[kind]
     ordered = magnitudes(vector).sort(descending=True).values
     for num_kept in (1, 300, LONG // 1000, LONG // 100, LONG // 10, LONG - 1):
@@ -78,23 +78,13 @@ def test_mstopk_keeps_what_sorting_would(kind):
         assert (kept.diff() > 0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_mstopk_and_topk_keep_the_same_energy(kind):
-    vector = LONG_VECTORS[kind].nan_to_num().double()
-    energies = [
-        vector[compressor.select(LONG_VECTORS[kind], LONG // 100)].square().sum()
-        for compressor in (MSTopK(), TopK())
-    ]
-    torch.testing.assert_close(*energies, rtol=1e-12, atol=0)
-
-
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     size=st.integers(0, 300),
     num_kept=st.integers(0, 400),
     name=st.sampled_from(sorted(EXACT)),
 )
-def test_short_vectors(kind, size, num_kept, name):
+def test_short_vectors_are_selected_exactly(kind, size, num_kept, name):
     vector = KINDS[kind](size)
     before = vector.clone()
     indices = EXACT[name]().select(vector, num_kept)
@@ -108,8 +98,7 @@ def test_short_vectors(kind, size, num_kept, name):
 
 
 @pytest.mark.parametrize("sampled", [0.0, 1e-45, 1e6, NAN], ids=["too low", "tiny", "too high", "NaN"])
-def test_a_sample_that_misleads_costs_time_only(sampled):
-    """The sample sees one value only, that nothing outside it has."""
+def test_a_misleading_sample_does_not_change_the_selection(sampled):
     vector = LONG_VECTORS["normal"].clone()
     vector[sample_positions(LONG, vector.device)] = sampled
     ordered = magnitudes(vector).sort(descending=True).values
@@ -142,7 +131,7 @@ def test_a_threshold_keeps_what_reaches_it(kind, size, num_kept, value):
         assert torch.equal(indices, reaching.nonzero().view(-1))
 
 
-def test_random_draws_leave_out_nothing_that_is_not_finite():
+def test_random_draws_include_all_values_that_are_not_finite():
     vector = normal(1000)
     broken = torch.tensor([3, 500, 999])
     vector[broken] = torch.tensor([NAN, float("inf"), -float("inf")])
@@ -151,10 +140,10 @@ def test_random_draws_leave_out_nothing_that_is_not_finite():
     assert torch.isin(broken, chosen).all()
     drawn = RandomK(seed=1).select(normal(1000), 10)
     assert torch.isin(chosen, torch.cat([broken, drawn])).all()
-    assert RandomK(seed=1).select(vector, 2).tolist() == [3, 500]  # the third one's turn comes
+    assert RandomK(seed=1).select(vector, 2).tolist() == [3, 500]  # the third is selected later
 
 
-def test_random_draws_differ_by_call_and_reach_everything():
+def test_random_draws_differ_by_call_and_are_uniform():
     compressor = RandomK(seed=4)
     draws = [compressor.select(torch.zeros(1000), 300) for _ in range(200)]
     assert not torch.equal(draws[0], draws[1])
@@ -164,7 +153,7 @@ def test_random_draws_differ_by_call_and_reach_everything():
     assert counts.max() < 60 + 5 * 6.5
 
 
-def test_random_draws_of_one_seed_are_equal_and_go_on_after_a_restore():
+def test_random_draws_of_one_seed_are_equal_also_after_a_restore():
     first, second = RandomK(seed=4), RandomK(seed=4)
     vector = torch.zeros(1000)
     for _ in range(3):
@@ -175,21 +164,8 @@ def test_random_draws_of_one_seed_are_equal_and_go_on_after_a_restore():
     assert not torch.equal(RandomK(seed=9).select(vector, 30), RandomK(seed=4).select(vector, 30))
 
 
-@pytest.mark.parametrize("compressor", [TopK(), MSTopK(), Threshold(0.5)])
-def test_others_choose_by_the_vector_alone(compressor):
-    vector = LONG_VECTORS["normal"]
-    before = compressor.select(vector, 100)
-    state = compressor.state_dict()
-    compressor.load_state_dict(state)
-    assert torch.equal(compressor.select(vector, 100), before)
-
-
-def test_whether_lengths_must_be_agreed_on():
-    assert [each.is_exact for each in (TopK(), MSTopK(), RandomK(1), Threshold(1))] == [True] * 3 + [False]
-
-
 @pytest.mark.parametrize("compressor", [TopK(), MSTopK(), Threshold(0.5), RandomK(1)])
-def test_what_is_no_flat_fp32_vector_is_refused(compressor):
+def test_vectors_of_other_types_or_shapes_are_refused(compressor):
     for wrong in (torch.zeros(4, dtype=torch.float64), torch.zeros(2, 2), torch.zeros(4).half()):
         with pytest.raises(ValueError, match="flatten"):
             compressor.select(wrong, 1)
@@ -198,14 +174,14 @@ def test_what_is_no_flat_fp32_vector_is_refused(compressor):
 
 
 @pytest.mark.parametrize("value", [-1.0, NAN])
-def test_a_threshold_that_means_nothing_is_refused(value):
+def test_a_negative_or_nan_threshold_is_refused(value):
     with pytest.raises(ValueError, match="give one of 0 or more"):
         Threshold(value)
 
 
 @pytest.mark.parametrize("codec", [Plain(), Half(torch.float16), Half(torch.bfloat16), WireInt8()])
 @pytest.mark.parametrize("make", [*EXACT.values(), lambda: Threshold(2.0)])
-def test_what_was_sent_and_the_residual_are_the_gradients(make, codec):
+def test_sent_values_and_the_residual_add_up_to_the_gradients(make, codec):
     size, steps = 4000, 30
     compressor, memory = make(), ErrorFeedback(size, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
@@ -215,9 +191,9 @@ def test_what_was_sent_and_the_residual_are_the_gradients(make, codec):
         vector = memory.add(gradient)
         indices = compressor.select(vector, size // 20)
         values = vector[indices]
-        travelled = codec.decode(codec.encode(values), values.numel())
-        vector[indices] -= travelled
-        sent[indices] += travelled.double()
+        received = codec.decode(codec.encode(values), values.numel())
+        vector[indices] -= received
+        sent[indices] += received.double()
         gradients += gradient.double()
     residual = memory.state_dict()["residual"]
     assert 0 < memory.energy < gradients.square().sum() * size

@@ -9,7 +9,7 @@ CODECS = [Plain(), Half(torch.float16), Half(torch.bfloat16), WireInt8()]
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("length", [0, 1, 1027, CHUNK + 5])
-def test_what_is_packed_and_what_is_left_make_the_whole(codec, length):
+def test_message_and_rounding_errors_add_up(codec, length):
     packing = Packing(codec)
     values = torch.randn(length)
     before = values.clone()
@@ -27,7 +27,7 @@ def test_what_is_packed_and_what_is_left_make_the_whole(codec, length):
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_sent_and_not_kept(codec, wrong):
+def test_nan_and_infinity_are_sent_and_not_kept(codec, wrong):
     packing = Packing(codec)
     values = torch.ones(10)
     values[3] = wrong

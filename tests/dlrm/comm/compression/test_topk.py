@@ -1,4 +1,4 @@
-"""The largest magnitudes in one pass: what sorting finds, for every vector, bound and cut into chunks."""
+"""The one-pass selection of the largest magnitudes equals sorting, for any vector, bound and chunk size."""
 
 from unittest import mock
 
@@ -35,7 +35,7 @@ def bound(value):
 
 
 def by_sorting(vector, num_wanted, above=NOTHING, up_to=0x7FFFFFFF):
-    """Stable: of equal ones the first come first."""
+    """The expected indices, by a stable sort."""
     key = magnitudes(vector)
     order = key.argsort(descending=True, stable=True)
     inside = order[(key[order] > above) & (key[order] <= up_to)]
@@ -49,7 +49,7 @@ def by_sorting(vector, num_wanted, above=NOTHING, up_to=0x7FFFFFFF):
     spare=st.integers(0, 40),
     bounds=st.tuples(FLOATS, FLOATS),
 )
-def test_it_is_what_sorting_finds(values, num_wanted, chunk, spare, bounds):
+def test_selection_equals_sorting(values, num_wanted, chunk, spare, bounds):
     vector = torch.tensor(values, dtype=torch.float32)
     above, up_to = sorted(int(magnitudes(torch.tensor(bound))) for bound in bounds)
     with mock.patch.multiple(module, CHUNK=chunk, SPARE=spare):
@@ -57,20 +57,20 @@ def test_it_is_what_sorting_finds(values, num_wanted, chunk, spare, bounds):
         inside = largest(vector, num_wanted, bound(above), up_to=bound(up_to))
     assert torch.equal(everything, by_sorting(vector, num_wanted))
     assert torch.equal(inside, by_sorting(vector, num_wanted, above, up_to))
-    # the way that is for GPUs can be gone without one
+    # the implementation for GPUs also runs on the CPU
     bits = vector.view(torch.int32)
     assert torch.equal(largest_on_device(bits, num_wanted, EVERYTHING, None), everything)
     assert torch.equal(largest_on_device(bits, num_wanted, bound(above), bound(up_to)), inside)
 
 
 @given(value=st.floats(0, width=32), other=st.floats(width=32, allow_nan=False))
-def test_the_bound_below_a_value_is_exceeded_from_there_on(value, other):
+def test_values_from_the_threshold_on_exceed_its_bound(value, other):
     bound = bound_below(value)
     assert (int(magnitudes(torch.tensor(other))) > bound) == (abs(other) >= value)
     assert int(magnitudes(torch.tensor(float("nan")))) > bound
 
 
-def test_memory_is_of_the_order_of_what_is_asked_for(monkeypatch):
+def test_memory_is_of_the_order_of_the_output(monkeypatch):
     """Even where every value exceeds all before it."""
     held = []
     add = module._Held.add

@@ -1,4 +1,4 @@
-"""Objections in a sum: heard at once, or when it costs no waiting; between ranks, see test_comm_exchange."""
+"""Error flags in a sum are read at once, or later on a GPU; between ranks, see tests/system/comm."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from dlrm.comm.consistency.preflight import DisagreementError
 
 
 class Event:
-    """Of a GPU that has always finished."""
+    """A stand-in for an event of a GPU that has finished."""
 
     recorded = waited = 0
 
@@ -20,14 +20,14 @@ class Event:
 
 
 def summed(*problems):
-    """What ranks with these problems have written, added up."""
+    """The summed flags of ranks with these problems."""
     every = torch.full((len(problems), NUM_FLAGS), 9.0)
     for rank, problem in enumerate(problems):
         ErrorFlags(rank, on_gpu=False).write(every[rank], problem)
     return every.sum(0)
 
 
-def test_nobody_objects():
+def test_no_problem_raises_nothing():
     ErrorFlags(0, on_gpu=False).read(summed(None, None), None, 1, at_once=True)
 
 
@@ -35,14 +35,14 @@ def test_nobody_objects():
     ("problems", "who"),
     [((None, None, KeyError()), "rank 2 cannot"), ((KeyError(), None, ValueError()), "2 ranks cannot")],
 )
-def test_who_objects_is_named(problems, who):
+def test_failed_ranks_are_named(problems, who):
     with pytest.raises(
         DisagreementError, match=f"{who} take part in exchange 1,234: .* Nothing of it counts"
     ):
         ErrorFlags(1, on_gpu=False).read(summed(*problems), None, 1234, at_once=False)
 
 
-def test_who_has_a_problem_raises_that(monkeypatch):
+def test_a_failed_rank_raises_its_own_problem(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     problem = KeyError("mine")
     for on_gpu in (False, True):
@@ -50,18 +50,18 @@ def test_who_has_a_problem_raises_that(monkeypatch):
             ErrorFlags(1, on_gpu).read(summed(None, problem), problem, 1, at_once=False)
 
 
-def test_on_a_gpu_it_is_read_when_it_is_there(monkeypatch):
+def test_on_a_gpu_flags_are_read_late_unless_the_caller_waits(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    objections, places = ErrorFlags(0, on_gpu=True), summed(None, KeyError())
+    flags, places = ErrorFlags(0, on_gpu=True), summed(None, KeyError())
     with pytest.raises(DisagreementError, match="rank 1 cannot"):  # the caller waits anyway
-        objections.read(places, None, 5, at_once=True)
-    objections.read_late()
+        flags.read(places, None, 5, at_once=True)
+    flags.read_late()
     assert Event.recorded == 0
-    objections.read(places, None, 5, at_once=False)
+    flags.read(places, None, 5, at_once=False)
     assert (Event.recorded, Event.waited) == (1, 0)
     with pytest.raises(
         DisagreementError, match=r"rank 1 could not .* exchange 5, .* go back to a saved state"
     ):
-        objections.read_late()
+        flags.read_late()
     assert Event.waited == 1
-    objections.read_late()  # it is told once
+    flags.read_late()  # it is reported once

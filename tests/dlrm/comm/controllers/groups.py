@@ -1,4 +1,4 @@
-"""Ranks of a test, without a process group: threads of one process that meet at a barrier."""
+"""Simulated ranks: threads of one process that synchronize at a barrier."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import torch
 
 
 class Alone:
-    """Agrees with itself, for ranks that all see the same."""
+    """Sums over ranks that all have the same values."""
 
     def __init__(self, num_ranks=1):
         self.num_ranks = num_ranks
@@ -18,7 +18,7 @@ class Alone:
 
 
 class Member:
-    """One of several ranks; `sums` counts what was exchanged."""
+    """One of several ranks; `sums` counts its exchanges."""
 
     def __init__(self, rank, slots, barrier):
         self.rank, self.num_ranks = rank, len(slots)
@@ -40,7 +40,7 @@ class Member:
 
 
 def together(num_ranks, work):
-    """What `work(member)` returns on each rank; a rank that waits for others in vain fails the test."""
+    """Run `work(member)` on each rank; a rank that waits for others too long fails the test."""
     slots, barrier = [None] * num_ranks, threading.Barrier(num_ranks, timeout=20)
     members = [Member(rank, slots, barrier) for rank in range(num_ranks)]
     with ThreadPoolExecutor(num_ranks) as threads:

@@ -10,7 +10,7 @@ from dlrm.comm.controllers import Fixed, Selection
     ("ratio", "num_values", "num_kept"),
     [(0.01, 1000, 10), (1.0, 1000, 1000), (0.1, 3, 1), (0.999, 10, 10), (0.5, 0, 0)],
 )
-def test_its_share_of_any_vector(ratio, num_values, num_kept):
+def test_fixed_sends_its_share_of_any_vector(ratio, num_values, num_kept):
     controller = Fixed(ratio)
     controller.load_state_dict(controller.state_dict())
     controller.observe(1.0)
@@ -18,6 +18,6 @@ def test_its_share_of_any_vector(ratio, num_values, num_kept):
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, float("nan")])
-def test_a_share_that_is_none_is_refused(ratio):
+def test_a_share_out_of_range_is_refused(ratio):
     with pytest.raises(ValueError, match="share of a gradient"):
         Fixed(ratio)

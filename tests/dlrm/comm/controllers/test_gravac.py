@@ -1,4 +1,4 @@
-"""GraVAC: climbs while it pays, stays dense where it does not, and never leaves its ranks apart."""
+"""GraVAC tries higher factors while they pay, stays dense if none does, and decides alike on all ranks."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import torch
 
 from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import GraVAC
-from dlrm.comm.controllers.gravac import factors
 from tests.dlrm.comm.controllers.groups import Alone, together
 from tests.dlrm.comm.controllers.playing import NUM_VALUES, Counting, Play, even, uneven
 
@@ -27,14 +26,8 @@ def cut(factor):
 
 
 def slow_link(ratio):
-    """Seconds of a step in which the exchange is nearly all."""
+    """Seconds of a step that is mostly exchange."""
     return 0.1 + ratio
-
-
-def test_the_paper_s_scales():
-    assert factors("exponential", 10, 1000) == (10, 20, 40, 160, 1000)
-    assert factors("geometric", 10, 2000) == (10, 20, 40, 80, 160, 320, 640, 1280, 2000)
-    assert factors("exponential", 10, 10) == (10,)
 
 
 def test_factors_are_tried_upwards_a_window_each():
@@ -52,7 +45,7 @@ def test_stays_dense_when_the_exchange_is_not_what_takes_time(seconds):
     assert play.compressor.calls == asked, "what is sent whole need not be looked at"
 
 
-def test_dense_is_passed_over_though_the_first_factor_alone_does_not_pay():
+def test_a_first_factor_that_is_slower_than_dense_does_not_end_the_search():
     """A sparse all-gather of many ranks: slower than dense at a tenth, much faster at a hundredth."""
     play = Play(
         make(min_gain=0.5),
@@ -64,8 +57,8 @@ def test_dense_is_passed_over_though_the_first_factor_alone_does_not_pay():
 
 @pytest.mark.parametrize("min_gain", [0.1, 0.3, 0.6, 0.8])
 @pytest.mark.parametrize("base_s", [0.01, 0.1, 1.0, 10.0])
-def test_settles_on_the_factor_of_most_throughput(base_s, min_gain):
-    """Among those that keep enough, by gains that are measured here."""
+def test_settles_on_the_factor_with_the_highest_throughput(base_s, min_gain):
+    """Among factors that keep enough energy."""
     play = Play(make(min_gain=min_gain), lambda ratio: base_s + ratio, remembers=False)
     settled = play.steps(SETTLING + 1)[-1]
     worth = {NUM_VALUES: 1 / (base_s + 1)}
@@ -95,7 +88,7 @@ def test_a_factor_that_loses_too_much_falls_back_to_the_floor():
     assert min(play.gains) > 0.85  # smoothed, it is above 0.9
 
 
-def test_what_the_residual_holds_is_sent_by_the_floor_now_and_then():
+def test_the_floor_empties_the_residual_now_and_then():
     play = Play(make(lowest_factor=4, highest_factor=2000, min_gain=0.9), slow_link)
     sent = play.steps(20 * WINDOW)
     kept = [gain for gain, number in zip(play.gains, sent, strict=True) if number < NUM_VALUES]
@@ -144,7 +137,7 @@ def test_ranks_with_other_gradients_and_clocks_choose_alike():
     assert len(set(first)) > 2
 
 
-def test_a_gradient_that_is_no_number_travels_whole_from_all_and_is_not_learnt():
+def test_a_nan_gradient_is_sent_whole_by_all_ranks_and_not_learned():
     controller = make(min_gain=0.3)
     play = Play(controller, slow_link)
     play.steps(SETTLING + 1)
@@ -165,7 +158,7 @@ def test_a_gradient_that_is_no_number_travels_whole_from_all_and_is_not_learnt()
     assert together(2, work) == [NUM_VALUES, NUM_VALUES]
 
 
-def test_gradients_of_nothing_but_zeros():
+def test_zero_gradients_have_finite_gains():
     play = Play(make(), slow_link, gradient=lambda step: torch.zeros(NUM_VALUES))
     play.steps(SETTLING)
     assert all(math.isfinite(gain) for gain in play.gains)
@@ -178,22 +171,21 @@ def test_without_a_clock_it_stays_dense():
     assert set(play.steps(2 * SETTLING)) == {NUM_VALUES}
 
 
-def test_one_slow_step_does_not_count():
-    """Such as one in which a checkpoint was begun."""
+def test_one_slow_step_does_not_change_the_decision():
     times = iter(range(10**6))
     play = Play(make(min_gain=0.3), lambda ratio: 50.0 if next(times) % WINDOW == 7 else 0.1 + ratio)
     calm = Play(make(min_gain=0.3), slow_link)
     assert play.steps(SETTLING + WINDOW) == calm.steps(SETTLING + WINDOW)
 
 
-def test_looks_again_after_four_windows_then_after_eight():
+def test_searches_again_after_four_windows_then_after_eight():
     """Settling takes 3 windows here: dense, the first factor, and the second, which is no better."""
     sent = Play(make(min_gain=0.01), seconds=lambda ratio: 1 - 0.9 * (ratio < 1)).steps(24 * WINDOW)
     tried = [sent[window * WINDOW] == NUM_VALUES for window in range(24)]
     assert [window for window, dense in enumerate(tried) if dense] == [0, 7, 18]
 
 
-def test_looks_again_at_once_when_steps_have_become_longer():
+def test_searches_again_at_once_when_steps_have_become_longer():
     link = {"s": 0.0}
     play = Play(make(min_gain=0.3), lambda ratio: 0.1 + link["s"] * ratio)
     play.steps(4 * WINDOW)
@@ -203,8 +195,8 @@ def test_looks_again_at_once_when_steps_have_become_longer():
     assert play.sent[-1] < NUM_VALUES
 
 
-def test_a_step_in_which_nothing_was_chosen_says_nothing():
-    """As while a planner has another collective at work."""
+def test_steps_without_a_choice_are_ignored():
+    """As while the tuner tries another collective."""
     play, alike = (Play(make(min_gain=0.3), slow_link) for _ in range(2))
     for _ in range(SETTLING + 1):
         assert play.steps(1) == alike.steps(1)
@@ -213,18 +205,18 @@ def test_a_step_in_which_nothing_was_chosen_says_nothing():
 
 
 @pytest.mark.parametrize("stop", [WINDOW, 3 * WINDOW, SETTLING + WINDOW])
-def test_going_on_from_a_state_changes_nothing(stop):
+def test_a_restored_state_continues_unchanged(stop):
     play = Play(make(min_gain=0.3), slow_link)
     play.steps(stop)
     resumed = Play(make(min_gain=0.3), slow_link)
     resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
-    play.controller.load_state_dict(play.controller.state_dict())  # all begin the window anew
+    play.controller.load_state_dict(play.controller.state_dict())  # both start the window over
     resumed.residual, resumed.sent[:] = play.residual, play.sent
     assert resumed.steps(SETTLING) == play.steps(SETTLING)
     assert resumed.controller.state_dict() == play.controller.state_dict()
 
 
-def test_with_other_ranks_it_begins_anew():
+def test_starts_over_with_another_number_of_ranks():
     play = Play(make(min_gain=0.3), slow_link)
     play.steps(SETTLING + 1)
     other = make(Alone(num_ranks=2), min_gain=0.3)

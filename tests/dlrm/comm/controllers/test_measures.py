@@ -35,7 +35,7 @@ def test_smoothed_value_is_the_weighted_mean_of_the_window(values, num_ranks, wi
     assert smoothed.mean == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_16_ranks_weigh_the_newest_value_with_16_per_cent_as_in_the_paper():
+def test_with_16_ranks_the_newest_value_weighs_16_per_cent_as_in_the_paper():
     smoothed = Ewma(num_ranks=16, window=1000)
     for _ in range(500):
         smoothed.add(0.0)
@@ -43,7 +43,7 @@ def test_16_ranks_weigh_the_newest_value_with_16_per_cent_as_in_the_paper():
     assert smoothed.mean == pytest.approx(0.16, rel=1e-6)
 
 
-def test_a_smoothed_value_goes_on_where_it_was():
+def test_a_restored_smoothed_value_continues():
     smoothed, resumed = Ewma(8), Ewma(8)
     assert math.isnan(smoothed.mean)
     for value in range(40):
@@ -60,7 +60,7 @@ def test_step_times_are_the_mean_of_the_medians_of_ranks():
     assert agreed == [2.0, 2.0, 2.0]
 
 
-def test_step_times_that_one_rank_lacks_are_lacking_on_all():
+def test_step_times_are_nan_if_one_rank_has_none():
     agreed = together(2, lambda member: agreed_median(member, [1.0] * member.rank))
     assert all(math.isnan(each) for each in agreed)
     assert agreed_median(Alone(4), [2.0, 4.0]) == 3.0

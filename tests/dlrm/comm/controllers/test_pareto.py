@@ -1,4 +1,4 @@
-"""The choice between short steps and much energy."""
+"""Pareto: the choice between short steps and much energy."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def slow_link(ratio):
 
 
 @given(points)
-def test_the_set_holds_just_what_nothing_beats(points):
+def test_the_pareto_set_holds_the_unbeaten_points(points):
     front = pareto_set(points)
     assert front
     for point in points:
@@ -72,7 +72,7 @@ def test_noise_does_not_decide_between_steps_that_take_equally_long():
     assert knee([dense, Point(ratio=0.1, seconds=0.5, gain=0.3)]) == dense
 
 
-def test_each_candidate_is_tried_and_the_knee_stays():
+def test_each_share_is_tried_and_the_knee_is_kept():
     play = Play(make(), slow_link)
     sent = play.steps(EXPLORING + REST)
     numbers = [round(NUM_VALUES * ratio) for ratio in (1.0, *RATIOS)]
@@ -145,7 +145,7 @@ def test_ranks_with_other_gradients_and_clocks_choose_alike():
     assert all(other == (first, state) for other in others)
 
 
-def test_no_numbers_no_energy_and_no_clock_leave_it_dense():
+def test_stays_dense_without_finite_gradients_energy_or_clock():
     for gradient in (
         lambda step: torch.full((NUM_VALUES,), math.nan),
         lambda step: torch.zeros(NUM_VALUES),
@@ -159,8 +159,8 @@ def test_no_numbers_no_energy_and_no_clock_leave_it_dense():
     assert set(play.steps(3 * REST)) == {NUM_VALUES}
 
 
-def test_a_step_in_which_nothing_was_chosen_says_nothing():
-    """As while a planner has another collective at work."""
+def test_steps_without_a_choice_are_ignored():
+    """As while the tuner tries another collective."""
     play, alike = (Play(make(), slow_link) for _ in range(2))
     for _ in range(EXPLORING + 1):
         assert play.steps(1) == alike.steps(1)
@@ -169,18 +169,18 @@ def test_a_step_in_which_nothing_was_chosen_says_nothing():
 
 
 @pytest.mark.parametrize("stop", [2 * SAMPLE, EXPLORING + 1, EXPLORING + REST + SAMPLE])
-def test_going_on_from_a_state_changes_nothing(stop):
+def test_a_restored_state_continues_unchanged(stop):
     play = Play(make(), slow_link)
     play.steps(stop)
     resumed = Play(make(), slow_link)
     resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
-    play.controller.load_state_dict(play.controller.state_dict())  # all begin the sample anew
+    play.controller.load_state_dict(play.controller.state_dict())  # both start the sample over
     resumed.residual, resumed.sent[:] = play.residual, play.sent
     assert resumed.steps(EXPLORING + REST) == play.steps(EXPLORING + REST)
     assert resumed.controller.state_dict() == play.controller.state_dict()
 
 
-def test_with_other_ranks_it_begins_anew():
+def test_starts_over_with_another_number_of_ranks():
     play = Play(make(), slow_link)
     play.steps(EXPLORING + 1)
     other = make(Alone(num_ranks=2))

@@ -1,4 +1,4 @@
-"""SelSync: bulk-synchronous at one end, local at the other, and never of two minds."""
+"""SelSync is bulk-synchronous with delta 0, local with a large delta, and agreed by all ranks."""
 
 import json
 import math
@@ -25,22 +25,21 @@ def loss_of(weight, inputs, targets):
 
 
 def train_selectively(member, delta, optimizer=SGD, **options):
-    """One rank's training, with a shard of a table beside its replica."""
+    """One rank's training."""
     weight = torch.nn.Parameter(torch.zeros(DIM, 1))
-    shard = torch.nn.Parameter(torch.full((2,), float(member.rank)))
     dense = optimizer([weight], lr=0.05, **options)
     sync = SelSync(agree=member, delta=delta, total=member.total)
-    met = []
+    averaged = []
     for step in range(STEPS):
         dense.zero_grad()
         loss_of(weight, *batch(step, member.rank)).backward()
-        must_meet, sums = sync.should_sync(weight.grad.norm(), torch.tensor([float(member.rank), 1.0]))
+        is_due, sums = sync.should_sync(weight.grad.norm(), torch.tensor([float(member.rank), 1.0]))
         assert sums.tolist() == [sum(range(RANKS)), RANKS]
         dense.step()
-        met.append(must_meet)
-        if must_meet:
+        averaged.append(is_due)
+        if is_due:
             sync.average([weight], averaged_state(dense))
-    return weight.detach(), [state.clone() for state in averaged_state(dense)], shard.detach(), met, sync
+    return weight.detach(), [state.clone() for state in averaged_state(dense)], averaged, sync
 
 
 def train_in_step(optimizer=SGD, **options):
@@ -55,11 +54,11 @@ def train_in_step(optimizer=SGD, **options):
 
 
 def alone(delta, num_ranks=1):
-    """Of ranks that all see the same."""
+    """A controller of ranks that all see the same."""
     return SelSync(agree=Alone(num_ranks), delta=delta, total=lambda vector: num_ranks * vector)
 
 
-def wishes_of(sync, norms):
+def decisions_of(sync, norms):
     return [sync.should_sync(norm, torch.zeros(0))[0] for norm in norms]
 
 
@@ -76,23 +75,22 @@ def train_alone(rank):
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}])
 def test_delta_0_is_bulk_synchronous_for_sgd(options):
     expected = train_in_step(**options)
-    for weight, _, _, met, _ in together(RANKS, partial(train_selectively, delta=0, **options)):
-        assert met == [True] * STEPS
+    for weight, _, averaged, _ in together(RANKS, partial(train_selectively, delta=0, **options)):
+        assert averaged == [True] * STEPS
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_huge_delta_is_training_alone():
-    """Bit for bit; and replicas have parted."""
     ranks = together(RANKS, partial(train_selectively, delta=1e9))
-    for rank, (weight, _, _, met, sync) in enumerate(ranks):
-        assert met == [False] * STEPS
+    for rank, (weight, _, averaged, sync) in enumerate(ranks):
+        assert averaged == [False] * STEPS
         assert torch.equal(weight, train_alone(rank))
         assert not sync.is_joined
     assert not torch.equal(ranks[0][0], ranks[1][0])
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adagrad, Adam])
-def test_replicas_and_their_state_are_equal_after_each_meeting(optimizer):
+def test_replicas_and_optimizer_state_are_equal_after_averaging(optimizer):
     options = {"momentum": 0.9} if optimizer is SGD else {}
     ranks = together(RANKS, partial(train_selectively, delta=0, optimizer=optimizer, **options))
     first, states, *_ = ranks[0]
@@ -102,24 +100,19 @@ def test_replicas_and_their_state_are_equal_after_each_meeting(optimizer):
         assert all(torch.equal(one, other) for one, other in zip(states, same, strict=True))
 
 
-def test_ranks_meet_now_and_then_and_together():
+def test_ranks_average_in_some_steps_all_together():
     ranks = together(RANKS, partial(train_selectively, delta=0.3))
-    met = ranks[0][3]
-    assert 0 < sum(met) < STEPS
-    assert all(other == met for _, _, _, other, _ in ranks)
-    assert [sync.is_joined for *_, sync in ranks] == [met[-1]] * RANKS
+    averaged = ranks[0][2]
+    assert 0 < sum(averaged) < STEPS
+    assert all(other == averaged for _, _, other, _ in ranks)
+    assert [sync.is_joined for *_, sync in ranks] == [averaged[-1]] * RANKS
 
 
-def test_shards_of_tables_are_left_alone():
-    for rank, (_, _, shard, _, _) in enumerate(together(RANKS, partial(train_selectively, delta=0))):
-        assert shard.tolist() == [rank, rank]
-
-
-def test_the_wish_of_one_rank_is_that_of_all():
+def test_one_rank_decides_for_all():
     def work(member):
         sync = SelSync(agree=member, delta=0.5, total=member.total)
         norms = [1.0] * 5 + [30.0 if member.rank == 2 else 1.0]
-        return wishes_of(sync, norms)
+        return decisions_of(sync, norms)
 
     assert together(RANKS, work) == [[False] * 5 + [True]] * RANKS
 
@@ -134,7 +127,7 @@ def test_significance_is_the_relative_change_of_the_smoothed_energy():
         return sum(w * v for w, v in zip(weights, last, strict=True)) / sum(weights)
 
     delta = 0.1
-    said = wishes_of(alone(num_ranks=16, delta=delta), norms)
+    said = decisions_of(alone(num_ranks=16, delta=delta), norms)
     changes = [abs(smoothed(step) / smoothed(step - 1) - 1) for step in range(2, len(norms) + 1)]
     assert said == [False] + [change >= delta for change in changes]
     assert 5 < sum(said) < 55
@@ -150,8 +143,8 @@ def test_significance_is_the_relative_change_of_the_smoothed_energy():
         ([0.0, 1.0], [False, True]),
     ],
 )
-def test_no_numbers_count_as_significant_and_zeros_do_not(norms, said):
-    assert wishes_of(alone(delta=0.3), map(torch.tensor, norms)) == said
+def test_nan_is_significant_and_zeros_are_not(norms, said):
+    assert decisions_of(alone(delta=0.3), map(torch.tensor, norms)) == said
 
 
 def test_unequally_many_values_are_refused_on_all_ranks():
@@ -164,7 +157,7 @@ def test_unequally_many_values_are_refused_on_all_ranks():
     assert all(together(RANKS, work))
 
 
-def test_the_flag_travels_with_the_scalars_and_in_no_other_message():
+def test_the_flag_is_sent_with_the_scalars():
     def work(member):
         sync = SelSync(agree=member, delta=10, total=member.total)
         sums = [sync.should_sync(1.0, torch.tensor([float("nan"), 2.0]))[1].tolist()[1] for _ in range(3)]
@@ -173,12 +166,12 @@ def test_the_flag_travels_with_the_scalars_and_in_no_other_message():
     assert together(RANKS, work) == [([2.0 * RANKS] * 3, 3)] * RANKS
 
 
-def test_going_on_from_a_state_changes_nothing():
+def test_a_restored_state_continues_unchanged():
     norms = (torch.rand(40, generator=torch.Generator().manual_seed(4)) + 0.5).tolist()
     sync, resumed = (alone(num_ranks=4, delta=0.05) for _ in range(2))
-    wishes_of(sync, norms[:30])
+    decisions_of(sync, norms[:30])
     resumed.load_state_dict(json.loads(json.dumps(sync.state_dict())))
-    assert wishes_of(resumed, norms[30:]) == wishes_of(sync, norms[30:])
+    assert decisions_of(resumed, norms[30:]) == decisions_of(sync, norms[30:])
 
 
 def test_parameters_of_any_shape_are_averaged_in_place():

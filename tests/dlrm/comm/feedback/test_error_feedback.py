@@ -1,4 +1,4 @@
-"""Error feedback: it forgets nothing, its state survives, and what belongs elsewhere is refused."""
+"""Error feedback keeps and restores residuals, and refuses those of other models and settings."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ BOTH = pytest.mark.parametrize("make", [ErrorFeedback])
 
 
 @BOTH
-def test_the_first_vector_is_the_gradient_which_stays_as_it_was(make):
+def test_the_first_vector_is_a_copy_of_the_gradient(keeps):
     gradient = torch.tensor([1.0, -2.0, 3.0])
-    vector = make(3, CPU).add(gradient)
+    vector = ErrorFeedback(3, CPU, keeps=keeps).add(gradient)
     assert torch.equal(vector, gradient)
     vector.zero_()
     assert gradient.tolist() == [1.0, -2.0, 3.0]
 
 
-def test_what_stays_in_the_vector_comes_back():
+def test_values_that_were_not_sent_are_added_to_the_next_gradient():
     memory = ErrorFeedback(3, CPU)
     vector = memory.add(torch.tensor([1.0, -2.0, 3.0]))
     vector[1] = 0  # sent
@@ -28,7 +28,7 @@ def test_what_stays_in_the_vector_comes_back():
     assert again.data_ptr() == vector.data_ptr(), "the residual was copied"
 
 
-def test_without_memory_nothing_comes_back():
+def test_without_error_feedback_values_are_forgotten():
     memory = ErrorFeedback(3, CPU, keeps=False)
     memory.add(torch.tensor([1.0, -2.0, 3.0]))
     assert memory.add(torch.tensor([10.0, 20.0, 30.0])).tolist() == [10.0, 20.0, 30.0]
@@ -44,7 +44,7 @@ def test_energies_add_up_in_double_precision():
     assert memory.energy == pytest.approx(1 + 0.1, rel=1e-6)
 
 
-def test_the_residual_survives_a_checkpoint_in_its_own_place():
+def test_a_residual_is_restored_in_place():
     saved, restored = ErrorFeedback(5, CPU), ErrorFeedback(5, CPU)
     saved.add(torch.arange(5.0))
     vector = restored.add(torch.ones(5))
@@ -60,7 +60,7 @@ def test_a_residual_of_another_model_is_refused():
         ErrorFeedback(5, CPU).load_state_dict(ErrorFeedback(6, CPU).state_dict())
 
 
-def test_memories_of_another_kind_are_refused():
+def test_residuals_of_another_setting_are_refused():
     with pytest.raises(ValueError, match="found nothing"):
         ErrorFeedback(5, CPU).load_state_dict(ErrorFeedback(5, CPU, keeps=False).state_dict())
     with pytest.raises(ValueError, match="would lose gradients"):
@@ -69,10 +69,10 @@ def test_memories_of_another_kind_are_refused():
 
 
 @BOTH
-def test_a_gradient_of_another_shape_is_refused(make):
+def test_a_gradient_of_another_shape_is_refused(keeps):
     for wrong in (torch.zeros(4), torch.zeros(1), torch.zeros(3, 1)):
         with pytest.raises(ValueError, match="flatten"):
-            make(3, CPU).add(wrong)
+            ErrorFeedback(3, CPU, keeps=keeps).add(wrong)
 
 
 def test_nan_stays_until_it_is_sent():

@@ -1,4 +1,4 @@
-"""What is owed: handed on, begun anew, or lost and counted."""
+"""Residuals that are restored, inherited, or lost."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
 CPU = torch.device("cpu")
 
 
-def owing(values, rank=0, num_ranks=1, compressor=None):
+def make_residual(values, rank=0, num_ranks=1, compressor=None):
     memory = ErrorFeedback(len(values), CPU)
     memory.add(torch.tensor(values))
     residual = Residual(memory, compressor or TopK(), rank, num_ranks)
@@ -20,15 +20,17 @@ def owing(values, rank=0, num_ranks=1, compressor=None):
     return residual
 
 
-def owed(residual):
+def values_of(residual):
     return residual.state_dict()["memory"]["residual"].tolist()
 
 
-def test_several_are_added_up_and_what_was_there_before_is_not():
-    residual = owing([100.0, 100.0], rank=1, num_ranks=2)
-    residual.inherit([owing([1.0, 2.0], 1, 3).state_dict(), owing([0.5, -2.0], 2, 3).state_dict()])
+def test_inherited_residuals_are_added_up_and_replace_the_current_one():
+    residual = make_residual([100.0, 100.0], rank=1, num_ranks=2)
+    residual.inherit(
+        [make_residual([1.0, 2.0], 1, 3).state_dict(), make_residual([0.5, -2.0], 2, 3).state_dict()]
+    )
     residual.is_pending = True
-    assert owed(residual) == [1.5, 0.0]
+    assert values_of(residual) == [1.5, 0.0]
     assert residual.inherited == [(3, 1), (3, 2)]
     residual.inherit([])
     assert residual.energy == 0
@@ -36,58 +38,57 @@ def test_several_are_added_up_and_what_was_there_before_is_not():
     assert not residual.is_pending
 
 
-def test_nothing_is_saved_where_nothing_is_owed():
-    residual = owing([1.0])
+def test_no_residual_is_saved_unless_one_is_pending():
+    residual = make_residual([1.0])
     residual.is_pending = False
     state = residual.state_dict()
     assert state["memory"] == {}
-    other = owing([3.0])
+    other = make_residual([3.0])
     other.inherit([state])
     assert other.energy == 0
     assert other.inherited == []
 
 
-def test_only_the_same_rank_of_as_many_goes_on_with_its_draws():
+def test_only_the_same_rank_of_as_many_continues_its_random_draws():
     vector = torch.zeros(50)
 
     def state_after_two_draws(rank, num_ranks):
         compressor = RandomK(7)
         for _ in range(2):
             compressor.select(vector, 5)
-        return owing([1.0], rank, num_ranks, compressor).state_dict(), compressor.select(vector, 5)
+        return make_residual([1.0], rank, num_ranks, compressor).state_dict(), compressor.select(vector, 5)
 
     state, third = state_after_two_draws(1, 4)
     same, other = RandomK(7), RandomK(7)
-    owing([1.0], 1, 4, same).inherit([state])
-    owing([1.0], 0, 4, other).inherit([state])
+    make_residual([1.0], 1, 4, same).inherit([state])
+    make_residual([1.0], 0, 4, other).inherit([state])
     assert torch.equal(same.select(vector, 5), third)
     assert torch.equal(other.select(vector, 5), RandomK(7).select(vector, 5))
-    owing([1.0], 1, 4, TopK()).inherit([state])  # another compressor now: nothing of the kind to go on with
+    make_residual([1.0], 1, 4, TopK()).inherit([state])  # the state of another compressor is ignored
 
 
 def test_a_residual_of_another_model_is_refused():
     with pytest.raises(ValueError, match="another model"):
-        owing([1.0, 2.0]).inherit([owing([1.0]).state_dict()])
+        make_residual([1.0, 2.0]).inherit([make_residual([1.0]).state_dict()])
 
 
-def test_without_error_feedback_there_is_nothing_to_keep():
+def test_no_residual_is_saved_without_error_feedback():
     residual = Residual(ErrorFeedback(2, CPU, keeps=False), TopK(), 0, 1)
-    assert not residual.is_kept
-    assert not residual.is_worth_saving
+    assert not residual.needs_saving
     assert residual.state_dict()["memory"] == {}
 
 
-def test_draws_go_on_without_error_feedback_as_well():
+def test_random_draws_are_restored_without_error_feedback():
     vector, drawing, again = torch.zeros(50), RandomK(7), RandomK(7)
     residual = Residual(ErrorFeedback(50, CPU, keeps=False), drawing, 0, 2)
     drawing.select(vector, 5)
-    assert residual.is_worth_saving
+    assert residual.needs_saving
     state = residual.state_dict()
     Residual(ErrorFeedback(50, CPU, keeps=False), again, 0, 2).inherit([state])
     assert torch.equal(again.select(vector, 5), drawing.select(vector, 5))
 
 
-def test_what_nobody_brought_back_is_lost_with_its_share():
+def test_a_missing_residual_is_lost_with_its_share_of_energy():
     lost = find_lost(3, [1.0, 2.0, 5.0], [[(3, 0)], [], [(3, 1)]], step=40)
     assert lost == LostResiduals(step=40, ranks=(2,), of_ranks=3, energy_share=5 / 8)
     assert "step 40, gradients that rank 2 of 3 had not sent yet: 62.5% of the energy" in str(lost)
@@ -103,7 +104,7 @@ def test_what_nobody_brought_back_is_lost_with_its_share():
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-def test_at_any_other_number_of_ranks_nothing_is_lost(before, now):
-    """As a checkpoint hands states on: to the rank of the same number, modulo how many there are."""
+def test_nothing_is_lost_when_the_number_of_ranks_changes(before, now):
+    """Checkpoints give a state to the rank of the same number, modulo the number of ranks."""
     held = [[(before, rank) for rank in range(new, before, now)] for new in range(now)]
     assert find_lost(before, [1.0] * before, held, step=5) is None

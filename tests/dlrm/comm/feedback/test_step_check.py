@@ -1,4 +1,4 @@
-"""Optimizers that do not suit gradients that arrive late."""
+"""Optimizers that do not suit delayed gradients."""
 
 import logging
 from contextlib import nullcontext
@@ -18,26 +18,26 @@ from dlrm.optim import LARS
 RANDOM = CommConfig(exchange="all_gather", compressor="random")
 
 
-class Owing:
+class Pending:
     is_pending = True
 
 
 def loss_after(steps, compressor, share, **options):
-    """Of a linear regression whose gradients travel through error feedback; it begins at about 100."""
+    """The loss of a linear regression with error feedback, about 100 at the start."""
     generator = torch.Generator().manual_seed(0)
     target, weights = torch.randn(100, generator=generator), torch.zeros(100)
     memory, optimizer = ErrorFeedback(100, torch.device("cpu")), SGD([weights], **options)
     for _ in range(steps):
         inputs = torch.randn(200, 100, generator=generator)
-        owed = memory.add(inputs.T @ (inputs @ (weights - target)) / 200)
-        sent = compressor.select(owed, int(100 * share))
-        weights.grad = torch.zeros(100).index_copy(0, sent, owed[sent])
-        owed[sent] = 0
+        vector = memory.add(inputs.T @ (inputs @ (weights - target)) / 200)
+        sent = compressor.select(vector, int(100 * share))
+        weights.grad = torch.zeros(100).index_copy(0, sent, vector[sent])
+        vector[sent] = 0
         optimizer.step()
     return float((weights - target).square().sum())
 
 
-def test_random_k_diverges_with_momentum_and_not_with_what_the_warning_names():
+def test_random_k_diverges_with_momentum_and_not_with_the_advice_of_the_warning():
     begin = loss_after(0, RandomK(0), 0.02, lr=0.01)
     assert loss_after(1000, RandomK(0), 0.02, lr=0.01, momentum=0.9) > 1e6 * begin
     assert loss_after(1000, RandomK(0), 1.0, lr=0.01, momentum=0.9) < 0.01 * begin
@@ -61,7 +61,7 @@ def test_random_k_diverges_with_momentum_and_not_with_what_the_warning_names():
         ),
     ],
 )
-def test_momentum_under_random_k_is_warned_of(caplog, config, make, warns):
+def test_momentum_under_random_k_causes_a_warning(caplog, config, make, warns):
     with caplog.at_level(logging.WARNING):
         warn_of_momentum(config, make([nn.Parameter(torch.ones(1))]))
     assert ["with momentum 0.8 may diverge" in record.message for record in caplog.records] == [True] * warns
@@ -70,11 +70,11 @@ def test_momentum_under_random_k_is_warned_of(caplog, config, make, warns):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("enabled", "is_ours", "raises"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("enabled", "is_exchanged", "raises"), [(True, True, True), (False, True, False), (True, False, False)]
 )
-def test_an_enabled_scaler_is_found_before_anything_is_updated(fused, enabled, is_ours, raises):
+def test_an_enabled_scaler_is_refused_before_the_update(fused, enabled, is_exchanged, raises):
     weight = nn.Parameter(torch.ones(2))
-    check = StepCheck(RANDOM, {id(weight) if is_ours else 0}, Owing(), warns=True)
+    check = StepCheck(RANDOM, {id(weight) if is_exchanged else 0}, Pending(), warns=True)
     optimizer, scaler = SGD([weight], lr=1.0, fused=fused), GradScaler("cpu", enabled=enabled)
     optimizer.register_step_pre_hook(check)
     scaler.scale(weight.sum()).backward()
@@ -85,8 +85,8 @@ def test_an_enabled_scaler_is_found_before_anything_is_updated(fused, enabled, i
     assert weight.tolist() == ([1, 1] if raises else [0, 0])
 
 
-def test_nothing_is_said_while_nothing_is_owed_and_then_once(caplog):
-    weight, residual = nn.Parameter(torch.ones(2)), Owing()
+def test_the_warning_comes_once_when_a_residual_is_pending(caplog):
+    weight, residual = nn.Parameter(torch.ones(2)), Pending()
     optimizer = SGD([weight], lr=1.0, momentum=0.9)
     optimizer.register_step_pre_hook(StepCheck(RANDOM, {id(weight)}, residual, warns=True))
     said = []

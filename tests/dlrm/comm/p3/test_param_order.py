@@ -1,4 +1,4 @@
-"""What is needed when is learned from calls: of the module itself, or of the nearest one above."""
+"""Parameters are needed by their own module, or by the nearest called module above."""
 
 import torch
 from torch import nn
@@ -35,16 +35,16 @@ def learned(forward=None):
     model, asked = Net(), []
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = list(model.parameters())
-    first_use = ParamOrder(
+    param_order = ParamOrder(
         model, parameters, lambda indices: asked.append([names[id(parameters[index])] for index in indices])
     )
     (forward or model)(torch.ones(2, 3))
-    assert not asked, "nothing is known yet"
-    first_use.learn()
-    return model, first_use, asked, list(names.values())
+    assert not asked, "nothing is learned yet"
+    param_order.learn()
+    return model, param_order, asked, list(names.values())
 
 
-def test_each_module_asks_for_what_it_needs():
+def test_each_module_asks_for_its_parameters():
     model, _, asked, _ = learned()
     model(torch.ones(2, 3))
     layers = [f"inner.fused.{layer}.{kind}" for layer in (0, 1) for kind in ("weight", "bias")]
@@ -57,37 +57,37 @@ def test_each_module_asks_for_what_it_needs():
     ]
 
 
-def test_turns_are_those_of_the_first_module_that_asks():
-    _, first_use, _, names = learned()
-    turn = dict(zip(names, first_use.turns, strict=True))
+def test_a_parameters_turn_is_that_of_its_first_module():
+    _, param_order, _, names = learned()
+    turn = dict(zip(names, param_order.turns, strict=True))
     assert turn["scale"] < turn["first.weight"] < turn["inner.fused.0.weight"]
     assert turn["inner.fused.0.weight"] == turn["inner.fused.1.bias"]
     assert turn["inner.fused.0.weight"] < turn["last.weight"] == turn["first_again.bias"] < turn["last.bias"]
-    assert not first_use.unseen
+    assert not param_order.unseen
 
 
-def test_what_no_call_precedes_is_known():
+def test_parameters_without_a_called_module_are_unseen():
     model = Net()
-    first_use = ParamOrder(model, list(model.parameters()), lambda indices: None)
+    param_order = ParamOrder(model, list(model.parameters()), lambda indices: None)
     model.forward(torch.ones(2, 3))  # the model itself is not called, and the modules below it are
-    first_use.learn()
+    param_order.learn()
     names = [name for name, _ in model.named_parameters()]
-    assert [names[index] for index in first_use.unseen] == ["scale"]
+    assert [names[index] for index in param_order.unseen] == ["scale"]
 
 
-def test_an_evaluation_teaches_nothing():
+def test_evaluation_passes_are_ignored():
     model = Net()
-    first_use = ParamOrder(model, list(model.parameters()), lambda indices: None)
+    param_order = ParamOrder(model, list(model.parameters()), lambda indices: None)
     with torch.no_grad():
         model(torch.ones(2, 3))
     model.last(model.first(torch.ones(2, 3)))  # the training step calls less
-    first_use.learn()
+    param_order.learn()
     names = [name for name, _ in model.named_parameters()]
     seen = {"last.bias", "first.weight", "first.bias"}  # `first_again` may read the other weight any time
-    assert {names[index] for index in first_use.unseen} == set(names) - seen
+    assert {names[index] for index in param_order.unseen} == set(names) - seen
 
 
-def test_afterwards_no_hook_is_left():
-    model, first_use, _, _ = learned()
-    first_use.close()
+def test_close_removes_all_hooks():
+    model, param_order, _, _ = learned()
+    param_order.close()
     assert not any(module._forward_pre_hooks for module in model.modules())

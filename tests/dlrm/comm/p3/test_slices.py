@@ -15,7 +15,7 @@ def named(sizes):
     return {f"p{index}": size for index, size in enumerate(sizes)}
 
 
-def test_the_papers_limit():
+def test_large_tensors_are_cut_evenly():
     layout = lay_out({"weight": 120_000})
     assert SLICE_VALUES == 50_000
     assert [each.end - each.begin for each in layout.slices] == [40_000] * 3
@@ -41,37 +41,36 @@ def test_every_value_lies_in_one_slice(sizes, slice_values, fuse_values):
         assert all(index in layout.slices[number].parameters for number in holders)
 
 
-def test_small_tensors_share_a_slice_and_large_ones_do_not():
-    layout = lay_out({"w0": 90, "b0": 4, "w1": 90, "b1": 4, "w2": 90, "b2": 4}, 100, 10)
-    assert [each.name for each in layout.slices] == ["w0", "b0, b1, b2", "w1", "w2"]
+@pytest.mark.parametrize(
+    ("sizes", "fuse_values", "names"),
+    [
+        ({"w0": 90, "b0": 4, "w1": 90, "b1": 4}, 10, ["w0", "b0, b1", "w1"]),
+        ({"a": 6, "b": 6, "c": 6}, 10, ["a, b", "c"]),
+        ({"a": 1, "b": 1}, 0, ["a", "b"]),
+    ],
+)
+def test_small_tensors_share_slices(sizes, fuse_values, names):
+    assert [each.name for each in lay_out(sizes, 100, fuse_values).slices] == names
 
 
-def test_fusion_ends_when_it_is_worth_a_message():
-    layout = lay_out({"a": 6, "b": 6, "c": 6}, 100, 10)
-    assert [each.name for each in layout.slices] == ["a, b", "c"]
-
-
-def test_nothing_is_fused_where_that_is_not_wanted():
-    assert len(lay_out({"a": 1, "b": 1}, 100, 0).slices) == 2
-
-
-def test_slices_that_cannot_hold_what_is_fused_are_refused():
+def test_slices_too_small_for_fused_tensors_are_refused():
     with pytest.raises(ValueError, match="make slice_values at least twice fuse_values"):
         lay_out({"a": 1}, slice_values=10, fuse_values=8)
 
 
-def test_what_is_needed_first_overtakes():
-    """The last layer is ready first and travels first; once it is away, the first layer does, and so on."""
-    ready_s, needed, takes_s = [4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3], [2.5] * 4
-    assert issue_order(ready_s, needed, takes_s) == [3, 1, 0, 2]
-
-
-def test_on_a_fast_link_slices_go_as_they_come():
-    assert issue_order([4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3], [0.1] * 4) == [3, 2, 1, 0]
-
-
-def test_on_a_slow_link_they_go_as_they_are_needed():
-    assert issue_order([0.4, 0.3, 0.2, 0.1], [0, 1, 2, 3], [100.0] * 4) == [3, 0, 1, 2]
+@pytest.mark.parametrize(
+    ("takes_s", "order"),
+    [
+        (
+            2.5,
+            [3, 1, 0, 2],
+        ),  # the first layer is needed first, once it is ready
+        (0.1, [3, 2, 1, 0]),  # on a fast link, as slices become ready
+        (100.0, [3, 0, 1, 2]),  # on a slow link, as slices are needed
+    ],
+)
+def test_slices_that_are_needed_first_overtake_others(takes_s, order):
+    assert issue_order([4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3], [takes_s] * 4) == order
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5), st.floats(0.001, 3)), min_size=1, max_size=20))

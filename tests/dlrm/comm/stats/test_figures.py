@@ -1,9 +1,9 @@
-"""Means over steps, and nothing where nothing was."""
+"""Figures are means over steps."""
 
 from dlrm.comm.stats.figures import Tally
 
 
-def test_a_tally_begins_anew_when_it_is_taken():
+def test_a_tally_starts_over_when_it_is_taken():
     tally = Tally()
     assert tally.take("none yet") is None
     tally.exchange(10, 10, 100.0)
@@ -16,4 +16,4 @@ def test_a_tally_begins_anew_when_it_is_taken():
     assert figures.residual_energy == 4.0
     assert tally.take("ring") is None
     tally.exchange(10, 10, 0.0)
-    assert tally.take("ring").share is None  # nobody told how long steps take
+    assert tally.take("ring").share is None  # step times are unknown

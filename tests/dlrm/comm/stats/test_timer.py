@@ -1,9 +1,9 @@
-"""Stretches of work on a GPU, with a stand-in for its events, and on the CPU."""
+"""The device timer on a GPU, with stand-ins for its events, and on the CPU."""
 
 import pytest
 import torch
 
-from dlrm.comm.stats import timer as stopwatch
+from dlrm.comm.stats import timer as module
 from dlrm.comm.stats.timer import DeviceTimer
 
 
@@ -20,7 +20,7 @@ class Event:
         self.at_s = Event.now_s
 
     def synchronize(self):
-        assert self.at_s is not None, "nobody recorded it"
+        assert self.at_s is not None, "the event was not recorded"
 
     def elapsed_time(self, end):
         return 1e3 * (end.at_s - self.at_s)
@@ -28,11 +28,11 @@ class Event:
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr(stopwatch, "_event", Event)
+    monkeypatch.setattr(module, "_event", Event)
     return DeviceTimer(torch.device("cuda"))
 
 
-def test_stretches_add_up_until_they_are_taken(on_gpu):
+def test_intervals_add_up_until_they_are_taken(on_gpu):
     for _ in range(3):
         on_gpu.start()
         on_gpu.stop()
@@ -40,7 +40,7 @@ def test_stretches_add_up_until_they_are_taken(on_gpu):
     assert on_gpu.take() == 0.0
 
 
-def test_a_stretch_in_which_work_failed_does_not_count(on_gpu):
+def test_an_interval_in_which_work_failed_does_not_count(on_gpu):
     on_gpu.start()
     on_gpu.stop()
     on_gpu.start()  # and the work raises
@@ -50,7 +50,7 @@ def test_a_stretch_in_which_work_failed_does_not_count(on_gpu):
     assert on_gpu.take() == 1.0
 
 
-def test_on_the_cpu_as_well():
+def test_intervals_on_the_cpu():
     watch = DeviceTimer(torch.device("cpu"))
     watch.start()
     watch.start()

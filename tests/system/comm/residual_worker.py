@@ -1,4 +1,4 @@
-"""What the four ranks of `test_comm_exchange` do with what they owe: go on with it, hand it on, lose it."""
+"""Checks of residuals between four ranks: kept, restored, inherited and lost."""
 
 import os
 
@@ -14,7 +14,7 @@ from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals
-from tests.system.comm.exchanges import (
+from tests.system.comm.common import (
     CPU,
     PER_NODE,
     SIZE,
@@ -22,12 +22,12 @@ from tests.system.comm.exchanges import (
     build,
     drawn,
     of_all,
-    owed_by,
+    residual_of,
 )
 
 
 class InTurn:
-    """A planner that has another collective for each step."""
+    """A tuner that takes another collective in each step."""
 
     is_settled = True
 
@@ -75,24 +75,24 @@ def exchange_in_turn(error_feedback):
     )
 
 
-def what_is_owed_goes_on_from_one_collective_to_the_next():
-    """Lossless and lossy ones in turn, a NaN of one rank on its way, and new exchanges from its state on."""
+def check_residuals_survive_changes_of_the_collective():
+    """Lossless and lossy collectives in turn, with a NaN of one rank and restored states."""
     exchange, num_seen, place = exchange_in_turn(error_feedback=True), 0, 17
     others = torch.arange(SIZE) != place
     computed = sent = torch.zeros(SIZE, dtype=torch.float64)
     for step in range(23):
         gradient = drawn(SIZE, step)
-        if step == 8 and dist.get_rank() == 2:  # rank 0 or another chooses for all then
+        if step == 8 and dist.get_rank() == 2:  # another rank selects in that step
             gradient[place] = float("nan")
         total = exchange.sum(gradient)
         assert_same_bits(total)
         num_seen += int(total[place].isnan())
         assert total[others].isfinite().all()
         computed, sent = computed + gradient, sent + total
-        left = of_all(computed).sum(0) - sent - of_all(owed_by(exchange).double()).sum(0)
+        left = of_all(computed).sum(0) - sent - of_all(residual_of(exchange).double()).sum(0)
         assert float(left[others].abs().max()) < 1e-4, step
-        if step % 5 == 0:  # in the ring, all that was owed was sent
-            assert not owed_by(exchange).any()
+        if step % 5 == 0:  # a lossless ring sends all residuals
+            assert not residual_of(exchange).any()
         if step in {11, 14}:
             state, residual = exchange.state_dict(), exchange.residual.state_dict()
             exchange = exchange_in_turn(error_feedback=True)
@@ -100,10 +100,10 @@ def what_is_owed_goes_on_from_one_collective_to_the_next():
             exchange.residual.load_state_dict(residual)
             assert exchange.settle() is None
     assert num_seen == 1
-    assert owed_by(exchange).isfinite().all()
+    assert residual_of(exchange).isfinite().all()
 
 
-def without_error_feedback_each_step_stands_alone():
+def check_steps_are_independent_without_error_feedback():
     exchange, by_hand = exchange_in_turn(error_feedback=False), collectives_in_turn()
     select = select_share(MSTopK(), round(0.1 * SIZE), SIZE)
     for step in range(13):
@@ -126,7 +126,7 @@ def options_of(compressor):
 
 
 def after_four_steps(**options):
-    """An exchange that owes something, its state, and a copy of what it owes."""
+    """An exchange with a residual, its state, and a copy of the residual's state."""
     made = build(**options)
     for step in range(4):
         made.sum(drawn(SIZE, step))
@@ -134,7 +134,7 @@ def after_four_steps(**options):
     return made, made.state_dict(), {**owed, "memory": {"residual": owed["memory"]["residual"].clone()}}
 
 
-def what_was_owed_comes_back():
+def check_a_restored_residual_continues_bit_for_bit():
     for compressor in COMPRESSORS:
         made, state, owed = after_four_steps(**options_of(compressor))
         again = build(**options_of(compressor))
@@ -145,7 +145,7 @@ def what_was_owed_comes_back():
             assert torch.equal(again.sum(drawn(SIZE, step)), made.sum(drawn(SIZE, step)))
 
 
-def what_was_owed_is_handed_on_to_fewer_ranks():
+def check_fewer_ranks_inherit_all_residuals():
     options = options_of("mstopk")
     _, state, owed = after_four_steps(**options)
     everybody = [None] * dist.get_world_size()
@@ -159,7 +159,7 @@ def what_was_owed_is_handed_on_to_fewer_ranks():
     assert not taken[2:].any()
 
 
-def what_was_owed_by_one_rank_counts_as_lost():
+def check_a_missing_residual_counts_as_lost():
     options = options_of("mstopk")
     _, state, owed = after_four_steps(**options)
     lossy = build(**options)
@@ -181,7 +181,7 @@ def what_was_owed_by_one_rank_counts_as_lost():
     assert len(going_on.losses) == 2
 
 
-def what_was_owed_is_sent_by_an_exchange_that_keeps_nothing():
+def check_a_lossless_exchange_sends_restored_residuals():
     _, state, owed = after_four_steps(**options_of("mstopk"))
     sending = build(exchange="ring")
     sending.load_state_dict(state)

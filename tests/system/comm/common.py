@@ -1,4 +1,4 @@
-"""What workers of `test_comm_exchange` share: exchanges, DDP models, and what all ranks hold."""
+"""Helpers of the workers in this folder: exchanges, DDP models, and comparisons between ranks."""
 
 import os
 
@@ -18,24 +18,37 @@ SUMMING = [name for name in EXCHANGES if name not in PLAIN or name == "dense"]
 
 
 def drawn(size, seed):
-    """Another vector on each rank."""
+    """A random vector, another one on each rank."""
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     return torch.randn(size, generator=generator)
 
 
-def of_all(tensor):
-    pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(pieces, tensor.contiguous())
+def checks_of(module):
+    """All functions of a worker named `check_...`, in their order, without imported ones."""
+    own = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    return [each for each in own if each.__name__.startswith("check_")]
+
+
+def of_all(tensor, group=None):
+    pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    if tensor.numel():
+        dist.all_gather(pieces, tensor.contiguous(), group=group)
     return torch.stack(pieces)
 
 
-def assert_same_bits(tensor):
-    everybody = of_all(tensor.detach().view(torch.int32))
+def assert_same_bits(tensor, group=None):
+    everybody = of_all(tensor.detach().view(torch.int32), group)
     assert (everybody == everybody[0]).all()
 
 
+def assert_same_value(value):
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    assert all(each == values[0] for each in values), values
+
+
 def configured(**options):
-    """Without options that its way of exchange does not read, which would be refused."""
+    """A configuration without the options that its exchange would refuse."""
     controller = options.get("controller", "fixed")
     if options["exchange"] not in (*SPARSE, "auto") or controller != "fixed":
         options.pop("ratio", None)
@@ -49,19 +62,19 @@ def build(size=SIZE, **options):
     return build_exchange(configured(**options), size, CPU)
 
 
-def owed_by(exchange):
+def residual_of(exchange):
     return exchange.residual.state_dict()["memory"].get("residual", torch.zeros(SIZE)).clone()
 
 
-def with_room(exchange, values, num_scalars=0):
-    """For `combine`: a gradient, scalars, and the exchange's own places."""
+def buffer_of(exchange, values, num_scalars=0):
+    """The argument of `combine` with a gradient and scalars."""
     flat = exchange.make_buffer(num_scalars)
     flat[: values.numel()] = values
     return flat
 
 
 class Layers(nn.Module):
-    """Several buckets; `spare` is used only if asked for."""
+    """A model of several buckets, whose layer `spare` is optional."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +87,7 @@ class Layers(nn.Module):
 
 
 def samples(sizes, seed):
-    """Of all ranks, and this rank's part."""
+    """Samples of all ranks, and the slice of this rank's."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(sum(sizes), 5, generator=generator)
     targets = torch.randn(sum(sizes), 1, generator=generator)
