@@ -19,14 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm.comm.autotune.tuner import ExchangeTuner
-from dlrm.comm.collectives import Collective
+from dlrm.comm.collectives import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
 from dlrm.comm.consistency.preflight import Intent, Preflight, check_same_state
-from dlrm.comm.controllers import Controller
+from dlrm.comm.controllers import Controller, Selection
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
-from dlrm.comm.feedback.sender import Sender, is_controlled, leaves_no_residual
 from dlrm.comm.stats.figures import ExchangeFigures, Tally
 from dlrm.comm.stats.timer import DeviceTimer
 
@@ -43,7 +42,7 @@ class Exchange:
         compressor: selects, where the collective is sparse.
         feedback: the residual of `d` values, on `device`.
         controller: decides how much is sent.
-        dense: collective for steps in which all values are sent; None: `collective`, which must be dense.
+        dense: collective for steps in which all values are sent.
         device: of the gradients.
         group: None is all ranks.
         tuner: chooses the collective before each exchange; None: it stays.
@@ -57,24 +56,20 @@ class Exchange:
         feedback: ErrorFeedback,
         controller: Controller,
         *,
-        dense: Collective | None = None,
+        dense: Collective,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
         tuner: ExchangeTuner | None = None,
     ) -> None:
-        if dense is None and collective.is_sparse:
-            raise ValueError(f"{collective.name} is sparse: name a dense collective as well, for all values")
         self.num_values = num_values
         self.collective = self._first = collective
-        self._controller = controller
-        self._sender = Sender(num_values, compressor, feedback, controller, dense or collective)
+        self._compressor, self._feedback, self._controller = compressor, feedback, controller
+        self._dense = dense
         self._device, self._group, self._tuner = device, group, tuner
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self._preflight = Preflight(device, group)
         self._error_flags = ErrorFlags(rank, device.type == "cuda")
-        self._buffer: Tensor | None = None
-        self._keeps = feedback.keeps
         self.residual = Residual(feedback, compressor, rank, self._num_ranks)
         """This rank's residual, a state of its own."""
         self.steps_done = 0
@@ -95,30 +90,6 @@ class Exchange:
         """Allocate zeros fp32 `[d + num_scalars + NUM_FLAGS]` for `combine`."""
         return torch.zeros(self.num_values + num_scalars + NUM_FLAGS, device=self._device)
 
-    def sum(self, gradient: Tensor) -> Tensor:
-        """Sum over ranks what they send, and add the rest to their next gradients.
-
-        Call `observe` after each step: `auto`, and controllers that try shares, learn from nothing else.
-
-        Args:
-            gradient: fp32 `[d]`; left unchanged.
-
-        Returns:
-            fp32 `[d]`, the same bits on all ranks; the next call reuses its memory.
-
-        Raises:
-            DisagreementError: ranks would have done different things. Nothing counts as sent, and residuals
-                stay as they were. On a GPU, after a lossless sum, ranks may learn of another rank's problem
-                only in `observe`, or in the next `sum`.
-            ValueError: the gradient does not fit this exchange; other ranks raise a `DisagreementError`.
-        """
-        if self._buffer is None:
-            self._buffer = self.make_buffer()
-        problem = self._problem_of(gradient)
-        if problem is None:
-            self._buffer[: self.num_values].copy_(gradient)
-        return self.combine(self._buffer, problem=problem)[0]
-
     def combine(
         self,
         flat: Tensor,
@@ -127,7 +98,10 @@ class Exchange:
         mean: bool = False,
         problem: Exception | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Sum or average gradients as `sum` does, and exact scalars that follow them.
+        """Sum or average over ranks what they send of their gradients, and exact scalars that follow these.
+
+        Values that are not sent are added to the next gradient. Call `observe` after each step: `auto`, and
+        controllers that try shares, learn from nothing else.
 
         Args:
             flat: from `make_buffer`: the gradient, then scalars; overwritten.
@@ -138,11 +112,14 @@ class Exchange:
             problem: why this rank has no gradient; it is raised after the other ranks were informed.
 
         Returns:
-            Sum or mean of the gradient `[d]` and of the scalars; views of `flat`, or of memory that the next
-            call reuses.
+            Sum or mean of the gradient `[d]` and of the scalars, the same bits on all ranks; views of `flat`,
+            or of memory that the next call reuses.
 
         Raises:
-            DisagreementError, ValueError: as `sum`.
+            DisagreementError: ranks would have done different things. Nothing counts as sent, and residuals
+                stay as they were. On a GPU, after a lossless sum without scalars, ranks may learn of another
+                rank's problem only in `observe`, or in the next call.
+            ValueError: the gradient does not fit this exchange; other ranks raise a `DisagreementError`.
         """
         self._error_flags.read_late()
         problem = problem or self._problem_of(flat[: flat.numel() - num_scalars - NUM_FLAGS])
@@ -152,7 +129,7 @@ class Exchange:
         if self._tuner is not None:
             self.collective = self._tuner.choose(gradient) or self.collective
         self._timer.start()
-        if leaves_no_residual(self.collective) and not self.residual.is_pending:
+        if _leaves_no_residual(self.collective) and not self.residual.is_pending:
             self._sum_in_place(flat, num_scalars, mean, problem)
             total, scalars = gradient, flat[self.num_values : -NUM_FLAGS]
         else:
@@ -174,7 +151,7 @@ class Exchange:
         Raises:
             DisagreementError: as `sum`.
         """
-        if is_controlled(self.collective):
+        if _is_controlled(self.collective):
             self._controller.observe(seconds)
         self._tally.step(seconds)
         exchange_s = self._take_seconds()
@@ -251,7 +228,7 @@ class Exchange:
         """All that decides what this rank will do next, as text for an error message."""
         done = f"has done {self.steps_done:,} exchanges of {self.num_values:,} values"
         plan = "" if self._tuner is None else f", tuned to {self._tuner.state_dict()}"
-        return f"{done} and continues by {self._sender.describe(self.collective)}{plan}"
+        return f"{done} and continues by {self._describe_sending()}{plan}"
 
     def _parts(self) -> dict[str, Any]:
         """Parts with a state that all ranks share, by the name of their class."""
@@ -277,7 +254,7 @@ class Exchange:
         """
         is_measured = self.residual.is_pending and self.steps_done % ENERGY_STEPS == 1
         energy = self.residual.energy if is_measured else 0.0
-        described = f"{self.residual.is_pending}, {self._sender.describe(self.collective)}"
+        described = f"{self.residual.is_pending}, {self._describe_sending()}"
         intent = Intent(
             exchange=self.steps_done + 1, num_values=self.num_values, state=zlib.crc32(described.encode())
         )
@@ -287,10 +264,48 @@ class Exchange:
         return scalars
 
     def _send(self, gradient: Tensor) -> Tensor:
-        sent = self._sender.sum(gradient, self.collective, self.residual.is_pending)
-        self.residual.is_pending = self._keeps and not leaves_no_residual(sent.collective)
-        self._record(sent.collective, sent.num_kept)
-        return sent.total
+        """Sum over ranks what each of them selects of gradient and residual; the rest is the new residual."""
+        collective, has_residual = self.collective, self.residual.is_pending
+        vector = self._feedback.add(gradient) if has_residual else gradient
+        selection = Selection(self.num_values)
+        if _is_controlled(collective):
+            selection = self._controller.choose(vector, self._compressor)
+        if collective.is_sparse and selection.num_kept >= self.num_values:
+            collective = self._dense  # all values are sent, so that indices would be a waste
+        num_kept = selection.num_kept if collective.is_sparse else self.num_values
+        if not has_residual and _leaves_no_residual(collective):
+            collective.sum_in_place(gradient)
+            total = gradient
+        else:
+            if not has_residual:
+                vector = self._feedback.add(gradient)
+            shares: list[float] = []
+            total = collective.reduce(vector, self._select(vector, selection, shares))
+            if shares and not self._compressor.is_exact:
+                num_kept = round(shares[0] * self.num_values)
+        self.residual.is_pending = self._feedback.keeps and not _leaves_no_residual(collective)
+        self._record(collective, num_kept)
+        return total
+
+    def _select(self, vector: Tensor, selection: Selection, shares: list[float]) -> Select:
+        """Make a `Select` that reuses the controller's indices, if any, and appends the selected share."""
+        by_share = select_share(self._compressor, selection.num_kept, self.num_values)
+
+        def select(part: Tensor) -> Tensor:
+            # the controller's indices are into the whole vector, not into a shard of it
+            is_whole = part.data_ptr() == vector.data_ptr() and part.numel() == vector.numel()
+            indices = selection.indices if is_whole and selection.indices is not None else by_share(part)
+            shares.append(indices.numel() / max(part.numel(), 1))
+            return indices
+
+        return select
+
+    def _describe_sending(self) -> str:
+        """All state that decides which messages are sent, besides gradients: equal where ranks agree."""
+        kinds = [type(each).__name__ for each in (self._compressor, self._controller)]
+        state = self.collective.state_dict() if hasattr(self.collective, "state_dict") else None
+        keeps, position = self._feedback.keeps, self._controller.position
+        return repr((self.collective.name, state, kinds, keeps, position))
 
     def _problem_of(self, gradient: Tensor) -> ValueError | None:
         if gradient.shape == (self.num_values,) and gradient.dtype == torch.float32:
@@ -309,3 +324,11 @@ class Exchange:
     def _record(self, collective: Collective, num_kept: int) -> None:
         sent_bytes = collective.sent_bytes(self.num_values, num_kept)
         self._tally.exchange(num_kept, self.num_values, sent_bytes)
+
+
+def _leaves_no_residual(collective: Collective) -> bool:
+    return collective.is_lossless or collective.num_ranks == 1
+
+
+def _is_controlled(collective: Collective) -> bool:
+    return collective.is_sparse and not _leaves_no_residual(collective)

@@ -9,8 +9,7 @@ from torch import Tensor
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Buffers, Collective, Select
 from dlrm.comm.collectives.messages import all_gather_in_place
-from dlrm.comm.compression.codecs import WireCodec
-from dlrm.comm.compression.packing import Packing
+from dlrm.comm.compression.codecs import Packing, WireCodec
 from dlrm.comm.links import Links
 
 INDEX_BYTES: Final = torch.int32.itemsize

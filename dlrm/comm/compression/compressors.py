@@ -80,16 +80,11 @@ class Threshold(Compressor):
 
     Args:
         value: not negative; NaN and infinity reach any threshold.
-
-    Raises:
-        ValueError: the threshold is negative or NaN.
     """
 
     is_exact = False
 
     def __init__(self, value: float) -> None:
-        if not value >= 0:
-            raise ValueError(f"a threshold of {value} cannot apply to magnitudes: give one of 0 or more")
         self._bound = bound_below(value)
 
     def select(self, vector: Tensor, num_kept: int) -> Tensor:

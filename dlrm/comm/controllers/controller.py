@@ -65,8 +65,6 @@ class Fixed(Controller):
     """
 
     def __init__(self, ratio: float) -> None:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"the share of a gradient to send is {ratio}; choose one above 0 and at most 1")
         self._ratio = ratio
 
     @property

@@ -28,7 +28,6 @@ from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.controllers.controller import Controller, Selection, num_kept_of
 from dlrm.comm.controllers.measures import Ewma, SumOverRanks, agreed_median, energy, has_moved
 
-POLICIES: Final = ("exponential", "geometric")
 USED_SHARE: Final = 0.9
 """Share of its window in which a factor must have been good enough to count as measured. A factor that is so
 only after steps of a lower one have emptied the residual is worth less than it seems."""
@@ -76,17 +75,6 @@ class GraVAC(Controller):
         tolerance: float = 0.01,
         window_steps: int = 500,
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"the policy is {policy!r}; choose one of {', '.join(POLICIES)}")
-        if not 1 < lowest_factor <= highest_factor < math.inf:
-            raise ValueError(
-                f"factors go from {lowest_factor} to {highest_factor}; start above 1 (dense is tried too) "
-                "and end there or above"
-            )
-        if not 0 < min_gain <= 1:
-            raise ValueError(f"the least gain is {min_gain}; choose a share above 0 and at most 1")
-        if window_steps < 1 or tolerance < 0:
-            raise ValueError("a window takes 1 step or more, and the tolerance is not negative")
         self._agree = agree
         self._scale = (1.0, *factors(policy, lowest_factor, highest_factor))
         self._min_gain, self._tolerance, self._window_steps = min_gain, tolerance, window_steps

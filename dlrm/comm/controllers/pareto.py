@@ -83,12 +83,6 @@ class Pareto(Controller):
         sample_steps: int = 10,
         rest_steps: int = 200,
     ) -> None:
-        if not ratios or not all(0 < ratio < 1 for ratio in ratios):
-            raise ValueError(
-                f"shares to try are {list(ratios)}; name some above 0 and below 1 (dense is tried too)"
-            )
-        if sample_steps < 1 or rest_steps < 0:
-            raise ValueError("a share is tried for 1 step or more, and a rest is not negative")
         self._agree = agree
         self._ratios = (1.0, *sorted(ratios, reverse=True))
         self._sample_steps, self._rest_steps = sample_steps, rest_steps

@@ -63,8 +63,6 @@ class SelSync:
     def __init__(
         self, *, agree: SumOverRanks, delta: float = 0.3, total: Callable[[Tensor], Tensor] = total_over_ranks
     ) -> None:
-        if not 0 <= delta < math.inf:
-            raise ValueError(f"delta is {delta}; choose 0 (average in each step) or more, such as 0.3")
         self._agree, self._delta, self._total = agree, delta, total
         self._energy = Ewma(agree.num_ranks)
         self.is_joined = True

@@ -14,7 +14,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ from dlrm.comm.collectives.process_groups import timeout_of
 from dlrm.comm.consistency.parameters import check_alike, named_parameters, shaped_like
 from dlrm.comm.p3.comm_thread import CommThread
 from dlrm.comm.p3.param_order import ParamOrder
-from dlrm.comm.p3.partial_step import PartialStep
 from dlrm.comm.p3.side_stream import SideStream
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
 
@@ -106,7 +105,7 @@ class PriorityExchange:
             for place, parameter in zip(self._layout.places, self._parameters, strict=True)
         ]
         self._side = SideStream(device)
-        self._updates = PartialStep(optimizer)
+        self._updates = _PartialStep(optimizer)
         self._marked, self._pending = set[int](), set[int]()
         self._steps = 0
         self.waited_s = 0.0
@@ -254,6 +253,39 @@ class PriorityExchange:
                 dist.broadcast(order, group=self._group, group_src=0)
         numbers: list[int] = order.tolist()
         return numbers
+
+
+class _PartialStep:
+    """Steps an optimizer, whose state must be kept by parameter, for a few parameters at a time."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.remember()
+
+    def remember(self) -> None:
+        """Use the current learning rates and other options for updates from now on."""
+        self._options: list[dict[str, Any]] = [
+            {name: _kept(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def update(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Step only these parameters, by their gradients."""
+        chosen, groups = set(map(id, parameters)), self._optimizer.param_groups
+        self._optimizer.param_groups = [
+            {**options, "params": own}
+            for options, group in zip(self._options, groups, strict=True)
+            if (own := [each for each in group["params"] if id(each) in chosen])
+        ]
+        try:
+            self._optimizer.step()
+        finally:
+            self._optimizer.param_groups = groups
+
+
+def _kept(value: Any) -> Any:
+    # a learning rate may be a tensor, which a scheduler changes in place
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _parameters_of(

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from dlrm.comm.build import build_exchange
-from dlrm.comm.collectives import Ring, SparseAllGather
+from dlrm.comm.collectives import Ring
 from dlrm.comm.compression.codecs import Plain
 from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
+from tests.system.comm.common import sum_of
 
 CPU = torch.device("cpu")
 FORGETFUL = ErrorFeedback(4, CPU, keeps=False)
@@ -23,7 +24,7 @@ def test_a_single_rank_keeps_its_gradient_and_has_no_residual(exchange, world_of
     for step in range(12):  # `auto` has no candidates here
         gradient = torch.randn(50)
         before = gradient.clone()
-        assert torch.equal(made.sum(gradient), before)
+        assert torch.equal(sum_of(made, gradient), before)
         assert torch.equal(gradient, before)
         made.observe(0.01)
         assert made.steps_done == step + 1
@@ -44,8 +45,8 @@ def test_residuals_of_removed_ranks_are_added_to_the_next_gradient(controller, w
     made.load_state_dict({**made.state_dict(), "steps_done": 9, "owners": 2})
     made.residual.inherit([state, other])
     assert made.settle() is None
-    assert made.sum(torch.ones(4)).tolist() == [3, 1, 1, 5]
-    assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
+    assert sum_of(made, torch.ones(4)).tolist() == [3, 1, 1, 5]
+    assert sum_of(made, torch.ones(4)).tolist() == [1, 1, 1, 1]
     assert made.steps_done == 11
     assert made.losses == ()
 
@@ -54,16 +55,14 @@ def test_a_gradient_of_another_model_is_refused(world_of_one):
     for exchange in ("dense", "all_gather"):
         made = build_exchange(CommConfig(exchange=exchange), 4, CPU)
         with pytest.raises(ValueError, match=r"float32 of 5 values, .* is for fp32 of 4 in one"):
-            made.sum(torch.ones(5))
+            sum_of(made, torch.ones(5))
         with pytest.raises(ValueError, match="float64 of 4 values"):
-            made.sum(torch.ones(4, dtype=torch.float64))
-        with pytest.raises(ValueError, match="2 x 2 values"):
-            made.sum(torch.ones(2, 2))
+            sum_of(made, torch.ones(4, dtype=torch.float64))
         with pytest.raises(ValueError, match=r"2 values, .* of 4 in one"):
             made.combine(torch.ones(4))  # without places for error flags
         with pytest.raises(KeyError, match="mine"):
             made.combine(made.make_buffer(), problem=KeyError("mine"))
-        assert made.sum(torch.ones(4)).tolist() == [1, 1, 1, 1]
+        assert sum_of(made, torch.ones(4)).tolist() == [1, 1, 1, 1]
         assert made.steps_done == 1
 
 
@@ -79,7 +78,7 @@ def test_figures_are_means_since_they_were_last_taken(world_of_one):
     made = build_exchange(CommConfig(exchange="ring"), 100, CPU)
     assert made.take_figures() is None
     for seconds in (1.0, 3.0):
-        made.sum(torch.ones(100))
+        sum_of(made, torch.ones(100))
         made.observe(seconds)
     figures = made.take_figures()
     assert (figures.name, figures.steps, figures.step_seconds, figures.kept_share) == (
@@ -93,11 +92,6 @@ def test_figures_are_means_since_they_were_last_taken(world_of_one):
     assert 0 < figures.seconds < 1
     assert figures.share == figures.seconds / 2
     assert made.take_figures() is None
-
-
-def test_a_sparse_exchange_needs_a_dense_one_for_steps_that_send_all(world_of_one):
-    with pytest.raises(ValueError, match="sparse all-gather fp32 is sparse: name a dense"):
-        Exchange(4, SparseAllGather(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU)
 
 
 def test_energies_of_other_ranks_weigh_losses_and_are_dropped(world_of_one):
@@ -124,7 +118,7 @@ def test_a_failed_rank_gives_the_tuner_zeros_of_the_right_length(world_of_one):
     exchange = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU, tuner=Timing())
     for wrong in (torch.ones(3), torch.ones(5)):
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
-            exchange.sum(wrong)
+            sum_of(exchange, wrong)
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
             exchange.combine(torch.ones(wrong.numel() + 2))
     assert shapes == [(4,)] * 4
@@ -138,7 +132,7 @@ def test_exchanges_that_do_not_sum_whole_gradients_are_refused(exchange, world_o
 
 def test_parts_of_another_kind_start_over(world_of_one):
     by_gravac = build_exchange(CommConfig(exchange="star", controller="gravac"), 9, CPU)
-    by_gravac.sum(torch.ones(9))
+    sum_of(by_gravac, torch.ones(9))
     fixed = build_exchange(CommConfig(exchange="all_gather"), 9, CPU)
     fixed.load_state_dict(by_gravac.state_dict())
     assert fixed.steps_done == 1
@@ -153,7 +147,7 @@ def test_a_controller_that_is_not_used_observes_nothing(world_of_one):
             self.seconds += (seconds,)
 
     controller = Told(0.5)
-    made = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, controller, device=CPU)
-    made.sum(torch.ones(4))
+    made = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, controller, dense=Ring(Plain()), device=CPU)
+    sum_of(made, torch.ones(4))
     made.observe(1.0)
     assert controller.seconds == ()

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.config import EXCHANGES, PLAIN, SPARSE, CommConfig
+from dlrm.comm.consistency.error_flags import NUM_FLAGS
 
 CPU = torch.device("cpu")
 SIZE = 203
@@ -60,6 +61,11 @@ def configured(**options):
 def build(size=SIZE, **options):
     os.environ["LOCAL_WORLD_SIZE"] = str(PER_NODE)
     return build_exchange(configured(**options), size, CPU)
+
+
+def sum_of(exchange, gradient, problem=None):
+    """The sum over ranks of a gradient, which is left unchanged."""
+    return exchange.combine(torch.cat([gradient, torch.zeros(NUM_FLAGS)]), problem=problem)[0]
 
 
 def residual_of(exchange):

@@ -24,6 +24,7 @@ from tests.system.comm.common import (
     drawn,
     of_all,
     residual_of,
+    sum_of,
 )
 
 
@@ -41,13 +42,13 @@ def check_a_failed_rank_is_reported_by_all():
         for step in range(4):
             gradient, owed = drawn(SIZE, step), residual_of(made)
             with reports_rank(1, f"this exchange is for fp32|rank 1 .* exchange {step + 1}:", ValueError):
-                made.sum(torch.ones(SIZE + (rank == 1)))
+                sum_of(made, torch.ones(SIZE + (rank == 1)))
             with reports_rank(2, f"^'mine'|rank 2 .* exchange {step + 1}:", KeyError):
                 made.combine(
                     buffer_of(made, gradient), mean=True, problem=KeyError("mine") if rank == 2 else None
                 )
             assert torch.equal(residual_of(made), owed), exchange
-            total = made.sum(gradient)
+            total = sum_of(made, gradient)
             assert_same_bits(total)
             computed, sent = computed + gradient, sent + total
         assert made.steps_done == 4
@@ -62,12 +63,12 @@ def check_a_rank_that_fails_when_candidates_are_timed_is_reported_by_all():
     """A failed rank times collectives on zeros."""
     made = build(exchange="auto", ratio=0.1)
     for step in range(10):
-        made.sum(drawn(SIZE, step))
+        sum_of(made, drawn(SIZE, step))
         made.observe(0.01)
     with reports_rank(3, "this exchange is for fp32|rank 3 cannot take part in exchange 11", ValueError):
-        made.sum(torch.ones(SIZE - 3 * (dist.get_rank() == 3)))
+        sum_of(made, torch.ones(SIZE - 3 * (dist.get_rank() == 3)))
     for step in range(3):
-        assert_same_bits(made.sum(drawn(SIZE, step)))
+        assert_same_bits(sum_of(made, drawn(SIZE, step)))
         made.observe(0.01)
 
 
@@ -77,30 +78,30 @@ def check_a_rank_in_another_state_is_reported_by_all():
     for exchange in SPARSE:
         made = build(exchange=exchange, ratio=0.2 if rank == 3 else 0.1)
         with pytest.raises(DisagreementError, match=r"rank 0 is at exchange 1 of 203 values.*rank 3 is at"):
-            made.sum(torch.ones(SIZE))
+            sum_of(made, torch.ones(SIZE))
 
         made = build(exchange=exchange)
         if rank == 2:
             made.load_state_dict({**made.state_dict(), "steps_done": 7})
         with pytest.raises(DisagreementError, match="rank 2 is at exchange 8"):
-            made.sum(torch.ones(SIZE))
+            sum_of(made, torch.ones(SIZE))
 
         for controller in CONTROLLERS[1:]:
             made = build(exchange=exchange, controller=controller, window_steps=7)
             for step in range(5):
-                made.sum(drawn(SIZE, step))
+                sum_of(made, drawn(SIZE, step))
                 made.observe(0.01)
             if rank == 2:
                 made.load_state_dict(made.state_dict())  # only this rank's window starts over
             with pytest.raises(DisagreementError, match="rank 2 is at exchange 6"):
-                made.sum(drawn(SIZE, 5))
+                sum_of(made, drawn(SIZE, 5))
     made = build(exchange="star")
     if rank == 1:  # which would wait for the indices of rank 3
         made.load_state_dict({**made.state_dict(), "parts": {"ARTopK": {"step": 3}}})
     with pytest.raises(DisagreementError, match="rank 1 is at exchange 1"):
-        made.sum(torch.ones(SIZE))
+        sum_of(made, torch.ones(SIZE))
     made = build(exchange="all_gather", ratio=1.0)  # no message of the above is left
-    assert torch.equal(made.sum(torch.ones(SIZE)), torch.full((SIZE,), 4.0))
+    assert torch.equal(sum_of(made, torch.ones(SIZE)), torch.full((SIZE,), 4.0))
 
 
 def check_different_restored_states_are_reported_by_all():

@@ -17,6 +17,7 @@ from tests.system.comm.common import (
     drawn,
     of_all,
     residual_of,
+    sum_of,
 )
 
 
@@ -59,7 +60,7 @@ def replicas_stay_equal_and_no_gradient_is_lost():
         for step in range(STEPS):
             gradient = (parameters - target) / dist.get_world_size()
             computed += gradient
-            total = exchange.sum(gradient)
+            total = sum_of(exchange, gradient)
             sent += total
             parameters = parameters - 0.05 * total
             exchange.observe(0.001 * (1 + step % 3))
@@ -111,7 +112,7 @@ def check_figures_of_a_threshold_count_sent_values():
     for exchange in ("all_gather", "star", "hi_topk"):
         made = build(exchange=exchange, compressor="threshold", threshold=0.5, ratio=0.5)
         for _ in range(3):
-            made.sum(gradient)
+            sum_of(made, gradient)
         figures = made.take_figures()
         assert figures.kept_share == pytest.approx(4 / SIZE, rel=0.02), exchange
         if exchange == "all_gather":  # values, indices and a length, to 3 others
@@ -126,11 +127,11 @@ def check_nan_reaches_all_ranks_once():
             gradient = drawn(SIZE, step)
             if step == 1 and dist.get_rank() == 2:
                 gradient[17] = float("nan")
-            total = made.sum(gradient)
+            total = sum_of(made, gradient)
             assert_same_bits(total)
             num_seen += int(total.isnan().any())
         assert num_seen == 1, options
         assert residual_of(made).isfinite().all(), options
         zeros = build(**options)
         for _ in range(3):
-            assert not zeros.sum(torch.zeros(SIZE)).any()
+            assert not sum_of(zeros, torch.zeros(SIZE)).any()

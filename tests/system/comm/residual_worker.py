@@ -23,6 +23,7 @@ from tests.system.comm.common import (
     drawn,
     of_all,
     residual_of,
+    sum_of,
 )
 
 
@@ -84,7 +85,7 @@ def check_residuals_survive_changes_of_the_collective():
         gradient = drawn(SIZE, step)
         if step == 8 and dist.get_rank() == 2:  # another rank selects in that step
             gradient[place] = float("nan")
-        total = exchange.sum(gradient)
+        total = sum_of(exchange, gradient)
         assert_same_bits(total)
         num_seen += int(total[place].isnan())
         assert total[others].isfinite().all()
@@ -111,7 +112,7 @@ def check_steps_are_independent_without_error_feedback():
         if step in {3, 6} and dist.get_rank() == 2:
             gradient[17] = float("nan")
         expected = by_hand[step % len(by_hand)].reduce(gradient.clone(), select)
-        torch.testing.assert_close(exchange.sum(gradient), expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(sum_of(exchange, gradient), expected, rtol=0, atol=0, equal_nan=True)
         assert not exchange.residual.is_pending
         if step == 6:
             state, exchange = exchange.state_dict(), exchange_in_turn(error_feedback=False)
@@ -129,7 +130,7 @@ def after_four_steps(**options):
     """An exchange with a residual, its state, and a copy of the residual's state."""
     made = build(**options)
     for step in range(4):
-        made.sum(drawn(SIZE, step))
+        sum_of(made, drawn(SIZE, step))
     owed = made.residual.state_dict()
     return made, made.state_dict(), {**owed, "memory": {"residual": owed["memory"]["residual"].clone()}}
 
@@ -142,7 +143,7 @@ def check_a_restored_residual_continues_bit_for_bit():
         again.residual.load_state_dict(owed)
         assert again.settle() is None
         for step in range(4, 8):
-            assert torch.equal(again.sum(drawn(SIZE, step)), made.sum(drawn(SIZE, step)))
+            assert torch.equal(sum_of(again, drawn(SIZE, step)), sum_of(made, drawn(SIZE, step)))
 
 
 def check_fewer_ranks_inherit_all_residuals():
@@ -170,11 +171,11 @@ def check_a_missing_residual_counts_as_lost():
     assert lost == LostResiduals(step=4, ranks=(3,), of_ranks=4, energy_share=lost.energy_share)
     # energies were measured before the second exchange
     first = build(**options)
-    first.sum(drawn(SIZE, 0))
+    sum_of(first, drawn(SIZE, 0))
     energies = of_all(torch.tensor(first.residual.energy, dtype=torch.float64)).tolist()
     assert lost.energy_share == pytest.approx(energies[3] / sum(energies))
     assert lossy.losses == (lost,)
-    lossy.sum(drawn(SIZE, 4))
+    sum_of(lossy, drawn(SIZE, 4))
     going_on = build(exchange="dense")
     going_on.load_state_dict(lossy.state_dict())
     assert going_on.settle().ranks == (0, 1, 2, 3)  # it has no place for what was owed
@@ -188,5 +189,5 @@ def check_a_lossless_exchange_sends_restored_residuals():
     sending.residual.load_state_dict(owed)
     assert sending.settle() is None
     everything = of_all(owed["memory"]["residual"]).sum(0)
-    torch.testing.assert_close(sending.sum(torch.zeros(SIZE)), everything)
-    assert not sending.sum(torch.zeros(SIZE)).any()
+    torch.testing.assert_close(sum_of(sending, torch.zeros(SIZE)), everything)
+    assert not sum_of(sending, torch.zeros(SIZE)).any()

@@ -112,7 +112,10 @@ def main(folder, scenario):
             optimizer.zero_grad()
             model({"ebc": batch(100 * rank + number, BATCH, **ROWS)}).square().mean().backward()
             optimizer.step()
-            exchange.sum(torch.randn(NUM_OWED, generator=torch.Generator().manual_seed(100 * rank + number)))
+            generator = torch.Generator().manual_seed(100 * rank + number)
+            flat = exchange.make_buffer()
+            flat[:NUM_OWED] = torch.randn(NUM_OWED, generator=generator)
+            exchange.combine(flat)
             recovery.step(samples=BATCH * dist.get_world_size())
             if recovery.steps_done in {BASE_AT, SAVE_AT}:
                 recovery.checkpointer.wait_until_idle()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.codecs import BLOCK, Half, Plain, WireInt8
+from dlrm.comm.compression.codecs import BLOCK, CHUNK, Half, Packing, Plain, WireInt8
 
 NAN, INF = float("nan"), float("inf")
 CODECS = {"fp32": Plain(), "fp16": Half(torch.float16), "bf16": Half(torch.bfloat16), "int8": WireInt8()}
@@ -111,6 +111,32 @@ def test_int8_rounds_ties_to_even_and_keeps_the_largest():
     assert there_and_back(WireInt8(), values).tolist() == [127.0, -127.0, 0.0, 2.0, 2.0, 0.0, -2.0]
 
 
-def test_another_dtype_is_refused():
-    with pytest.raises(ValueError, match=r"torch\.float16 or torch\.bfloat16"):
-        Half(torch.float32)
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("length", [0, 1, 1027, CHUNK + 5])
+def test_message_and_rounding_errors_add_up(codec, length):
+    packing = Packing(codec)
+    values = torch.randn(length)
+    before = values.clone()
+    data = torch.zeros(packing.aligned_bytes(length) + 4, dtype=torch.uint8)
+    packing.pack(values, data[: packing.num_bytes(length)])
+    assert not data[packing.num_bytes(length) :].any()
+    sent = torch.empty(length)
+    packing.unpack(data[: packing.num_bytes(length)], sent)
+    torch.testing.assert_close(sent + values, before, rtol=1e-6, atol=1e-7)
+    if packing.is_lossless or length > 1000:
+        assert packing.is_lossless == (not values.any())
+    packing.add(data[: packing.num_bytes(length)], sent)
+    torch.testing.assert_close(sent + 2 * values, 2 * before, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity_are_sent_and_not_kept(codec, wrong):
+    packing = Packing(codec)
+    values = torch.ones(10)
+    values[3] = wrong
+    data = torch.empty(packing.num_bytes(10), dtype=torch.uint8)
+    packing.pack(values, data)
+    assert values.isfinite().all()
+    packing.unpack(data, values)
+    assert not values[3].isfinite()

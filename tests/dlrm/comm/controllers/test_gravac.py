@@ -223,19 +223,3 @@ def test_starts_over_with_another_number_of_ranks():
     other.load_state_dict(play.controller.state_dict())
     assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
     assert other.state_dict() == make(Alone(num_ranks=2), min_gain=0.3).state_dict()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"policy": "linear"}, "exponential, geometric"),
-        ({"lowest_factor": 1}, "dense is tried too"),
-        ({"lowest_factor": 100, "highest_factor": 10}, "from 100 to 10"),
-        ({"min_gain": 0}, "least gain"),
-        ({"window_steps": 0}, "window"),
-        ({"tolerance": -1}, "tolerance"),
-    ],
-)
-def test_bad_settings_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        make(**change)

@@ -186,17 +186,3 @@ def test_starts_over_with_another_number_of_ranks():
     other = make(Alone(num_ranks=2))
     other.load_state_dict(play.controller.state_dict())
     assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ratios": ()}, "shares to try"),
-        ({"ratios": (0.1, 1.0)}, "dense is tried too"),
-        ({"sample_steps": 0}, "1 step"),
-        ({"rest_steps": -1}, "rest"),
-    ],
-)
-def test_bad_settings_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        make(**change)

@@ -180,9 +180,3 @@ def test_parameters_of_any_shape_are_averaged_in_place():
     SelSync(agree=Alone(2), total=lambda vector: 3 * vector).average(tensors[:2], tensors[2:])
     assert all((tensor == 1.5).all() for tensor in tensors)
     assert [tensor.data_ptr() for tensor in tensors] == places
-
-
-@pytest.mark.parametrize("delta", [-0.1, math.inf, math.nan])
-def test_a_bad_delta_is_refused(delta):
-    with pytest.raises(ValueError, match="delta"):
-        SelSync(agree=Alone(), delta=delta)

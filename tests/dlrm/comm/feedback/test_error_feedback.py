@@ -6,7 +6,7 @@ import torch
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("make", [ErrorFeedback])
+BOTH = pytest.mark.parametrize("keeps", [True, False])
 
 
 @BOTH
