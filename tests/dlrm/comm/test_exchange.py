@@ -115,19 +115,15 @@ def test_a_failed_rank_gives_the_tuner_zeros_of_the_right_length(world_of_one):
         def choose(self, gradient):
             shapes.append(gradient.shape)
 
-    exchange = Exchange(4, Ring(Plain()), TopK(), FORGETFUL, Fixed(0.5), device=CPU, tuner=Timing())
+    exchange = Exchange(
+        4, Ring(Plain()), TopK(), FORGETFUL, Fixed(0.5), dense=Ring(Plain()), device=CPU, tuner=Timing()
+    )
     for wrong in (torch.ones(3), torch.ones(5)):
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
             sum_of(exchange, wrong)
         with pytest.raises(ValueError, match="this exchange is for fp32 of 4"):
             exchange.combine(torch.ones(wrong.numel() + 2))
     assert shapes == [(4,)] * 4
-
-
-@pytest.mark.parametrize("exchange", ["priority", "selsync"])
-def test_exchanges_that_do_not_sum_whole_gradients_are_refused(exchange, world_of_one):
-    with pytest.raises(ValueError, match=f"comm.exchange={exchange} does not sum whole gradients"):
-        build_exchange(CommConfig(exchange=exchange), 4, CPU)
 
 
 def test_parts_of_another_kind_start_over(world_of_one):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.metrics.sketch import CAPACITY, QuantileSketch
+from dlrm.metrics.sketch import QuantileSketch
 
 numbers = st.lists(
     st.one_of(
@@ -99,12 +99,6 @@ def test_memory_grows_with_the_logarithm_of_the_count():
         sizes.append(len(sketch.weighted()[0]))
     assert sketch.count == 64 * 2**11
     assert max(sizes) <= 64 * (math.log2(sketch.count / 64) + 1)
-
-
-def test_the_default_capacity_has_the_documented_error():
-    levels = math.log2(1e11 / CAPACITY) + 1
-    assert levels < 20
-    assert (levels + 2) / (2 * CAPACITY) < 4.2e-5
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 7])

@@ -74,13 +74,6 @@ def check_selsync_in_each_step_equals_averaging_gradients():
     assert kept.take_figures().kept_share == 1
 
 
-def check_selsync_replicas_are_equal_after_join():
-    model, _, kept = trained(apart(change=0.05), STEPS)
-    assert 0 < kept.take_figures().kept_share < 1
-    kept.join()
-    assert_same_bits(flat_values(model))
-
-
 def check_selsync_replicas_are_averaged_after_a_failure():
     model, optimizers, kept = trained(apart(change=1e9, save_every_steps=5))
     mine = flat_values(model)

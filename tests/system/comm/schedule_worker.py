@@ -11,7 +11,7 @@ from torch.optim import SGD
 from dlrm.comm.p3 import scheduler as scheduling
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.optim import LAMB, LARS
-from dlrm.optim.norms import SharedNorms, choose_norms, clip_gradients, divide, local_norms
+from dlrm.optim.norms import SharedNorms, choose_norms, divide, local_norms
 from tests.system.comm.common import assert_same_bits, assert_same_value
 
 STEPS = 100
@@ -140,15 +140,6 @@ def check_norms():
     assert torch.equal(shared(others_spoilt), local_norms(tensors))  # each rank reads its own share only
     chosen = choose_norms(replicas())
     assert_same_value(type(chosen).__name__)
-
-
-def check_clipping():
-    ours, theirs = replicas(), replicas()
-    total = clip_gradients(ours, 3.0, SharedNorms())
-    assert torch.equal(total, clip_gradients(theirs, 3.0))
-    assert total > 3.0
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.equal(mine.grad, other.grad)
 
 
 def check_large_batch_optimizers():

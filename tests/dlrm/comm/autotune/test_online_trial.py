@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm.comm.autotune import online_trial as module
-from dlrm.comm.autotune.online_trial import MOST_ROUNDS, PAUSE_S, STEPS, OnlineTrial
+from dlrm.comm.autotune.online_trial import PAUSE_S, STEPS, OnlineTrial
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
 
 CPU = torch.device("cpu")
@@ -82,14 +82,3 @@ def test_the_first_step_of_a_turn_does_not_count(world_of_one):
 
     run(trial, step_s)
     assert trial.times_s == {0: 1.0, 1: 2.0}
-
-
-def test_rounds_without_a_clear_winner_come_to_an_end(world_of_one):
-    trial = OnlineTrial([0, 1], CPU)
-    steps = []
-
-    def step_s(turn, _):
-        steps.append(turn)
-        return 1.0 + (turn + (len(steps) - 1) // (2 * TURN)) % 2
-
-    assert len(rounds_of(run(trial, step_s))) == MOST_ROUNDS

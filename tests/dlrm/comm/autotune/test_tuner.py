@@ -109,15 +109,6 @@ def test_a_single_candidate_is_chosen_without_a_trial(world_of_one, monkeypatch)
     assert tuner.chosen.name == "ring"
 
 
-def test_step_times_decide_and_not_exchange_times(world_of_one, monkeypatch):
-    machine = Machine(monkeypatch, ring=0.3, tree=0.31, all_gather=0.1)
-    tuner = make()
-    machine.run(tuner, DENSE_STEPS)
-    machine.exchange_s = {"ring": 0.3, "tree": 0.2, "all_gather": 0.6}  # the times in steps
-    machine.run(tuner, TRIAL)
-    assert tuner.chosen.name == "tree"
-
-
 def test_candidates_are_tried_again_when_the_time_of_exchanges_drifts(world_of_one, monkeypatch):
     monkeypatch.setattr(drift, "CHECK_STEPS", 5)
     machine = Machine(monkeypatch, ring=0.3, tree=0.5, all_gather=0.1)

@@ -108,13 +108,6 @@ def test_a_misleading_sample_does_not_change_the_selection(sampled):
         assert (kept.diff() > 0).all()
 
 
-@pytest.mark.parametrize("kind", ["NaN", "only NaN"])
-@pytest.mark.parametrize("make", [TopK, MSTopK, lambda: Threshold(1e30)])
-def test_nan_is_sent_first(make, kind):
-    vector = LONG_VECTORS[kind]
-    assert vector[make().select(vector, 40)].isnan().all()
-
-
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     size=st.integers(0, 300),

@@ -1,6 +1,5 @@
 """GraVAC tries higher factors while they pay, stays dense if none does, and decides alike on all ranks."""
 
-import json
 import math
 from itertools import groupby
 
@@ -34,15 +33,6 @@ def test_factors_are_tried_upwards_a_window_each():
     sent = Play(make(min_gain=0.01), seconds=lambda ratio: ratio).steps(SETTLING)
     assert [value for value, _ in groupby(sent)] == [NUM_VALUES, *map(cut, (10, 20, 40, 160, 1000))]
     assert [len(list(same)) for _, same in groupby(sent)] == [WINDOW] * 6
-
-
-@pytest.mark.parametrize("seconds", [lambda ratio: 1.0, lambda ratio: 1.0 + 0.2 * (ratio < 1)])
-def test_stays_dense_when_the_exchange_is_not_what_takes_time(seconds):
-    play = Play(make(), seconds)
-    play.steps(3 * WINDOW)  # dense, the first factor, the second
-    asked = play.compressor.calls
-    assert play.steps(4 * WINDOW) == [NUM_VALUES] * (4 * WINDOW)
-    assert play.compressor.calls == asked, "what is sent whole need not be looked at"
 
 
 def test_a_first_factor_that_is_slower_than_dense_does_not_end_the_search():
@@ -118,25 +108,6 @@ def test_the_second_level_selects_what_one_level_would():
     assert sorted(choice.indices.tolist()) == sorted(direct.tolist())
 
 
-def test_ranks_with_other_gradients_and_clocks_choose_alike():
-    """Each by itself would choose otherwise: the first finds that compression pays, the last does not."""
-
-    def work(member):
-        skew = 1 + member.rank
-        controller = make(member, min_gain=0.3)
-        play = Play(
-            controller,
-            seconds=lambda ratio: (0.1 + ratio) * skew + 0.01 * torch.rand(1).item(),
-            gradient=lambda step: (uneven if member.rank < 2 else even)(step, rank=member.rank),
-        )
-        play.steps(2 * SETTLING)
-        return play.sent, controller.state_dict()
-
-    (first, state), *others = together(3, work)
-    assert all(other == (first, state) for other in others)
-    assert len(set(first)) > 2
-
-
 def test_a_nan_gradient_is_sent_whole_by_all_ranks_and_not_learned():
     controller = make(min_gain=0.3)
     play = Play(controller, slow_link)
@@ -165,12 +136,6 @@ def test_zero_gradients_have_finite_gains():
     assert GraVAC(agree=Alone()).choose(torch.zeros(0), Counting()).num_kept == 0
 
 
-def test_without_a_clock_it_stays_dense():
-    play = Play(make(), slow_link)
-    play.controller.observe = lambda seconds: None
-    assert set(play.steps(2 * SETTLING)) == {NUM_VALUES}
-
-
 def test_one_slow_step_does_not_change_the_decision():
     times = iter(range(10**6))
     play = Play(make(min_gain=0.3), lambda ratio: 50.0 if next(times) % WINDOW == 7 else 0.1 + ratio)
@@ -193,33 +158,3 @@ def test_searches_again_at_once_when_steps_have_become_longer():
     link["s"] = 1.0
     play.steps(WINDOW + SETTLING)
     assert play.sent[-1] < NUM_VALUES
-
-
-def test_steps_without_a_choice_are_ignored():
-    """As while the tuner tries another collective."""
-    play, alike = (Play(make(min_gain=0.3), slow_link) for _ in range(2))
-    for _ in range(SETTLING + 1):
-        assert play.steps(1) == alike.steps(1)
-        play.controller.observe(1e6)
-        play.controller.observe(1e-6)
-
-
-@pytest.mark.parametrize("stop", [WINDOW, 3 * WINDOW, SETTLING + WINDOW])
-def test_a_restored_state_continues_unchanged(stop):
-    play = Play(make(min_gain=0.3), slow_link)
-    play.steps(stop)
-    resumed = Play(make(min_gain=0.3), slow_link)
-    resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
-    play.controller.load_state_dict(play.controller.state_dict())  # both start the window over
-    resumed.residual, resumed.sent[:] = play.residual, play.sent
-    assert resumed.steps(SETTLING) == play.steps(SETTLING)
-    assert resumed.controller.state_dict() == play.controller.state_dict()
-
-
-def test_starts_over_with_another_number_of_ranks():
-    play = Play(make(min_gain=0.3), slow_link)
-    play.steps(SETTLING + 1)
-    other = make(Alone(num_ranks=2), min_gain=0.3)
-    other.load_state_dict(play.controller.state_dict())
-    assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
-    assert other.state_dict() == make(Alone(num_ranks=2), min_gain=0.3).state_dict()

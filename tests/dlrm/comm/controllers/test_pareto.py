@@ -1,14 +1,8 @@
 """Pareto: the choice between short steps and much energy."""
 
-import json
-import math
-
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.compressors import TopK
 from dlrm.comm.controllers import Pareto
 from dlrm.comm.controllers.pareto import RATIOS, Point, knee, pareto_set
 from tests.dlrm.comm.controllers.groups import Alone, together
@@ -89,15 +83,6 @@ def test_each_share_is_tried_and_the_knee_is_kept():
     assert sent[-1] < NUM_VALUES
 
 
-@pytest.mark.parametrize("seconds", [lambda ratio: 1.0, lambda ratio: 1.0 + 0.2 * (ratio < 1)])
-def test_stays_dense_when_the_exchange_is_not_what_takes_time(seconds):
-    play = Play(make(), seconds)
-    play.steps(EXPLORING)
-    asked = play.compressor.calls
-    assert set(play.steps(4 * (REST + SAMPLE))) == {NUM_VALUES}
-    assert play.compressor.calls == asked
-
-
 def test_between_samples_nothing_is_measured_or_exchanged():
     def work(member):
         play = Play(make(member), slow_link)
@@ -128,61 +113,3 @@ def test_candidates_are_tried_again_when_a_link_has_become_slow():
     link["s"] = 1.0
     play.steps(SAMPLE + EXPLORING + 1)
     assert play.sent[-1] < NUM_VALUES
-
-
-def test_ranks_with_other_gradients_and_clocks_choose_alike():
-    def work(member):
-        controller = make(member)
-        play = Play(
-            controller,
-            seconds=lambda ratio: (0.1 + ratio) * (1 + member.rank) + 0.01 * torch.rand(1).item(),
-            gradient=lambda step: (uneven if member.rank < 2 else even)(step, rank=member.rank),
-        )
-        play.steps(EXPLORING + 3 * REST)
-        return play.sent, controller.state_dict()
-
-    (first, state), *others = together(3, work)
-    assert all(other == (first, state) for other in others)
-
-
-def test_stays_dense_without_finite_gradients_energy_or_clock():
-    for gradient in (
-        lambda step: torch.full((NUM_VALUES,), math.nan),
-        lambda step: torch.zeros(NUM_VALUES),
-    ):
-        play = Play(make(), lambda ratio: 1.0, gradient=gradient)
-        play.steps(EXPLORING)
-        assert set(play.steps(3 * REST)) == {NUM_VALUES}
-    play = Play(make(), slow_link)
-    play.controller.observe = lambda seconds: None
-    play.steps(EXPLORING)
-    assert set(play.steps(3 * REST)) == {NUM_VALUES}
-
-
-def test_steps_without_a_choice_are_ignored():
-    """As while the tuner tries another collective."""
-    play, alike = (Play(make(), slow_link) for _ in range(2))
-    for _ in range(EXPLORING + 1):
-        assert play.steps(1) == alike.steps(1)
-        play.controller.observe(1e6)
-        play.controller.observe(1e-6)
-
-
-@pytest.mark.parametrize("stop", [2 * SAMPLE, EXPLORING + 1, EXPLORING + REST + SAMPLE])
-def test_a_restored_state_continues_unchanged(stop):
-    play = Play(make(), slow_link)
-    play.steps(stop)
-    resumed = Play(make(), slow_link)
-    resumed.controller.load_state_dict(json.loads(json.dumps(play.controller.state_dict())))
-    play.controller.load_state_dict(play.controller.state_dict())  # both start the sample over
-    resumed.residual, resumed.sent[:] = play.residual, play.sent
-    assert resumed.steps(EXPLORING + REST) == play.steps(EXPLORING + REST)
-    assert resumed.controller.state_dict() == play.controller.state_dict()
-
-
-def test_starts_over_with_another_number_of_ranks():
-    play = Play(make(), slow_link)
-    play.steps(EXPLORING + 1)
-    other = make(Alone(num_ranks=2))
-    other.load_state_dict(play.controller.state_dict())
-    assert other.choose(uneven(step=0), TopK()).num_kept == NUM_VALUES
