@@ -91,8 +91,6 @@ class Collectives:
     Args:
         codec: name of the encoding, unless a call names another.
         exact: whether all ranks select equally many values.
-        device: of the gradient.
-        group: None is all ranks.
     """
 
     def __init__(

@@ -43,8 +43,6 @@ class Exchange:
         feedback: the residual of `d` values, on `device`.
         controller: decides how much is sent.
         dense: collective for steps in which all values are sent.
-        device: of the gradients.
-        group: None is all ranks.
         tuner: chooses the collective before each exchange; None: it stays.
     """
 

@@ -93,10 +93,6 @@ def _link(link: Link) -> str:
 def ranks_per_node(device: torch.device, group: dist.ProcessGroup | None = None) -> int:
     """Read torchrun's LOCAL_WORLD_SIZE and agree on it; all ranks call it together.
 
-    Args:
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
-
     Returns:
         The number of all ranks, as of a single node, without that variable or if nodes differ in size.
     """

@@ -91,7 +91,7 @@ def touched_rows(gradient: Tensor) -> Tensor:
 
 
 def bytes_by_rows(counts: Sequence[int], columns: int) -> float:
-    """Bytes that leave the busiest rank if ranks send `counts` rows of a table with so many columns."""
+    """Bytes that leave the busiest rank if ranks send `counts` rows of a table."""
     return float((len(counts) - 1) * max(counts) * (1 + columns) * FP32_BYTES)
 
 

@@ -1,6 +1,6 @@
 """Replicas whose gradients are averaged in each step, together with a few scalars.
 
-Decisions that all ranks must make together (stop, diverged) travel as scalars in the same sum: they cost next
+Decisions that all ranks must make together (stop, diverged) are scalars in the same sum, where they cost next
 to nothing and cannot disagree.
 """
 

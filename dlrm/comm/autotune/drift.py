@@ -27,10 +27,6 @@ class DriftDetector:
 
     A rank that is early waits for the others in its exchange, so that the smallest median of all ranks
     counts, that of the rank that came last.
-
-    Args:
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
     """
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:

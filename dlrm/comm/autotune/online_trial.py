@@ -28,8 +28,6 @@ class OnlineTrial:
 
     Args:
         finalists: indices of the candidates.
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
     """
 
     def __init__(

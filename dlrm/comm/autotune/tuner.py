@@ -42,8 +42,6 @@ class ExchangeTuner:
 
     Args:
         candidates: the same on all ranks, with different names; at least one is lossless.
-        device: of the gradients.
-        group: None is all ranks.
     """
 
     def __init__(

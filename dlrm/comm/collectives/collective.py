@@ -50,10 +50,6 @@ class Collective(ABC):
 
     Number and length of messages depend only on what all ranks share, and never on a rank's values, so that
     no rank waits for a message that is not sent.
-
-    Args:
-        group: None is all ranks.
-        buffers: None makes new ones.
     """
 
     name: str

@@ -36,8 +36,6 @@ class Ring(_DenseSum):
 
     Args:
         codec: of values on the wire.
-        group: None is all ranks.
-        buffers: as for `Collective`.
     """
 
     shape = "ring"
@@ -100,8 +98,6 @@ class Tree(_DenseSum):
 
     Args:
         codec: of values on the wire; each rank encodes the sum of its branch.
-        group: None is all ranks.
-        buffers: as for `Collective`.
     """
 
     shape = "tree"

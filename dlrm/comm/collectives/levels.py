@@ -88,7 +88,6 @@ class TwoLevel(_Levels):
     Args:
         codec: of values on the wire between nodes; inside nodes they are fp32.
         nodes: which ranks share a node.
-        buffers: as for `Collective`.
     """
 
     is_sparse = False
@@ -109,7 +108,6 @@ class HiTopK(_Levels):
         codec: of values on the wire between nodes; inside nodes they are fp32.
         nodes: which ranks share a node.
         exact: whether all ranks select equally many values; if not, they exchange the numbers first.
-        buffers: as for `Collective`.
     """
 
     is_sparse = True

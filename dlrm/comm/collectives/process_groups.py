@@ -26,10 +26,6 @@ class Nodes:
 def make_nodes(device: torch.device, group: dist.ProcessGroup | None = None) -> Nodes:
     """Create the groups of nodes from torchrun's LOCAL_WORLD_SIZE; all ranks call it together.
 
-    Args:
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
-
     Returns:
         A single node of all ranks where the variable is not set, or nodes differ in size.
     """

@@ -22,8 +22,6 @@ class SparseAllGather(Collective):
     Args:
         codec: of values on the wire.
         exact: whether all ranks select equally many values; if not, they exchange the numbers first.
-        group: None is all ranks.
-        buffers: as for `Collective`.
     """
 
     is_sparse = True

@@ -1,4 +1,4 @@
-"""Error flags that travel inside a sum, so that a rank that fails informs the others without another message.
+"""Error flags inside a sum, by which a rank that fails informs the others without another message.
 
 Dense fp32 sums have no preflight. A rank without a gradient sends zeros instead, as many as the other ranks
 wait for, and behind them sets a flag that all ranks read from the sum.

@@ -34,12 +34,7 @@ class Intent:
 
 
 class Preflight:
-    """Compares the intents of all ranks; they call it together, with equally many scalars.
-
-    Args:
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
-    """
+    """Compares the intents of all ranks; they call it together, with equally many scalars."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self._device, self._group = device, group

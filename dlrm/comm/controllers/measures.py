@@ -22,10 +22,6 @@ class SumOverRanks:
     """Adds numbers over the ranks of a group, with the same bits on all ranks.
 
     An all-gather and sums in the order of ranks make decisions independent of a backend's rounding.
-
-    Args:
-        device: on which the group's backend exchanges tensors.
-        group: None is all ranks.
     """
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:

@@ -17,7 +17,6 @@ class ErrorFeedback:
 
     Args:
         num_values: of the gradient.
-        device: of the gradient.
         keeps: false: forget values that were not sent.
     """
 

@@ -110,17 +110,17 @@ def test_parameters_that_are_frozen_later_send_zeros(world_of_one):
 
 
 def test_the_device_is_synchronized_before_step_times_are_read_by_a_tuner(world_of_one, monkeypatch):
-    told, now_s = [], iter([1.0, 3.5, 7.0])
-    monkeypatch.setattr(module, "finish", lambda device: told.append(device.type))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: told.append("time") or next(now_s))
+    events, now_s = [], iter([1.0, 3.5, 7.0])
+    monkeypatch.setattr(module, "finish", lambda device: events.append(device.type))
+    monkeypatch.setattr(module.time, "perf_counter", lambda: events.append("time") or next(now_s))
     model = DistributedDataParallel(nn.Linear(2, 2))
     hook = register(model, CommConfig(exchange="ring"))
     for is_tuned in (False, True, True):
         monkeypatch.setattr(type(hook.exchange), "is_tuned", is_tuned)
         monkeypatch.setattr(hook.exchange, "combine", lambda flat, **_: (flat, None))
-        monkeypatch.setattr(hook.exchange, "observe", told.append)
+        monkeypatch.setattr(hook.exchange, "observe", events.append)
         gradients(model, torch.ones(1, 2))
-    assert told == ["time", "cpu", "time", 2.5, "cpu", "time", 3.5]
+    assert events == ["time", "cpu", "time", 2.5, "cpu", "time", 3.5]
 
 
 def test_residuals_are_refused_by_a_hook_that_cannot_send_them(world_of_one):

@@ -53,7 +53,7 @@ def test_no_point_of_the_distribution_shifts_by_more_than_the_bound(values, capa
 
 
 def odd_below(level: int, kept: int) -> list[int]:
-    """Zeros in each of `2**level` chunks, such that keeping the odd ones always meets an odd number.
+    """Zeros in each of `2**level` chunks, such that keeping the odd ones always sees an odd number.
 
     `kept` zeros come out of the last collapse, so `2 * kept - 1` go in, which two lower ones have to give.
     """

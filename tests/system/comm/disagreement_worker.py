@@ -40,14 +40,14 @@ def check_a_failed_rank_is_reported_by_all():
         made = build(exchange=exchange, ratio=0.1)
         computed = sent = torch.zeros(SIZE, dtype=torch.float64)
         for step in range(4):
-            gradient, owed = drawn(SIZE, step), residual_of(made)
+            gradient, residual = drawn(SIZE, step), residual_of(made)
             with reports_rank(1, f"this exchange is for fp32|rank 1 .* exchange {step + 1}:", ValueError):
                 sum_of(made, torch.ones(SIZE + (rank == 1)))
             with reports_rank(2, f"^'mine'|rank 2 .* exchange {step + 1}:", KeyError):
                 made.combine(
                     buffer_of(made, gradient), mean=True, problem=KeyError("mine") if rank == 2 else None
                 )
-            assert torch.equal(residual_of(made), owed), exchange
+            assert torch.equal(residual_of(made), residual), exchange
             total = sum_of(made, gradient)
             assert_same_bits(total)
             computed, sent = computed + gradient, sent + total

@@ -28,10 +28,10 @@ def trained(make_kept, steps=6):
         optimizers.dense.zero_grad()
         loss = (model(inputs[mine], step % 2 == 0) - targets[mine]).square().mean()
         loss.backward()
-        told = torch.stack([loss.detach(), torch.tensor(float(dist.get_rank() == 1))])
-        mean_loss, wish = kept.average(told).tolist()
+        scalars = torch.stack([loss.detach(), torch.tensor(float(dist.get_rank() == 1))])
+        mean_loss, share = kept.average(scalars).tolist()
         assert mean_loss > 0
-        assert wish == 0.25
+        assert share == 0.25
         optimizers.step_dense()
         kept.updated(0.01)
     return model, optimizers, kept

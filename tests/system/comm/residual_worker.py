@@ -131,16 +131,20 @@ def after_four_steps(**options):
     made = build(**options)
     for step in range(4):
         sum_of(made, drawn(SIZE, step))
-    owed = made.residual.state_dict()
-    return made, made.state_dict(), {**owed, "memory": {"residual": owed["memory"]["residual"].clone()}}
+    residual = made.residual.state_dict()
+    return (
+        made,
+        made.state_dict(),
+        {**residual, "memory": {"residual": residual["memory"]["residual"].clone()}},
+    )
 
 
 def check_a_restored_residual_continues_bit_for_bit():
     for compressor in COMPRESSORS:
-        made, state, owed = after_four_steps(**options_of(compressor))
+        made, state, residual = after_four_steps(**options_of(compressor))
         again = build(**options_of(compressor))
         again.load_state_dict(state)
-        again.residual.load_state_dict(owed)
+        again.residual.load_state_dict(residual)
         assert again.settle() is None
         for step in range(4, 8):
             assert torch.equal(sum_of(again, drawn(SIZE, step)), sum_of(made, drawn(SIZE, step)))
@@ -148,9 +152,9 @@ def check_a_restored_residual_continues_bit_for_bit():
 
 def check_fewer_ranks_inherit_all_residuals():
     options = options_of("mstopk")
-    _, state, owed = after_four_steps(**options)
+    _, state, residual = after_four_steps(**options)
     everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, owed)
+    dist.all_gather_object(everybody, residual)
     heir, rank = build(**options), dist.get_rank()
     heir.load_state_dict(state)
     heir.residual.inherit(everybody[rank::2] if rank < 2 else [])
@@ -162,11 +166,11 @@ def check_fewer_ranks_inherit_all_residuals():
 
 def check_a_missing_residual_counts_as_lost():
     options = options_of("mstopk")
-    _, state, owed = after_four_steps(**options)
+    _, state, residual = after_four_steps(**options)
     lossy = build(**options)
     lossy.load_state_dict(state)
     if dist.get_rank() != 3:
-        lossy.residual.load_state_dict(owed)
+        lossy.residual.load_state_dict(residual)
     lost = lossy.settle()
     assert lost == LostResiduals(step=4, ranks=(3,), of_ranks=4, energy_share=lost.energy_share)
     # energies were measured before the second exchange
@@ -176,18 +180,18 @@ def check_a_missing_residual_counts_as_lost():
     assert lost.energy_share == pytest.approx(energies[3] / sum(energies))
     assert lossy.losses == (lost,)
     sum_of(lossy, drawn(SIZE, 4))
-    going_on = build(exchange="dense")
-    going_on.load_state_dict(lossy.state_dict())
-    assert going_on.settle().ranks == (0, 1, 2, 3)  # it has no place for what was owed
-    assert len(going_on.losses) == 2
+    resumed = build(exchange="dense")
+    resumed.load_state_dict(lossy.state_dict())
+    assert resumed.settle().ranks == (0, 1, 2, 3)  # it keeps no residual
+    assert len(resumed.losses) == 2
 
 
 def check_a_lossless_exchange_sends_restored_residuals():
-    _, state, owed = after_four_steps(**options_of("mstopk"))
+    _, state, residual = after_four_steps(**options_of("mstopk"))
     sending = build(exchange="ring")
     sending.load_state_dict(state)
-    sending.residual.load_state_dict(owed)
+    sending.residual.load_state_dict(residual)
     assert sending.settle() is None
-    everything = of_all(owed["memory"]["residual"]).sum(0)
+    everything = of_all(residual["memory"]["residual"]).sum(0)
     torch.testing.assert_close(sum_of(sending, torch.zeros(SIZE)), everything)
     assert not sum_of(sending, torch.zeros(SIZE)).any()

@@ -53,13 +53,13 @@ def test_the_best_candidate_is_used_between_rounds(step_s, paused, world_of_one)
 def test_completed_rounds_are_reported_and_enough_of_them_are_conclusive(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "MOST_ROUNDS", LEAST_ROUNDS + 1)
     trial = OnlineTrial([0, 1], CPU)
-    told = []
+    rounds = []
     while not trial.is_over:
-        assert trial.is_conclusive == (len(told) >= LEAST_ROUNDS)
+        assert trial.is_conclusive == (len(rounds) >= LEAST_ROUNDS)
         if trial.observe(1.0):
-            told.append(trial.times_s)
+            rounds.append(trial.times_s)
     assert trial.is_conclusive
-    assert told == [{0: 1.0, 1: 1.0}] * (LEAST_ROUNDS + 1)
+    assert rounds == [{0: 1.0, 1: 1.0}] * (LEAST_ROUNDS + 1)
 
 
 def test_a_slower_candidate_drops_out(world_of_one):

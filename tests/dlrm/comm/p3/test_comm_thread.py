@@ -38,17 +38,17 @@ def test_the_order_is_fixed_whatever_is_ready_first(make_thread):
 
 
 def test_the_agreed_order_follows_the_measured_rounds(make_thread):
-    sent, told = [], []
+    sent, calls = [], []
 
     def agree(ready_s, takes_s):
-        told.append((list(ready_s), list(takes_s)))
+        calls.append((list(ready_s), list(takes_s)))
         return [2, 0, 1]
 
     thread = make_thread(sent.append, agree)
     for rounds in range(1, MEASURED_ROUNDS + 3):
         send_round(thread, rounds)
     assert sent == [0, 1, 2] * MEASURED_ROUNDS + [2, 0, 1] * 2
-    ((ready_s, takes_s),) = told
+    ((ready_s, takes_s),) = calls
     assert ready_s[2] <= ready_s[1] <= ready_s[0]
     assert all(0 <= each < float("inf") for each in takes_s)
     assert not thread.is_measuring

@@ -132,10 +132,10 @@ def test_the_result_does_not_depend_on_the_order(reverse, monkeypatch):
 
 def test_slices_that_are_needed_first_are_sent_first(monkeypatch):
     """On a link so slow that everything is ready when the first slice is through."""
-    told = []
+    calls = []
 
     def noted(ready_s, needed, takes_s):
-        told.append(needed)
+        calls.append(needed)
         return issue_order([0.0] * len(needed), needed, takes_s)
 
     issue_order = scheduler.issue_order
@@ -145,7 +145,7 @@ def test_slices_that_are_needed_first_are_sent_first(monkeypatch):
     with PriorityExchange(model, optimizer, slice_values=64, fuse_values=12) as exchange:
         train(exchange, model, optimizer)
         order = exchange.order
-    assert len(told) == 1
+    assert len(calls) == 1
     layers = [name.split(".")[0] for name in order]
     # the bias of the last layer, of one value, shares its slice with nothing: the others have 12
     assert layers == ["first"] * 3 + ["extra"] * 4 + ["last"] * 2
