@@ -22,7 +22,7 @@ from dlrm.comm.autotune.tuner import ExchangeTuner
 from dlrm.comm.collectives import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
-from dlrm.comm.consistency.preflight import Intent, Preflight, check_same_state
+from dlrm.comm.consistency.preflight import Intent, check_same_state, run_preflight
 from dlrm.comm.controllers import Controller, Selection
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
@@ -66,7 +66,6 @@ class Exchange:
         self._device, self._group, self._tuner = device, group, tuner
         self._num_ranks = dist.get_world_size(group)
         rank = dist.get_rank(group)
-        self._preflight = Preflight(device, group)
         self._error_flags = ErrorFlags(rank, device.type == "cuda")
         self.residual = Residual(feedback, compressor, rank, self._num_ranks)
         """This rank's residual, a state of its own."""
@@ -131,7 +130,7 @@ class Exchange:
             self._sum_in_place(flat, num_scalars, mean, problem)
             total, scalars = gradient, flat[self.num_values : -NUM_FLAGS]
         else:
-            scalars = self._run_preflight(flat[self.num_values : -NUM_FLAGS], problem)
+            scalars = self._verify(flat[self.num_values : -NUM_FLAGS], problem)
             if mean:
                 gradient /= self._num_ranks
                 scalars = scalars / self._num_ranks
@@ -244,7 +243,7 @@ class Exchange:
             flat /= self._num_ranks
         self._record(self.collective, self.num_values)
 
-    def _run_preflight(self, scalars: Tensor, problem: Exception | None) -> Tensor:
+    def _verify(self, scalars: Tensor, problem: Exception | None) -> Tensor:
         """Continue only if all ranks can and will do the same, and sum their scalars.
 
         It comes before the gradient is added to the residual, which thus stays as it was if this raises, and
@@ -253,10 +252,8 @@ class Exchange:
         is_measured = self.residual.is_pending and self.steps_done % ENERGY_STEPS == 1
         energy = self.residual.energy if is_measured else 0.0
         described = f"{self.residual.is_pending}, {self._describe_sending()}"
-        intent = Intent(
-            exchange=self.steps_done + 1, num_values=self.num_values, state=zlib.crc32(described.encode())
-        )
-        energies, scalars = self._preflight(intent, problem, energy, scalars)
+        intent = Intent(self.steps_done + 1, self.num_values, zlib.crc32(described.encode()))
+        energies, scalars = run_preflight(intent, problem, energy, scalars, self._group)
         if is_measured:
             self._energies = energies
         return scalars

@@ -7,7 +7,7 @@ must be summed exactly, whatever happens to the gradient.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,7 @@ class DisagreementError(RuntimeError):
     """Ranks are about to do different exchanges, or one of them cannot take part."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intent:
+class Intent(NamedTuple):
     """The exchange that a rank is about to do."""
 
     exchange: int
@@ -33,46 +32,45 @@ class Intent:
         return f"is at exchange {self.exchange:,} of {self.num_values:,} values, in state {self.state:08x}"
 
 
-class Preflight:
-    """Compares the intents of all ranks; they call it together, with equally many scalars."""
+def run_preflight(
+    intent: Intent,
+    problem: Exception | None,
+    energy: float,
+    scalars: Tensor,
+    group: dist.ProcessGroup | None,
+) -> tuple[list[float], Tensor]:
+    """Return only if all ranks are about to do the same exchange; all ranks call it together.
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
-        self._device, self._group = device, group
-        self._num_ranks = dist.get_world_size(group)
+    Args:
+        intent: of this rank.
+        problem: why this rank cannot take part; None: it can.
+        energy: a number of this rank, gathered along.
+        scalars: `[n]`, any float dtype, on the device on which the group exchanges tensors.
+        group: None is all ranks.
 
-    def __call__(
-        self, intent: Intent, problem: Exception | None, energy: float, scalars: Tensor
-    ) -> tuple[list[float], Tensor]:
-        """Return only if all ranks are about to do the same exchange.
+    Returns:
+        The energies of all ranks, and the sums of the scalars, in their dtype: the same bits everywhere.
 
-        Args:
-            intent: of this rank.
-            problem: why this rank cannot take part; None: it can.
-            energy: a number of this rank, gathered along.
-            scalars: `[n]`, any float dtype.
-
-        Returns:
-            The energies of all ranks, and the sums of the scalars, in their dtype: the same bits everywhere.
-
-        Raises:
-            DisagreementError: on all ranks; a rank with a problem raises that.
-        """
-        if self._num_ranks == 1:
-            if problem is not None:
-                raise problem
-            return [energy], scalars
-        header = [problem is not None, intent.exchange, intent.num_values, intent.state, energy]
-        own = torch.tensor(list(map(float, header)), dtype=torch.float64)
-        message = torch.cat([own.to(self._device), scalars.double()])
-        messages = [torch.empty_like(message) for _ in range(self._num_ranks)]
-        dist.all_gather(messages, message, group=self._group)
-        gathered = torch.stack(messages)
-        headers = gathered[:, : len(header)].tolist()
+    Raises:
+        DisagreementError: on all ranks; a rank with a problem raises that.
+    """
+    num_ranks = dist.get_world_size(group)
+    if num_ranks == 1:
         if problem is not None:
             raise problem
-        _check([bool(each[0]) for each in headers], [_intent(each[1:4]) for each in headers])
-        # added in the order of ranks, which an all-reduce does not promise
-        return [each[4] for each in headers], gathered[:, len(header) :].sum(0).to(scalars.dtype)
+        return [energy], scalars
+    header = [problem is not None, *intent, energy]
+    own = torch.tensor(list(map(float, header)), dtype=torch.float64)
+    message = torch.cat([own.to(scalars.device), scalars.double()])
+    messages = [torch.empty_like(message) for _ in range(num_ranks)]
+    dist.all_gather(messages, message, group=group)
+    gathered = torch.stack(messages)
+    headers = gathered[:, : len(header)].tolist()
+    if problem is not None:
+        raise problem
+    _check([bool(each[0]) for each in headers], [Intent(*map(int, each[1:4])) for each in headers])
+    # added in the order of ranks, which an all-reduce does not promise
+    return [each[4] for each in headers], gathered[:, len(header) :].sum(0).to(scalars.dtype)
 
 
 def check_same_state(states: Sequence[str]) -> None:
@@ -83,11 +81,6 @@ def check_same_state(states: Sequence[str]) -> None:
                 f"ranks disagree: rank 0 {states[0]}, and rank {rank} {state}. Give all ranks the same "
                 "options, and states saved at the same step"
             )
-
-
-def _intent(numbers: Sequence[float]) -> Intent:
-    exchange, num_values, state = map(int, numbers)
-    return Intent(exchange=exchange, num_values=num_values, state=state)
 
 
 def _check(has_problem: Sequence[bool], intents: Sequence[Intent]) -> None:

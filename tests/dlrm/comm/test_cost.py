@@ -25,8 +25,3 @@ def test_the_winner_is_the_one_of_the_papers_inequalities(num_ranks):
             tree_beats_gather = ((num_ranks - 1) / log_n - 1.5) * size > 1
             found = cost.winner(alpha_s, BETA_S, num_ranks, 1e8, kept)
             assert (found != "all-gather") == (ring_beats_gather or tree_beats_gather)
-
-
-def test_one_rank_costs_nothing():
-    for formula in (cost.ring_s, cost.tree_s, cost.broadcast_s, cost.all_gather_s):
-        assert formula(ALPHA_S, BETA_S, 1, 1e6) == 0

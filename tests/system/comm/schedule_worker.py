@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -104,18 +103,6 @@ def check_priority():
         orders.append(order)
     assert orders[0] == orders[1][::-1]
     scheduling.issue_order = usual
-
-
-def check_different_parameters_are_refused_by_all():
-    rank = dist.get_rank()
-    model = nn.Linear(4, 5 if rank == 1 else 4)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"rank 1 .* gradient of weight .* \[5, 4\], and rank 0 .* \[4, 4\]"):
-        PriorityExchange(model, optimizer)
-    if rank == 1:
-        optimizer = SGD([model.weight], lr=0.1)
-    with pytest.raises(ValueError, match="build the same model and optimizer on all ranks"):
-        PriorityExchange(model, optimizer)
 
 
 def replicas():

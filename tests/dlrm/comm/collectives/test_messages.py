@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.comm.collectives.collective import kept_in_part
-from dlrm.comm.collectives.messages import peers_after, split_evenly
+from dlrm.comm.collectives.messages import split_evenly
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
@@ -20,8 +20,3 @@ def test_shards_keep_their_share_and_no_less_in_all(num_kept, num_values, num_ra
     kept = [kept_in_part(num_kept, part, num_values) for part in parts]
     assert all(0 <= few <= part for few, part in zip(kept, parts, strict=True))
     assert min(num_kept, num_values) <= sum(kept) <= num_kept + num_ranks
-
-
-def test_peers_are_all_others():
-    assert peers_after(2, 4) == [3, 0, 1]
-    assert peers_after(0, 1) == []
