@@ -39,7 +39,7 @@ def test_gradients_of_a_single_rank_are_unchanged(world_of_one):
 
 def examples():
     """The snippets that README and docstring show."""
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "dlrm/comm/README.md").read_text()
     (snippet,) = [
         each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.ddp_hook" in each
     ]
