@@ -71,11 +71,7 @@ def load_resumed(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Conf
 
 
 def load_warm_started(folder: Path, overrides: Sequence[str] = ()) -> tuple[str, Config]:
-    """Configure a new run like another one, starting from its model and saving to a place of its own.
-
-    Args:
-        folder: of the other run; every rank must be able to read it.
-        overrides: as in `load_config`.
+    """Configure a new run like the one in `folder`, starting from its model and saving to a place of its own.
 
     Raises:
         ValueError: as in `load_resumed`.

@@ -20,13 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecoverySession(Session):
-    """`cpr.PartialRecovery` behind the methods that the training loop calls.
-
-    Args:
-        recovery: has joined its workers; the model is built.
-        config: of the run.
-        restore: loads model and registered states.
-    """
+    """`cpr.PartialRecovery`, after it joined its workers, behind the methods that the training loop calls."""
 
     def __init__(self, recovery: PartialRecovery, config: Config, restore: Callable[[], Recovery]) -> None:
         self._recovery = recovery

@@ -36,10 +36,6 @@ them."""
 def open_recovery(config: Config, resume: Path | None) -> "RecoverySetup | None":
     """Set up partial recovery if the run saves and a launcher restarts its workers; else None.
 
-    Args:
-        config: of the run.
-        resume: folder of the run to resume.
-
     Raises:
         ValueError: an option needs partial recovery, which is off; says what to change.
     """
@@ -69,12 +65,7 @@ def save_config(config: CheckpointConfig, folder: Path) -> SaveConfig:
 
 
 class RecoverySetup:
-    """Runs the trainer with `cpr.PartialRecovery`, so that tables survive an error of the worker.
-
-    Args:
-        config: of the run.
-        resume: folder of the run to resume; None: a new one.
-    """
+    """Runs the trainer with `cpr.PartialRecovery`, so that tables survive an error of the worker."""
 
     def __init__(self, config: Config, resume: Path | None) -> None:
         self._config = config
@@ -136,8 +127,7 @@ class RecoverySetup:
     def build(self, shard: Callable[[bool], DistributedModelParallel]) -> DistributedModelParallel:
         """Build the model with its tables in resident memory, initialized unless a dead worker left them.
 
-        Args:
-            shard: builds the model; True asks for initial values.
+        `shard` builds the model, with initial values if its argument is True.
         """
         with self._partial.building():
             model = shard(False)

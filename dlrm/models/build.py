@@ -18,11 +18,8 @@ def build_model(
 ) -> nn.Module:
     """Build the model of `config.kind`, its tables on the meta device and its dense part on the CPU.
 
-    Args:
-        config: shape of the network.
-        features: sparse features of the data, in canonical order; one table each.
-        num_dense: dense features of the data.
-        dtype: of the arithmetic, float32 or bfloat16 (mixed precision); parameters are fp32.
+    `features` are in canonical order, one table each. `dtype` is that of the arithmetic, float32 or bfloat16
+    (mixed precision); parameters are fp32.
     """
     dim = config.embedding_dim
     if config.kind == "lr":

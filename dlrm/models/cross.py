@@ -169,14 +169,9 @@ class CrossHead(Head):
 
 
 def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[int]]:
-    """Add the dense vector to a placement as its first field.
+    """Add the dense vector of `dim` columns to a placement as its first field.
 
-    Args:
-        placement: of the tables' fields.
-        dim: columns of the dense vector.
-
-    Returns:
-        The placement of all fields, and the number of columns of the dense vector on each rank.
+    Returns the placement of all fields, and the number of columns of the dense vector on each rank.
     """
     fields = list(placement.fields.values())
     owners = [field.ranks[0] for field in fields]

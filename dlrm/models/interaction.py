@@ -55,15 +55,11 @@ class _Products(torch.autograd.Function):
 
 
 class PairwiseDots(nn.Module):
-    """The dot products of all pairs of vectors, of any length.
+    """The dot products of all pairs of vectors, after the first `kept` numbers of the dense vector.
 
     The output is `[B, kept + (F + 1) * F / 2]`: pairs are listed by canonical feature, the dense vector
     first, lower triangle row by row, in whatever order the pooled input comes. Sharding delivers features in
     its own order, and undoing that in the gather's index costs nothing.
-
-    Args:
-        names: the `F` sparse features in canonical order.
-        kept: numbers of the dense vector that precede the products; all or none.
     """
 
     pairs: Tensor

@@ -67,14 +67,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _Bags:
-    """Maps feature-major ids to rows of one joint table, the stack of all tables of an FBGEMM module.
-
-    Args:
-        table_rows: rows of each table.
-        feature_table_map: table of each feature.
-        dim: width of all tables.
-        output_dtype: of the pooled embeddings.
-    """
+    """Maps feature-major ids to rows of one joint table, the stack of all tables of an FBGEMM module."""
 
     def __init__(
         self, table_rows: Sequence[int], feature_table_map: Sequence[int], dim: int, output_dtype: torch.dtype
@@ -159,10 +152,9 @@ class HostLookup:
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool `[B, F * dim]` from `F * B` bags, feature-major.
 
-        Args:
-            indices: int ids `[N]`, each within its table, which `dlrm.sharding.bounds` has checked.
-            offsets: int `[F * B + 1]`.
-            per_sample_weights: not supported.
+        Ids `[N]` and offsets `[F * B + 1]`.
+
+        `dlrm.sharding.bounds` has checked that each id is within its table.
 
         Raises:
             ValueError: weights were given.

@@ -55,12 +55,8 @@ def make_sharder(
 ) -> RowSplitSharder:
     """Make TorchRec's sharder with the tables' fused optimizer; on CUDA, FBGEMM itself returns `dtype`.
 
-    Args:
-        tables: name the optimizer.
-        device: of the tables.
-        dtype: of the arithmetic.
-        wire_dtype: of partial sums of row-wise tables on the CPU, as for `RowSplitSharder`.
-        codecs: of exchanged pooled embeddings and their gradients; None: as computed.
+    `wire_dtype` is as for `RowSplitSharder`; `codecs` are for exchanged pooled embeddings and their
+    gradients.
     """
     optimizer = TABLE_OPTIMIZERS[tables.optimizer]
     fused_params = {
@@ -83,13 +79,8 @@ def make_plan(
 ) -> ShardingPlan:
     """Plan on rank 0 and send the plan to all ranks.
 
-    Args:
-        model: has `EmbeddingBagCollection`s on the meta device.
-        sharder: from `make_sharder`.
-        config: allowed kinds, and which tables are small.
-        device: of the tables.
-        batch_size: samples of one rank in one step.
-        whole: names of tables that must be on one rank each, neither cut nor replicated.
+    `batch_size` is that of one rank; the tables named in `whole` must be on one rank each, neither cut nor
+    replicated.
 
     Raises:
         ValueError: the device lacks a kind, or the tables do not fit into memory.

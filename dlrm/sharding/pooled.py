@@ -12,16 +12,10 @@ from data.dataset import Feature
 
 
 class PooledFeatures(nn.Module):
-    """One sum-pooled table per feature, looked up together.
+    """One sum-pooled table of `dim` columns per feature, looked up together; output in `dtype`.
 
     The tables are on the meta device: sharding allocates them, with initial values uniform in +-1 /
     sqrt(rows) as in facebookresearch/dlrm (TorchRec's default).
-
-    Args:
-        features: in canonical order.
-        dim: columns of each table.
-        dtype: of the output, which ranks exchange.
-        prefix: of the tables' names.
     """
 
     def __init__(self, features: Sequence[Feature], dim: int, dtype: torch.dtype, prefix: str = "") -> None:

@@ -10,13 +10,9 @@ from dlrm.comm.row_sparse import send_touched_rows
 
 
 def average_touched_rows(model: nn.Module) -> int:
-    """Let replicated tables send only the rows that samples touched; before the first backward pass.
+    """Let replicated fp32 tables send only the rows that samples touched; before the first backward pass.
 
-    Args:
-        model: a `DistributedModelParallel`, or any module with sharded collections in it, with fp32 tables.
-
-    Returns:
-        Number of modules of replicated tables.
+    Returns the number of modules of replicated tables.
     """
     found = 0
     for _, module in walk(model):

@@ -12,12 +12,7 @@ import torch
 
 
 def make_run_folder(root: Path, recipe: str, now: datetime) -> Path:
-    """Make a new folder in `root`, named after time and recipe; called on one rank.
-
-    Args:
-        root: created if missing.
-        recipe: a recipe's name or file.
-        now: local time of the start.
+    """Make a new folder in `root`, named after local time and recipe; called on one rank.
 
     Raises:
         ValueError: the folder cannot be made.

@@ -20,14 +20,7 @@ class CurvePoint:
 
 
 def draw_learning_curve(path: Path, curve: Sequence[CurvePoint], best_auc: float | None, title: str) -> None:
-    """Draw AUC and log loss of all evaluations into the picture file `path`.
-
-    Args:
-        path: its suffix gives the format.
-        curve: the evaluations, in order.
-        best_auc: drawn as a dashed line if known.
-        title: above the picture.
-    """
+    """Draw AUC and log loss of all evaluations, and the best AUC if known, into the picture file `path`."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and needed once at the end
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

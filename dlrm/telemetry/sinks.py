@@ -74,7 +74,7 @@ class _JsonLines:
         except OSError as error:
             if not self._failing:
                 logger.warning(
-                    "%s cannot be written (%s): training goes on, and its lines follow when it can",
+                    "%s cannot be written (%s): training continues, and the lines follow when it can",
                     self._path,
                     error,
                 )
@@ -134,13 +134,7 @@ def event_writer() -> Callable[..., Any] | None:
 
 
 def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[Sink]:
-    """Open the metrics files of a run folder.
-
-    Args:
-        folder: of the run.
-        step: to resume from; lines that an earlier start wrote for later steps are removed.
-        writer: from `event_writer`; None writes no event files.
-    """
+    """Open the metrics files of a run folder, removing lines that an earlier start wrote after `step`."""
     sinks: list[Sink] = [_JsonLines(folder / "metrics.jsonl", step)]
     if writer is not None:
         try:
@@ -152,8 +146,8 @@ def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> li
 
 def _warn_no_events(error: OSError) -> None:
     logger.warning(
-        "TensorBoard's event files cannot be written (%s): training goes on without them (metrics.jsonl has "
-        "the same figures)",
+        "TensorBoard's event files cannot be written (%s): training continues without them (metrics.jsonl "
+        "has the same figures)",
         error,
     )
 

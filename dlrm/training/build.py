@@ -59,12 +59,9 @@ def start_process_group(ranks: Ranks, device: torch.device) -> None:
 
 
 def shard(inputs: Inputs, initialize: bool = True, folder: Path | None = None) -> DistributedModelParallel:
-    """Build the sharded model of a run.
+    """Build the sharded model of a run, with the initial values of the seed if `initialize`.
 
-    Args:
-        inputs: of the run.
-        initialize: set the tables to the initial values of the seed; otherwise TorchRec's remain.
-        folder: of the run, which stores the chosen strategies; None stores nothing.
+    The run's `folder`, if given, stores the chosen strategies.
     """
     before = unsharded(inputs)
     planned = _plan(before, inputs, folder)
@@ -100,13 +97,7 @@ def settle_strategies(inputs: Inputs, folder: Path) -> None:
 
 
 def build(inputs: Inputs, stop: StopSignal, recovery: RecoverySetup | None = None) -> Trainer:
-    """Build everything that the training loop uses; a collective.
-
-    Args:
-        inputs: of the run.
-        stop: notices signals.
-        recovery: partial recovery, after the rendezvous; None: off.
-    """
+    """Build everything that the training loop uses; a collective, after the rendezvous."""
     config, ranks = inputs.config, inputs.ranks
     _warn_of_slow_bf16(config, inputs.device)
     folder = inputs.resume or _agreed_run_folder(config, inputs.recipe, ranks.rank, recovery)

@@ -163,12 +163,9 @@ def _check_files(
     days: tuple[Sequence[int], Sequence[int]],
     source: RowGroupSource | None,
 ) -> dict[str, float]:
-    """Check that all files exist, and read the first rows of the training and the test days.
+    """Check that all files exist and read the first rows of each part; return mean ids per sample by feature.
 
     A missing file or a wrong schema is found now, and not days later in the first evaluation.
-
-    Returns:
-        Mean number of ids per sample by feature, in the training days.
     """
     files = ParquetSource(uri, manifest)
     try:

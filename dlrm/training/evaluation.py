@@ -18,11 +18,8 @@ def evaluate(
 ) -> MetricValues:
     """Compute metrics of `model` on all batches of `loader`; a collective, equal on all ranks.
 
-    Args:
-        model: gives fp32 logits `[B]` for dense features and a KeyedJaggedTensor.
-        loader: at the start of its epoch; padded samples are left out.
-        device: of the model.
-        before_batch: called before each batch, equally often on all ranks; may raise to stop.
+    The model gives fp32 logits `[B]`. Padded samples are left out. `before_batch` is called before each
+    batch, equally often on all ranks, and may raise to stop.
     """
     was_training = model.training
     model.eval()

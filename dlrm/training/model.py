@@ -50,9 +50,7 @@ def features_of(inputs: Inputs) -> list[Feature]:
 def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     """Build the unsharded model and TorchRec's plan; a collective with the same result on all ranks.
 
-    Args:
-        inputs: of the run.
-        features: replace those of the data if given; their rows are the sizes of the tables.
+    `features` replace those of the data if given; their rows are the sizes of the tables.
     """
     config, device = inputs.config, inputs.device
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
@@ -70,14 +68,7 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
 def apply_plan(
     before: Unsharded, planned: Planned, inputs: Inputs, initialize: bool
 ) -> DistributedModelParallel:
-    """Shard the model as planned; a collective.
-
-    Args:
-        before: the unsharded model, used up.
-        planned: where its tables go.
-        inputs: of the run.
-        initialize: set the tables to the initial values of the seed; otherwise TorchRec's remain.
-    """
+    """Shard the model as planned, with the initial values of the seed if `initialize`; a collective."""
     config = inputs.config
     bounds = IdBounds(table for table in tables_of(before.model) if table.name not in before.dynamic)
     move_dense(before.model, inputs.device)

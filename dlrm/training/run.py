@@ -24,12 +24,6 @@ from dlrm.training.data import Inputs, prepare
 def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = None) -> None:
     """Build, train, and clean up in any case; rank 0 prints the report.
 
-    Args:
-        config: of the run.
-        recipe: its name, for folder and report.
-        stop: notices SIGINT and SIGTERM.
-        resume: folder of the run to resume.
-
     Raises:
         ValueError: a mistake of the user; says what to change.
         StopRequested: a signal stopped the run.

@@ -12,16 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointer) -> None:
-    """Load the model that `train.warm_start` names, if any; a collective, before the first step.
+    """Load the model that `train.warm_start` names, if any; a collective, before the first save or load.
 
     Loads tables (with ids of dynamic ones), dense parameters, optimizer states and the position in the
     learning-rate schedule from the newest save there. Data, steps, metrics and random generators start over.
     Gradients that ranks had not sent yet (`comm.exchange`) are dropped.
-
-    Args:
-        inputs: of the new run.
-        optimizers: of the new run; registered with the checkpointer.
-        checkpointer: of the new run, before any save or load.
 
     Raises:
         ValueError: the other run has another optimizer, or its schedule has ended.
@@ -35,8 +30,8 @@ def warm_start(inputs: Inputs, optimizers: Optimizers, checkpointer: Checkpointe
     if dist.get_rank() == 0:
         days = ", ".join(map(str, inputs.loader.manifest.days))
         logger.info(
-            "warm start: model, optimizers and schedule (learning rates times %g) go on from save %d, step "
-            "%d, of %s; the data begins anew, with day %s of %s",
+            "warm start: model, optimizers and schedule (learning rates times %g) continue from save %d, "
+            "step %d, of %s; the data starts over, with day %s of %s",
             factor,
             state.sequence,
             state.step,

@@ -31,12 +31,7 @@ class Candidates:
         return torch.where(self._ids[places] == ids, self._counts[places].to(torch.int64), 0)
 
     def remember(self, ids: Tensor, counts: Tensor) -> None:
-        """Set the counts of ids; if several share a place, the one seen most (then the smallest) keeps it.
-
-        Args:
-            ids: int64 `[n]`, ascending, without duplicates.
-            counts: int64 `[n]`, positive.
-        """
+        """Set the counts of ids (ascending, unique); if several share a place, the one seen most keeps it."""
         places = self._places(ids)
         order = counts.argsort(descending=True, stable=True)
         order = order[places[order].argsort(stable=True)]

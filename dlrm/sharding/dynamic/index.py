@@ -18,11 +18,9 @@ NOTHING: Final = -1
 
 
 class IdIndex:
-    """Finds rows by their ids.
+    """Finds rows by their ids, which are in the live column `ids`, int64 `[capacity]`.
 
-    Args:
-        ids: int64 `[capacity]`, the live id column; only indexed rows matter.
-        rows: rows to index, int64; their ids must differ.
+    Indexed ids must differ.
     """
 
     def __init__(self, ids: Tensor, rows: Tensor) -> None:

@@ -97,12 +97,7 @@ class DynamicTable:
         return rows
 
     def _admit(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """Assign rows to ids that were seen often enough; -1 for the others.
-
-        Args:
-            ids: int64 `[m]`, ascending, without duplicates.
-            counts: how often each is in the batch.
-        """
+        """Assign rows to unique ascending ids that were seen often enough, given their counts in the batch."""
         if self._candidates is not None:
             counts = counts + self._candidates.counts(ids)
         chosen = (counts >= self._admit_after).nonzero().squeeze(1)

@@ -87,13 +87,7 @@ def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[Col
 def pooled_exchange(
     widths: Sequence[float], batch_sizes: Sequence[int], value_bytes: float = FP32_BYTES
 ) -> list[Collective]:
-    """All-to-all of pooled embeddings: the owner of columns sends every rank those of its samples.
-
-    Args:
-        widths: columns of pooled embeddings that each rank looks up.
-        batch_sizes: samples of each rank.
-        value_bytes: of a number.
-    """
+    """All-to-all of pooled embeddings, of which each rank looks up `widths` columns for all samples."""
     forward = [[width * batch * value_bytes for batch in batch_sizes] for width in widths]
     return _forward_and_back("pooled embeddings", forward)
 
@@ -107,12 +101,8 @@ def crossing(
 ) -> list[Collective]:
     """Collectives of one crossing, forward and backward.
 
-    Args:
-        each: the crossing.
-        batch_sizes: samples of each rank.
-        columns: for `deal_columns`, the columns of each rank.
-        wire_bytes: of a number while it travels; None: as computed.
-        ranks_per_node: if more than one, sums are made in `two_level`s.
+    `columns` are those of each rank for `deal_columns`; `wire_bytes` is the size of a number while it travels
+    (None: as computed); with more than one of `ranks_per_node`, sums are made in two levels.
     """
     size = each.value_bytes if wire_bytes is None else wire_bytes
     num_ranks = len(batch_sizes)
@@ -179,12 +169,8 @@ def input_exchange(
 ) -> list[Collective]:
     """The ids of all samples and the lengths of their bags, sent to the ranks that look them up.
 
-    Whole tables are looked up on one rank, a table's columns on each rank that has some.
-
-    Args:
-        bags: number per sample that each rank looks up.
-        ids: mean number in those bags together.
-        batch_sizes: samples of each rank.
+    `bags` and `ids` are the numbers per sample that each rank looks up: a whole table on one rank, a table
+    cut by columns on each rank that has some.
     """
     return [
         _collective(name, [[batch * each * ID_BYTES for each in to_each] for batch in batch_sizes])
@@ -197,14 +183,9 @@ def pull_and_push(
 ) -> float:
     """Bytes per step that leave a rank which is a worker and a parameter server at once.
 
-    The rank requests the unique rows of its samples from the other ranks by key, and sends their gradients
-    back; the others request as many. A share `1 / N` of all rows is its own.
-
-    Args:
-        unique_rows: different rows of each table among a rank's samples.
-        dims: columns of each table.
-        num_ranks: workers, each a server of its share of the rows.
-        value_bytes: of a number.
+    The rank requests the unique rows of its samples (`unique_rows` by table, with `dims` columns) from the
+    other ranks by key, and sends their gradients back; the others request as many. A share `1 / num_ranks` of
+    all rows is its own.
     """
     keys = sum(unique_rows) * ID_BYTES
     values = sum(rows * dim for rows, dim in zip(unique_rows, dims, strict=True)) * value_bytes

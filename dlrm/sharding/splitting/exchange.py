@@ -35,42 +35,27 @@ class SplitExchange:
         self._group = group
 
     def sum_to_owners(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
-        """Sum all ranks' partial results into each rank's own samples: a reduce-scatter.
+        """Sum all ranks' partial results into each rank's own samples.
 
-        The backward pass is an all-gather.
+        A reduce-scatter, backward an all-gather.
 
-        Args:
-            partial: `[sum of batch_sizes, ...]`.
-            batch_sizes: samples of each rank.
-
-        Returns:
-            `[batch_sizes[rank], ...]`, the dtype of `partial`.
+        From `[sum of batch_sizes, ...]` to `[batch_sizes[rank], ...]`, in the dtype of `partial`.
         """
         return self._apply(_SumToOwners, partial, list(batch_sizes))
 
     def sum_to_all(self, partial: Tensor) -> Tensor:
         """Sum all ranks' partial results for all samples on every rank; gradients are summed too.
 
-        The result stays inside the split operator: what each rank computes from it is partial again.
-
-        Args:
-            partial: `[samples of all ranks, ...]`.
-
-        Returns:
-            The shape and dtype of `partial`; equal to the last bit on all ranks.
+        The result has the shape and dtype of `partial`, is equal to the last bit on all ranks, and stays
+        inside the split operator: what each rank computes from it is partial again.
         """
         return self._apply(_SumToAll, partial)
 
     def deal_columns(self, own: Tensor, widths: Sequence[int], batch_sizes: Sequence[int]) -> Tensor:
         """Distribute the columns of all ranks' samples over the ranks.
 
-        Args:
-            own: this rank's samples, `[batch_sizes[rank], sum of widths]`.
-            widths: number of columns for each rank, in the order of ranks.
-            batch_sizes: samples of each rank.
-
-        Returns:
-            `[sum of batch_sizes, widths[rank]]`.
+        From this rank's samples, `[batch_sizes[rank], sum of widths]`, to its columns of all samples, `[sum
+        of batch_sizes, widths[rank]]`.
         """
         return self._apply(_DealColumns, own, list(widths), list(batch_sizes))
 

@@ -23,13 +23,8 @@ def sharding_types(head: Head | type[Head]) -> list[str]:
 def columns_by_rank(head: Head, plan: Mapping[str, ParameterSharding], world_size: int) -> list[int]:
     """Number of columns that each rank has of every table of a split head, of those that it has at all.
 
-    Args:
-        head: the unsharded head.
-        plan: of its tables.
-        world_size: number of ranks.
-
     Raises:
-        ValueError: a split head cannot have its tables there.
+        ValueError: a split head cannot have its tables where `plan` puts them.
     """
     kinds = {each.sharding_type for each in plan.values()}
     allowed = sharding_types(head)
@@ -94,9 +89,5 @@ def _described(pieces: Iterable[tuple[int, int, int]]) -> str:
 
 
 def neighbour_of_dense(owners: Sequence[int]) -> int:
-    """Index of the field whose rank gets the dense vector: on the rank that owns the fewest fields.
-
-    Args:
-        owners: rank of each field, in canonical order.
-    """
+    """Index of the field next to which the dense vector is kept: on the rank that owns the fewest fields."""
     return min(range(len(owners)), key=lambda place: (owners.count(owners[place]), -owners[place]))

@@ -72,12 +72,9 @@ class Placement:
 
 
 class OperatorTables(nn.Module):
-    """A weight whose rows are distributed with the fields that they belong to.
+    """A weight `[F * rows, columns]` whose rows are distributed with the fields that they belong to.
 
-    Args:
-        prefix: of the tables' names; the feature's name follows.
-        weight: as in the unsplit model, `[F * rows, columns]`, fields in canonical order.
-        placement: of the fields.
+    The tables are named `prefix` and the feature's name, fields in canonical order.
 
     Raises:
         ValueError: a field's table is not on one rank, or there is no sharder.
@@ -101,7 +98,7 @@ class OperatorTables(nn.Module):
         }
         self.tables = placement.sharder.shard(
             _collection(prefix, fields, rows, width),
-            {f"{prefix}{name}": _beside(field, rows, width) for name, field in fields.items()},
+            {f"{prefix}{name}": _plan_next_to(field, rows, width) for name, field in fields.items()},
             placement.env,
             placement.device,
         )
@@ -161,11 +158,11 @@ def _collection(
     )
 
 
-def _beside(field: ParameterSharding, rows: int, width: int) -> ParameterSharding:
+def _plan_next_to(field: ParameterSharding, rows: int, width: int) -> ParameterSharding:
     """Plan a whole table `[rows, width]` on the rank of a field's table."""
     if field.sharding_type != ShardingType.TABLE_WISE.value:
         raise ValueError(
-            f"weights lie beside whole tables (table_wise); their field is sharded {field.sharding_type}"
+            f"operator weights need whole tables (table_wise); their field is sharded {field.sharding_type}"
         )
     (piece,) = cast("EnumerableShardingSpec", field.sharding_spec).shards
     spec = EnumerableShardingSpec(

@@ -24,10 +24,7 @@ def even_columns(dim: int, num_ranks: int) -> list[int]:
 def balanced(num_bytes: Sequence[float], lookups: Sequence[float], num_ranks: int) -> list[int]:
     """A rank for each table, so that all ranks have about as many bytes and lookups; the largest table first.
 
-    Args:
-        num_bytes: of each table.
-        lookups: ids per sample of each table.
-        num_ranks: ranks to place on; each gets at least one table if there are enough.
+    Each rank gets at least one table if there are enough.
     """
     all_bytes, all_lookups = sum(num_bytes), sum(lookups)
     loads = [a / all_bytes + b / all_lookups for a, b in zip(num_bytes, lookups, strict=True)]
@@ -55,13 +52,7 @@ def split_plan(
 ) -> EmbeddingModuleShardingPlan:
     """Plan the tables of a split head.
 
-    Args:
-        head: unsharded.
-        split_by: what is distributed.
-        ids: mean number per sample of each feature.
-        sharder: of the tables.
-        ranks: number in all, and on one node.
-        device_type: "cpu" or "cuda".
+    `ids` is the mean number per sample of each feature, `ranks` the number of ranks in all and on one node.
     """
     num_ranks, per_node = ranks
     tables = head.tables.embedding_bag_configs()

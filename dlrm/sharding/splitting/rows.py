@@ -44,10 +44,8 @@ PLANNED_WIDTH: Final = 32
 class RowSplitSharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """`EmbeddingBagCollectionSharder` with row-wise sharding on the CPU.
 
-    Args:
-        fused_params: optimizer, learning rate and the like.
-        wire_dtype: of the partial sums of row-wise tables on the CPU, as for `SplitExchange`.
-        codecs: of the other tables' exchanges, made for their widths.
+    `wire_dtype` is for the partial sums of row-wise tables on the CPU, as for `SplitExchange`; `codecs` are
+    for the other tables' exchanges, made for their widths.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
         for kernel in lookup._emb_modules:
             tbe = kernel.emb_module
             if isinstance(tbe, SplitTableBatchedEmbeddingBagsCodegen):
-                _tell_empty_pieces_apart(tbe)
+                _separate_empty_pieces(tbe)
                 if not tbe.weights_host.numel():
                     tbe.forward = partial(_look_nothing_up, tbe)
         return lookup
@@ -130,8 +128,8 @@ class _RowSplit(RwPooledEmbeddingSharding):  # type: ignore[misc]
         return _RowSums(SplitExchange(self._pg, self._wire_dtype))
 
 
-def _tell_empty_pieces_apart(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
-    """Count pieces without rows as one row in the offsets by which FBGEMM's CPU backward tells tables apart.
+def _separate_empty_pieces(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
+    """Count pieces without rows as one row in the offsets by which FBGEMM's CPU backward separates tables.
 
     Where two features start at the same offset, FBGEMM takes them for one table's and looks for that table's
     end beyond the last, which for an empty last piece is past the end of the offsets. No rows are read from

@@ -54,17 +54,9 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
     """A head of which every rank has a part.
 
     Its tables are a `ShardedEmbeddingBagCollection` under their usual name, so that fused optimizers and
-    `state_dict` find them; only their output is not exchanged.
-
-    Args:
-        head: unsharded, its tables on the meta device.
-        plan: of its tables, all of one sharding type.
-        env: the ranks.
-        device: of this rank.
-        sharder: of the tables.
-        wire_dtype: as for `SplitExchange`.
-        operators: sharder of weights in tables (`make_operator_sharder`), if the head has any.
-        ranks_per_node: if more than one, sums are made inside nodes first (`TwoLevelExchange`).
+    `state_dict` find them; only their output is not exchanged. The tables in `plan` all have one sharding
+    type. `operators` shards weights in tables (`make_operator_sharder`); with more than one of
+    `ranks_per_node`, sums are made inside nodes first (`TwoLevelExchange`).
     """
 
     def __init__(
@@ -154,14 +146,9 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
 
 
 class HeadSharder(ModuleSharder[Head]):  # type: ignore[misc]
-    """Shards heads of one type: `DistributedModelParallel` finds a module's sharder by its type.
+    """Shards heads of one type with the options of `ShardedHead`.
 
-    Args:
-        kind: type of the heads.
-        tables: sharder of their tables.
-        wire_dtype: as for `SplitExchange`.
-        operators: as for `ShardedHead`.
-        ranks_per_node: as for `ShardedHead`.
+    `DistributedModelParallel` finds a module's sharder by the module's type.
     """
 
     def __init__(

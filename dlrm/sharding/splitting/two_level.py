@@ -34,10 +34,7 @@ from dlrm.sharding.splitting.exchange import SplitExchange
 class TwoLevelExchange(SplitExchange):
     """A `SplitExchange` between ranks that share nodes, which sums inside nodes first.
 
-    Args:
-        group: as for `SplitExchange`; the ranks of a node are consecutive.
-        ranks_per_node: a divisor of the number of ranks.
-        wire_dtype: as for `SplitExchange`; sums inside a node are rounded once more before they leave it.
+    The ranks of a node are consecutive. Sums inside a node are rounded once more before they leave it.
 
     Raises:
         ValueError: nodes would have different numbers of ranks.

@@ -274,8 +274,8 @@ def test_the_day_after_begins_with_the_model_and_at_the_beginning_of_its_data(
         assert (trainer.steps_done, trainer.samples_done, trainer.loader.steps_left) == (0, 0, 12)
         trainer.optimizers.begin_step(trainer.steps_done)
         assert trainer.optimizers.learning_rates["dense"] == pytest.approx(0.02 * 11 / 100)
-    assert f"go on from save 1, step 10, of {old}/checkpoint" in caplog.text
-    assert f"the data begins anew, with day 0 of {tomorrow}" in caplog.text
+    assert f"continue from save 1, step 10, of {old}/checkpoint" in caplog.text
+    assert f"the data starts over, with day 0 of {tomorrow}" in caplog.text
 
     (new,) = set((tmp_path / "runs").iterdir()) - {old}  # it has saved nothing: it begins so again
     with built(inputs(*options, resume=new)) as trainer:

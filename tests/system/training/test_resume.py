@@ -195,10 +195,10 @@ def test_a_warm_start_on_more_ranks_is_done_again_until_something_is_saved(start
     plan.write_text(json.dumps(Plan(schedules=deaths).to_json()))
     whole = train("whole")
     run = train("run", restarts=3, environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)})
-    assert end(whole).count("go on from save 0, step 40, of") == 1
+    assert end(whole).count("continue from save 0, step 40, of") == 1
     said = end(run)
-    assert said.count("go on from save 0, step 40, of") == 2
-    assert "the data begins anew, with day 1 of" in said
+    assert said.count("continue from save 0, step 40, of") == 2
+    assert "the data starts over, with day 1 of" in said
     assert "the memory of all workers outlived them" in said
     assert curve(only_folder(tmp_path / "run")) == curve(only_folder(tmp_path / "whole"))
 

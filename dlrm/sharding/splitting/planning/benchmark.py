@@ -24,9 +24,7 @@ Alternative = Callable[[], None]
 def benchmark(alternatives: Sequence[Alternative], device: torch.device) -> list[float]:
     """Seconds that a call of each alternative takes on the slowest rank, the same numbers on all ranks.
 
-    Args:
-        alternatives: each does the same work for all ranks together, finished when the call returns.
-        device: of this rank's tensors.
+    Each alternative does the same work for all ranks together, finished when the call returns.
     """
     for each in alternatives:
         for _ in range(WARM_UP):

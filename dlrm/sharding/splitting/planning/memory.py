@@ -41,14 +41,7 @@ def table_bytes(
 def operator_bytes(
     head: Head, plan: Mapping[str, ParameterSharding], num_ranks: int, optimizer: str
 ) -> list[int]:
-    """Bytes on each rank of the weights that a split head keeps in tables: as many next to each table.
-
-    Args:
-        head: unsharded.
-        plan: of its tables, whole ones if it has weights.
-        num_ranks: that share them.
-        optimizer: of the dense parameters.
-    """
+    """Bytes on each rank of the weights that a split head keeps in tables: as many next to each table."""
     held = [0] * num_ranks
     if head.has_weights:
         numbers = numbers_outside_tables(head) - head.traffic().replicated
@@ -61,14 +54,10 @@ def operator_bytes(
 def too_large(
     split: Mapping[str, Sequence[int]], ordinary: Mapping[str, Sequence[int]], memory_bytes: int
 ) -> dict[str, str]:
-    """Heads whose split does not fit, and why.
+    """Heads whose split does not fit into `memory_bytes` on each rank, and why.
 
-    While a rank has too much, the head that has most there goes back to the ordinary plan.
-
-    Args:
-        split: bytes on each rank, by path of the heads to split.
-        ordinary: bytes on each rank, of all heads, under the ordinary plan.
-        memory_bytes: of each rank, for tables.
+    `split` and `ordinary` are bytes on each rank by head path, the latter of all heads. While a rank has too
+    much, the head that has most there goes back to the ordinary plan.
     """
     refused: dict[str, str] = {}
     while left := split.keys() - refused.keys():

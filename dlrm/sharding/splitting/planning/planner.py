@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,12 +51,8 @@ def plan_heads(
 ) -> Planned:
     """Choose the strategy of each head and plan accordingly; a collective.
 
-    Args:
-        model: unsharded.
-        layout: of the run.
-        batch_size: samples of one rank in one step.
-        folder: of the run; None: nothing is stored.
-        trial: makes the steps that `auto` benchmarks; None: estimates decide.
+    The choice is stored in the run's `folder` if given. `auto` benchmarks steps that `trial` makes; without
+    it estimates decide. `batch_size` is that of one rank.
 
     Raises:
         ValueError: the strategies do not fit what the run has saved, or the stored choice cannot be read.
@@ -144,7 +140,9 @@ def _estimated(
     wire_bytes = None if wire_dtype is None else wire_dtype.itemsize
     batch_sizes = [batch_size] * cluster.num_ranks
     choices = [choose_strategy(shape, options(shape, cluster, batch_sizes, wire_bytes)) for shape in shapes]
-    return cast("Sequence[Choice]", _from_rank_0(choices)), cluster
+    agreed: list[Any] = [choices]
+    dist.broadcast_object_list(agreed)
+    return agreed[0], cluster
 
 
 def _benchmarked(
@@ -186,9 +184,3 @@ def _keep(
     elif dist.get_rank() == 0:
         reasons = {each.path: each.reason for each in choices if each.strategy == strategies[each.path]}
         save_choice(folder, strategies, reasons, by)
-
-
-def _from_rank_0(value: Any) -> Any:
-    held = [value]
-    dist.broadcast_object_list(held)
-    return held[0]

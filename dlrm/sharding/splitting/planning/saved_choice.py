@@ -70,21 +70,16 @@ def save_choice(
 def check_choice(
     known: Mapping[str, Strategy], strategies: Mapping[str, Strategy], with_weights: Collection[str]
 ) -> None:
-    """Refuse strategies that do not fit what a run has saved.
-
-    Args:
-        known: strategies at the start of the run, by path.
-        strategies: the current ones.
-        with_weights: paths of the heads that have other parameters when split.
+    """Refuse strategies (by head path) that do not fit the ones `known` from the start of the run.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: a head in `with_weights` has other parameters now than what the run has saved.
     """
     for path in with_weights:
         before, now = known.get(path, "exchange"), strategies[path]
         if (before in IN_TABLES) != (now in IN_TABLES):
             raise ValueError(
                 f"this run began with the strategy {before!r} for {path}, whose weights are saved "
-                f"{'in tables' if before in IN_TABLES else 'whole'} then, and would go on with {now!r}: "
+                f"{'in tables' if before in IN_TABLES else 'whole'} then, and would continue with {now!r}: "
                 "resume it with the sharding.strategy that it began with, where that is possible"
             )

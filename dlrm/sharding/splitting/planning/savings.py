@@ -47,13 +47,9 @@ class IdTraffic:
 
 
 def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: Sequence[float]) -> Traffic:
-    """Traffic of all heads of a model together.
+    """Traffic of all heads of an unsharded model together, each of which can be split.
 
-    Args:
-        model: unsharded; each of its heads can be split.
-        num_ranks: that train it.
-        batch_size: samples of each rank.
-        unique_rows: different ids of each feature among a rank's samples, in canonical order.
+    `unique_rows` are the different ids of each feature among a rank's samples, in canonical order.
     """
     heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
     each = [_of_head(head, num_ranks, batch_size, unique_rows) for head in heads]
@@ -65,15 +61,10 @@ def traffic_of(model: nn.Module, num_ranks: int, batch_size: int, unique_rows: S
 
 
 def id_traffic_of(model: nn.Module, num_ranks: int, batch_size: int, ids: float) -> IdTraffic:
-    """Id traffic of all heads of a model; each head gets the ids of its tables separately.
+    """Id traffic of all heads of an unsharded model; each head gets the ids of its tables separately.
 
-    A head split by columns needs all ids on every rank; other heads are sent each id once.
-
-    Args:
-        model: unsharded; each of its heads can be split.
-        num_ranks: that train it.
-        batch_size: samples of each rank.
-        ids: per sample, for all features together.
+    `ids` is the number per sample for all features together. A head split by columns needs all ids on every
+    rank; other heads are sent each id once.
     """
     heads = [head for head in heads_of(model).values() if isinstance(head, Head)]
     return IdTraffic(

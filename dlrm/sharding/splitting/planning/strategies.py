@@ -101,11 +101,7 @@ def options(
 ) -> tuple[Option, ...]:
     """All strategies of a head, the ordinary one first.
 
-    Args:
-        shape: of the head.
-        cluster: that it trains on.
-        batch_sizes: samples of each rank.
-        wire_bytes: of a number of partial results; None: as computed.
+    `wire_bytes` is the size of a number of partial results.
     """
     numbers = all_reduced(shape.replicated + shape.weights, cluster.num_ranks)
     value_bytes = shape.exchanged_bytes or shape.value_bytes
@@ -174,10 +170,7 @@ def fastest(
 ) -> list[Choice]:
     """Choices of the trial that took the least time; the ordinary plan if none is clearly faster.
 
-    Args:
-        choices: of all heads, by estimated time.
-        tried: strategies by head path, the ordinary ones first.
-        times_s: of a step with each.
+    `tried` are strategies by head path, the ordinary ones first.
     """
     best = min(range(len(tried)), key=lambda each: times_s[each])
     if times_s[best] > (1 - CLEARLY) * times_s[0]:

@@ -54,14 +54,9 @@ class ModelLayout:
         device: torch.device,
         ids: Mapping[str, float],
     ) -> "ModelLayout":
-        """Make the layout of a run; a collective.
+        """Make the layout of a run.
 
-        Args:
-            ordinary: TorchRec's plan.
-            sharder: of the tables.
-            config: of the run.
-            device: of this rank.
-            ids: mean number per sample by feature; those of rank 0 are used everywhere.
+        A collective, which uses rank 0's mean number of ids per sample by feature.
         """
         agreed = [dict(ids)]  # tables are placed by them, so that all ranks must mean the same ones
         dist.broadcast_object_list(agreed)
@@ -92,8 +87,8 @@ class ModelLayout:
                 pieces = self._pieces(head, strategy)
                 split[path] = table_bytes(head, pieces, num_ranks, optimizer)
                 if strategy != "rows":
-                    beside = operator_bytes(head, pieces, num_ranks, config.dense.optimizer)
-                    split[path] = [sum(each) for each in zip(split[path], beside, strict=True)]
+                    weights = operator_bytes(head, pieces, num_ranks, config.dense.optimizer)
+                    split[path] = [sum(each) for each in zip(split[path], weights, strict=True)]
         return too_large(split, ordinary, memory_for_tables(self.setting.device))
 
     def planned(self, model: nn.Module, strategies: Mapping[str, Strategy]) -> Planned:

@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from dlrm.sharding.host_lookup import use_host_lookups
-from dlrm.sharding.splitting.rows import RowSplitSharder, _look_nothing_up, _RowSums, _tell_empty_pieces_apart
+from dlrm.sharding.splitting.rows import RowSplitSharder, _look_nothing_up, _RowSums, _separate_empty_pieces
 
 
 def make_tables(*shapes):
@@ -35,7 +35,7 @@ def test_the_sharder_offers_rows_everywhere_once():
 def test_empty_pieces_leave_other_tables_as_they_are():
     """Before a table of another width, and last, where FBGEMM would look beyond its offsets."""
     some, all_of_them = make_tables((5, 4)), make_tables((0, 8), (5, 4), (0, 4))
-    _tell_empty_pieces_apart(all_of_them)
+    _separate_empty_pieces(all_of_them)
     assert all_of_them.hash_size_cumsum.tolist() == [0, 1, 6, 7]
     ids = torch.tensor([0, 4, 4])
     some(ids, torch.tensor([0, 1, 3])).sum().backward()
