@@ -22,7 +22,7 @@ from data.dataset import Feature
 from data.synthetic.config import BAG_SIZES
 from data.synthetic.popularity import Popularity
 from dlrm.config.recipe import load_config
-from dlrm.config.schema import MODELS, Config
+from dlrm.config.schema import MODELS, Config, ModelKind
 from dlrm.models.build import build_model
 from dlrm.sharding.splitting.planning.savings import Traffic, traffic_of
 
@@ -81,7 +81,7 @@ def expected_unique(rows: int, draws: int) -> float:
     return float(-np.expm1(draws * np.log1p(-np.minimum(probabilities, 1 - 1e-12))).sum())
 
 
-def _traffic(config: Config, kind: str, num_ranks: int, unique_rows: Sequence[float]) -> Traffic:
+def _traffic(config: Config, kind: ModelKind, num_ranks: int, unique_rows: Sequence[float]) -> Traffic:
     shape = replace(config.model, kind=kind)
     features = [Feature(name=f"cat_{place}", rows=rows) for place, rows in enumerate(ROWS)]
     with torch.device("meta"):

@@ -10,7 +10,7 @@ import json
 import textwrap
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from dlrm.config.schema import Config
 
@@ -57,7 +57,7 @@ def keys_of(section: str) -> list[Key]:
     return [
         Key(
             name=f"{section}.{each.name}",
-            kind=_TYPE_NAMES[each.type],
+            kind=_TYPE_NAMES.get(each.type) or "one of " + ", ".join(get_args(each.type)),
             default=json.dumps(each.default),
             meaning=docstrings[each.name],
         )

@@ -6,25 +6,21 @@ here, before a process group exists. `dlrm/CONFIG.md` is generated from the docs
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from cpr.fields import check_fields
 from cpr.humanize import parse_duration
 from dlrm.comm.config import CommConfig
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS
 
-DENSE_OPTIMIZERS: Final = ("sgd", "adagrad", "adam", "lars", "lamb")
+ModelKind = Literal["dlrm", "dcnv2", "deepfm", "fm", "lr"]
+DenseOptimizer = Literal["sgd", "adagrad", "adam", "lars", "lamb"]
+RowPriority = Literal["none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never"]
+SplitStrategy = Literal["torchrec", "des", "auto"]
+MODELS: Final = get_args(ModelKind)
+DENSE_OPTIMIZERS: Final = get_args(DenseOptimizer)
 LARGE_BATCH_OPTIMIZERS: Final = ("lars", "lamb")
-ORDERS: Final = ("stripes", "seldp")
-MODELS: Final = ("dlrm", "dcnv2", "deepfm", "fm", "lr")
-DEVICES: Final = ("auto", "cpu", "cuda")
-PRECISIONS: Final = ("fp32", "bf16")
-STRATEGIES: Final = ("torchrec", "des", "auto")
-WIRE_DTYPES: Final = ("fp32", "bf16", "fp16")
-EXCHANGE_DTYPES: Final = ("fp32", "bf16", "fp16", "int8")
-REPLICATED_GRADIENTS: Final = ("dense", "rows")
-PRIORITIES: Final = ("none", "mfu", "ssu", "scar", "random", "mru", "touched", "round_robin", "never")
-MOMENTS: Final = ("consistent", "rolling")
+STRATEGIES: Final = get_args(SplitStrategy)
 SHARDING_KINDS: Final = {
     "cpu": ("table_wise", "column_wise", "row_wise"),
     "cuda": (
@@ -55,6 +51,12 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
     _check(value in known, f"{name} is {value!r}; choose one of {', '.join(known)}")
 
 
+def _check_least(config: Any, where: str, **least: float) -> None:
+    for name, limit in least.items():
+        value = getattr(config, name)
+        _check(value >= limit, f"{where}{name} must be at least {limit}, not {value}")
+
+
 def _check_rate(name: str, rate: float) -> None:
     _check(rate > 0, f"{name} must be positive, not {rate}")
 
@@ -73,7 +75,7 @@ class DataConfig:
     """Samples in one step, over all ranks; must be divisible by the number of ranks."""
     shuffle: bool = True
     """Shuffle within a window. `false` keeps the exact order of the log."""
-    order: str = "stripes"
+    order: Literal["stripes", "seldp"] = "stripes"
     """Which samples a rank reads. `stripes`: all ranks read the log side by side, in time order. `seldp`:
     each rank reads its own chunk of the log and moves to the next chunk every epoch (SelSync), for data whose
     time order does not matter. In both, an epoch is one pass over all samples."""
@@ -90,16 +92,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")
-        _check(self.global_batch_size > 0, "data.global_batch_size must be positive")
-        _check_choice("data.order", self.order, ORDERS)
-        _check(
-            self.window_batches > 0, "data.window_batches must be positive (1: no shuffling across batches)"
-        )
-        _check(self.prefetch_batches > 0, "data.prefetch_batches must be positive")
-        _check(
-            self.cache_disk_gb >= 0 and self.cache_memory_gb >= 0,
-            "data.cache_disk_gb and data.cache_memory_gb must not be negative",
-        )
+        _check_least(self, "data.", global_batch_size=1, window_batches=1, prefetch_batches=1)
+        _check_least(self, "data.", cache_disk_gb=0, cache_memory_gb=0)
         usual = (DataConfig.cache_disk_gb, DataConfig.cache_memory_gb)
         _check(
             bool(self.cache_folder) or (self.cache_disk_gb, self.cache_memory_gb) == usual,
@@ -113,7 +107,7 @@ class DataConfig:
 class ModelConfig:
     """The network around the tables."""
 
-    kind: str = "dlrm"
+    kind: ModelKind = "dlrm"
     """`dlrm` (dot interaction), `dcnv2` (low-rank cross network), `deepfm`, `fm` (factorization machine) or
     `lr` (logistic regression)."""
     embedding_dim: int = 16
@@ -132,7 +126,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "model.")
-        _check_choice("model.kind", self.kind, MODELS)
         _check(
             self.embedding_dim > 0 and self.embedding_dim % COLUMN_STEP == 0,
             f"model.embedding_dim is {self.embedding_dim}; FBGEMM wants a positive multiple of 4",
@@ -149,8 +142,7 @@ class ModelConfig:
                 "the dense features enter the interaction as one more embedding",
             )
         if self.kind == "dcnv2":
-            _check(self.cross_layers > 0, "model.cross_layers must be positive")
-            _check(self.cross_rank > 0, "model.cross_rank must be positive")
+            _check_least(self, "model.", cross_layers=1, cross_rank=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,12 +174,11 @@ class TablesConfig:
             self.eps > 0,
             "tables.eps must be positive: without it, a row whose gradients were all 0 becomes 0 / 0",
         )
-        _check(self.max_rows >= 0, "tables.max_rows must not be negative")
+        _check_least(self, "tables.", max_rows=0, admit_after=1)
         _check(
             0 < self.dynamic_rows < 2**31,
             f"tables.dynamic_rows is {self.dynamic_rows}; choose 1 to 2**31 - 1",
         )
-        _check(self.admit_after > 0, "tables.admit_after must be positive (1: at once)")
         of_dynamic = (self.dynamic_rows, self.admit_after)
         _check(
             bool(self.dynamic) or of_dynamic == (TablesConfig.dynamic_rows, TablesConfig.admit_after),
@@ -204,7 +195,7 @@ class TablesConfig:
 class DenseConfig:
     """The optimizer of all parameters outside the tables."""
 
-    optimizer: str = "adagrad"
+    optimizer: DenseOptimizer = "adagrad"
     """`sgd`, `adagrad` or `adam`; for large batches `lars` (SGD with momentum) or `lamb` (Adam), which scale
     the rate per layer."""
     learning_rate: float = 0.02
@@ -219,9 +210,8 @@ class DenseConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "dense.")
-        _check_choice("dense.optimizer", self.optimizer, DENSE_OPTIMIZERS)
         _check_rate("dense.learning_rate", self.learning_rate)
-        _check(self.weight_decay >= 0, "dense.weight_decay must not be negative")
+        _check_least(self, "dense.", weight_decay=0, clip_norm=0)
         _check(
             self.weight_decay == 0 or self.optimizer in LARGE_BATCH_OPTIMIZERS,
             f"dense.weight_decay is for {' and '.join(LARGE_BATCH_OPTIMIZERS)}; dense.optimizer is "
@@ -232,7 +222,6 @@ class DenseConfig:
             self.optimizer == "lars" or self.trust_coefficient == DenseConfig.trust_coefficient,
             f"dense.trust_coefficient is for lars; dense.optimizer is {self.optimizer}",
         )
-        _check(self.clip_norm >= 0, "dense.clip_norm must not be negative (0: never)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,10 +239,7 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "schedule.")
-        _check(
-            min(self.warmup_steps, self.decay_start_step, self.decay_steps) >= 0,
-            "schedule steps must not be negative",
-        )
+        _check_least(self, "schedule.", warmup_steps=0, decay_start_step=0, decay_steps=0)
         _check(
             self.decay_steps > 0 or self.decay_start_step == 0,
             "schedule.decay_start_step needs schedule.decay_steps, or nothing decays",
@@ -277,35 +263,31 @@ class ShardingConfig:
     """With several ranks, tables with at most this many rows are replicated on every rank."""
     min_column_dim: int = 16
     """Least number of columns of a piece where tables are cut by columns."""
-    strategy: str = "auto"
+    strategy: SplitStrategy = "auto"
     """`torchrec`: TorchRec's plan; pooled embeddings are exchanged. `des`: operators over the tables are
     split (DES), and ranks exchange partial results instead. `auto`: time both on the actual links at the
     start and keep the faster one for each operator. Results agree to rounding; name one for equal bits on any
     machine."""
-    wire_dtype: str = "fp32"
+    wire_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Dtype in which partial results travel, of split operators and of row_wise tables on the CPU: `bf16`,
     `fp16`, or `fp32` for the dtype in which they were computed."""
-    exchange_dtype: str = "fp32"
+    exchange_dtype: Literal["fp32", "bf16", "fp16", "int8"] = "fp32"
     """Dtype in which TorchRec exchanges pooled embeddings and their gradients: `bf16`, `fp16`, `int8`, or
     `fp32` for the dtype in which they were computed (bf16 under train.precision=bf16, where only `int8` is
     smaller). `int8` adds 8 bytes of scale per embedding; embeddings of fewer than 16 columns use fp16
     instead. For partial results see `wire_dtype`."""
-    data_parallel_gradients: str = "dense"
+    data_parallel_gradients: Literal["dense", "rows"] = "dense"
     """Gradients of replicated tables that ranks exchange: those of all rows (`dense`), or only of the rows
     that samples touched, if that is less (`rows`). `rows` pays off with a larger `data_parallel_rows`, where
     a batch touches fewer than about 2 / ranks of all rows."""
 
     def __post_init__(self) -> None:
         check_fields(self, "sharding.")
-        _check_choice("sharding.strategy", self.strategy, STRATEGIES)
-        _check_choice("sharding.wire_dtype", self.wire_dtype, WIRE_DTYPES)
         _check(
             self.wire_dtype == "fp32" or self.strategy != "torchrec" or "row_wise" in self.kinds,
             "sharding.wire_dtype is about partial results, of split operators or row_wise tables; "
             "set sharding.strategy to des or auto (train.precision=bf16 halves what TorchRec exchanges)",
         )
-        _check_choice("sharding.exchange_dtype", self.exchange_dtype, EXCHANGE_DTYPES)
-        _check_choice("sharding.data_parallel_gradients", self.data_parallel_gradients, REPLICATED_GRADIENTS)
         _check(
             self.data_parallel_gradients == "dense" or self.data_parallel_rows > 0,
             "sharding.data_parallel_gradients is about replicated tables; set sharding.data_parallel_rows",
@@ -314,10 +296,7 @@ class ShardingConfig:
         for kind in self.kinds:
             _check(kind in known, f"sharding.kinds holds {kind!r}; known kinds are {', '.join(known)}")
         _check(bool(self.kinds), "sharding.kinds is empty; name at least table_wise")
-        _check(
-            self.data_parallel_rows >= 0,
-            "sharding.data_parallel_rows must not be negative (0: replicate none)",
-        )
+        _check_least(self, "sharding.", data_parallel_rows=0)
         _check(
             self.min_column_dim > 0 and self.min_column_dim % COLUMN_STEP == 0,
             f"sharding.min_column_dim is {self.min_column_dim}; FBGEMM wants a positive multiple of 4",
@@ -362,7 +341,7 @@ class CheckpointConfig:
     """With `target_pls`: rough mean time between losses of a node in the whole run, in hours, which is the
     time between failures divided by the nodes that one failure takes; `cpr plan` computes it. The first
     interval is based on it."""
-    priority: str = "none"
+    priority: RowPriority = "none"
     """Save only the most important rows, more often: `mfu` (most often looked up since their last save),
     `ssu` (a sample of those) or `scar` (most changed); for comparison `random`, `mru`, `touched`,
     `round_robin` or `never`. `none`: save all rows. Requires partial recovery."""
@@ -371,7 +350,7 @@ class CheckpointConfig:
     uri: str = ""
     """Checkpoint location that every rank can reach, a folder or a pyarrow URI such as s3://bucket/run.
     Empty: `checkpoint` in the run folder."""
-    moment: str = "consistent"
+    moment: Literal["consistent", "rolling"] = "consistent"
     """`consistent`: all rows from one step, so that a resumed run continues bit for bit. `rolling`: a few
     rows after each step, so that training hardly waits; a resumed run then differs slightly."""
     host_memory_mb: int = 512
@@ -388,8 +367,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint.")
-        _check(self.every_steps >= 0, "checkpoint.every_steps must not be negative (0: no checkpoints)")
-        _check_choice("checkpoint.priority", self.priority, PRIORITIES)
+        _check_least(self, "checkpoint.", every_steps=0, host_memory_mb=128)
         _check(0 < self.ratio <= 1, "checkpoint.ratio is a share, above 0 and at most 1")
         _check(0 <= self.target_pls < 1, "checkpoint.target_pls is a portion, from 0 (off) to below 1")
         _check(
@@ -404,8 +382,6 @@ class CheckpointConfig:
             self.priority == "none" or self.saves,
             "checkpoint.priority needs to know how often to save: set checkpoint.every_steps, or target_pls",
         )
-        _check_choice("checkpoint.moment", self.moment, MOMENTS)
-        _check(self.host_memory_mb >= 128, "checkpoint.host_memory_mb must be at least 128")
         _check(
             self.keep_last >= 2,
             "checkpoint.keep_last must be at least 2: the newest state may turn out to be damaged",
@@ -473,9 +449,9 @@ class RecoveryConfig:
 class TrainConfig:
     """How long to train, with which precision, and what to log."""
 
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """`cpu`, `cuda`, or `auto`: cuda if available."""
-    precision: str = "bf16"
+    precision: Literal["bf16", "fp32"] = "bf16"
     """Precision of arithmetic and embedding exchange: `bf16` (with fp32 master weights and tables) or
     `fp32`."""
     epochs: int = 1
@@ -497,12 +473,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "train.")
-        _check_choice("train.device", self.device, DEVICES)
-        _check_choice("train.precision", self.precision, PRECISIONS)
-        _check(self.epochs > 0, "train.epochs must be positive")
-        _check(self.max_steps >= 0, "train.max_steps must not be negative")
-        _check(self.evaluate_every_steps >= 0, "train.evaluate_every_steps must not be negative")
-        _check(self.log_every_steps > 0, "train.log_every_steps must be positive")
+        _check_least(self, "train.", epochs=1, max_steps=0, evaluate_every_steps=0, log_every_steps=1)
         _check(0 <= self.seed < 2**63, "train.seed must be a whole number from 0 to 2**63 - 1")
 
 

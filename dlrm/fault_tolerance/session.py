@@ -7,10 +7,8 @@ save. `dlrm.fault_tolerance.recovery_session` adds partial recovery.
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import cast
 
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.format.manifest import Moment
 from cpr.estimator.history import SaveCost
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
@@ -173,7 +171,7 @@ class Checkpoints(Session):
         """Periodic saves that count from the current step."""
         steps_done, saved_at = self._progress.steps_done, self._checkpointer.newest_step or 0
         pace = FixedPace(self._config.every_steps, steps_done=steps_done, saved_at=saved_at)
-        moment, limit_s = cast("Moment", self._config.moment), self._config.give_up_after_s
+        moment, limit_s = self._config.moment, self._config.give_up_after_s
         return Saves(self._checkpointer, self._progress, pace, moment, give_up_after_s=limit_s)
 
     def _load(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -13,11 +13,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
-from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults.plan import ENVIRONMENT as FAULTS_VARIABLE
-from cpr.priority.config import PriorityConfig, Scheme
+from cpr.priority.config import PriorityConfig
 from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
@@ -74,7 +73,7 @@ class RecoverySetup:
             save_config(config.checkpoint, resume or root),
             save_every_steps=_interval(config.checkpoint),
             priority=_priority(config.checkpoint),
-            moment=cast("Moment", config.checkpoint.moment),
+            moment=config.checkpoint.moment,
             total_samples=total_samples(config, steps_in_epoch(config.data, open_manifest(config.data))),
             policy=RecoveryPolicy(
                 max_lost_share=config.recovery.max_lost_share,
@@ -174,7 +173,7 @@ def _priority(config: CheckpointConfig) -> PriorityConfig | None:
     """Row-save scheme, or None to save all rows."""
     if config.priority == "none":
         return None
-    return PriorityConfig(scheme=cast("Scheme", config.priority), ratio=config.ratio)
+    return PriorityConfig(scheme=config.priority, ratio=config.ratio)
 
 
 def _restarts_workers() -> bool:

@@ -97,7 +97,7 @@ class DynamicTable:
         return rows
 
     def _admit(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """Assign rows to unique ascending ids that were seen often enough, given their counts in the batch."""
+        """Assign rows to unique ascending ids that were seen often enough, `counts` times in the batch."""
         if self._candidates is not None:
             counts = counts + self._candidates.counts(ids)
         chosen = (counts >= self._admit_after).nonzero().squeeze(1)

@@ -128,7 +128,7 @@ def test_wrong_overrides_are_refused(override, message):
         (b"train = 3", "train must be a section"),
         (b"[train\n", "not valid TOML"),
         (b"\xff\xfe\x00", r"mine\.toml is not valid TOML"),
-        (b"[train]\nepochs = 0", "train.epochs must be positive"),
+        (b"[train]\nepochs = 0", "train.epochs must be at least 1"),
         (b"[trainer]\nepochs = 1", "did you mean train"),
     ],
 )

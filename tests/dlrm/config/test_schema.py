@@ -11,7 +11,7 @@ from dlrm.config.schema import Config, ShardingConfig
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.global_batch_size=0"], "data.global_batch_size must be positive"),
+        (["data.global_batch_size=0"], "data.global_batch_size must be at least 1, not 0"),
         (["data.window_batches=0"], "data.window_batches"),
         (["data.order=random"], "data.order is 'random'; choose one of stripes, seldp"),
         (["data.prefetch_batches=0"], "data.prefetch_batches"),
@@ -33,16 +33,16 @@ from dlrm.config.schema import Config, ShardingConfig
         (["tables.eps=0"], "tables.eps must be positive"),
         (["tables.max_rows=-1"], "tables.max_rows"),
         (["tables.dynamic_rows=0"], r"tables.dynamic_rows is 0; choose 1 to 2\*\*31 - 1"),
-        (["tables.admit_after=0"], "tables.admit_after must be positive"),
+        (["tables.admit_after=0"], "tables.admit_after must be at least 1"),
         (["tables.dynamic_rows=100"], r"are about dynamic tables, .* name their features in tables\.dynamic"),
         (["tables.admit_after=2"], r"are about dynamic tables, .* name their features in tables\.dynamic"),
         (["dense.optimizer=rowwise_adagrad"], "dense.optimizer is 'rowwise_adagrad'; choose"),
         (["dense.weight_decay=0.1"], "dense.weight_decay is for lars and lamb; dense.optimizer is"),
-        (["dense.optimizer=lamb", "dense.weight_decay=-1"], "dense.weight_decay must not be negative"),
+        (["dense.optimizer=lamb", "dense.weight_decay=-1"], "dense.weight_decay must be at least 0"),
         (["dense.optimizer=lamb", "dense.trust_coefficient=0.01"], "is for lars; dense.optimizer is lamb"),
         (["dense.optimizer=lars", "dense.trust_coefficient=0"], "dense.trust_coefficient must be positive"),
-        (["dense.clip_norm=-1"], "dense.clip_norm must not be negative"),
-        (["schedule.warmup_steps=-1"], "schedule steps"),
+        (["dense.clip_norm=-1"], "dense.clip_norm must be at least 0"),
+        (["schedule.warmup_steps=-1"], "schedule.warmup_steps must be at least 0"),
         (["schedule.decay_start_step=5"], "needs schedule.decay_steps"),
         (
             ["schedule.warmup_steps=10", "schedule.decay_start_step=5", "schedule.decay_steps=5"],
@@ -66,7 +66,7 @@ from dlrm.config.schema import Config, ShardingConfig
         ),
         (["comm.exchange=selsync", "dense.optimizer=lamb"], "comm.exchange=selsync has no whole mean"),
         (["train.device=tpu"], "train.device is 'tpu'; choose one of auto, cpu, cuda"),
-        (["train.precision=fp16"], "train.precision is 'fp16'; choose one of fp32, bf16"),
+        (["train.precision=fp16"], "train.precision is 'fp16'; choose one of bf16, fp32"),
         (["train.epochs=0"], "train.epochs"),
         (["train.max_steps=-1"], "train.max_steps"),
         (["train.seed=-1"], "train.seed"),
@@ -114,7 +114,7 @@ def test_numbers_beyond_64_bits_are_refused(section, key):
 @pytest.mark.parametrize(("section", "key"), [(section, key) for section, key, _ in KEYS])
 def test_values_of_a_wrong_type_are_refused_without_a_recipe_too(section, key):
     kind = next(each.type for each in fields(Config) if each.name == section)
-    with pytest.raises(ValueError, match=rf"{section}\.{key} must be"):
+    with pytest.raises(ValueError, match=rf"{section}\.{key} (must be|is <object)"):
         kind(**{key: object()})
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -13,7 +14,7 @@ from cpr.priority.config import SCHEMES
 from cpr.recovery.worker.launch_id import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
-from dlrm.config.schema import PRIORITIES
+from dlrm.config.schema import CheckpointConfig
 from dlrm.fault_tolerance.setup import LAUNCHES, open_recovery
 
 
@@ -82,7 +83,7 @@ def test_failures_are_injected_or_refused(config, tmp_path, monkeypatch):
 
 
 def test_the_schemes_of_the_recipes_are_those_that_there_are():
-    assert ("none", *SCHEMES) == PRIORITIES
+    assert ("none", *SCHEMES) == get_args(get_type_hints(CheckpointConfig)["priority"])
 
 
 @pytest.fixture

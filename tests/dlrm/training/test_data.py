@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +13,8 @@ import torch.distributed as dist
 
 from data.loader import order
 from data.synthetic import SyntheticConfig, generate
-from dlrm.config import schema as config
 from dlrm.config.recipe import load_config
+from dlrm.config.schema import DataConfig
 from dlrm.launch.device import Ranks, resolve_device
 from dlrm.training.data import prepare
 
@@ -66,7 +67,7 @@ def test_days_and_batches(dataset):
 
 
 def test_the_order_is_that_of_the_training_days_alone(dataset):
-    assert set(config.ORDERS) == set(order.ORDERS)
+    assert set(get_args(get_type_hints(DataConfig)["order"])) == set(order.ORDERS)
     inputs = prepare_with(dataset, "data.order=seldp")
     assert (inputs.loader.config.order, inputs.test_loader.config.order) == ("seldp", "stripes")
 

@@ -62,7 +62,8 @@ def plan_heads(
         _keep_dynamic_whole(shape, heads[shape.path], config)
         for shape in shapes_of(model, layout.ordinary, layout.sharder, layout.setting)
     ]
-    by, known = config.sharding.strategy, load_choice(folder)
+    by: str = config.sharding.strategy
+    known = load_choice(folder)
     choices: Sequence[Choice] = ()
     if by == "auto" and known is not None:
         strategies: Mapping[str, Strategy] = known
