@@ -11,7 +11,7 @@ from cpr.recovery.run.report import Recovery
 from cpr.session import PartialRecovery
 from dlrm.config.schema import Config
 from dlrm.fault_tolerance.session import Session, warn_unsaved
-from dlrm.telemetry.report import FailureReport, SavesReport
+from dlrm.telemetry.report import FailureHistory, SavesReport
 
 AFTER_FAILURE: Final = {"process", "partial", "full"}
 """Kinds of recovery that follow a failure, see `cpr.recovery.decide.decision`; a start or resume is none."""
@@ -37,9 +37,9 @@ class RecoverySession(Session):
         self._recovery.note_skipped()
 
     @property
-    def failures(self) -> FailureReport:
+    def failures(self) -> FailureHistory:
         """Recoveries, portion of lost samples and cost of saves."""
-        return FailureReport(
+        return FailureHistory(
             recoveries=tuple(recovery.to_dict() for recovery in self.recoveries),
             pls=self._recovery.pls,
             saves=_saves(self._recovery.history),

@@ -15,7 +15,7 @@ from cpr.recovery.run.report import Recovery
 from cpr.saving.cadence import FixedPace
 from cpr.saving.periodic import Saves
 from dlrm.config.schema import CheckpointConfig
-from dlrm.telemetry.report import FailureReport
+from dlrm.telemetry.report import FailureHistory
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Session:
         """Called after one of the batches to skip was fetched and dropped."""
 
     @property
-    def failures(self) -> FailureReport | None:
+    def failures(self) -> FailureHistory | None:
         """Failure history of the run, or None if not recorded."""
         return None
 

@@ -23,8 +23,8 @@ from dlrm.metrics import ChanceWatch, MetricValues, RunningAuc
 from dlrm.telemetry.folder import circumstances
 from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.progress import open_progress
-from dlrm.telemetry.report import REPORT_NAME, FailureReport, Report, exchange_report, write_report
-from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, Sink, event_writer, open_sinks
+from dlrm.telemetry.report import REPORT_NAME, FailureHistory, Report, exchange_report, write_report
+from dlrm.telemetry.sinks import HYPERPARAMETERS, Figures, MetricsSink, event_writer, open_sinks
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Recorder:
         self._curve.append(CurvePoint(samples=samples, auc=values.auc, log_loss=values.log_loss))
 
     def finish(
-        self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()
+        self, failures: FailureHistory | None = None, losses: Sequence[LostResiduals] = ()
     ) -> Report | None:
         """Write and return the report of a run that reached its end; None on ranks other than 0."""
         return None
@@ -148,7 +148,7 @@ class Telemetry(Recorder):
         self._best_auc = best_auc
         self._log_every_steps = log_every_steps
         self._event_writer = event_writer()
-        self._sinks: list[Sink] = []
+        self._sinks: list[MetricsSink] = []
         self._progress = open_progress(total_samples, evaluated_batches, stream)
         self._running_auc = RunningAuc(device)
         self._watch = ChanceWatch()
@@ -240,7 +240,7 @@ class Telemetry(Recorder):
         )
         logger.info("evaluation after %s samples: %s", f"{samples:,}", _short(values))
 
-    def finish(self, failures: FailureReport | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
+    def finish(self, failures: FailureHistory | None = None, losses: Sequence[LostResiduals] = ()) -> Report:
         """Write `report.json`, `report.txt` and the learning curve, and return the report.
 
         A full disk costs a warning. A finished run that trained nothing more keeps its old report.

@@ -31,7 +31,7 @@ class SavesReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailureReport:
+class FailureHistory:
     """Failure history of a run and its cost."""
 
     recoveries: tuple[Mapping[str, Any], ...]
@@ -100,7 +100,7 @@ class Report:
     """Wall-clock time of the run, evaluations included."""
     samples_per_s: float
     """Training samples per second over all ranks, without evaluations."""
-    failures: FailureReport | None = None
+    failures: FailureHistory | None = None
     """None without partial recovery."""
     exchange: ExchangeReport | None = None
     """None with one rank, or after too few steps."""
@@ -157,7 +157,7 @@ def _exchange_rows(exchange: ExchangeReport | None) -> list[tuple[str, str]]:
     return [*rows, *(("  lost", str(loss)) for loss in exchange.losses)]
 
 
-def _failure_rows(failures: FailureReport | None) -> list[tuple[str, str]]:
+def _failure_rows(failures: FailureHistory | None) -> list[tuple[str, str]]:
     if failures is None:
         return []
     rows = [("recoveries", str(len(failures.recoveries)))]

@@ -27,7 +27,7 @@ Figures = Mapping[str, Any]
 """Numbers, texts, lists or None by name; a nested mapping, such as the learning rates, adds a second name."""
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     """Takes metrics of one kind, such as `train` or `evaluation`, at one step."""
 
     def write(self, kind: str, step: int, figures: Figures) -> None:
@@ -133,9 +133,9 @@ def event_writer() -> Callable[..., Any] | None:
     return SummaryWriter
 
 
-def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[Sink]:
+def open_sinks(folder: Path, step: int, writer: Callable[..., Any] | None) -> list[MetricsSink]:
     """Open the metrics files of a run folder, removing lines that an earlier start wrote after `step`."""
-    sinks: list[Sink] = [_JsonLines(folder / "metrics.jsonl", step)]
+    sinks: list[MetricsSink] = [_JsonLines(folder / "metrics.jsonl", step)]
     if writer is not None:
         try:
             sinks.append(_TensorBoard(writer(str(folder), purge_step=step + 1)))

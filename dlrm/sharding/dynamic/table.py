@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from dlrm.sharding.dynamic.candidates import COLUMNS as CANDIDATE_COLUMNS
-from dlrm.sharding.dynamic.candidates import Candidates
+from dlrm.sharding.dynamic.admission import COLUMNS as CANDIDATE_COLUMNS
+from dlrm.sharding.dynamic.admission import Candidates
 from dlrm.sharding.dynamic.hashing import initial_values
 from dlrm.sharding.dynamic.index import NOTHING, IdIndex
 

@@ -1,8 +1,8 @@
 """Bytes that each strategy sends, from every rank to every other: pure functions without tensors.
 
-A strategy is a list of `Collective`s in the order of a step. They are counted as sent: an all-to-all as what
-goes from rank to rank, an all-reduce as a ring; what stays on a rank is free. `splitting.wire` counts the
-same on running ranks, and tests compare both.
+A strategy is a list of `CollectiveBytes` in the order of a step. They are counted as sent: an all-to-all as
+what goes from rank to rank, an all-reduce as a ring; what stays on a rank is free. `splitting.wire` counts
+the same on running ranks, and tests compare both.
 
 Symbols: `N` ranks with `b` samples each, `B = N b`; a head with `T` tables of `k` columns; `out` numbers a
 sample that a split sums. With even ranks and fp32, a rank sends in one step, both ways together:
@@ -48,7 +48,7 @@ class SplitTraffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class CollectiveBytes:
     """Bytes that ranks send each other in one collective."""
 
     name: str
@@ -62,7 +62,7 @@ class Collective:
         return sum(self.sent[rank])
 
 
-def most_sent(collectives: Sequence[Collective]) -> float:
+def most_sent(collectives: Sequence[CollectiveBytes]) -> float:
     """Bytes per step of the rank that sends most."""
     if not collectives:
         return 0.0
@@ -70,15 +70,15 @@ def most_sent(collectives: Sequence[Collective]) -> float:
     return max(sum(each.sent_by(rank) for each in collectives) for rank in range(num_ranks))
 
 
-def _collective(name: str, sent: Sequence[Sequence[float]], hops: int = 1) -> Collective:
+def _collective(name: str, sent: Sequence[Sequence[float]], hops: int = 1) -> CollectiveBytes:
     rows = [
         tuple(float(value) if target != rank else 0.0 for target, value in enumerate(row))
         for rank, row in enumerate(sent)
     ]
-    return Collective(name=name, sent=tuple(rows), hops=hops)
+    return CollectiveBytes(name=name, sent=tuple(rows), hops=hops)
 
 
-def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[Collective]:
+def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[CollectiveBytes]:
     """A collective and that of its gradient, which takes the same way back."""
     back = list(zip(*forward, strict=True))
     return [_collective(f"{name}, forward", forward), _collective(f"{name}, backward", back)]
@@ -86,7 +86,7 @@ def _forward_and_back(name: str, forward: Sequence[Sequence[float]]) -> list[Col
 
 def pooled_exchange(
     widths: Sequence[float], batch_sizes: Sequence[int], value_bytes: float = FP32_BYTES
-) -> list[Collective]:
+) -> list[CollectiveBytes]:
     """All-to-all of pooled embeddings, of which each rank looks up `widths` columns for all samples."""
     forward = [[width * batch * value_bytes for batch in batch_sizes] for width in widths]
     return _forward_and_back("pooled embeddings", forward)
@@ -98,7 +98,7 @@ def crossing(
     columns: Sequence[float],
     wire_bytes: int | None = None,
     ranks_per_node: int = 1,
-) -> list[Collective]:
+) -> list[CollectiveBytes]:
     """Collectives of one crossing, forward and backward.
 
     `columns` are those of each rank for `deal_columns`; `wire_bytes` is the size of a number while it travels
@@ -126,7 +126,7 @@ def crossing(
 
 def two_level(
     each: Crossing, batch_sizes: Sequence[int], ranks_per_node: int, wire_bytes: int | None = None
-) -> list[Collective]:
+) -> list[CollectiveBytes]:
     """A `sum_to_owners` that sums inside each node first, so that a node sends each number only once.
 
     Between nodes that is `1 / ranks_per_node` of the bytes of a flat sum [derived]. `ranks_per_node` must
@@ -152,7 +152,7 @@ def two_level(
     return [first, second, third, last]
 
 
-def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) -> list[Collective]:
+def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) -> list[CollectiveBytes]:
     """Ring all-reduce: every rank sends `2 (N-1)/N` of the summed bytes to its neighbour."""
     if num_ranks == 1 or not numbers:
         return []
@@ -166,7 +166,7 @@ def all_reduce(numbers: float, num_ranks: int, value_bytes: int = FP32_BYTES) ->
 
 def input_exchange(
     bags: Sequence[float], ids: Sequence[float], batch_sizes: Sequence[int]
-) -> list[Collective]:
+) -> list[CollectiveBytes]:
     """The ids of all samples and the lengths of their bags, sent to the ranks that look them up.
 
     `bags` and `ids` are the numbers per sample that each rank looks up: a whole table on one rank, a table

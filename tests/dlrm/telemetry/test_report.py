@@ -9,7 +9,7 @@ from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import MetricValues
 from dlrm.telemetry.learning_curve import CurvePoint
 from dlrm.telemetry.report import (
-    FailureReport,
+    FailureHistory,
     Report,
     SavesReport,
     exchange_report,
@@ -112,7 +112,7 @@ RECOVERY = {
 
 
 def test_failures_are_told_with_rows_and_seconds():
-    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(RECOVERY,), pls=0.0125)))
+    table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(RECOVERY,), pls=0.0125)))
     lines = [line.split(maxsplit=1) for line in table.splitlines()]
     assert ["recoveries", "1"] in lines
     assert ["rows", "300 stayed in memory, 7 moved, 100 from the checkpoint"] in lines
@@ -126,13 +126,13 @@ def test_failures_are_told_with_rows_and_seconds():
 
 def test_full_recoveries_have_one_origin():
     everything = {**RECOVERY, "kind": "full", "sources": []}
-    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(everything,), pls=None)))
+    table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(everything,), pls=None)))
     assert "all from the checkpoint" in table
     assert "not known" in table
     table = format_report(
         replace(
             REPORT,
-            failures=FailureReport(recoveries=({**everything, "save_step": None},), pls=0.0),
+            failures=FailureHistory(recoveries=({**everything, "save_step": None},), pls=0.0),
         )
     )
     assert "initial values" in table
@@ -140,5 +140,5 @@ def test_full_recoveries_have_one_origin():
 
 def test_saves_are_told_with_what_they_cost():
     saves = SavesReport(num_bases=2, num_row_saves=31, blocked_s=0.0042)
-    table = format_report(replace(REPORT, failures=FailureReport(recoveries=(), pls=0.0, saves=saves)))
+    table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(), pls=0.0, saves=saves)))
     assert "2 of everything, 31 of rows; training waits 4.2 ms for one" in table

@@ -20,7 +20,7 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.planning import planner, torchrec_plan
 from dlrm.sharding.splitting.planning.cluster import Cluster
-from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
+from dlrm.sharding.splitting.planning.shapes import PlanSetting, shapes_of
 from dlrm.sharding.splitting.planning.strategies import options
 from dlrm.sharding.splitting.wire import counted
 from dlrm.training import build
@@ -75,7 +75,7 @@ def check(case: Case) -> None:
 
     def spying(model, sharder, *arguments):
         plan = make_plan(model, sharder, *arguments)
-        setting = Setting(num_ranks=num_ranks, ids={}, dense=config.dense, device=CPU)
+        setting = PlanSetting(num_ranks=num_ranks, ids={}, dense=config.dense, device=CPU)
         inside = sum(each.numel() for name, each in model.named_parameters() if ".tables." not in name)
         seen.append((shapes_of(model, plan, sharder, setting), inside))
         return plan

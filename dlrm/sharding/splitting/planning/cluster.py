@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from dlrm.comm.links import PROBE_BYTES, Links, best_time_s, finish, measure_links
-from dlrm.sharding.splitting.costs import Collective
+from dlrm.sharding.splitting.costs import CollectiveBytes
 
 PROBE_IDS: Final = 50_000
 """Number of ids that a rank looks up at once to measure the time of a lookup."""
@@ -25,7 +25,7 @@ class Cluster(Links):
     memory_bytes_per_s: float = float("inf")
     """Bandwidth of a rank's own memory."""
 
-    def time_s(self, collective: Collective) -> float:
+    def time_s(self, collective: CollectiveBytes) -> float:
         """Estimated time of a collective.
 
         Latencies, and the bytes of the busiest link; links work in parallel.
@@ -38,14 +38,14 @@ class Cluster(Links):
     def _node(self, rank: int) -> int:
         return rank // self.ranks_per_node
 
-    def _crosses(self, collective: Collective) -> bool:
+    def _crosses(self, collective: CollectiveBytes) -> bool:
         return any(
             sent and self._node(rank) != self._node(target)
             for rank, row in enumerate(collective.sent)
             for target, sent in enumerate(row)
         )
 
-    def _busiest(self, collective: Collective) -> tuple[float, float]:
+    def _busiest(self, collective: CollectiveBytes) -> tuple[float, float]:
         """Bytes of the busiest rank inside its node, and of the busiest node, in the larger direction."""
         of_ranks = [[0.0, 0.0] for _ in range(self.num_ranks)]
         of_nodes = [[0.0, 0.0] for _ in range(self.num_nodes)]

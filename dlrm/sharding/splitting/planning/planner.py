@@ -25,7 +25,7 @@ from dlrm.sharding.splitting.planning.saved_choice import check_choice, load_cho
 from dlrm.sharding.splitting.planning.shapes import ONE_RANK, heads_of, shapes_of
 from dlrm.sharding.splitting.planning.strategies import (
     NO_SPLIT,
-    Choice,
+    HeadChoice,
     HeadShape,
     Strategy,
     candidates,
@@ -64,7 +64,7 @@ def plan_heads(
     ]
     by: str = config.sharding.strategy
     known = load_choice(folder)
-    choices: Sequence[Choice] = ()
+    choices: Sequence[HeadChoice] = ()
     if by == "auto" and known is not None:
         strategies: Mapping[str, Strategy] = known
     elif by == "auto":
@@ -134,7 +134,7 @@ def _warn(path: str, reason: str) -> None:
 
 def _estimated(
     shapes: Sequence[HeadShape], config: Config, device: torch.device, batch_size: int
-) -> tuple[Sequence[Choice], Cluster]:
+) -> tuple[Sequence[HeadChoice], Cluster]:
     """The strategy of least estimated time for each head, on the links as rank 0 measured them."""
     cluster = measure(device)
     wire_dtype = WIRE_DTYPES[config.sharding.wire_dtype]
@@ -147,8 +147,8 @@ def _estimated(
 
 
 def _benchmarked(
-    choices: Sequence[Choice], model: nn.Module, layout: ModelLayout, trial: Trial | None
-) -> Sequence[Choice]:
+    choices: Sequence[HeadChoice], model: nn.Module, layout: ModelLayout, trial: Trial | None
+) -> Sequence[HeadChoice]:
     """The strategies of the fastest trial step; as estimated if there is only one candidate."""
     found = [strategies for strategies in candidates(choices) if not layout.over_memory(model, strategies)]
     if trial is None or len(found) < 2:
@@ -174,7 +174,7 @@ def _keep(
     known: Mapping[str, Strategy] | None,
     folder: Path | None,
     by: str,
-    choices: Sequence[Choice] = (),
+    choices: Sequence[HeadChoice] = (),
 ) -> None:
     """Store the strategies of a new run, or check them against the stored ones."""
     if folder is None:

@@ -25,7 +25,7 @@ ONE_RANK: Final = "there is one rank"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PlanSetting:
     """Number of ranks, ids, dense optimizer and device, on which shapes depend besides the model."""
 
     num_ranks: int
@@ -51,7 +51,7 @@ def numbers_outside_tables(module: nn.Module) -> int:
 
 
 def shapes_of(
-    model: nn.Module, ordinary: ShardingPlan, sharder: EmbeddingBagCollectionSharder, setting: Setting
+    model: nn.Module, ordinary: ShardingPlan, sharder: EmbeddingBagCollectionSharder, setting: PlanSetting
 ) -> list[HeadShape]:
     """Shapes of all heads of an unsharded model, given TorchRec's plan and the sharder of its tables."""
     output_dtype = (sharder.fused_params or {}).get("output_dtype")
@@ -68,7 +68,7 @@ def shapes_of(
 
 
 def _ordinary(
-    path: str, head: PooledFeatures, plan: Mapping[str, ParameterSharding], setting: Setting
+    path: str, head: PooledFeatures, plan: Mapping[str, ParameterSharding], setting: PlanSetting
 ) -> HeadShape:
     widths, bags, looked_up = ([0.0] * setting.num_ranks for _ in range(3))
     replicated = 0
@@ -97,7 +97,7 @@ def _ordinary(
     )
 
 
-def _with_split(shape: HeadShape, head: PooledFeatures, setting: Setting) -> HeadShape:
+def _with_split(shape: HeadShape, head: PooledFeatures, setting: PlanSetting) -> HeadShape:
     if not isinstance(head, Head):
         return shape
     num_ranks, ids = setting.num_ranks, ids_of(head, setting.ids)
@@ -123,7 +123,7 @@ def _with_split(shape: HeadShape, head: PooledFeatures, setting: Setting) -> Hea
     )
 
 
-def _refusal(head: Head, dim: int, setting: Setting) -> str:
+def _refusal(head: Head, dim: int, setting: PlanSetting) -> str:
     """Why a head cannot be split here; empty if it can."""
     if head.split_by == "columns" and dim // COLUMN_STEP < setting.num_ranks:
         return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from dlrm.sharding.splitting import costs
-from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
+from dlrm.sharding.splitting.costs import CollectiveBytes, Crossing, SplitTraffic
 from dlrm.sharding.splitting.planning.cluster import Cluster
 
 Strategy = Literal["exchange", "split", "rows", "two_level"]
@@ -68,8 +68,8 @@ class Option:
     """One strategy of a head on a cluster, with its cost."""
 
     strategy: Strategy
-    values: tuple[Collective, ...] = ()
-    inputs: tuple[Collective, ...] = ()
+    values: tuple[CollectiveBytes, ...] = ()
+    inputs: tuple[CollectiveBytes, ...] = ()
     time_s: float = float("inf")
     illegal: str = ""
     """Why the strategy is not possible; empty if it is."""
@@ -86,7 +86,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class HeadChoice:
     """The strategy of a head and why."""
 
     path: str
@@ -119,33 +119,35 @@ def options(
     )
 
 
-def all_reduced(numbers: int, num_ranks: int) -> list[Collective]:
+def all_reduced(numbers: int, num_ranks: int) -> list[CollectiveBytes]:
     """Gradients averaged with those of all dense parameters: bytes without latency of their own."""
     return [
-        Collective(name="dense gradients", sent=each.sent, hops=0)
+        CollectiveBytes(name="dense gradients", sent=each.sent, hops=0)
         for each in costs.all_reduce(numbers, num_ranks)
     ]
 
 
-def choose_strategy(shape: HeadShape, compared: Sequence[Option]) -> Choice:
+def choose_strategy(shape: HeadShape, compared: Sequence[Option]) -> HeadChoice:
     """The fastest strategy; the ordinary one if none is faster by more than a tie."""
     ordinary, *others = compared
     legal = [each for each in others if not each.illegal]
+    strategy: Strategy = "exchange"
     if not legal:
-        return Choice(path=shape.path, strategy="exchange", reason=others[0].illegal, options=tuple(compared))
-    best = min(legal, key=lambda each: each.time_s)
-    gain = 1 - best.time_s / ordinary.time_s
-    if gain < TIE:
-        more = "as good as no less" if gain >= -TIE else f"{-gain:.0%} more"
-        reason = f"{best.strategy} would take {more} time"
-        return Choice(path=shape.path, strategy="exchange", reason=reason, options=tuple(compared))
-    fewer = 1 - (best.value_bytes + best.id_bytes) / (ordinary.value_bytes + ordinary.id_bytes)
-    sends = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} bytes"
-    reason = f"{gain:.0%} less time and {sends} than the exchange"
-    return Choice(path=shape.path, strategy=best.strategy, reason=reason, options=tuple(compared))
+        reason = others[0].illegal
+    else:
+        best = min(legal, key=lambda each: each.time_s)
+        gain = 1 - best.time_s / ordinary.time_s
+        if gain < TIE:
+            more = "as good as no less" if gain >= -TIE else f"{-gain:.0%} more"
+            reason = f"{best.strategy} would take {more} time"
+        else:
+            fewer = 1 - (best.value_bytes + best.id_bytes) / (ordinary.value_bytes + ordinary.id_bytes)
+            sends = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} bytes"
+            strategy, reason = best.strategy, f"{gain:.0%} less time and {sends} than the exchange"
+    return HeadChoice(path=shape.path, strategy=strategy, reason=reason, options=tuple(compared))
 
 
-def candidates(choices: Sequence[Choice]) -> list[dict[str, Strategy]]:
+def candidates(choices: Sequence[HeadChoice]) -> list[dict[str, Strategy]]:
     """Strategies of all heads that are worth a trial.
 
     Nothing split, everything split, and the estimated best.
@@ -160,14 +162,14 @@ def candidates(choices: Sequence[Choice]) -> list[dict[str, Strategy]]:
     return found
 
 
-def _best_split(choice: Choice) -> Strategy:
+def _best_split(choice: HeadChoice) -> Strategy:
     legal = [each for each in choice.options if not each.illegal and each.strategy != "exchange"]
     return min(legal, key=lambda each: each.time_s).strategy if legal else "exchange"
 
 
 def fastest(
-    choices: Sequence[Choice], tried: Sequence[Mapping[str, Strategy]], times_s: Sequence[float]
-) -> list[Choice]:
+    choices: Sequence[HeadChoice], tried: Sequence[Mapping[str, Strategy]], times_s: Sequence[float]
+) -> list[HeadChoice]:
     """Choices of the trial that took the least time; the ordinary plan if none is clearly faster.
 
     `tried` are strategies by head path, the ordinary ones first.
@@ -239,7 +241,7 @@ def _handled(crossings: Sequence[Crossing]) -> int:
 
 def _option(
     strategy: Strategy,
-    values: Sequence[Collective],
+    values: Sequence[CollectiveBytes],
     inputs: tuple[Sequence[float], Sequence[float]],
     handled: int,
     cluster: Cluster,
@@ -255,7 +257,7 @@ def _option(
     )
 
 
-def format_choices(choices: Sequence[Choice], cluster: Cluster) -> str:
+def format_choices(choices: Sequence[HeadChoice], cluster: Cluster) -> str:
     """Format the compared strategies, the choices and their reasons as a table for people."""
     lines = [
         f"strategies on {cluster.describe()}; bytes that the busiest rank sends in a step, estimated time:",
@@ -274,5 +276,5 @@ def _cells(option: Option) -> str:
     return f"{sent[0]:>10} {sent[1]:>10} {option.time_s * 1e3:>7.2f} ms"
 
 
-def _mark(choice: Choice, option: Option) -> str:
+def _mark(choice: HeadChoice, option: Option) -> str:
     return f"  <- {choice.reason}" if option.strategy == choice.strategy else ""

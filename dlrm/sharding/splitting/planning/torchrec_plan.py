@@ -17,7 +17,7 @@ from dlrm.sharding.splitting.head import Head
 from dlrm.sharding.splitting.operator_tables import make_operator_sharder
 from dlrm.sharding.splitting.placement import split_plan
 from dlrm.sharding.splitting.planning.memory import operator_bytes, table_bytes, too_large
-from dlrm.sharding.splitting.planning.shapes import Setting, heads_of, ids_of
+from dlrm.sharding.splitting.planning.shapes import PlanSetting, heads_of, ids_of
 from dlrm.sharding.splitting.planning.strategies import Strategy
 from dlrm.sharding.splitting.sharded import HeadSharder
 
@@ -40,7 +40,7 @@ class ModelLayout:
     ordinary: ShardingPlan
     """TorchRec's plan."""
     sharder: EmbeddingBagCollectionSharder
-    setting: Setting
+    setting: PlanSetting
     config: Config
     per_node: int
     """Ranks per node."""
@@ -58,9 +58,11 @@ class ModelLayout:
 
         A collective, which uses rank 0's mean number of ids per sample by feature.
         """
-        agreed = [dict(ids)]  # tables are placed by them, so that all ranks must mean the same ones
+        agreed = [dict(ids)]  # tables are placed by these numbers, so that all ranks need the same
         dist.broadcast_object_list(agreed)
-        setting = Setting(num_ranks=dist.get_world_size(), ids=agreed[0], dense=config.dense, device=device)
+        setting = PlanSetting(
+            num_ranks=dist.get_world_size(), ids=agreed[0], dense=config.dense, device=device
+        )
         return cls(
             ordinary=ordinary,
             sharder=sharder,

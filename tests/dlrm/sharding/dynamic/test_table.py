@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.sharding.dynamic.candidates import Candidates
+from dlrm.sharding.dynamic.admission import Candidates
 from dlrm.sharding.dynamic.hashing import initial_values
 from dlrm.sharding.dynamic.table import EVICTION_SHARE, DynamicTable, columns_of_rows
 

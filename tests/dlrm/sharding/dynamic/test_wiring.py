@@ -12,7 +12,7 @@ from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig
 from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
 from dlrm.sharding.splitting.planning import planner
-from dlrm.sharding.splitting.planning.shapes import Setting, heads_of, shapes_of
+from dlrm.sharding.splitting.planning.shapes import PlanSetting, heads_of, shapes_of
 from dlrm.training import build
 from dlrm.training.data import _check_tables
 from tests.dlrm.inputs import fake_inputs
@@ -66,7 +66,7 @@ def test_heads_of_dynamic_tables_are_split_by_tables_or_not_at_all(
     model = build_model(config.model, features, 13, torch.float32)
     sharder = make_sharder(config.tables, CPU, torch.float32)
     plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
-    setting = Setting(num_ranks=2, ids={}, dense=config.dense, device=CPU)
+    setting = PlanSetting(num_ranks=2, ids={}, dense=config.dense, device=CPU)
     shape = next(each for each in shapes_of(model, plan, sharder, setting) if each.path == "sparse")
     kept = planner._keep_dynamic_whole(shape, heads_of(model)["sparse"], config)
     assert shape.refusal == ""

@@ -12,7 +12,7 @@ from dlrm.models.build import build_model
 from dlrm.sharding.plan import make_plan, make_sharder
 from dlrm.sharding.splitting.planning import planner, torchrec_plan
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME, load_choice
-from dlrm.sharding.splitting.planning.shapes import Setting, shapes_of
+from dlrm.sharding.splitting.planning.shapes import PlanSetting, shapes_of
 from dlrm.training import build
 from tests.dlrm.inputs import fake_inputs
 
@@ -29,7 +29,7 @@ def shapes(world_of_one):
         model = build_model(config, FEATURES, 13, dtype)
         sharder = make_sharder(TablesConfig(), CPU, dtype)
         plan = make_plan(model, sharder, ShardingConfig(), CPU, 16)
-        setting = Setting(
+        setting = PlanSetting(
             num_ranks=num_ranks, ids=ids or {}, dense=DenseConfig(optimizer=dense), device=device
         )
         return {shape.path: shape for shape in shapes_of(model, plan, sharder, setting)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dlrm.comm.links import Link
-from dlrm.sharding.splitting.costs import Collective, Crossing, SplitTraffic
+from dlrm.sharding.splitting.costs import CollectiveBytes, Crossing, SplitTraffic
 from dlrm.sharding.splitting.planning.cluster import Cluster
 from dlrm.sharding.splitting.planning.strategies import (
     HeadShape,
@@ -163,9 +163,9 @@ def test_links_work_side_by_side_and_a_node_shares_its_own():
         between=Link(latency_s=0.5, bytes_per_s=1e4),
     )
     # inside, a rank sends 1000; between, a node 4000
-    assert cluster.time_s(Collective(name="", sent=sent)) == pytest.approx(0.5 + max(1.0, 0.4))
+    assert cluster.time_s(CollectiveBytes(name="", sent=sent)) == pytest.approx(0.5 + max(1.0, 0.4))
     quick = replace(cluster, inside=Link(latency_s=0.0, bytes_per_s=1e9))
-    assert quick.time_s(Collective(name="", sent=sent, hops=2)) == pytest.approx(1.0 + 0.4)
+    assert quick.time_s(CollectiveBytes(name="", sent=sent, hops=2)) == pytest.approx(1.0 + 0.4)
 
 
 def test_what_may_be_the_fastest_is_tried():
