@@ -1,10 +1,10 @@
-"""One worker of the rival in `experiments.recovery`: plain torchrun and `torch.distributed.checkpoint`.
+"""One worker of the baseline in `experiments.recovery`: plain torchrun and `torch.distributed.checkpoint`.
 
-What a careful user of TorchRec has without this project: after a failure torchrun starts all workers again,
-and each loads its part of the newest checkpoint, tables and optimizer. It is started with
-`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which its restarts fail more often than not, finds the
-checkpoint ready, and does not initialise its tables a second time beside TorchRec's own way. With `"save":
-true` it makes that checkpoint and ends. The job comes as JSON on the command line.
+A careful user of TorchRec has this without our project: after a failure torchrun starts all workers again,
+and each loads its part of the newest checkpoint, tables and optimizer. The launcher sets
+`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which plain torchrun's restarts fail more often than not. The
+checkpoint is ready, and tables are initialised once, in TorchRec's own way. With `"save": true` in the job,
+which comes as JSON on the command line, the worker makes that checkpoint and ends.
 """
 # ruff: noqa: PLC0415  # imports are what is timed
 
@@ -17,7 +17,7 @@ from experiments.recovery.timeline import Timeline
 
 
 def main() -> int:
-    """Train until somebody ends it, and note when this process reached what."""
+    """Train until the process is ended from outside, and record when it reached what."""
     request = json.loads(sys.argv[1])
     timeline = Timeline(Path(request["timeline"]))
     timeline.mark("started")
@@ -51,7 +51,7 @@ def main() -> int:
         training.step()
         if step == 0:
             timeline.mark("stepped")
-    raise AssertionError("somebody ends it before")
+    raise AssertionError("training ends only from outside")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One worker of ours in `experiments.recovery`: the rival's training under `cpr.PartialRecovery`.
+"""One worker under `cpr.PartialRecovery` in `experiments.recovery`: the same training as the baseline's.
 
-It is started by the plain command, without any setting for torchrun's store. The job comes as JSON on the
-command line.
+The plain torchrun command starts the worker, without any setting for torchrun's store. The job comes as JSON
+on the command line.
 """
 # ruff: noqa: PLC0415  # imports are what is timed
 
@@ -9,14 +9,13 @@ import json
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from cpr import forkserver as standby
+from cpr import forkserver
 from experiments.recovery.timeline import Timeline
 
 
 def prepare() -> None:
-    """Import what `work` needs."""
+    """Import what `work` needs, once for all forks."""
     import cpr.session
     import experiments.checkpointing.job
 
@@ -24,8 +23,9 @@ def prepare() -> None:
 
 
 def work() -> int:
-    """Train until somebody ends it, and note when this process reached what."""
-    request, timeline = asked()
+    """Train until the process is ended from outside, and record when it reached what."""
+    request = json.loads(sys.argv[1])
+    timeline = Timeline(Path(request["timeline"]))
     import logging
 
     from cpr.session import PartialRecovery
@@ -50,21 +50,9 @@ def work() -> int:
             recovery.step(request["job"]["global_batch_size"])
             if step == 0:
                 timeline.mark("stepped")
-    raise AssertionError("somebody ends it before")
-
-
-def asked() -> tuple[dict[str, Any], Timeline]:
-    """The request of this process, and the timeline that it names."""
-    request = json.loads(sys.argv[1])
-    return request, Timeline(Path(request["timeline"]))
-
-
-def main() -> int:
-    """Begin the timeline; work here, or in a fork of a prepared process."""
-    _, timeline = asked()
-    timeline.mark("started")
-    return standby.run(prepare, work)
+    raise AssertionError("training ends only from outside")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    Timeline(Path(json.loads(sys.argv[1])["timeline"])).mark("started")
+    raise SystemExit(forkserver.run(prepare, work))

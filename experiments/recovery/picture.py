@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Final
 
 from matplotlib.figure import Figure
@@ -11,49 +11,41 @@ from experiments.harness.record import Row
 from experiments.recovery.timeline import EVENTS
 
 LABELS: Final = {
-    "started": "noticed, new processes run",
+    "started": "kill noticed, new processes started",
     "imported": "imports",
     "met": "process group",
     "built": "model built",
-    "restored": "values back",
+    "restored": "values restored",
     "stepped": "first step",
 }
-NAMES: Final = {"rival": "torchrun + full DCP reload", "ours": "partial recovery"}
+NAMES: Final = {"rival": "torchrun,\nfull reload with DCP", "ours": "CPR,\npartial recovery"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw one bar for each contender and world size, its pieces the medians of the phases.
+    """Draw one bar for each contender and number of workers: the phases of its median round.
 
-    Args:
-        rows: of the result.
-        path: of the picture.
+    A round of its own, not the medians of phases, so that the pieces add up to the printed total.
     """
-    rounds = [row for row in rows if "phases" in row]
-    sizes = sorted({row["world_size"] for row in rounds}, reverse=True)
-    bars = [(size, name) for size in sizes for name in reversed(NAMES)][::-1]
-    figure = Figure(figsize=(9, 1.2 + 0.7 * len(bars)), layout="constrained")
+    sizes = sorted({row["world_size"] for row in rows})
+    bars = [(size, name) for size in sizes for name in NAMES]
+    figure = Figure(figsize=(9, 1.6 + 0.75 * len(bars)), layout="constrained")
     axes = figure.subplots()
-    for place, (size, name) in enumerate(reversed(bars)):
-        mine = [row["phases"][name] for row in rounds if row["world_size"] == size]
-        left = 0.0
+    for place, (size, name) in enumerate(bars):
+        rounds = [row["phases"][name] for row in rows if row["world_size"] == size]
+        totals = [sum(each.values()) for each in rounds]
+        total = median_low(totals)
+        shown, left = rounds[totals.index(total)], 0.0
         for number, event in enumerate(EVENTS):
-            width = median(each[event] for each in mine)
             label = LABELS[event] if place == 0 else None
-            axes.barh(place, width, left=left, color=f"C{number}", label=label)
-            left += width
-        totals = [sum(each.values()) for each in mine]
-        axes.plot(totals, [place] * len(totals), "k.", markersize=4)
-        axes.annotate(
-            f"{median(totals):.1f} s",
-            (max(*totals, left), place),
-            (5, 0),
-            textcoords="offset points",
-            va="center",
+            axes.barh(place, shown[event], 0.5, left=left, color=f"C{number}", label=label)
+            left += shown[event]
+        axes.plot(
+            totals, [place - 0.36] * len(totals), "k|", label="each round's total" if place == 0 else None
         )
-    axes.set_yticks(range(len(bars)), [f"{size} workers: {NAMES[name]}" for size, name in reversed(bars)])
-    axes.set_xlabel("seconds from kill -9 to the first new step of all workers (medians; dots: rounds)")
-    axes.set_xlim(right=1.1 * axes.get_xlim()[1])
-    axes.legend(
-        fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.4, 1.0 + 0.6 / len(bars)), frameon=False
-    )
-    figure.savefig(path, dpi=150)
+        axes.annotate(f"{total:.1f} s", (total, place), (5, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(bars)), [f"{size} workers: {NAMES[name]}" for size, name in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds from kill -9 of one worker to the next step of all (bars: the median round)")
+    figure.suptitle("How fast training continues after a worker is killed", fontsize=11)
+    figure.legend(fontsize=8, ncols=4, loc="outside lower center", frameon=False)
+    figure.savefig(path, dpi=110)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import IO, Final
 from experiments.checkpointing.job import Job
 from experiments.harness.launch import check_ended_well, running, torchrun_command
 from experiments.harness.record import Row
-from experiments.recovery.timeline import have_all, phases, read_events
+from experiments.recovery.timeline import have_all, phases, read_marks
 
 CONTENDERS: Final = {"ours": "experiments.recovery.ours", "rival": "experiments.recovery.baseline"}
 FRESH_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""What plain torchrun needs for the ranks to find each other after a restart; ours does without."""
+"""What plain torchrun needs for the ranks to find each other after a restart; CPR does without."""
 TRAINING_S: Final = (3.0, 5.0)
 """The kill comes at a seeded random time in this range after the first step of all ranks."""
 PATIENCE_S: Final = 240.0
@@ -29,31 +29,26 @@ POLL_S: Final = 0.05
 
 
 class Timing:
-    """Starts runs, kills a worker of each, and reads off what followed.
+    """Starts runs, kills a worker of each, and reads off how long each phase of the restart took.
 
     Args:
         job: the model.
-        scratch: folder for checkpoints and timelines; removed by its owner.
-        seed: decides whom the kill hits, and when.
+        scratch: folder for checkpoints and timelines; the caller removes it.
+        seed: decides which worker is killed, and when.
     """
 
     def __init__(self, job: Job, scratch: Path, seed: int) -> None:
-        self._job = job
-        self._scratch = scratch
-        self._seed = seed
+        self._job, self._scratch, self._seed = job, scratch.absolute(), seed
+        self._timeline = self._scratch / "timeline.jsonl"
 
     def round(self, number: int, world_size: int) -> Row:
         """Seconds of each phase of one restart of each contender; they take turns in coming first."""
-        self._prepare_rival(world_size)
-        names = list(CONTENDERS)[:: -1 if number % 2 else 1]
-        took = {name: self._restart(name, number, world_size) for name in names}
-        return {"round": number, "world_size": world_size, "phases": took}
-
-    def _prepare_rival(self, world_size: int) -> None:
-        """Make the checkpoint that the rival loads after a failure."""
         if not self._saved("rival", world_size).exists():
             with self._run("rival", world_size, save=True) as (launcher, output):
                 check_ended_well(launcher, output)
+        names = list(CONTENDERS)[:: -1 if number % 2 else 1]
+        took = {name: self._restart(name, number, world_size) for name in names}
+        return {"round": number, "world_size": world_size, "phases": took}
 
     def _restart(self, name: str, number: int, world_size: int) -> dict[str, float]:
         rng = random.Random(f"{self._seed} {number} {world_size}")  # the same for both contenders
@@ -61,18 +56,28 @@ class Timing:
         with self._run(name, world_size) as (launcher, output):
             self._wait_for_steps(launcher, output, 0, world_size)
             time.sleep(trains_s)
-            pids = {event["rank"]: event["pid"] for event in read_events(self._timeline)}
+            pids = {mark["rank"]: mark["pid"] for mark in read_marks(self._timeline)}
             killed_at = time.time()
             os.kill(pids[victim], signal.SIGKILL)
             self._wait_for_steps(launcher, output, 1, world_size)
-        return phases(read_events(self._timeline), 1, killed_at)
+        return phases(read_marks(self._timeline), 1, killed_at)
 
     def _wait_for_steps(
         self, launcher: "subprocess.Popen[bytes]", output: IO[str], generation: int, world_size: int
     ) -> None:
-        wait_until(
-            lambda: have_all(read_events(self._timeline), "stepped", generation, world_size), launcher, output
-        )
+        """Wait until every rank of a generation has done a step.
+
+        Raises:
+            RuntimeError: the launcher ended or the wait took too long; the message holds the end of its
+                output.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not have_all(read_marks(self._timeline), "stepped", generation, world_size):
+            if launcher.poll() is not None or time.monotonic() > deadline:
+                output.seek(0)
+                what = "took too long" if launcher.poll() is None else f"ended with {launcher.returncode}"
+                raise RuntimeError(f"a run {what}:\n{output.read()[-4000:]}")
+            time.sleep(POLL_S)
 
     @contextmanager
     def _run(
@@ -96,24 +101,5 @@ class Timing:
         ):
             yield launcher, output
 
-    @property
-    def _timeline(self) -> Path:
-        return (self._scratch / "timeline.jsonl").absolute()
-
     def _saved(self, name: str, world_size: int) -> Path:
-        return (self._scratch / f"{name}-{world_size}").absolute()
-
-
-def wait_until(condition: Callable[[], bool], launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:
-    """Wait until `condition` holds while the launcher runs.
-
-    Raises:
-        RuntimeError: it ended or took too long; the message holds the end of its output.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if launcher.poll() is not None or time.monotonic() > deadline:
-            output.seek(0)
-            what = "took too long" if launcher.poll() is None else f"ended with {launcher.returncode}"
-            raise RuntimeError(f"a run {what}:\n{output.read()[-4000:]}")
-        time.sleep(POLL_S)
+        return self._scratch / f"{name}-{world_size}"
