@@ -10,6 +10,7 @@ median over rounds of the ratio within a round, with `..._low` and `..._high`, t
 
 - `blocked_ratio_rolling`, `blocked_ratio_consistent`: time that training waits, all pieces together, over
   DCP's `save`. What a step waits before its update, for rows to be copied as they were, counts.
+  `blocked_ratio_rolling_to_dcp_async`, `blocked_ratio_consistent_to_dcp_async`: the same over `async_save`.
 - `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
   is the time from the start of a save to its commit, less the steps done in it at the undisturbed pace, which
   is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` counts what ours does after
@@ -169,6 +170,14 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
     pairs = {
         "blocked_ratio_rolling": (saver("ours rolling", "blocked_s"), saver("dcp save", "blocked_s")),
         "blocked_ratio_consistent": (saver("ours consistent", "blocked_s"), saver("dcp save", "blocked_s")),
+        "blocked_ratio_rolling_to_dcp_async": (
+            saver("ours rolling", "blocked_s"),
+            saver("dcp async", "blocked_s"),
+        ),
+        "blocked_ratio_consistent_to_dcp_async": (
+            saver("ours consistent", "blocked_s"),
+            saver("dcp async", "blocked_s"),
+        ),
         "lost_ratio_to_dcp_async": (saver("ours rolling", "lost_s"), saver("dcp async", "lost_s")),
         "lost_ratio_to_dcp_async_consistent": (
             saver("ours consistent", "lost_s"),

@@ -133,8 +133,11 @@ class Record:
         return self.path
 
     def _write(self) -> None:
+        head = json.dumps({**self._body, "rows": []}, indent=1).removesuffix("[]\n}")
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in self._body["rows"])
         temporary = self.path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(self._body, indent=1) + "\n")
+        # A row a line: half the size of indented rows, and a new row is one line of a diff.
+        temporary.write_text(f"{head}[\n{rows}\n ]\n}}\n")
         temporary.replace(self.path)
 
 
