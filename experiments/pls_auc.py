@@ -3,7 +3,7 @@
 The emulated job of `experiments.overhead` with 8 failures instead of 2, so that a run tells more, at target
 PLS from 0.05 to 0.4. What a run is drawn at is its measured PLS, which depends on when its failures come. PLS
 counts as if everything was saved every T_save, for all schemes: a gentler slope is what choosing rows gains.
-Interrupted, the command goes on where it stopped; `--seeds N` finishes with fewer, or adds more; `--figures`
+Interrupted, the command resumes where it stopped; `--seeds N` finishes with fewer, or adds more; `--figures`
 measures nothing and works the figures out anew from the stored runs. Figures:
 
 - `slope_SCHEME`, with `..._ci`: AUC lost for each unit of PLS, on a line through the origin fitted to the
@@ -31,7 +31,9 @@ from matplotlib.figure import Figure
 
 from experiments.emulation.emulation import VANILLA, Run
 from experiments.emulation.figures import (
+    NETWORK_NAMES,
     NETWORKS,
+    SCHEME_NAMES,
     TEN_THOUSANDTHS,
     Correlation,
     Estimate,
@@ -48,6 +50,8 @@ TARGETS: Final = (0.4, 0.1, 0.2, 0.05)
 NEVER: Final = "never"
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", NEVER)
 RIVALS: Final = ("random", NEVER, VANILLA)
+
+BANDS: Final = {"mfu": "95 % interval of MFU's line", VANILLA: "95 % interval of all rows alike"}
 
 Points = dict[Run, tuple[float, float]]
 """PLS and AUC lost of each run."""
@@ -124,13 +128,20 @@ def _lost_by_seed(points: Points) -> dict[int, float]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The runs, and the lines with their intervals, of `never` a level one; a panel for each network."""
-    figure = Figure(figsize=(15, 4.6), layout="constrained")
-    panels = figure.subplots(1, len(NETWORKS))
-    for axes, (ending, (network, optimizer)) in zip(panels, NETWORKS.items(), strict=True):
+    """Draw each run as a point and each scheme as a fitted line, in a panel for each network."""
+    figure = Figure(figsize=(13, 5.2), layout="constrained")
+    panels = figure.subplots(1, len(NETWORKS), sharey=True)
+    for axes, ending in zip(panels, NETWORKS, strict=True):
         _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in SCHEMES})
-        axes.set_title(f"{network}, {optimizer}, {FAILURES} failures", fontsize=10)
-    figure.savefig(path, dpi=150)
+        axes.set_title(NETWORK_NAMES[ending], fontsize=10)
+    panels[0].set_ylabel("AUC lost against no failure, in 1e-4")
+    figure.suptitle(
+        f"Accuracy lost over the portion of lost samples (PLS), {FAILURES} failures: what is saved first "
+        f"decides",
+        fontsize=11,
+    )
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
+    figure.savefig(path, dpi=110)
 
 
 def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:
@@ -139,15 +150,18 @@ def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:
         pls, lost = np.array(list(of_scheme.values())).T
         color, line = f"C{number}", np.array([0, pls.max()])
         fitted, shape = (mean_loss(of_scheme), np.ones(2)) if scheme == NEVER else (slope(of_scheme), line)
-        axes.plot(pls, lost * TEN_THOUSANDTHS, "o", color=color, markersize=3, alpha=0.6)
-        axes.plot(line, fitted.value * shape * TEN_THOUSANDTHS, color=color, label=scheme)
-        low, high = (
-            bound * shape * TEN_THOUSANDTHS for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
+        style = "--" if scheme == NEVER else "-"
+        axes.plot(pls, lost * TEN_THOUSANDTHS, "o", color=color, markersize=4, alpha=0.6)
+        axes.plot(
+            line, fitted.value * shape * TEN_THOUSANDTHS, style, color=color, label=SCHEME_NAMES[scheme]
         )
-        axes.fill_between(line, low, high, color=color, alpha=0.12, linewidth=0)
+        if scheme in BANDS:  # six bands over each other would hide the points
+            low, high = (
+                bound * shape * TEN_THOUSANDTHS
+                for bound in (fitted.value - fitted.ci, fitted.value + fitted.ci)
+            )
+            axes.fill_between(line, low, high, color=color, alpha=0.15, linewidth=0, label=BANDS[scheme])
     axes.set_xlabel("portion of lost samples (PLS), measured")
-    axes.set_ylabel("AUC lost against no failure, in 1e-4")
-    axes.legend(fontsize=8)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Priority saving keeps common rows fresh and leaves rare ones stale. So the sampl
 thirds by how often the ids that they have in the large tables were seen in training (mean of the logarithms):
 tail, torso and head. A third's AUC is of its own samples alone. Two jobs: that of `experiments.overhead` with
 its 2 failures, and one with 8 failures at target PLS 0.4 (as in `experiments.pls_auc`), where there is more
-to see; that one with SGD and for DCN-v2, too. Interrupted, the command goes on where it stopped; `--seeds N`
+to see; that one with SGD and for DCN-v2, too. Interrupted, the command resumes where it stopped; `--seeds N`
 finishes with fewer, or adds more. Figures:
 
 - `auc_delta_SCHEME_SLICE`, with `..._ci`: AUC minus that of the run without failures, 2 failures; mean over
@@ -16,6 +16,7 @@ finishes with fewer, or adds more. Figures:
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -24,6 +25,8 @@ from matplotlib.figure import Figure
 from experiments.emulation.data import SLICES
 from experiments.emulation.emulation import VANILLA, Run
 from experiments.emulation.figures import (
+    NETWORK_NAMES,
+    SCHEME_NAMES,
     TEN_THOUSANDTHS,
     Estimate,
     by_setting,
@@ -80,11 +83,21 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The difference in AUC of each slice, by scheme; a panel for each job."""
-    figure = Figure(figsize=(14, 8.4), layout="constrained")
-    for axes, job in zip(figure.subplots(2, len(JOBS) // 2).flat, JOBS.values(), strict=True):
+    """Draw the difference in AUC of each third of the test samples, by scheme, in a panel for each job."""
+    figure = Figure(figsize=(13, 8.6), layout="constrained")
+    for axes, (ending, job) in zip(figure.subplots(2, len(JOBS) // 2).flat, JOBS.items(), strict=True):
         _draw_job(axes, rows, [Run(scheme=scheme, seed=0, **job) for scheme in SCHEMES])
-    figure.savefig(path, dpi=150)
+        model = NETWORK_NAMES[COMPARED.get(ending, "")]
+        axes.set_title(f"{model}: {job['failures']} failures, target PLS {job['target_pls']:g}", fontsize=10)
+    figure.suptitle(
+        "Which test samples lose accuracy after failures: those of rare or of common ids, by what is saved "
+        "first",
+        fontsize=11,
+    )
+    figure.supylabel("AUC of a third of the test samples - AUC without failures, in 1e-4", fontsize=10)
+    legend = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*legend, fontsize=9, ncols=len(SLICES), loc="outside lower center")
+    figure.savefig(path, dpi=110)
 
 
 def _draw_job(axes: Axes, rows: Sequence[Row], runs: Sequence[Run]) -> None:
@@ -97,15 +110,10 @@ def _draw_job(axes: Axes, rows: Sequence[Row], runs: Sequence[Run]) -> None:
             yerr=[found[run].ci * TEN_THOUSANDTHS for run in runs],
             fmt="s",
             capsize=4,
-            label=f"{part}: {('rare', 'middling', 'common')[number]} ids",
+            label=f"{part}: the third with the {('rarest', 'middling', 'most common')[number]} ids",
         )
-    axes.set_xticks(range(len(runs)), [run.scheme for run in runs])
-    axes.set_ylabel("AUC of the third - without failures, in 1e-4")
-    job = runs[0]
-    axes.set_title(
-        f"{job.network}, {job.optimizer}, {job.failures} failures, target PLS {job.target_pls:g}", fontsize=10
-    )
-    axes.legend(fontsize=8)
+    names = [fill(SCHEME_NAMES[run.scheme], width=15) for run in runs]
+    axes.set_xticks(range(len(runs)), names, fontsize=7)
 
 
 if __name__ == "__main__":

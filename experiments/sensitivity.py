@@ -3,7 +3,7 @@
 The emulated job of `experiments.overhead`, with one thing changed at a time: number of failures (the interval
 follows it, so that the expected PLS stays), nodes lost at once (the interval does not know of it, so that the
 PLS grows), share r of the rows that a save takes, sampling period of SSU, skew of the ids, optimizer, and
-schemes besides the paper's. Interrupted, the command goes on where it stopped; `--seeds N` finishes with
+schemes besides the paper's. Interrupted, the command resumes where it stopped; `--seeds N` finishes with
 fewer, or adds more. Figures, mean over seeds, with half the 95 % interval under `..._ci`:
 
 - `auc_delta_SCHEME_CHANGE`: AUC minus that of the same run without failures. Changes: `usual` (2 failures, 1
@@ -19,10 +19,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.emulation.emulation import VANILLA, Run
-from experiments.emulation.figures import TEN_THOUSANDTHS, Estimate, estimates, run_of, setting_of
+from experiments.emulation.figures import (
+    SCHEME_NAMES,
+    TEN_THOUSANDTHS,
+    Estimate,
+    estimates,
+    run_of,
+    setting_of,
+)
 from experiments.emulation.runs import finish_experiment, measure_experiment
 from experiments.harness.record import Row
 
@@ -54,11 +62,14 @@ CHANGES: Final[Mapping[str, tuple[Mapping[str, Any], Sequence[str]]]] = {
 """What is changed, and for which schemes, by the ending of the figures; those that matter most come first."""
 
 LABELS: Final = {
-    "failures_": "{} failure(s)",
-    "nodes_": "{} nodes at once",
-    "ratio_1_": "r = 1/{}",
-    "skew_": "top 1 % has {} %",
-    "period_": "SSU: 1 id of {}",
+    "usual": "as usual: 2 failures of one of\n8 nodes, 1/8 of the rows a save,\nSSU looks at 1 of 2 ids",
+    "failures_": "number of failures: {}",
+    "nodes_": "{} nodes lost at once",
+    "ratio_1_": "1/{} of the rows a save",
+    "skew_": "top 1 % of ids has\n{} % of the accesses (usual: 75)",
+    "period_": "SSU looks at 1 of {} ids",
+    "sgd": "tables by SGD",
+    "adagrad": "tables by Adagrad",
 }
 """Of changes in the picture, by how their names begin."""
 
@@ -104,33 +115,48 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Every difference with its interval, change by change."""
+    """Draw every difference with its interval, change by change, with DCN-v2 in a panel of its own."""
     found = measured(rows)
-    figure = Figure(figsize=(9, 7.2), layout="constrained")
-    axes = figure.subplots()
+    panels = [[name for name in found if name.endswith("_dcnv2") == is_dcn] for is_dcn in (False, True)]
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    for axes, names in zip(figure.subplots(1, 2, sharex=True), panels, strict=True):
+        _draw_changes(axes, {name: found[name] for name in names})
+    left, right = figure.axes
+    left.set_title("DLRM", fontsize=10)
+    right.set_title("DCN-v2", fontsize=10)
+    figure.suptitle(
+        "Accuracy after failures, one thing changed at a time, by what is saved first", fontsize=11
+    )
+    figure.legend(*left.get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_changes(axes: Axes, found: Mapping[str, Mapping[str, Estimate]]) -> None:
+    """Draw a block of lines for each change, as high as it has schemes, so that no two lines meet."""
     axes.axvline(0, color="black", linewidth=0.8)
-    for number, scheme in enumerate((*PAPER, *OTHERS)):
-        places = [place for place, by_scheme in enumerate(found.values()) if scheme in by_scheme]
-        of_scheme = [by_scheme[scheme] for by_scheme in found.values() if scheme in by_scheme]
-        axes.errorbar(
-            [estimate.value * TEN_THOUSANDTHS for estimate in of_scheme],
-            [place + (number - 2.5) * 0.13 for place in places],
-            xerr=[estimate.ci * TEN_THOUSANDTHS for estimate in of_scheme],
-            fmt="s",
-            markersize=4,
-            capsize=3,
-            label=scheme,
-        )
-    axes.set_yticks(range(len(found)), [_label(name) for name in found])
-    axes.invert_yaxis()
-    axes.set_xlabel("AUC - AUC without failures, in 1e-4: mean over seeds and 95 % interval")
-    axes.legend(fontsize=8, loc="center left")
-    figure.savefig(path, dpi=150)
+    colors = {scheme: f"C{number}" for number, scheme in enumerate((*PAPER, *OTHERS))}
+    place, middles, labelled = 0.0, [], set()
+    for number, by_scheme in enumerate(found.values()):
+        top = place
+        for scheme, estimate in by_scheme.items():
+            label = None if scheme in labelled else SCHEME_NAMES[scheme]
+            labelled.add(scheme)
+            value, reach = estimate.value * TEN_THOUSANDTHS, estimate.ci * TEN_THOUSANDTHS
+            axes.errorbar(
+                value, place, xerr=reach, fmt="s", markersize=4, capsize=3, color=colors[scheme], label=label
+            )
+            place += 1
+        middles.append((top + place - 1) / 2)
+        if number % 2 == 0:
+            axes.axhspan(top - 0.75, place - 0.25, color="black", alpha=0.05, linewidth=0)
+        place += 0.5
+    axes.set_xlabel("AUC - AUC without failures, in 1e-4 (95 % interval)")
+    axes.set_yticks(middles, [_label(name) for name in found], fontsize=9)
+    axes.set_ylim(place - 0.25, -1)
 
 
 def _label(name: str) -> str:
-    if name.endswith("_dcnv2"):
-        return f"DCN-v2: {_label(name.removesuffix('_dcnv2'))}"
+    name = name.removesuffix("_dcnv2")
     texts = [
         text.format(name.removeprefix(start)) for start, text in LABELS.items() if name.startswith(start)
     ]

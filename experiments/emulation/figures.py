@@ -1,8 +1,8 @@
 """From rows of emulated runs to figures: differences to the run without failures, means, intervals, slopes.
 
 Runs of one seed share everything but the scheme, so that differences are taken within a seed, and a seed
-counts once: intervals are Student's t over seeds. They hold what differs between seeds, above all when and
-where the failures come.
+counts once: intervals are Student's t over seeds. They cover what differs between seeds, above all when and
+where failures happen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,25 @@ NETWORKS: Final = {
     "_dcnv2": ("dcnv2", "rowwise_adagrad"),
 }
 """Network and optimizer by the ending of the figures."""
+NETWORK_NAMES: Final = {
+    "": "DLRM, row-wise Adagrad",
+    "_sgd": "DLRM, SGD",
+    "_dcnv2": "DCN-v2, row-wise Adagrad",
+}
+"""In pictures, by the ending of the figures."""
+SCHEME_NAMES: Final = {
+    "mfu": "MFU: most frequently used rows first",
+    "ssu": "SSU: a sample of the used rows first",
+    "scar": "SCAR: most changed rows first",
+    "vanilla": "all rows alike",
+    "naive": "all rows alike, at full recovery's interval",
+    "random": "random rows",
+    "never": "no row of a large table",
+    "mru": "most recently used rows first",
+    "round_robin": "all rows in turn",
+    "touched": "all rows that changed",
+}
+"""What is saved, in pictures, by scheme."""
 NEARLY_ONE: Final = 1 - 1e-12
 """The largest correlation on Fisher's scale, which ends before 1."""
 

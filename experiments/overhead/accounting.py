@@ -28,14 +28,6 @@ BACKGROUND: Final = "overhead_cpr_background"
 OFTEN: Final = "overhead_cpr_background_often"
 SLOWED: Final = "overhead_cpr_background_slowed"
 TRACKED: Final = "overhead_cpr_background_tracked"
-LABELS: Final = {
-    FULL: "full recovery",
-    NAIVE: "partial, naive",
-    CPR: "CPR: vanilla, SCAR,\nMFU, SSU",
-    BACKGROUND: "CPR, saving in\nthe background",
-    OFTEN: f"the same,\nPLS {OFTEN_PLS:g}",
-    SLOWED: "background,\nslower steps counted",
-}
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Account:
     overheads: dict[str, Overhead]
     missing: dict[str, str]
     tracking: float | None = None
-    """What MFU's counting costs, of each step; None: not measured."""
+    """Share of each step that MFU's counting takes; None: not measured."""
 
     def figures(self) -> dict[str, float | None]:
         """Each overhead and its parts, as shares of the training time."""

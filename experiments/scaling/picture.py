@@ -1,4 +1,4 @@
-"""The picture of `experiments.scaling`."""
+"""The picture of `experiments.scaling`: overhead against nodes, and where the paper's formulas fail."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,37 +11,47 @@ from experiments.scaling.jobs import LAWS
 
 STYLES: Final = {
     "full": ("tab:red", "full recovery"),
-    "full_background": ("tab:orange", "full, saves in the background"),
+    "full_background": ("tab:orange", "full recovery, saves in the background"),
     "partial": ("tab:blue", "partial recovery"),
-    "partial_background": ("tab:green", "partial, saves in the background"),
+    "partial_background": ("tab:green", "partial recovery, saves in the background"),
 }
 TITLES: Final = {
-    "independent": "failures in proportion to the nodes",
-    "milder": "failures with the square root of the nodes",
+    "independent": "Nodes fail independently: twice the nodes, twice the failures",
+    "milder": "Failures grow with the square root of the nodes",
 }
+WAYS: Final = {
+    "at random": "one by one, at random",
+    "gamma 0.3: in bursts": "in bursts\n(gamma, shape 0.3)",
+    "gamma 3: regular": "regularly\n(gamma, shape 3)",
+    "Weibull 0.7": "somewhat in bursts\n(Weibull, shape 0.7)",
+    "Weibull 0.7,\neach node": "the same for each\nnode by itself",
+    "1 in 10 takes\n8 nodes": "1 in 10 takes\n8 of 64 nodes",
+}
+"""Ways to fail, by their name in rows."""
+CUT_NAME: Final = "some runs given up at 10 times their useful time"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw overhead against nodes for both laws, and below how wrong the formulas are where.
-
-    Args:
-        rows: of the result.
-        path: of the picture.
-    """
-    figure = Figure(figsize=(12, 8.5), layout="constrained")
+    """Draw overhead against nodes for both laws of failure, and below how wrong the formulas are where."""
+    figure = Figure(figsize=(12, 9), layout="constrained")
     (left, right), (intervals, ways) = figure.subplots(2, 2)
     for axes, law in zip((left, right), LAWS, strict=True):
         _draw_nodes(axes, [row for row in rows if row["part"] == "nodes" and row["law"] == law])
         axes.set_title(TITLES[law], fontsize=10)
-    left.legend(fontsize=8)
     right.sharey(left)
+    right.legend(fontsize=8, loc="upper left")  # where the other panel has lines
     _draw_ratios(intervals, rows)
     _draw_ways(ways, [row for row in rows if row["part"] == "way"])
-    figure.savefig(path, dpi=150)
+    figure.suptitle(
+        "Overhead of failures and saves over the number of nodes (top), and where formulas for it fail "
+        "(bottom)",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=100)
 
 
 def _draw_nodes(axes: Any, rows: Sequence[Row]) -> None:
-    """Lines: simulated, dotted: formula, crosses: not all runs came to their end."""
+    """Draw what was simulated as lines, the formulas dotted, and crosses where runs were given up."""
     for scheme, (color, label) in STYLES.items():
         mine = sorted((row for row in rows if row["scheme"] == scheme), key=lambda row: row["nodes"])
         nodes = [row["nodes"] for row in mine]
@@ -51,20 +61,24 @@ def _draw_nodes(axes: Any, rows: Sequence[Row]) -> None:
         axes.plot(nodes, [100 * row["formula"] for row in mine], color=color, linestyle=":")
         cut = [place for place, row in enumerate(mine) if row["finished_share"] < 1]
         axes.plot([nodes[n] for n in cut], [simulated[n] for n in cut], "x", color=color, markersize=9)
+    axes.plot([], [], ":", color="gray", label="the same by formula")
+    axes.plot([], [], "x", color="gray", markersize=9, label=CUT_NAME)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("nodes (dotted: by formula; crosses: runs given up)")
-    axes.set_ylabel("overhead, % of the useful time")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("overhead, share of the useful time")
     axes.grid(alpha=0.3)
 
 
 def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
-    """Simulated over formula, against what is to be far shorter than the time between failures."""
+    """Draw simulated over formula, against what is to be far shorter than the time between failures."""
     lines = (
-        ("interval", "full", "", "tab:red", "-", "full recovery; interval"),
-        ("interval", "partial", "_pls", "tab:purple", "-", "PLS; interval"),
-        ("duration", "full", "", "tab:red", "--", "full recovery; save and recovery"),
-        ("duration", "partial", "", "tab:blue", "--", "partial recovery; save and recovery"),
+        ("interval", "full", "", "tab:red", "-", "longer save interval: full recovery's overhead"),
+        ("interval", "partial", "_pls", "tab:purple", "-", "longer save interval: partial recovery's PLS"),
+        ("duration", "full", "", "tab:red", "--", "slower saves and recoveries: full recovery"),
+        ("duration", "partial", "", "tab:blue", "--", "slower saves and recoveries: partial recovery"),
     )
     for part, recovery, what, color, line, label in lines:
         mine = [row for row in rows if row["part"] == part]
@@ -74,29 +88,31 @@ def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
         )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("what it takes / mean time between failures")
-    axes.set_ylabel("simulated / by formula")
-    axes.set_title("Nothing may take long against the time between failures", fontsize=10)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("the interval, or a save or recovery, over the mean time between failures")
+    axes.set_ylabel("simulated / by formula (1: the formula is right)")
+    axes.set_title(
+        "Formulas fail where intervals or saves are long against the time between failures", fontsize=9
+    )
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
 
 
 def _draw_ways(axes: Any, rows: Sequence[Row]) -> None:
-    """Simulated over formula for ways to fail."""
+    """Draw simulated over formula for ways to fail."""
     bars = (
-        ("full", "simulated", "formula", "tab:red", "full recovery, overhead"),
-        ("partial", "simulated", "formula", "tab:blue", "partial recovery, overhead"),
-        ("partial", "simulated_pls", "formula_pls", "tab:purple", "partial recovery, PLS"),
+        ("full", "simulated", "formula", "tab:red", "full recovery's overhead"),
+        ("partial", "simulated", "formula", "tab:blue", "partial recovery's overhead"),
+        ("partial", "simulated_pls", "formula_pls", "tab:purple", "partial recovery's PLS"),
     )
     for number, (recovery, over, under, color, label) in enumerate(bars):
-        places = [place + 0.25 * (1 - number) for place in range(len(rows))]
+        places = [place + 0.25 * (number - 1) for place in range(len(rows))]
         heights = [row[recovery][over] / row[recovery][under] for row in rows]
         reach = [row[recovery][f"{over}_ci"] / row[recovery][under] for row in rows]
         axes.barh(places, heights, 0.22, xerr=reach, color=color, label=label)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row["way"] for row in rows])
+    axes.set_yticks(range(len(rows)), [WAYS[row["way"]] for row in rows], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("simulated / by formula")
-    axes.set_title("Failures that do not come one by one and at random", fontsize=10)
-    axes.legend(fontsize=8)
+    axes.set_xlabel("simulated / by formula (1: the formula is right)")
+    axes.set_title("How failures come: the formulas expect them one by one, at random", fontsize=9)
+    axes.legend(fontsize=8, loc="center right")

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import pls_auc
 from experiments.emulation import runs as emulation_runs
-from experiments.overhead import run as overhead
+from experiments.overhead import quality
 from experiments.rare_rows import SCHEMES, main, plan
 
 
@@ -36,4 +36,4 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch):
 
 
 def test_its_runs_are_those_of_other_experiments():
-    assert set(plan(3)) <= {*overhead.plan(3), *pls_auc.plan(3)}
+    assert set(plan(3)) <= {*quality.plan(3), *pls_auc.plan(3)}

@@ -6,9 +6,10 @@ import pytest
 
 from experiments.emulation import runs as emulation_runs
 from experiments.emulation.emulation import SCHEMES, Run
-from experiments.overhead import run as overhead
+from experiments.overhead import picture, quality
 from experiments.overhead.accounting import account
-from experiments.overhead.run import main, plan
+from experiments.overhead.quality import plan
+from experiments.overhead.run import main
 from tests import forks
 
 TRACKING = {"finished": "yes", "figures": {"mfu_step_share": 0.008}}
@@ -116,9 +117,10 @@ def test_the_whole_experiment_on_made_up_runs(tmp_path, monkeypatch, made_up):
 @pytest.mark.timeout(300)
 def test_real_runs_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(overhead, "SCHEMES", ("mfu", "vanilla", "random"))
-    monkeypatch.setattr(overhead, "CHOOSING", ("mfu",))
-    monkeypatch.setattr(overhead, "NETWORKS", {"": overhead.NETWORKS[""]})
+    monkeypatch.setattr(quality, "SCHEMES", ("mfu", "vanilla", "random"))
+    monkeypatch.setattr(quality, "CHOOSING", ("mfu",))
+    monkeypatch.setattr(quality, "NETWORKS", {"": quality.NETWORKS[""]})
+    monkeypatch.setattr(picture, "NETWORK_NAMES", {"": picture.NETWORK_NAMES[""]})
     context = forks.context()
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     assert main(["--quick"]) == 0
