@@ -1,11 +1,11 @@
-"""What the papers say, as data: each claim, how it is known, which of our figures answers it, what differs.
+"""Claims of the papers, as data: how each is known, which stored figure answers it, and what differs.
 
 CPR is Maeng et al., "CPR: Understanding and Improving Failure Tolerant Training for Deep Learning
 Recommendation with Partial Recovery", MLSys 2021. Its full text was not at hand: its abstract was read, the
-rest is recalled, so every claim says which of the two it is. What was only guessed is not here. DES is
-Rong et al., arXiv 1909.04823; quoted is the abstract of its first version, and later ones give other figures.
-MSTopK is Shi et al., MLSys 2021, arXiv 2010.10458, whose abstract was read; AR-Topk is Tyagi and Swany, arXiv
-2312.02493, which was read whole.
+rest is recalled, so every claim says which of the two it is. What was only guessed is not here. Nor is what
+the paper says of overheads: the emulated job's times were worked back from it, so that agreement shows
+nothing. DES is Rong et al., arXiv 1909.04823; quoted is the abstract of its first version, and later ones
+give other figures. MSTopK is Shi et al., MLSys 2021, arXiv 2010.10458, whose abstract was read.
 """
 
 from collections.abc import Sequence
@@ -13,36 +13,34 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from experiments.report.results import Measured, Result, number
+from experiments.report.results import FigureValue, Result, number
 
 CPR: Final = "CPR (MLSys 2021)"
 DES: Final = "DES (arXiv 1909.04823, first version)"
 MSTOPK: Final = "MSTopK and HiTopKComm (MLSys 2021)"
-AR_TOPK: Final = "AR-Topk (arXiv 2312.02493)"
 
 
 class Known(Enum):
-    """How a claim is known; there is no member for what is uncertain, which is never printed as a claim."""
+    """How a claim is known. An uncertain claim is never printed, so there is no member for it."""
 
-    READ_WHOLE = "read in the paper"
     READ = "read in the paper's abstract"
     RECALLED = "recalled from the paper, not read again"
     RECALLED_ROUGHLY = "recalled from the paper; the digits may be off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A claim of a paper beside ours.
+class PaperClaim:
+    """A claim of a paper and the figures that answer it.
 
     Attributes:
-        experiment: whose stored result answers it; without that the comparison is left out.
-        figures: of that result, shown as ours; none where its picture is the answer.
-        subject: what the claim is about, a few words.
+        experiment: whose stored result answers it; without that result the claim is left out.
+        figures: of that result; none where its picture is the answer.
+        subject: a few words.
         claim: the paper's, with its unit.
-        known: how we know it.
-        differs: what differs between the two, and why.
-        percent: whether our figures are shares that are shown in percent, as the paper's are.
-        paper: whose claim it is.
+        known: how the claim is known.
+        differs: what differs between the two measurements, and why.
+        percent: whether the figures are shares that are shown in percent, as the paper's are.
+        paper: that makes the claim.
     """
 
     experiment: str
@@ -55,57 +53,26 @@ class Comparison:
     paper: str = CPR
 
     def answers(self, result: Result) -> list[tuple[str, str]]:
-        """Our side: each figure with its value, for reading.
+        """Each figure with its value, for reading.
 
         Raises:
             ValueError: the result lacks one of the figures.
         """
         return [(figure, self._shown(result.measured(figure))) for figure in self.figures]
 
-    def _shown(self, measured: Measured) -> str:
+    def _shown(self, measured: FigureValue) -> str:
         if self.percent and measured.value is not None:
             return f"{number(measured.value * 100, 3)} %"
         return str(measured)
 
 
-_ACCOUNTED: Final = (
-    "The times of a save, a load and a new node are not known from the paper: ours are worked back from its "
-    "own two percentages"
-)
 _SYNTHETIC: Final = (
     "Ours is trained on synthetic Criteo-like data, in one process with eight logical nodes, over many "
     "seeds; the paper's on Criteo Kaggle and Terabyte"
 )
 
-COMPARISONS: Final[Sequence[Comparison]] = [
-    Comparison(
-        experiment="overhead",
-        figures=("overhead_full",),
-        subject="overhead of full recovery, best interval",
-        claim="8.2 to 8.5 % of training time",
-        known=Known.READ,
-        percent=True,
-        differs=f"{_ACCOUNTED}, so that this row agrees by construction and confirms nothing.",
-    ),
-    Comparison(
-        experiment="overhead",
-        figures=("overhead_cpr",),
-        subject="overhead of CPR at its target PLS",
-        claim="0.53 to 0.68 % of training time",
-        known=Known.READ,
-        percent=True,
-        differs=f"{_ACCOUNTED}: as above. At a PLS of 0.1 it means about one save of everything in 56 hours.",
-    ),
-    Comparison(
-        experiment="overhead",
-        figures=("overhead_partial_naive",),
-        subject="overhead of partial recovery at full recovery's interval",
-        claim="about 4.4 % of training time",
-        known=Known.RECALLED_ROUGHLY,
-        percent=True,
-        differs="Follows from the two rows above by the paper's formulas: as much is saved, no work is lost.",
-    ),
-    Comparison(
+CLAIMS: Final[Sequence[PaperClaim]] = [
+    PaperClaim(
         experiment="overhead",
         figures=("auc_delta_mfu", "auc_delta_ssu"),
         subject="quality with priority saving, against no failure",
@@ -113,7 +80,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
         known=Known.READ,
         differs=f"The abstract gives no number. {_SYNTHETIC}. Full recovery equals no failure here.",
     ),
-    Comparison(
+    PaperClaim(
         experiment="pls_auc",
         figures=("pls_auc_correlation",),
         subject="correlation of PLS and loss of AUC",
@@ -121,7 +88,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
         known=Known.RECALLED_ROUGHLY,
         differs=f"{_SYNTHETIC}. Which range of PLS the paper's runs cover is not known.",
     ),
-    Comparison(
+    PaperClaim(
         experiment="pls_auc",
         figures=("slope_vanilla", "slope_scar", "slope_mfu", "slope_ssu", "slope_random"),
         subject="AUC lost per PLS",
@@ -129,14 +96,14 @@ COMPARISONS: Final[Sequence[Comparison]] = [
         known=Known.RECALLED,
         differs=f"{_SYNTHETIC}. Random rows are a control of ours.",
     ),
-    Comparison(
+    PaperClaim(
         experiment="sensitivity",
         subject="several nodes lost at once, more failures",
         claim="a larger lost share of the embeddings hurts accuracy more; more failures raise every overhead",
         known=Known.RECALLED,
         differs=f"{_SYNTHETIC}.",
     ),
-    Comparison(
+    PaperClaim(
         experiment="scaling",
         subject="overhead over the number of nodes",
         claim="full recovery's grows, CPR's stays nearly flat or falls",
@@ -146,26 +113,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
             "recoveries the same, grow with the number of failures, and dominate in the end."
         ),
     ),
-    Comparison(
-        experiment="tracking",
-        figures=("mfu_bytes_per_row", "ssu_bytes_per_row"),
-        subject="memory of a tracker per row of a table",
-        claim="MFU 4 bytes; SSU r times as much: 0.5 bytes at r = 1/8",
-        known=Known.RECALLED,
-        differs="Ours is measured. The paper gives no time per step that we know of; ours is above.",
-    ),
-    Comparison(
-        experiment="checkpointing",
-        figures=("row_save_bytes_share", "row_save_blocked_share"),
-        subject="a save of r = 1/8 of the rows, over one of all",
-        claim="the same bytes a second when made eight times as often",
-        known=Known.RECALLED,
-        differs=(
-            "Measured here: bytes, and the time that training waits, which the paper's accounting does not "
-            "tell apart from the time of the save. Ours are written in the background."
-        ),
-    ),
-    Comparison(
+    PaperClaim(
         experiment="recovery_soak",
         figures=("soak_auc_delta",),
         subject="partial recovery in a real run",
@@ -176,7 +124,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
             "of workers and nodes among them, and with saves far more frequent than a production run's."
         ),
     ),
-    Comparison(
+    PaperClaim(
         experiment="splitting",
         figures=(
             "bytes_saved_lr",
@@ -199,7 +147,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
             "than it saves. Shapes and batches of the paper are not known."
         ),
     ),
-    Comparison(
+    PaperClaim(
         experiment="splitting",
         figures=("best_throughput_ratio",),
         subject="throughput with split operators",
@@ -211,7 +159,7 @@ COMPARISONS: Final[Sequence[Comparison]] = [
             "cores; the paper's is on a cluster, over systems that send weights."
         ),
     ),
-    Comparison(
+    PaperClaim(
         experiment="communication",
         figures=("wide_1gbps_speedup",),
         subject="training step over slow links, with what is chosen",
@@ -222,18 +170,6 @@ COMPARISONS: Final[Sequence[Comparison]] = [
             "Ours is a model of 52 million dense parameters among processes that share two cores, over DDP "
             "with dense gradients; the paper's are networks for images and text on 128 GPUs of 16 nodes in a "
             "public cloud."
-        ),
-    ),
-    Comparison(
-        experiment="communication",
-        figures=("table_vi_hits",),
-        subject="fastest collective, by formula",
-        claim="36 cells of measured times (Table VI)",
-        known=Known.READ_WHOLE,
-        paper=AR_TOPK,
-        differs=(
-            "Ours counts in how many of them our formulas, which are the paper's, name the measured winner; "
-            "the bytes of each model are worked back from its first cell."
         ),
     ),
 ]

@@ -1,7 +1,7 @@
-"""Stored results as the report reads them: what was measured, by which command, under what circumstances.
+"""Stored results as the report reads them: figures, and the command, commit and machine behind them.
 
-The pages (`report_markdown`, `report_html`) and the tables of the top-level README (`report_readme`) are
-all made from these objects and from nothing else.
+The READMEs' tables (`readme`), the five answers (`questions`) and the HTML page (`html`) are made from these
+objects and from nothing else.
 """
 
 import ast
@@ -14,10 +14,19 @@ from typing import Any, Final
 EXPERIMENTS: Final = Path(__file__).parents[1]
 RANGES: Final = ("low", "high", "ci")
 """Endings of figures that say how far another one can be trusted."""
+LAYOUT_SINCE: Final = "2026-11-23T03:30"
+"""When all modules were moved to their present folders: results that finished earlier measured older code."""
+EARLIER_LAYOUT, UNCOMMITTED, ROWS_BEFORE = "†", "‡", "§"
+MARKS: Final = {
+    EARLIER_LAYOUT: "measured at that commit of an earlier layout of the folders",
+    UNCOMMITTED: "with changes that were not committed",
+    ROWS_BEFORE: "figures worked out at that commit from rows that were measured at an earlier one",
+}
+"""What a reader has to know of a result's code, by the mark that stands next to its commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class FigureValue:
     """A figure: its value, None if it could not be measured, and how far it can be trusted."""
 
     value: float | None
@@ -42,29 +51,38 @@ class Measured:
         return number(self.value, 3)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Result:
-    """One experiment's stored result; `experiments.harness.record` describes the fields of the file.
+    """One experiment's stored result.
 
-    `description` is what the experiment's own module says of it; `pictures` are those that belong to it,
-    none while it is unfinished, since they would show an earlier result.
+    Attributes:
+        name: of the experiment.
+        body: the file; `experiments.harness.record` describes its fields.
+        pictures: those that belong to it, none while it is unfinished, since they would show an earlier
+            result.
     """
 
     name: str
-    command: str
-    commit: str
-    finished: str | None
-    versions: Mapping[str, str]
-    machine: Mapping[str, Any]
-    seeds: Sequence[int]
-    config: Mapping[str, Any]
-    figures: Mapping[str, float | None]
-    notes: Mapping[str, str]
-    num_rows: int
-    description: str
+    body: Mapping[str, Any]
     pictures: Sequence[Path]
 
-    def measured(self, figure: str) -> Measured:
+    @property
+    def figures(self) -> Mapping[str, float | None]:
+        """All figures by name; None where one could not be measured."""
+        figures: Mapping[str, float | None] = self.body["figures"]
+        return figures
+
+    @property
+    def command(self) -> str:
+        """The command line that measured the result."""
+        return str(self.body["command"])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rows are measured, so that there are figures."""
+        return bool(self.body["finished"])
+
+    def measured(self, figure: str) -> FigureValue:
         """The figure with its range.
 
         Raises:
@@ -76,21 +94,38 @@ class Result:
                 f"Measure again with `{self.command}`, or correct the name where it is used"
             )
         ranges = {ending: self.figures.get(f"{figure}_{ending}") for ending in RANGES}
-        return Measured(value=self.figures[figure], **ranges)
+        return FigureValue(value=self.figures[figure], **ranges)
 
-    def main_figures(self) -> dict[str, Measured]:
+    def main_figures(self) -> dict[str, FigureValue]:
         """All figures but those that only give another one's range."""
         ranges = {f"{figure}_{ending}" for figure in self.figures for ending in RANGES}
         return {figure: self.measured(figure) for figure in self.figures if figure not in ranges}
 
+    @property
+    def description(self) -> str:
+        """The docstring of the experiment's own module; empty if there is none."""
+        modules = EXPERIMENTS / f"{self.name}.py", EXPERIMENTS / self.name / "run.py"
+        texts = [ast.get_docstring(ast.parse(module.read_text())) for module in modules if module.exists()]
+        return texts[0] or "" if texts else ""
+
+    @property
+    def provenance(self) -> str:
+        """The command and the short commit, with the `MARKS` that apply."""
+        commit, _, changes = str(self.body["commit"]).partition("+")
+        marks = EARLIER_LAYOUT if (self.body["finished"] or "") < LAYOUT_SINCE else ""
+        marks += UNCOMMITTED if changes else ""
+        marks += ROWS_BEFORE if any(row.get("commit", commit) != commit for row in self.body["rows"]) else ""
+        return f"`{self.command}` at `{commit[:7]}`{marks}"
+
     def circumstances(self) -> list[tuple[str, str]]:
         """Label and text of everything besides code and figures that a reader may want to check."""
-        machine, memory = self.machine, f"{self.machine['memory_bytes'] / 1e9:.0f} GB"
+        machine, memory = self.body["machine"], f"{self.body['machine']['memory_bytes'] / 1e9:.0f} GB"
+        versions = ", ".join(f"{package} {version}" for package, version in self.body["versions"].items())
         return [
-            ("commit", self.commit),
+            ("commit", str(self.body["commit"])),
             ("machine", f"{machine['processor']}, {machine['cores']} cores, {memory}"),
-            ("versions", ", ".join(f"{package} {version}" for package, version in self.versions.items())),
-            ("seeds", ", ".join(map(str, self.seeds))),
+            ("versions", versions),
+            ("seeds", ", ".join(map(str, self.body["seeds"]))),
         ]
 
 
@@ -100,16 +135,18 @@ def read_results(folder: Path) -> dict[str, Result]:
     Raises:
         ValueError: there are none, or one cannot be read.
     """
-    bodies = {path: _read(path) for path in sorted(folder.glob("*.json"))}
+    bodies = {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
     if not bodies:
         raise ValueError(f"{folder} holds no results; run an experiment first, e.g. experiments.precision")
-    pictures = pictures_by_name(folder, [path.stem for path in bodies])
-    return {path.stem: _result(path, body, pictures[path.stem]) for path, body in bodies.items()}
+    pictures = pictures_by_name(folder, bodies)
+    return {
+        name: Result(name, body, pictures[name] if body["finished"] else []) for name, body in bodies.items()
+    }
 
 
 def finished_only(results: Mapping[str, Result]) -> dict[str, Result]:
-    """Those whose figures are final."""
-    return {name: result for name, result in results.items() if result.finished}
+    """The results whose figures are final."""
+    return {name: result for name, result in results.items() if result.is_finished}
 
 
 def pictures_by_name(folder: Path, names: Iterable[str]) -> dict[str, list[Path]]:
@@ -135,33 +172,9 @@ def number(value: float | None, digits: int = 4) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        missing = {"command", "commit", "finished", "figures", "rows"} - body.keys()
+    except (json.JSONDecodeError, AttributeError) as error:
         raise ValueError(f"{path} is no result ({error}); delete it and run its experiment again") from error
+    if missing:
+        raise ValueError(f"{path} is no result (it lacks {sorted(missing)}); move it elsewhere")
     return body
-
-
-def _result(path: Path, body: Mapping[str, Any], pictures: Sequence[Path]) -> Result:
-    try:
-        return Result(
-            name=body["experiment"],
-            command=body["command"],
-            commit=body["commit"],
-            finished=body["finished"],
-            versions=body["versions"],
-            machine=body["machine"],
-            seeds=body["seeds"],
-            config=body["config"],
-            figures=body["figures"],
-            notes=body["notes"],
-            num_rows=len(body["rows"]),
-            description=_description(path.stem),
-            pictures=pictures if body["finished"] else [],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no result ({error!r} is missing or wrong); move it elsewhere") from error
-
-
-def _description(name: str) -> str:
-    modules = EXPERIMENTS / f"{name}.py", EXPERIMENTS / name / "run.py"
-    texts = [ast.get_docstring(ast.parse(module.read_text())) for module in modules if module.exists()]
-    return texts[0] or "" if texts else ""

@@ -1,9 +1,9 @@
-"""What was measured, for reading: `python -m experiments.report [--check]`.
+"""What was measured, for reading: `python -m experiments.report [--check] [--out FOLDER]`.
 
-From the stored results it writes the page beside them in markdown (`results/README.md`), the same as one
-HTML page that needs nothing else (`results/report.html`), with goals and the papers' figures beside ours,
-and the marked tables of the top-level README. An experiment without a result is simply absent. With
-`--check` nothing is written; the command fails and says what is stale.
+From the stored results it draws all pictures again, fills the marked tables of the top-level README and of
+`experiments/README.md`, and writes the whole report as one HTML page, `runs/report.html`, which is not kept
+under version control. An experiment without a result is simply absent. With `--check` nothing is written; the
+command fails and names the README that is stale.
 """
 
 import argparse
@@ -15,64 +15,66 @@ from typing import Final
 
 from experiments.harness.record import RESULTS
 from experiments.report.html import html_page
-from experiments.report.markdown import markdown_page
+from experiments.report.pictures import redraw, shrink
+from experiments.report.questions import answers
 from experiments.report.readme import filled, readme_tables
-from experiments.report.results import pictures_by_name, read_results
+from experiments.report.results import Result, pictures_by_name, read_results
 
-README: Final = Path(__file__).parents[2] / "README.md"
-PAGE_NAME: Final = "README.md"
+READMES: Final = (Path(__file__).parents[2] / "README.md", Path(__file__).parents[1] / "README.md")
+OUT: Final = Path("runs")
 HTML_NAME: Final = "report.html"
 SHOWN: Final = 100
 """Characters of a stale line that the message shows, about half of them before the difference."""
 
 
-def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS, readme: Path = README) -> int:
-    """Write the pages and the README's tables, or check them; 1 if something is stale or cannot be read."""
+def main(
+    arguments: Sequence[str] | None = None, folder: Path = RESULTS, readmes: Sequence[Path] = READMES
+) -> int:
+    """Write pictures, tables and the page, or check the tables; 1 if one is stale or cannot be made."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a README is stale")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for report.html; default %(default)s")
     options = parser.parse_args(arguments)
     try:
-        wanted = pages(folder, readme)
+        results = read_results(folder)
+        wanted = filled_readmes(results, readmes)
+        if options.check:
+            return _check(wanted)
+        for result in results.values():
+            redraw(result, folder)
+        for picture in folder.glob("*.png"):
+            shrink(picture)
+        results = read_results(folder)  # with the pictures that are there now
+        wanted[options.out / HTML_NAME] = html_page(results, pictures_by_name(folder, results)[""])
     except ValueError as error:
         print(f"no report: {error}", file=sys.stderr)
         return 1
-    if options.check:
-        stale = [message for path, text in wanted.items() if (message := staleness(path, text))]
-        for message in stale:
-            print(message, file=sys.stderr)
-        if stale:
-            print("write them again with `python -m experiments.report`", file=sys.stderr)
-        return 1 if stale else 0
+    options.out.mkdir(parents=True, exist_ok=True)
     for path, text in wanted.items():
         path.write_text(text)
         print(f"written to {path}")
     return 0
 
 
-def pages(folder: Path, readme: Path) -> dict[Path, str]:
-    """What every file that the report keeps should hold, by path.
-
-    Args:
-        folder: of the stored results.
-        readme: the README whose marked tables are kept equal to them.
+def filled_readmes(results: dict[str, Result], readmes: Sequence[Path]) -> dict[Path, str]:
+    """The text that each README should hold.
 
     Raises:
-        ValueError: there are no results, one cannot be read, a figure that something names is not in its
-            result, or the README's markers are wrong.
+        ValueError: a figure that a table names is not in its result, or a README's markers are wrong.
     """
-    results = read_results(folder)
-    others = pictures_by_name(folder, results)[""]
-    return {
-        folder / PAGE_NAME: markdown_page(results, others),
-        folder / HTML_NAME: html_page(results, others),
-        readme: filled(readme.read_text(), readme_tables(results)),
-    }
+    tables = readme_tables(results) | {"answers": answers(results)}
+    return {path: filled(path.name, path.read_text(), tables) for path in readmes}
+
+
+def _check(wanted: dict[Path, str]) -> int:
+    stale = [message for path, text in wanted.items() if (message := staleness(path, text))]
+    if stale:
+        print(*stale, "write them again with `python -m experiments.report`", sep="\n", file=sys.stderr)
+    return 1 if stale else 0
 
 
 def staleness(path: Path, wanted: str) -> str:
-    """Where the file first differs from what it should hold; empty if it does not."""
-    if not path.exists():
-        return f"{path} is missing"
+    """A message with the first line of the file that differs from `wanted`; empty if there is none."""
     pairs = zip_longest(path.read_text().splitlines(), wanted.splitlines(), fillvalue="(nothing)")
     for place, (is_there, should_be) in enumerate(pairs, start=1):
         if is_there != should_be:

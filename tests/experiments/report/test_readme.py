@@ -1,125 +1,98 @@
-"""The README's tables say what the results say; its markers are checked; its prose is left alone."""
+"""The READMEs' tables say what the results say; their markers are checked; the prose is left alone."""
 
 from string import Formatter
 
 import pytest
 
-from experiments.harness.record import Record
+from experiments.report.questions import QUESTIONS, answers
 from experiments.report.readme import Figure, filled, formatted, readme_tables
 from experiments.report.readme_tables import TABLES
 from experiments.report.results import read_results
+from experiments.report.tables import Table
 
-
-def tables_of(folder):
-    return readme_tables(read_results(folder))
-
-
-def store(folder, name, figures, config=None, seeds=(1, 2, 3), notes=None):
-    Record(name, config or {}, seeds=seeds, folder=folder).finish(figures, notes)
+PREPARATION = {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796, "rows_per_s": 701_564.5}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["pytest"])  # results name the arguments they were measured with
-    store(tmp_path, "precision", {"auc_bf16_minus_fp32": 0.00031, "auc_bf16_minus_fp32_ci": 0.00084})
-    store(tmp_path, "caching", {"second_epoch_speedup": 7.33, "first_epoch_ratio": 1.2})
-    return tmp_path
+def tables_of(store, tmp_path):
+    store("precision", {"auc_bf16_minus_fp32": 0.00031, "auc_bf16_minus_fp32_ci": 0.00084})
+    store("caching", {"second_epoch_speedup": 7.33, "first_epoch_ratio": 1.2})
+    return lambda: readme_tables(read_results(tmp_path))
 
 
-def test_a_table_has_the_rows_whose_results_are_there(folder):
-    lines = tables_of(folder)["speed"].splitlines()
-    assert lines[0] == "| what | result | command |"
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [
-        ["| AUC of mixed precision minus fp32, 3 seeds", "**+0.0003**, 95 % interval ±0.0008"],
-        [
-            "| second epoch from the cache, over slow storage",
-            "**7.3 x** faster; the first takes 1.20 x the time",
-        ],
+def test_a_table_has_the_rows_whose_results_are_there(tables_of):
+    table = tables_of()["speed"]
+    assert [row[:2] for row in table.rows] == [
+        ("AUC of mixed precision minus fp32, 3 seeds, in 1e-4", "**+3.1 ± 8.4**"),
+        ("second epoch from the cache, over slow storage", "**7.3 x** faster"),
     ]
-    assert "python -m experiments.precision" in lines[2]
+    assert "python -m experiments.precision" in table.rows[0][3]
 
 
-def test_a_table_without_results_is_empty(folder):
-    tables = tables_of(folder)
-    assert set(tables) == {*TABLES, "evidence", "missed", "paper"}
-    assert (tables["saving"], tables["brain"], tables["paper"]) == ("", "", "")
-    assert tables["evidence"] == tables["speed"]
+def test_unfinished_and_absent_results_are_left_out(tables_of, store):
+    store("memory_growth")
+    tables = tables_of()
+    assert "memory" not in tables["speed"].markdown()
+    assert (tables["saving"].rows, tables["papers"].rows) == ([], [])
 
 
-def test_an_unfinished_result_is_left_out(folder):
-    Record("memory_growth", {}, seeds=[1], folder=folder).measure("a", lambda: {"rss": 1})
-    assert "memory" not in tables_of(folder)["speed"]
+def test_the_headline_repeats_rows_with_their_caveats(tables_of):
+    (headline,) = tables_of()["headline"].rows
+    assert headline == tables_of()["speed"].rows[0]
+    assert "margin fixed in advance" in headline[2]
 
 
-def test_missed_goals_have_a_table(folder):
-    lines = tables_of(folder)["missed"].splitlines()[2:]
-    assert lines == ["| `caching`: `first_epoch_ratio` | at most 1 | 1.2 | missed |"]
+def test_missed_goals_have_a_table(tables_of):
+    missed = tables_of()["missed"].rows
+    assert ("`caching`: `first_epoch_ratio`", "at most 1", "1.2", "missed") in missed
 
 
-def test_the_papers_figures_have_a_table(folder):
-    store(folder, "recovery_soak", SOAK)
-    (line,) = tables_of(folder)["paper"].splitlines()[2:]
-    assert "(read in the paper's abstract)" in line
-    assert "-3.01e-05 (`soak_auc_delta`)" in line
+def test_neighbouring_rows_name_their_command_once(tables_of, store):
+    store("preparation", PREPARATION)
+    store("throughput", dict.fromkeys(_figures_of("throughput"), 0.5), config={"rounds": 3, "rows": 4})
+    commands = [row[3] for row in tables_of()["speed"].rows]
+    assert commands[0].startswith("`python -m experiments.throughput` at")
+    assert commands[1] == "same"
 
 
-SOAK = {
-    "soak_minutes": 28.8,
-    "soak_failures": 23,
-    "soak_partitions": 2,
-    "soak_pauses": 3,
-    "soak_outages": 4,
-    "soak_rows_wrong": 0,
-    "soak_nodes_failed": 0,
-    "soak_auc_delta": -3.009e-05,
-    "soak_pls": 0.0035,
-    "soak_leftovers": 0,
-}
-
-
-def test_figures_stand_in_what_was_measured_too(folder):
-    store(folder, "recovery_soak", SOAK)
-    text = tables_of(folder)["failures"]
-    assert "| 29 minutes of training on two nodes with 23 failures" in text
-    assert "2 partitions, 3 pauses of a node, 4 outages of storage" in text
-    assert "AUC **-3.0e-05** at a PLS of **0.0035**; rows that were not what they had to be: 0;" in text
-
-
-def test_the_command_of_neighbouring_rows_is_named_once(folder):
-    figures = {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796, "rows_per_s": 701_564.5}
-    store(folder, "preparation", figures)
-    lines = [
-        line for line in tables_of(folder)["speed"].splitlines() if "**14.2 x**" in line or "702" in line
-    ]
-    assert "python -m experiments.preparation" in lines[0]
-    assert lines[1].endswith("| **0.80 x**; 702 thousand rows/s | same |")
-
-
-def test_a_figure_that_a_result_lacks_is_an_error(folder):
-    store(folder, "preparation", {"ratio_to_torchrec": 14.17, "ratio_to_polars": 0.796})
-    with pytest.raises(ValueError, match=r"the result of preparation.*'rows_per_s'"):
-        tables_of(folder)
+def test_a_figure_that_a_result_lacks_is_an_error(tables_of, store):
+    store("preparation", {"ratio_to_torchrec": 14.17})
+    with pytest.raises(ValueError, match=r"the result of preparation.*'ratio_to_polars'"):
+        tables_of()
 
 
 ROWS = [row for rows in TABLES.values() for row in rows]
 
 
-def fields(row):
-    """What a row's format strings ask for."""
-    return {name for _, name, _, _ in Formatter().parse(row.what + row.result) if name}
+def _figures_of(experiment):
+    """Figures that the rows of an experiment ask for."""
+    templates = [row.what + row.result + row.caveat for row in ROWS if row.experiment == experiment]
+    names = {name for text in templates for _, name, _, _ in Formatter().parse(text) if name}
+    return {name for name in names if name != "num_seeds" and not name.startswith("config[")}
 
 
-def test_every_row_can_be_made_once_its_figures_are_there(tmp_path):
-    figures, config = {}, {"rounds": 3, "restarts": 20, "train.max_steps": 10}
-    for row in ROWS:
-        wanted = {name for name in fields(row) if name != "num_seeds" and not name.startswith("config[")}
-        figures.setdefault(row.experiment, {}).update(dict.fromkeys(wanted, 0.5))
-    for name, values in figures.items():
-        store(tmp_path, name, values, config)
+def test_every_row_can_be_made_once_its_figures_are_there(store, tmp_path):
+    config = {"rounds": 3, "rows": 4, "train.max_steps": 10}
+    for experiment in {row.experiment for row in ROWS}:
+        store(experiment, dict.fromkeys(_figures_of(experiment), 0.5), config=config)
     results = read_results(tmp_path)
     for row in ROWS:
-        text = formatted(row.what, results[row.experiment]) + formatted(row.result, results[row.experiment])
+        text = "".join(
+            formatted(text, results[row.experiment]) for text in (row.what, row.result, row.caveat)
+        )
         assert not {"{", "}"} & set(text), row
+
+
+def test_a_question_is_answered_or_names_the_experiment_that_is_missing(store, tmp_path):
+    names = {name for _, name, _, _ in Formatter().parse("".join(QUESTIONS.values())) if name}
+    recovery = [name[:-1].split("[")[1] for name in names if name.startswith("recovery[")]
+    store("recovery", dict.fromkeys(recovery, 0.5))
+    shown = dict(answers(read_results(tmp_path)).rows)
+    fast, saving = (
+        next(text for name, text in shown.items() if word in name) for word in ("fast is r", "saving")
+    )
+    assert "**0.5 s** against 0.5 s" in fast
+    assert saving == "Not measured yet: needs the stored results of checkpointing, overhead."
 
 
 @pytest.mark.parametrize(
@@ -128,6 +101,8 @@ def test_every_row_can_be_made_once_its_figures_are_there(tmp_path):
         (0.0123, "{:.1%}", "1.2 %"),
         (508_616_704, "{:,.0f/1e6} MB", "509 MB"),
         (-4.96e-5, "{:+.1f/1e-4}", "-0.5"),
+        (0.00004, "{:+.4f}", "+4e-05"),
+        (0.0, "{:.4f}", "0.0000"),
         (None, "{:.2f}", "not measured"),
     ],
 )
@@ -145,21 +120,19 @@ Between.
 <!-- results: empty -->
 <!-- end -->
 """
+TABLE = Table(("new",), [(r"\1 \g<name>",)])
 
 
-def test_only_what_is_between_markers_changes():
-    text = filled(MARKED, {"speed": "| new |", "empty": ""})
-    assert text == MARKED.replace("old", "| new |").replace("empty -->\n", "empty -->\n\n")
-    assert filled(text, {"speed": "| new |", "empty": ""}) == text
-
-
-def test_what_a_table_holds_is_no_pattern():
-    assert r"\1 \g<name>" in filled(MARKED, {"speed": r"\1 \g<name>", "empty": ""})
+def test_only_the_text_between_markers_changes():
+    tables = {"speed": TABLE, "empty": Table((), [])}
+    text = filled("README.md", MARKED, tables)
+    assert text == MARKED.replace("old", TABLE.markdown()).replace("empty -->\n", "empty -->\n\n")
+    assert filled("README.md", text, tables) == text
 
 
 def test_an_unknown_table_is_named():
-    with pytest.raises(ValueError, match=r"asks for the tables \['empty'\].*\['speed'\]"):
-        filled(MARKED, {"speed": ""})
+    with pytest.raises(ValueError, match=r"README.md asks for the tables \['empty'\].*\['speed'\]"):
+        filled("README.md", MARKED, {"speed": TABLE})
 
 
 @pytest.mark.parametrize(
@@ -168,10 +141,9 @@ def test_an_unknown_table_is_named():
         "<!-- results: speed -->\nnever ends",
         "<!-- results: speed -->\n<!-- results: speed -->\n<!-- end -->\n",
         "<!-- results: speed --> on the same line <!-- end -->",
-        "<!-- results: -->\n<!-- end -->\n",
         "<!-- end -->\n",
     ],
 )
 def test_markers_that_do_not_fit_are_refused(text):
     with pytest.raises(ValueError, match="needs its own line, and one"):
-        filled(text, {"speed": ""})
+        filled("README.md", text, {"speed": TABLE})

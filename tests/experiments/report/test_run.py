@@ -1,13 +1,16 @@
 """The command of the report: what it writes, what it calls stale, and that what is stored here is fresh."""
 
-import pytest
+import re
 
-from experiments.harness.record import Record
-from experiments.report.run import main, staleness
+import pytest
+from PIL import Image
+
+from experiments.report.pictures import shrink
+from experiments.report.run import READMES, main, staleness
 
 README = """# A house
 
-<!-- results: evidence -->
+<!-- results: speed -->
 old
 <!-- end -->
 
@@ -16,97 +19,84 @@ The end.
 
 
 @pytest.fixture
-def folder(tmp_path):
-    folder = tmp_path / "results"
-    record = Record("caching", {}, seeds=[1], folder=folder)
-    record.finish({"second_epoch_speedup": 7.31, "first_epoch_ratio": 0.93})
-    return folder
+def run(store, tmp_path):
+    """Runs the command on a result and a README."""
+    store("caching", {"second_epoch_speedup": 7.31, "first_epoch_ratio": 0.93})
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+
+    def _run(*arguments):
+        return main(["--out", str(tmp_path / "out"), *arguments], tmp_path, [readme])
+
+    return _run
 
 
-@pytest.fixture
-def readme(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text(README)
-    return path
+def test_it_fills_the_readme_and_writes_the_page_elsewhere(run, tmp_path):
+    assert run() == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "**7.3 x** faster" in text
+    assert text.startswith("# A house\n")
+    assert text.endswith("<!-- end -->\n\nThe end.\n")
+    assert "<code>second_epoch_speedup</code>" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_it_writes_both_pages_and_the_readme(folder, readme):
-    assert main([], folder, readme) == 0
-    assert "| `second_epoch_speedup` | 7.31 |" in (folder / "README.md").read_text()
-    assert "<code>second_epoch_speedup</code>" in (folder / "report.html").read_text()
-    assert "**7.3 x** faster" in readme.read_text()
-    assert readme.read_text().startswith("# A house\n")
-    assert readme.read_text().endswith("<!-- end -->\n\nThe end.\n")
+def test_a_filled_readme_is_fresh_and_its_prose_is_free(run, tmp_path):
+    run()
+    assert run("--check") == 0
+    readme = tmp_path / "README.md"
+    readme.write_text(readme.read_text().replace("The end.", "Another end."))
+    assert run("--check") == 0
 
 
-def test_what_was_just_written_is_fresh_and_stays_so(folder, readme):
-    main([], folder, readme)
-    before = {path: path.read_text() for path in [readme, *folder.iterdir()]}
-    assert main(["--check"], folder, readme) == 0
-    assert main([], folder, readme) == 0
-    assert {path: path.read_text() for path in before} == before
-
-
-@pytest.mark.parametrize("page", ["README.md", "report.html"])
-def test_a_missing_page_is_stale(folder, readme, capsys, page):
-    main([], folder, readme)
-    (folder / page).unlink()
-    assert main(["--check"], folder, readme) == 1
-    assert f"{folder / page} is missing" in capsys.readouterr().err
-    assert not (folder / page).exists()
-
-
-def test_a_new_result_makes_everything_stale_and_the_message_says_what_to_do(folder, readme, capsys):
-    main([], folder, readme)
-    record = Record("caching", {}, seeds=[1], folder=folder)
-    record.finish({"second_epoch_speedup": 5.02, "first_epoch_ratio": 0.93})
-    before = readme.read_text()
-    assert main(["--check"], folder, readme) == 1
+def test_a_new_result_makes_the_readme_stale_and_the_message_says_what_to_do(run, store, tmp_path, capsys):
+    run()
+    store("caching", {"second_epoch_speedup": 5.02, "first_epoch_ratio": 0.93})
+    before = (tmp_path / "README.md").read_text()
+    assert run("--check") == 1
     message = capsys.readouterr().err
-    for path in (readme, folder / "README.md", folder / "report.html"):
-        assert f"{path}, line" in message
+    assert f"{tmp_path / 'README.md'}, line" in message
     assert "**7.3 x** faster" in message
     assert "**5.0 x** faster" in message
     assert "write them again with `python -m experiments.report`" in message
-    assert readme.read_text() == before
+    assert (tmp_path / "README.md").read_text() == before
 
 
-def test_a_number_changed_by_hand_is_stale(folder, readme, capsys):
-    main([], folder, readme)
-    readme.write_text(readme.read_text().replace("**7.3 x**", "**9.3 x**"))
-    assert main(["--check"], folder, readme) == 1
-    assert str(readme) in capsys.readouterr().err
-
-
-def test_prose_around_the_tables_is_nobodys_business(folder, readme):
-    main([], folder, readme)
-    readme.write_text(readme.read_text().replace("The end.", "Another end."))
-    assert main(["--check"], folder, readme) == 0
-
-
-def test_without_results_nothing_is_written(tmp_path, readme, capsys):
-    assert main([], tmp_path / "results", readme) == 1
+def test_without_results_nothing_is_written(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    assert main([], tmp_path / "results", [readme]) == 1
     assert "no results" in capsys.readouterr().err
     assert readme.read_text() == README
 
 
-def test_staleness_shows_the_first_line_that_differs(tmp_path):
+def test_staleness_shows_the_first_difference_even_in_a_long_line(tmp_path):
     path = tmp_path / "page"
-    path.write_text("a\nb\n")
-    assert staleness(path, "a\nb\n") == ""
-    assert "line 2, is stale:\n  it says     b\n  results say c" in staleness(path, "a\nc\n")
-    assert "results say (nothing)" in staleness(path, "a\n")
-
-
-def test_staleness_shows_where_a_long_line_differs(tmp_path):
-    path = tmp_path / "page"
-    path.write_text("x" * 5000 + "old" + "y" * 5000)
-    message = staleness(path, "x" * 5000 + "new" + "y" * 5000)
+    path.write_text("a\n" + "x" * 5000 + "old" + "y" * 5000)
+    assert staleness(path, path.read_text()) == ""
+    message = staleness(path, "a\n" + "x" * 5000 + "new" + "y" * 5000)
+    assert "line 2, is stale" in message
     assert "xold" in message
     assert "xnew" in message
     assert len(message) < 500
+    assert "results say (nothing)" in staleness(path, "a\n")
+
+
+def test_a_picture_is_stored_with_few_colours_once(tmp_path):
+    path = tmp_path / "a.png"
+    Image.radial_gradient("L").convert("RGB").save(path)
+    shrink(path)
+    small = path.read_bytes()
+    with Image.open(path) as image:
+        assert image.mode == "P"
+    shrink(path)
+    assert path.read_bytes() == small
 
 
 def test_what_is_stored_here_is_fresh(capsys):
-    """Stored results, their pages and the README's tables say the same."""
+    """Stored results and the READMEs' tables say the same."""
     assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_no_table_shows_a_difference_rounded_to_nothing():
+    for readme in READMES:
+        assert not re.search(r"[+-]0(\.0+)?( %)?\*\*", readme.read_text()), readme

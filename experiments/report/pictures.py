@@ -1,0 +1,55 @@
+"""All experiments' pictures, drawn again from the stored results without measuring.
+
+An experiment takes part with a function `draw(rows, path)` in `experiments.NAME.picture`,
+`experiments.NAME.run` or `experiments.NAME`: `rows` are those of its stored result, `path` is where
+`NAME.png` belongs.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from typing import Final
+
+from PIL import Image
+
+from experiments.harness.record import Row
+from experiments.report.results import Result
+
+NUM_COLORS: Final = 256
+"""Of a stored picture: lines and bars need no more, and the file is a third as large."""
+
+Draw = Callable[[Sequence[Row], Path], object]
+
+
+def redraw(result: Result, folder: Path) -> None:
+    """Draw the pictures of a finished result into `folder`."""
+    draw = _draw_function(result.name)
+    if draw is not None and result.is_finished:
+        draw(result.body["rows"], folder / f"{result.name}.png")
+
+
+def shrink(path: Path) -> None:
+    """Store a picture with few colours, unless it has few already."""
+    with Image.open(path) as image:
+        if image.mode == "P":
+            return
+        small = image.convert("RGB").quantize(NUM_COLORS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def _draw_function(name: str) -> Draw | None:
+    for module in (f"experiments.{name}.picture", f"experiments.{name}.run", f"experiments.{name}"):
+        draw = getattr(import_module(module), "draw", None) if _exists(module) else None
+        if draw is not None and list(signature(draw).parameters) == ["rows", "path"]:
+            function: Draw = draw
+            return function
+    return None
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
