@@ -1,4 +1,4 @@
-"""Strict JSON, for files that may be damaged or forged: any fault is a `ValueError` that says where it is."""
+"""Strict JSON for files that may be damaged or forged: any fault is a `ValueError` with the path to it."""
 
 import json
 import math
@@ -9,14 +9,14 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 LARGEST_INT: Final = 2**63 - 1
-"""Larger ones would overflow tensors, offsets in files and NumPy."""
+"""Larger integers would overflow tensors, file offsets and NumPy."""
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
 class _FaultError(ValueError):
-    """A value that is not what its place is for."""
+    """A value that does not fit its annotation."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -30,7 +30,7 @@ def parse(text: bytes | str) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, has one key twice in an object, or is nested too deeply.
+        ValueError: `text` is not JSON, has a key twice in an object, or is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=_without_repetition)
@@ -39,15 +39,15 @@ def parse(text: bytes | str) -> Any:
 
 
 def build(kind: Callable[..., T], value: Any) -> T:
-    """A dataclass from parsed JSON, each field checked against its annotation.
+    """Build a dataclass from parsed JSON, checking each field against its annotation.
 
     Annotations may be made of dataclasses, `Mapping[str, ...]`, `Sequence[...]` (built as a tuple),
     `tuple[...]`, `Literal`, `| None`, `str`, `bool`, `int` (0 to 2**63 - 1), `float` (finite,
-    not below 0) and `int | float` (finite, either sign). Fields without a default must be there; others than
-    the fields must not.
+    not below 0) and `int | float` (finite, either sign). Fields without a default are required; unknown keys
+    are refused.
 
     Raises:
-        ValueError: a value is of another type or out of its range; begins with the path to it.
+        ValueError: a value has another type or is out of range; the message begins with the path to it.
     """
     built: T = _reader(kind)(value)
     return built
@@ -63,7 +63,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @cache
 def _reader(kind: Any) -> Reader:
-    """Checks a value and converts it to `kind`."""
+    """The function that checks a value and converts it to `kind`."""
     if is_dataclass(kind):
         return _fields_reader(kind)
     if kind in _PLAIN:
@@ -187,13 +187,13 @@ def _text(value: Any) -> str:
     if not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError as error:  # no file can be called so, and no log can show it
+        except UnicodeEncodeError as error:  # lone surrogates can be in no file name and no log
             raise _FaultError(f"is {_shown(value)}, which is no Unicode text") from error
     return value
 
 
 def _shown(value: Any) -> str:
-    """What a message says of a value: short, whatever it is."""
+    """A short text for a value in a message."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     if type(value) is int and abs(value) > LARGEST_INT:

@@ -1,6 +1,6 @@
-"""How the ranks of a run talk about their checkpoint: a gloo group of their own.
+"""Object collectives of checkpointing, in gloo groups of their own.
 
-It is apart from the groups of training, so that a background thread may use it while training goes on.
+These groups are separate from those of training, so that a background thread can use one during training.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ from cpr.errors import CheckpointError
 T = TypeVar("T")
 
 LONGEST_SAVE: Final = timedelta(days=1)
-"""How long a rank waits in the background for the slowest one to copy and write."""
+"""How long a rank waits in the background for the slowest rank to copy and write."""
 LONGEST_LOAD: Final = timedelta(hours=1)
-"""How long a rank waits for the slowest one to read. One that died is noticed at once, by its closed
-connection; one that hangs, only so."""
+"""How long a rank waits for the slowest rank to read. A dead rank is noticed at once, by its closed
+connection; a rank that hangs, only by this timeout."""
 LONGEST_STEP: Final = timedelta(minutes=30)
-"""How long a rank waits for the slowest one to come to a save, unless told otherwise; torch's default."""
+"""How long a rank waits by default for the slowest rank to begin a save; torch's default."""
 
 
 class RankGroup:
-    """All ranks of the default process group; made by all of them together.
+    """A gloo group of all ranks of the default process group; all of them construct it together.
 
     Args:
-        timeout: how long a rank waits for the slowest one, in each call.
+        timeout: how long a rank waits for the slowest rank in each call.
     """
 
     def __init__(self, timeout: timedelta) -> None:
@@ -38,23 +38,23 @@ class RankGroup:
         self._group: Any = None if alone else dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in order, on every rank."""
+        """All-gather: the values of all ranks, in order, on every rank."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def collect(self, value: T) -> list[T] | None:
-        """The values of all ranks, in order, on rank 0; None on the others."""
+    def gather_to_0(self, value: T) -> list[T] | None:
+        """Gather: the values of all ranks, in order, on rank 0; None on the others."""
         if self._group is None:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, values, dst=0, group=self._group)
         return values
 
-    def deal(self, values: Sequence[T] | None) -> T:
-        """This rank's one of the values that rank 0 gives, one for each rank; others give None."""
+    def scatter(self, values: Sequence[T] | None) -> T:
+        """Scatter: this rank's value of the list that rank 0 passes, one for each rank; others pass None."""
         if self._group is None:
             assert values is not None
             return values[0]
@@ -63,14 +63,14 @@ class RankGroup:
         return mine[0]  # type: ignore[no-any-return]
 
     def broadcast(self, value: T | None, source: int = 0) -> T:
-        """The value of rank `source` on every rank."""
+        """Broadcast: the value of rank `source` on every rank."""
         values = [value]
         if self._group is not None:
             dist.broadcast_object_list(values, src=source, group=self._group)
         return values[0]  # type: ignore[return-value]  # the source gave one
 
     def broadcast_bytes(self, data: Tensor | None, source: int) -> Tensor:
-        """The bytes of rank `source`, uint8 `[n]` on the CPU, on every rank; others give None."""
+        """Broadcast of bytes, uint8 `[n]` on the CPU, from rank `source`; others pass None."""
         num_bytes = self.broadcast(None if data is None else data.numel(), source)
         if data is None:
             data = torch.empty(num_bytes, dtype=torch.uint8)
@@ -83,23 +83,23 @@ class RankGroup:
         dist.send(data, rank, group=self._group)
 
     def receive(self, data: Tensor, rank: int) -> None:
-        """Fill `data`, uint8 `[n]` on the CPU, with what another rank sends."""
+        """Fill `data`, uint8 `[n]` on the CPU, with the bytes that another rank sends."""
         dist.recv(data, rank, group=self._group)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the group."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
 
 def on_rank(group: RankGroup, rank: int, function: Callable[[], T]) -> T:
-    """What one rank's call gives, on every rank; or its error, whatever that is."""
+    """Call a function on one rank and return its result, or raise its error, on every rank."""
     result: tuple[T | None, Exception | None] = (None, None)
     if group.rank == rank:
         try:
             result = (function(), None)
-        except Exception as error:  # else the others would wait for it
+        except Exception as error:  # the other ranks wait for the broadcast
             result = (None, shareable(error))
     value, failure = group.broadcast(result, rank)
     if failure is not None:
@@ -108,7 +108,7 @@ def on_rank(group: RankGroup, rank: int, function: Callable[[], T]) -> T:
 
 
 def on_all(group: RankGroup, function: Callable[[], T]) -> T:
-    """What this rank's call gives, once it went well on all of them; the error of one is raised on all."""
+    """Call a function on all ranks and return this rank's result; an error on any rank is raised on all."""
     result: T | None = None
     problem: Exception | None = None
     try:
@@ -122,7 +122,7 @@ def on_all(group: RankGroup, function: Callable[[], T]) -> T:
 
 
 def shareable(error: Exception) -> Exception:
-    """The error, as one of a class that every rank knows and that keeps its message on the way."""
+    """Convert an error to a class that every rank can unpickle with its message."""
     if isinstance(error, CheckpointError) or type(error) is ValueError:
         return error
     if isinstance(error, ValueError):
@@ -133,7 +133,7 @@ def shareable(error: Exception) -> Exception:
 
 
 class Alone(RankGroup):
-    """One rank that asks nobody."""
+    """A group of one rank, without communication."""
 
     def __init__(self) -> None:
         self.rank, self.world_size, self._group = 0, 1, None

@@ -1,4 +1,4 @@
-"""How a run saves."""
+"""Configuration of checkpointing."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -9,27 +9,27 @@ from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.fields import check_fields
 
 WRITER_BYTES: Final = 64 * 2**20
-"""Part of the memory ceiling for what is on its way from the staged rows to the storage."""
+"""Part of `host_memory_bytes` for data between the staging buffers and the storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """How a run saves."""
+    """Where, how and how much of its history a run saves."""
 
     uri: str
-    """Directory: a path, or any pyarrow file system's URI such as s3://bucket/run."""
+    """Checkpoint directory: a path, or a URI of any pyarrow file system such as s3://bucket/run."""
     host_memory_bytes: int = 512 * 2**20
-    """Ceiling of the extra host memory of a worker for table rows; dense parameters and registered state are
-    copied whole on top of it. A consistent save makes training wait, before rows change, until what does not
-    fit is written; with room for all shards of the worker it waits at most for the copy."""
+    """Limit of a worker's host memory for copies of table rows; copies of dense parameters and registered
+    state come on top. A consistent save makes training wait, before rows change, until the rows that do not
+    fit are written; with room for all shards of the worker it waits at most for the copy."""
     codec: str = "exact"
-    """Of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
+    """Codec of the weights in row saves: exact, fp32, fp16, int8 or int4. Bases are always exact."""
     when_busy: Literal["wait", "skip"] = "wait"
-    """A save that is asked for while another is under way waits for it, or is skipped on all ranks."""
+    """Whether a save waits for a running one to finish, or is skipped on all ranks."""
     merge_after: int = 8
-    """Merge base and row saves into a new base when there are more row saves than this; 0: never."""
+    """Compact base and row saves into a new base when there are more row saves than this; 0: never."""
     retention: Retention = field(default_factory=Retention)
-    """Which states are kept."""
+    """Which saves are kept."""
 
     def __post_init__(self) -> None:
         check_fields(self)

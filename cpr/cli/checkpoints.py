@@ -1,6 +1,6 @@
-"""Commands that look into checkpoint directories, verify them, and take models out of and into them.
+"""The commands `cpr describe`, `verify`, `export` and `import`, for checkpoint directories.
 
-What reads checkpoints is imported by those that are run: `cpr run` and `cpr clean` start without it.
+Each command imports the modules that it needs when it runs, so that `cpr run` and `cpr clean` start fast.
 """
 
 # ruff: noqa: PLC0415
@@ -73,9 +73,14 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
         help="torch.distributed.checkpoint; safetensors files with an index; or a folder of Parquet a table",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="OUT", help="folder to make; may be empty")
-    parser.add_argument(
-        "--sequence", type=int, metavar="N", help="the state of save N (default: the newest that verifies)"
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the state of step N (default: the newest that verifies)",
     )
+    choice.add_argument("--sequence", type=int, metavar="N", help="the state of save N")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -84,7 +89,13 @@ def _export(options: argparse.Namespace) -> int:
 
     with closing(Bar("exporting")) as bar:
         done = export(
-            open_storage(options.directory), options.to, options.out, options.sequence, bar.advance, bar.start
+            open_storage(options.directory),
+            options.to,
+            options.out,
+            sequence=options.sequence,
+            step=options.step,
+            progress=bar.advance,
+            start=bar.start,
         )
     _print_rejected(done.rejected)
     print(f"exported {_state_text(done.state)} to {options.out}")
@@ -93,47 +104,26 @@ def _export(options: argparse.Namespace) -> int:
     return FINE
 
 
+IMPORT_LINES: Final = """\
+state = {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
+torch.distributed.checkpoint.load(state, checkpoint_id="DCP_DIR")
+checkpointer.save("consistent")
+"""
+"""Python lines that load a directory of `torch.distributed.checkpoint` into a TorchRec model and save it."""
+
+
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="DCP_DIR",
-        help="torch.distributed.checkpoint directory; it is unpickled: trust it",
-    )
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help="checkpoint directory to make: a path or a URI"
-    )
-    parser.add_argument(
-        "--tables",
-        action="append",
-        metavar="PATTERN",
-        help="weights of tables, such as '*.embedding_bags.*.weight'; repeatable (default: TorchRec's names)",
-    )
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="training steps done (default: what an export says, or 0)"
-    )
+    parser.add_argument("source", nargs="?", help=argparse.SUPPRESS)
+    for flag in ("--out", "--tables", "--step"):  # accepted so that old command lines get the refusal
+        parser.add_argument(flag, help=argparse.SUPPRESS)
 
 
-def _import(options: argparse.Namespace) -> int:
-    from cpr.checkpoint.interop.dcp_source import open_source
-    from cpr.checkpoint.interop.from_dcp import import_dcp
-    from cpr.checkpoint.storage.base import open_storage
-
-    source = open_source(options.source, options.tables, options.step)
-    storage = open_storage(options.out)
-    with closing(Bar("importing")) as bar:
-        bar.start(source.num_bytes)
-        manifest = import_dcp(source, storage, bar.advance)
-    for name in source.left_out:
-        print(f"left out: {name}")
-    for fqn, table in manifest.tables.items():
-        states = ", ".join(name for name in table.columns if name != "weights") or "no optimizer state"
-        print(f"table {fqn}: {table.rows:,} x {table.cols}, {states}")
-    print(
-        f"imported {size_text(manifest.num_bytes)} to {storage.uri} as save {manifest.sequence} "
-        f"at step {manifest.step:,}"
+def _import(_: argparse.Namespace) -> int:
+    raise ValueError(
+        "`cpr import` was removed, because torch.distributed.checkpoint itself loads into a sharded model. "
+        "What to do: build the model and its Checkpointer as for training, with tables split by columns as "
+        "they were, and run\n\n" + IMPORT_LINES
     )
-    return FINE
 
 
 def _print_rejected(rejected: "Iterable[Rejected]") -> None:
@@ -171,8 +161,7 @@ EXPORT: Final = Command(
 
 IMPORT: Final = Command(
     name="import",
-    help="Make a checkpoint directory from one of torch.distributed.checkpoint. "
-    "Takes memory for the largest piece of a table that was saved there.",
+    help="Removed: shows the lines of Python that load torch.distributed.checkpoint instead.",
     add_arguments=_add_import,
     run=_import,
 )

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.format.manifest import Manifest
-from cpr.checkpoint.format.part import Part, tables_of
+from cpr.checkpoint.format.part import RankPart, tables_of
 from cpr.checkpoint.ownership.records import Owner
-from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.save.whole_base import Progress, write_base, write_rows
+from cpr.checkpoint.save.rank_writer import RankWriter
+from cpr.checkpoint.save.single_process import Progress, write_base, write_rows
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
@@ -206,7 +206,7 @@ def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple
     return max(numbers) + 1, newest.run_id
 
 
-def _write(rescued: Rescued, writer: PartWriter, progress: Progress) -> Part:
+def _write(rescued: Rescued, writer: RankWriter, progress: Progress) -> RankPart:
     last_step = rescued.step + rescued.interrupted
     for shard in rescued.shards:
         write_rows(writer, shard.extent, shard.row_offset, shard.columns, last_step, progress)

@@ -526,7 +526,7 @@ def test_leaving_with_an_error_keeps_the_memory(new_worker, tmp_path, leave, cod
 def test_a_clean_exit_whose_last_save_fails_is_none(new_worker, monkeypatch):
     worker = new_worker(restarted=False).restore().train(7)
     monkeypatch.setattr(
-        "cpr.checkpoint.save.rank_writer.PartWriter.write", Mock(side_effect=OSError(28, "disk full"))
+        "cpr.checkpoint.save.rank_writer.RankWriter.write", Mock(side_effect=OSError(28, "disk full"))
     )
     with pytest.raises(SaveFailedError, match="disk full"), worker.recovery:
         sys.exit(0)
@@ -651,7 +651,7 @@ def test_saves_that_fail_do_not_stop_training_and_are_tried_again(new_worker, ca
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
     worker = new_worker(restarted=False).restore()
     with monkeypatch.context() as broken:
-        broken.setattr(worker.recovery.checkpointer._saver, "_write_all", fail)
+        broken.setattr(worker.recovery.checkpointer._writer, "_write_all", fail)
         worker.train(60)
     told = [record for record in caplog.records if "tried again after step" in record.message]
     assert len(told) > 3
@@ -671,7 +671,7 @@ def test_a_worker_whose_directory_a_newer_run_owns_does_not_try_again(new_worker
 
 def test_saves_that_fail_for_too_long_end_training(new_worker):
     worker = new_worker(restarted=False, give_up_after_s=0.1).restore()
-    worker.recovery.checkpointer._saver._write_all = fail
+    worker.recovery.checkpointer._writer._write_all = fail
     with pytest.raises(SaveFailedError, match=r"No space left .* give_up_after is 100 ms"):
         worker.train(5000)
 

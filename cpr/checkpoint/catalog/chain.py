@@ -1,13 +1,13 @@
-"""Which states a checkpoint directory holds: its saves, followed back from each one to a base.
+"""The states of a checkpoint directory: each save, followed back to the full checkpoint that it builds on.
 
-A state is a base and the row saves up to some save, every one of them the parent of the next. A save names
-its parent by number and by the digest of the parent's manifest, so a gap, a copy, a stranger or a rewritten
-save breaks the chain at that place; what is older still counts. A save of an owner that had been replaced
-does not count at all (`cpr.checkpoint.ownership.records`). Only manifests are read here, no rows: whether the
-files behind them are intact shows when they are loaded or verified.
+A state is a base (a full checkpoint) and the row saves (delta checkpoints) up to some save, each the parent
+of the next. A save names its parent by number and by the digest of the parent's manifest, so a gap, a copy, a
+save of another run or a rewritten save breaks the chain at that place; older states still count. A save of an
+owner that had been replaced does not count at all (`cpr.checkpoint.ownership.records`). Only manifests are
+read here, no rows: loading or verifying shows whether the other files are intact.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -18,24 +18,28 @@ from cpr.checkpoint.storage.base import Storage, read_file
 from cpr.errors import CorruptFileError
 
 READERS: Final = 16
-"""Manifests that are read at a time: on object stores the wait for each answer is what takes long."""
+"""Manifests that are read at a time: on object stores the wait for each answer takes longest."""
+
+ManifestCache = dict[tuple[int, int], Manifest]
+"""Manifests by sequence and epoch that were read before. A committed manifest never changes, because no two
+owners write to the same folder, so only the lists of saves and owners have to be read again."""
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that one committed save stands for."""
+    """A loadable state: a save with all saves that it builds on."""
 
     saves: tuple[Manifest, ...]
-    """The base, then the row saves on top of it in order; the last one is the save itself."""
+    """The base, then the row saves on top of it in order."""
 
     @property
     def newest(self) -> Manifest:
-        """The save that gives the state its step and everything that is no table."""
+        """The last save, which gives the state its step and everything that is not a table."""
         return self.saves[-1]
 
     @property
     def sequence(self) -> int:
-        """Sequence of the newest save."""
+        """Sequence of the last save."""
         return self.newest.sequence
 
     @property
@@ -45,52 +49,97 @@ class State:
 
     @property
     def newest_row_step(self) -> int:
-        """Training step of its newest row; later than `step` where training went on during the copying."""
+        """Training step of the newest row; later than `step` if training continued during copying."""
         return max((entry.last_step for save in self.saves for entry in save.rows), default=self.step)
 
     def without_chunks(self) -> "State":
-        """The same state, its manifests without the entries of chunks."""
+        """The same state with manifests that lack the entries of chunks."""
         return State(tuple(save.without_chunks() for save in self.saves))
 
     @property
     def num_bytes(self) -> int:
-        """Of all files of all its saves, without the manifests."""
+        """Bytes of all files of all its saves, without the manifests."""
         return sum(save.num_bytes for save in self.saves)
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A save that gives no state, and why."""
+    """A save that cannot be loaded as a state, with the reason."""
 
     sequence: int
     reason: str
-    """Names the file, what is wrong, and what it means."""
+    """Message that names the file, the fault, and its consequence."""
     unfinished: bool = False
-    """Never committed, or by an owner that had been replaced: no sign of damage. The next owner of the
-    directory removes it."""
+    """Whether the save was never committed, or was written by an owner that had been replaced. That is no
+    damage; the next owner of the directory removes the save."""
     folder: str = ""
-    """Of the save, relative to the checkpoint directory; empty where `reason` is about several."""
+    """Folder of the save, relative to the checkpoint directory; empty where `reason` is about several."""
 
 
-def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State], list[Rejected]]:
+def find_states(
+    storage: Storage, run_id: str | None = None, cache: ManifestCache | None = None
+) -> tuple[list[State], list[Rejected]]:
     """Follow every save of a directory back to its base.
 
-    Two saves may have the same parent (after falling back to an older state, training goes on from there), so
-    states can share saves. A base made by merging ranks right after the newest save that went into it.
+    Two saves may have the same parent (after a fallback to an older state, training continues from there), so
+    states can share saves. A merged base ranks right after the newest save that it was made from.
 
     Args:
         storage: the checkpoint directory.
         run_id: accept saves of this run alone; None: of any run, but never a mixture in one state.
+        cache: manifests in it are not read again; those that are read are added.
 
     Returns:
-        All states, newest first, and all saves that give none, newest first. Folders of `saves/` that are not
-        called by a number are not looked at.
+        All states, newest first, and all saves that are not loadable, newest first. Folders of `saves/` that
+        have no number as their name are ignored.
 
     Raises:
-        CheckpointError: the storage fails, for the directory or for a single manifest. No state is given
-            then: one that leaves out a save which is only out of reach would be older than what was saved.
+        CheckpointError: the storage fails, for the directory or for a single manifest. No older state is
+            returned then, because the save that cannot be read now may be sound.
     """
-    saves, rejected, copies = _read_saves(storage)
+    return _resolve(_read_saves(storage, cache), run_id)
+
+
+def own_states(storage: Storage, cache: ManifestCache | None = None) -> tuple[list[State], list[Rejected]]:
+    """As `find_states`, for the run that the directory belongs to: that of its oldest save.
+
+    Raises:
+        CheckpointError: as `find_states`.
+    """
+    found = _read_saves(storage, cache)
+    states, rejected = _resolve(found, None)
+    saves = {save.sequence: save.run_id for state in states for save in state.saves}
+    if len(set(saves.values())) > 1:
+        return _resolve(found, saves[min(saves)])
+    return states, rejected
+
+
+def states_of_step(states: Sequence[State], step: int, uri: str) -> list[State]:
+    """The states of a training step, in the order of `states`.
+
+    Raises:
+        ValueError: there is none; lists the steps that there are.
+    """
+    found = [state for state in states if state.step == step]
+    if not found:
+        steps = ", ".join(map(str, sorted({state.step for state in states}))) or "none"
+        raise ValueError(f"{uri} has no state of step {step}; steps that can be loaded: {steps}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Saves:
+    """The saves of a directory by the first look at each manifest."""
+
+    readable: Mapping[int, Manifest]
+    rejected: Mapping[int, Rejected]
+    """Saves without a usable manifest."""
+    others: Sequence[Rejected]
+    """Copied folders and saves of replaced owners, whose numbers may be taken."""
+
+
+def _resolve(found: _Saves, run_id: str | None) -> tuple[list[State], list[Rejected]]:
+    saves, rejected = found.readable, dict(found.rejected)
     states: dict[int, State] = {}
     for sequence, save in sorted(saves.items()):
         fault = _fault(save, saves, rejected, run_id)
@@ -100,35 +149,19 @@ def find_states(storage: Storage, run_id: str | None = None) -> tuple[list[State
             parent = save.parent
             older = states[parent.sequence].saves if parent else ()
             states[sequence] = State((*older, save))
-    refused = sorted((*rejected.values(), *copies), key=lambda save: save.sequence, reverse=True)
+    refused = sorted((*rejected.values(), *found.others), key=lambda save: save.sequence, reverse=True)
     return sorted(states.values(), key=_age, reverse=True), refused
 
 
-def own_states(storage: Storage) -> tuple[list[State], list[Rejected]]:
-    """As `find_states`, of the run whose directory it is: that of the oldest save. All others are strangers.
-
-    Raises:
-        CheckpointError: as there.
-    """
-    states, rejected = find_states(storage)
-    saves = {save.sequence: save.run_id for state in states for save in state.saves}
-    if len(set(saves.values())) > 1:
-        return find_states(storage, saves[min(saves)])
-    return states, rejected
-
-
 def is_committed(storage: Storage, folder: str) -> bool:
-    """Whether a save has a manifest, of whatever content.
-
-    Args:
-        storage: the checkpoint directory.
-        folder: of the save.
-    """
+    """Whether the save in a folder has a manifest, which may be damaged."""
     return "manifest.json" in storage.list(folder)
 
 
 def committed(storage: Storage) -> list[tuple[int, int]]:
-    """Sequence and epoch of all saves that count, those included whose manifest may turn out to be damaged.
+    """Sequence and epoch of all committed saves, including those with a damaged manifest.
+
+    Only folders are listed: a new owner calls this while it takes the directory, which must be short.
 
     Raises:
         CheckpointError: the storage fails.
@@ -143,23 +176,23 @@ def _age(state: State) -> tuple[int, int]:
     return max(state.newest.merged, default=state.sequence), state.sequence
 
 
-def _read_saves(storage: Storage) -> tuple[dict[int, Manifest], dict[int, Rejected], list[Rejected]]:
-    """All saves with a manifest, those without a usable one, and folders that repeat another's number."""
+def _read_saves(storage: Storage, cache: ManifestCache | None) -> _Saves:
     saves: dict[int, Manifest] = {}
     rejected: dict[int, Rejected] = {}
+    known = {} if cache is None else cache
     current, others = _current_folders(storage)
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:
-        found = pool.map(lambda numbers: _read_save(storage, *numbers), current)
-        for (sequence, _), save in zip(current, found, strict=True):
+        found = pool.map(lambda numbers: known.get(numbers) or _read_save(storage, *numbers), current)
+        for numbers, save in zip(current, found, strict=True):
             if isinstance(save, Manifest):
-                saves[sequence] = save
+                saves[numbers[0]] = known[numbers] = save
             else:
-                rejected[sequence] = save
-    return saves, rejected, others
+                rejected[numbers[0]] = save
+    return _Saves(saves, rejected, others)
 
 
 def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Rejected]]:
-    """Sequence and epoch of saves of the directory's owners, and folders that are none."""
+    """Sequence and epoch of the saves that owners of the directory wrote, and all other numbered folders."""
     numbered: list[tuple[int, int]] = []
     others: list[Rejected] = []
     for name in storage.list(SAVES):
@@ -187,12 +220,12 @@ def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Reje
 
 
 def _of_replaced_owners(numbered: Iterable[tuple[int, int]], owner: Owner | None) -> set[tuple[int, int]]:
-    """Those that were written when a newer owner had taken the directory.
+    """The saves that an owner wrote after a newer owner had taken the directory.
 
     Args:
         numbered: sequence and epoch of saves.
-        owner: whose record lists the older saves that count; None where the record is damaged or nobody ever
-            wrote one: then it is the epochs of later saves that tell, as they never fall.
+        owner: the owner whose record lists the older saves that count; None where there is no such record or
+            it is damaged: then a save counts if no earlier save has a higher epoch, as epochs never fall.
     """
     if owner is not None:
         return {numbers for numbers in numbered if not owner.counts(*numbers)}
@@ -213,7 +246,7 @@ def _read_save(storage: Storage, sequence: int, epoch: int) -> Manifest | Reject
             reason = f"{path} is not there: the save was never finished"
             return Rejected(sequence, reason, unfinished=True, folder=folder)
         manifest = Manifest.from_json(data, path)
-    except CorruptFileError as error:  # after any other error the save may be sound
+    except CorruptFileError as error:  # any other error says nothing about the save and is raised
         return Rejected(sequence, str(error), folder=folder)
     if (manifest.sequence, manifest.epoch) != (sequence, epoch):
         return Rejected(
@@ -237,7 +270,7 @@ def _read_manifest(storage: Storage, folder: str) -> bytes | None:
 def _fault(
     save: Manifest, saves: Mapping[int, Manifest], rejected: Mapping[int, Rejected], run_id: str | None
 ) -> str | None:
-    """Why a save gives no state; None when it does. The saves before it have been judged already."""
+    """Why a save is not loadable as a state; None if it is. Older saves have been judged already."""
     if run_id is not None and save.run_id != run_id:
         return f"is of run {save.run_id}, not of run {run_id}: another run wrote to this directory"
     if save.kind == "base":

@@ -1,7 +1,7 @@
-"""Merging: a base and the row saves after it become a new base, without the whole shard ever in memory.
+"""Compaction of one shard: a base and the row saves after it become a new base, chunk by chunk.
 
-Row ids ascend through a file of a row save, so each of them is read once, front to back, while the base goes
-by chunk after chunk.
+Row ids ascend through a file of a row save, so each file is read once, front to back, while the base is
+rewritten chunk after chunk; no shard is ever in memory as a whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,47 +10,39 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cpr.checkpoint.format.manifest import ROW, RowFileEntry
-from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
+from cpr.checkpoint.format.manifest import RowFileEntry
+from cpr.checkpoint.format.row_file import RowFileWriter, read_chunk
+from cpr.checkpoint.format.row_schema import RowBatch
 from cpr.checkpoint.storage.base import Sink, Storage
-from cpr.errors import CorruptFileError
 
 Layer = tuple[str, RowFileEntry]
 """Folder of a save, and a file in it."""
 
 
 def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, path: str) -> RowFileEntry:
-    """Lay row saves over a base.
+    """Write a base with the newest version of each row.
 
-    Memory: one chunk of each layer. Weights are written exactly as the layers' codecs give them back.
+    Memory: one chunk of each layer. Weights are written exactly as the layers' codecs decode them.
 
     Args:
-        storage: where the layers are.
-        layers: files of one shard: a base, then row saves, oldest first. A row that is in several is taken
-            from the last of them.
-        target: where the new base goes.
+        storage: the checkpoint directory.
+        layers: files of one shard from a chain of checked manifests: a base, then row saves, oldest first. A
+            row that is in several is taken from the last of them.
+        target: the new base.
         path: of the new base, relative to its save's folder.
 
     Raises:
-        ValueError: the layers are not a base and row saves of one shard.
         CorruptFileError: a chunk is missing, damaged, or not what its manifest says.
         CheckpointError: the target cannot be written.
     """
-    _check(storage, layers)
     folder, base = layers[0]
-    writer = RowFileWriter(
-        target,
-        shard=base.extent,
-        columns=base.columns,
-        codec="exact",
-        with_ids=False,
-    )
+    writer = RowFileWriter(target, shard=base.extent, columns=base.columns, codec="exact", with_ids=False)
     cursors = [_Cursor(storage, layer) for layer in layers[1:]]
     buffer = _buffer(base)
     for chunk in base.chunks:
         rows = read_chunk(storage, folder, base, chunk, buffer)
         for cursor in cursors:
-            cursor.lay_over(rows)
+            cursor.overwrite(rows)
         writer.write(rows)
     entry = writer.finish(
         path,
@@ -61,14 +53,14 @@ def merge_row_files(storage: Storage, layers: Sequence[Layer], target: Sink, pat
 
 
 class _Cursor:
-    """Goes through a row save's file once."""
+    """Reads the file of a row save once, front to back."""
 
     def __init__(self, storage: Storage, layer: Layer) -> None:
         self._chunks = self._read(storage, layer)
         self._rows = next(self._chunks, None)
 
-    def lay_over(self, base: Rows) -> None:
-        """Copy those rows that are in both into the base's; bases come in ascending order."""
+    def overwrite(self, base: RowBatch) -> None:
+        """Copy the rows that are also in `base` into it; called with the base's chunks in ascending order."""
         while self._rows is not None and self._rows.first_row <= base.last_row:
             ids = self._rows.ids
             assert ids is not None
@@ -82,7 +74,7 @@ class _Cursor:
             self._rows = next(self._chunks, None)
 
     @staticmethod
-    def _read(storage: Storage, layer: Layer) -> Iterator[Rows]:
+    def _read(storage: Storage, layer: Layer) -> Iterator[RowBatch]:
         folder, entry = layer
         buffer = _buffer(entry)
         for chunk in entry.chunks:
@@ -91,32 +83,3 @@ class _Cursor:
 
 def _buffer(entry: RowFileEntry) -> memoryview:
     return np.empty(max((chunk.length for chunk in entry.chunks), default=0), dtype=np.uint8).data
-
-
-def _check(storage: Storage, layers: Sequence[Layer]) -> None:
-    if not layers:
-        raise ValueError("there is nothing to merge: the first layer must be a base")
-    _, base = layers[0]
-    for index, (folder, entry) in enumerate(layers):
-        path = f"{storage.uri}/{folder}/{entry.path}"
-        if (ROW in entry.columns) != (index > 0):
-            raise ValueError(f"{path} is layer {index}: the first must be a base, the others row saves")
-        columns = {name: column for name, column in entry.columns.items() if name != ROW}
-        if entry.extent != base.extent or columns != base.columns:
-            raise ValueError(f"{path} holds another shard, or other columns, than the base {base.path}")
-        _check_order(entry, path)
-
-
-def _check_order(entry: RowFileEntry, path: str) -> None:
-    """Chunks ascend; those of a base leave nothing out. What is in a chunk is checked when it is read."""
-    is_base = ROW not in entry.columns
-    next_row = entry.row_offset
-    for chunk in entry.chunks:
-        if chunk.first_row < next_row or (is_base and chunk.first_row > next_row):
-            raise CorruptFileError(f"{path}: the manifest has row {chunk.first_row} where {next_row} is next")
-        next_row = chunk.last_row + 1
-    end = entry.row_offset + entry.num_rows
-    if next_row > end or (is_base and next_row < end):
-        raise CorruptFileError(
-            f"{path}: the manifest's chunks end before row {next_row}, the shard before {end}"
-        )

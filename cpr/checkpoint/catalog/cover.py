@@ -1,4 +1,4 @@
-"""Whether the files of a save hold each row and column of its tables exactly once."""
+"""Checks that the files of a save hold each row and column of its tables exactly once."""
 
 import numpy as np
 
@@ -18,10 +18,10 @@ def check_tables(save: Manifest) -> None:
 
 
 def check_cover(save: Manifest, whole: Extent) -> None:
-    """A base holds each row and column of a part of a table in one file, a row save in one at most.
+    """Refuse a save that does not hold each row of a part of a table once (a base), or at most once.
 
     Raises:
-        CorruptFileError: this one does not.
+        CorruptFileError: the base lacks some rows, or a row is in two files of the save.
     """
     parts = [part for entry in save.rows if (part := entry.extent.overlap(whole))]
     rows = np.unique([extent.rows for extent in (whole, *parts)])

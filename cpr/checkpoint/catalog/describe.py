@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory, from its manifests alone; `describe_text` puts it on a screen."""
+"""Describes a checkpoint directory from its manifests alone; `describe_text` formats the description."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from cpr.checkpoint.storage.base import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class SaveInfo:
-    """One save."""
+    """One committed save."""
 
     sequence: int
     kind: str
@@ -23,16 +23,16 @@ class SaveInfo:
     created: str
     age_s: float
     codec: str | None
-    """Of its rows; None if it has none."""
+    """Codec of the save's weights; None if it has no rows."""
     max_error: float
-    """Largest difference that the codec made to a weight."""
+    """Largest absolute error of a weight by the codec."""
     merged: Sequence[int]
-    """Saves that it was merged from."""
+    """Sequences of the saves that a merged base was made from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableInfo:
-    """One table, in the newest state."""
+    """One table in the newest state."""
 
     fqn: str
     rows: int
@@ -40,17 +40,17 @@ class TableInfo:
     dtype: str
     weight_bytes: int
     optimizer_state: dict[str, int]
-    """Bytes by name."""
+    """Bytes of each optimizer state, by name."""
     newest_behind_steps: int
-    """Training steps between its rows that were saved last and the state; 0 for rows that are newer than it,
-    as in a rolling save, which copies rows while training goes on."""
+    """Training steps between the most recently saved rows and the state; 0 for rows that are newer than the
+    state, as in a rolling save, which copies rows while training continues."""
     oldest_behind_steps: int
-    """Likewise for those saved first. No row is older; all of these may have been saved again since."""
+    """The same for the rows saved first: an upper bound, as each of them may have been saved again since."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedInfo:
-    """A save that gives no state."""
+    """A save that is not loadable."""
 
     sequence: int
     reason: str
@@ -59,35 +59,31 @@ class RefusedInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What is in a directory."""
+    """Content of a checkpoint directory."""
 
     uri: str
     run_id: str | None
-    """Of the newest state."""
+    """Run of the newest state."""
     world_size: int | None
     num_states: int
     num_bytes: int
-    """Of all saves that count."""
+    """Bytes of all saves that count."""
     chain: Sequence[SaveInfo]
-    """Base and row saves of the newest state; its last is the state itself. Empty if nothing loads."""
+    """Base and row saves of the newest state, oldest first; empty if nothing is loadable."""
     older: Sequence[SaveInfo]
     """All other saves that count, newest first."""
     tables: Sequence[TableInfo]
     refused: Sequence[RefusedInfo]
     owner: Owner | None
-    """Who took the directory last; None: nobody ever did, or an older version of this program."""
+    """The last owner of the directory; None: no process ever took it, or only versions without owners."""
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The description as plain dicts and lists."""
         return asdict(self)
 
 
 def describe(storage: Storage, now: datetime) -> Description | None:
-    """Read all manifests of a directory; None if it holds no save at all.
-
-    Args:
-        storage: the checkpoint directory.
-        now: with a time zone; ages count from it.
+    """Describe a directory by its manifests; None if it holds no save at all.
 
     Raises:
         CheckpointError: the directory cannot be read.

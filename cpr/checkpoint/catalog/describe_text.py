@@ -1,4 +1,4 @@
-"""A description of a checkpoint directory as text that fits a screen."""
+"""Formats the description of a checkpoint directory as text that fits a screen."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -9,11 +9,11 @@ from cpr.humanize import age_text, count_text, size_text
 
 CHAIN_LINES: Final = 10
 TABLE_LINES: Final = 30
-"""More tables than this: the largest are shown."""
+"""Number of tables that are shown: the largest ones."""
 
 
 def as_text(description: Description) -> str:
-    """Lines for a person."""
+    """The text of `cpr describe`."""
     return "\n".join(_lines(description))
 
 
@@ -116,7 +116,7 @@ def _behind(table: TableInfo) -> str:
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[str]:
-    """Aligned columns, those in `left` to the left."""
+    """Lines with aligned columns; those in `left` are aligned to the left."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""How all ranks of a run take their checkpoint directory together, or go on for a while without it."""
+"""Collective ownership of a checkpoint directory: rank 0 holds the lock, all ranks know the epoch."""
 
 import time
 import uuid
@@ -15,40 +15,34 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, CorruptFileError, LockedError, MismatchError
 
 READING_PATIENCE_S: Final = 60.0
-"""How long a beginning waits for storage that cannot be read: a short outage must not use up restarts."""
+"""How long a starting run retries storage that cannot be read: a short outage must not use up restarts."""
 LONGEST_PAUSE_S: Final = 5.0
 
 T = TypeVar("T")
 
 
 class Ownership:
-    """The directory of a run, taken or not yet. Its methods are called by all ranks, but for `check`.
-
-    Args:
-        storage: the checkpoint directory.
-        group: all ranks.
-        claimant: whose workers these are.
-    """
+    """A run's ownership of its checkpoint directory. All ranks call its methods together, except `check`."""
 
     def __init__(self, storage: Storage, group: RankGroup, claimant: Claimant) -> None:
         self._storage, self._group, self._claimant = storage, group, claimant
         self.lock: DirectoryLock | None = None
-        """Held by rank 0."""
+        """The lock on rank 0 after `claim`; else None."""
         self.epoch = 0
-        """Of this ownership; 0 before `claim`."""
+        """Epoch of this ownership; 0 before `claim`."""
         self.run_id = ""
-        """New with each `claim`."""
+        """Random id for a new run, made by `claim`."""
         self.previous: Owner | None = None
-        """Whoever owned the directory before."""
-        self._has_looked = False
-        self._noting: Callable[[DirectoryLock], None] = lambda lock: None
+        """The previous owner of the directory."""
+        self._has_read_previous = False
+        self._note_launches: Callable[[DirectoryLock], None] = lambda lock: None
 
     def claim(self) -> None:
-        """Take the directory, which keeps others out; once.
+        """Take the directory, so that no other run writes there; later calls do nothing.
 
         Raises:
-            LockedError: another run that is alive owns it, or has owned it since `look`.
-            CheckpointError: it cannot be written to.
+            LockedError: another live run owns the directory, or has owned it since `read_previous_owner`.
+            CheckpointError: the directory cannot be written to.
         """
         if self.epoch:
             return
@@ -57,57 +51,54 @@ class Ownership:
         def take() -> tuple[int, Owner | None]:
             lock = DirectoryLock(self._storage, run_id, claimant=self._claimant)
             lock.acquire(partial(committed, self._storage))
-            if self._has_looked and lock.previous is not None and lock.previous.epoch != known_epoch:
+            if self._has_read_previous and lock.previous is not None and lock.previous.epoch != known_epoch:
                 lock.release()
                 raise LockedError(
                     f"{lock.previous} has owned {self._storage.uri} while this run could not write to it, so "
                     "what this run has trained since belongs to no save there. What to do: stop one of the "
                     "two, or name another directory"
                 )
-            self._noting(lock)
+            self._note_launches(lock)
             self.lock = lock
             return lock.epoch, lock.previous
 
         self.epoch, self.previous = on_rank_0(self._group, take)
         self.run_id = run_id
 
-    def look(self) -> None:
-        """See who owned the directory last, where it cannot be taken yet; `claim` may follow later.
+    def read_previous_owner(self) -> None:
+        """Set `previous` where the directory cannot be taken yet; `claim` may follow later.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the directory cannot be read.
         """
         self.previous = self.last_owner()
-        self._has_looked = True
+        self._has_read_previous = True
 
     def last_owner(self) -> Owner | None:
-        """Who owns the directory now, or did last.
+        """The present owner of the directory, or the last one.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the directory cannot be read.
         """
-        return on_rank_0(self._group, patiently(partial(newest_owner, self._storage)))
+        return on_rank_0(self._group, retry_reads(partial(newest_owner, self._storage)))
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
-        """Record that saves here are of these launches from now on: their workers have begun.
+        """Record the launches whose workers save here from now on; before `claim`, once that is called.
 
-        Where the directory is not taken yet, that is done when it is. See `DirectoryLock.note_launches`.
+        See `DirectoryLock.note_launches`.
 
         Raises:
             CheckpointError: the directory cannot be written to.
         """
-        self._noting = partial(DirectoryLock.note_launches, launches=launches, continues=continues)
-        on_rank_0(self._group, lambda: self._noting(self.lock) if self.lock is not None else None)
+        self._note_launches = partial(DirectoryLock.note_launches, launches=launches, continues=continues)
+        on_rank_0(self._group, lambda: self._note_launches(self.lock) if self.lock is not None else None)
 
     def check(self) -> int:
-        """Make sure that the directory is this run's; on rank 0, in any thread.
-
-        Returns:
-            The epoch.
+        """Return the epoch if the directory still belongs to this run; on rank 0, in any thread.
 
         Raises:
-            LockedError: another run has taken it over.
-            CheckpointError: it is not taken yet, or cannot be read.
+            LockedError: another run has taken the directory over.
+            CheckpointError: the directory is not taken yet, or cannot be read.
         """
         if self.lock is None:
             raise CheckpointError(f"{self._storage.uri} is not taken yet; the next save tries that again")
@@ -115,22 +106,22 @@ class Ownership:
         return self.epoch
 
     def finish(self, steps_done: int) -> None:
-        """Record that the run has reached its end, at this step; durable when it returns.
+        """Record that the run finished at this step; durable when this returns.
 
         Raises:
             LockedError: another run has taken the directory over.
-            CheckpointError: it cannot be written to.
+            CheckpointError: the directory cannot be written to.
         """
         on_rank_0(self._group, lambda: self.lock.finish(steps_done) if self.lock is not None else None)
 
     def release(self) -> None:
-        """Let go of it; not collective."""
+        """Release the directory; not collective."""
         if self.lock is not None:
             self.lock.release()
 
 
-def patiently(read: Callable[[], T]) -> Callable[[], T]:
-    """The same call, tried again with growing pauses while storage fails; what is wrong for good raises."""
+def retry_reads(read: Callable[[], T]) -> Callable[[], T]:
+    """Wrap a call to retry it, with growing pauses, while storage fails; other errors are raised."""
 
     def call() -> T:
         deadline, pause_s = time.monotonic() + READING_PATIENCE_S, 0.1

@@ -1,14 +1,18 @@
-"""Opening a directory: finding the newest state that loads, and taking the directory for writing.
-
-Both are done by all ranks together; rank 0 looks and tells the others.
-"""
+"""Finds the state to load, collectively: rank 0 reads the manifests and tells the other ranks."""
 
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from cpr.checkpoint.catalog.chain import Rejected, State, find_states, own_states
+from cpr.checkpoint.catalog.chain import (
+    ManifestCache,
+    Rejected,
+    State,
+    find_states,
+    own_states,
+    states_of_step,
+)
 from cpr.checkpoint.collectives import RankGroup, on_rank, shareable
 from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.storage.base import Storage
@@ -20,40 +24,57 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What a run finds in the directory that it will write to."""
+class CommittedSaves:
+    """The saves of a run in the directory that it will write to."""
 
     next_sequence: int
+    """Sequence of the run's next save."""
     committed: tuple[Manifest, ...]
-    """Saves of this run that are known to be good, oldest first."""
+    """Sound saves of this run, oldest first."""
 
 
 def load_newest(
-    storage: Storage, group: RankGroup, attempt: Callable[[State], T]
+    storage: Storage,
+    group: RankGroup,
+    attempt: Callable[[State], T],
+    *,
+    step: int | None = None,
+    cache: ManifestCache | None = None,
 ) -> tuple[State, T, list[Rejected]] | None:
     """Load the newest state that loads on every rank.
 
-    A directory belongs to the run that began it; saves of others in it are strangers.
+    Only states of the run that the directory belongs to are tried, see `own_states`.
 
     Args:
-        storage: of the checkpoint.
+        storage: the checkpoint directory.
         group: all ranks.
         attempt: loads a state on this rank; raises `CorruptFileError` or `MismatchError` if it cannot.
+        step: load a state of this training step; None: of any step.
+        cache: manifests that rank 0 need not read again.
 
     Returns:
-        The state, what `attempt` gave for it, and the newer saves that were rejected; None if nothing was
-        ever saved.
+        The state, the result of `attempt`, and the newer saves that were not loaded; None if nothing was ever
+        saved.
 
     Raises:
-        MismatchError: what is saved is not of this model.
-        NoUsableStateError: there are saves, but none loads; lists why.
-        CheckpointError: the storage cannot be read. No older state is tried then: nothing is wrong with the
-            newest.
+        ValueError: there is no state of `step`; lists the steps that there are.
+        MismatchError: the saves are of another model.
+        NoUsableStateError: there are saves, but none loads; lists the reasons.
+        CheckpointError: the storage cannot be read. No older state is tried then, because the newest one may
+            be sound.
     """
     states: list[State] = []
 
     def look() -> tuple[int, list[Rejected]]:
-        found, refused = own_states(storage)
+        found, refused = own_states(storage, cache)
+        if step is not None:
+            chosen = states_of_step(found, step, storage.uri)
+            passed_over = [state for state in found if state not in chosen]
+            refused += [
+                Rejected(state.sequence, f"it is of step {state.step}; step {step} was asked for")
+                for state in passed_over
+            ]
+            found = chosen
         states.extend(found)
         return len(found), refused
 
@@ -69,7 +90,8 @@ def load_newest(
         problems = [found for found in group.gather(problem) if found is not None]
         if not problems:
             assert result is not None
-            _tell(group, storage, state, newer)
+            if newer and step is None and group.rank == 0:
+                _warn_of_fallback(storage, state, newer)
             return state, result, newer
         for found in problems:
             if not isinstance(found, CorruptFileError | MismatchError):
@@ -84,17 +106,19 @@ def load_newest(
     return None
 
 
-def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[Rejected]]:
-    """The newest state of a directory as its manifests tell, and the finished saves that are newer than it.
+def find_newest(
+    storage: Storage, group: RankGroup, cache: ManifestCache | None = None
+) -> tuple[State | None, list[Rejected]]:
+    """The newest state according to the manifests, and the finished saves that are newer but not loadable.
 
-    No rows are read. Called by all ranks; rank 0 alone gets the entries of chunks.
+    Reads no rows. Called by all ranks; rank 0 alone gets the entries of chunks.
 
     Raises:
         CheckpointError: the storage cannot be read.
     """
 
     def look() -> tuple[State | None, list[Rejected]]:
-        states, rejected = own_states(storage)
+        states, rejected = own_states(storage, cache)
         newest = states[0] if states else None
         return newest, [
             entry
@@ -109,82 +133,86 @@ def find_newest(storage: Storage, group: RankGroup) -> tuple[State | None, list[
     return _in_full_on_rank_0(group, look, shorten)
 
 
-def survey(
-    storage: Storage, group: RankGroup, run_id: str, loaded: State | None, rejected: Collection[int]
-) -> Survey:
-    """Look at a directory that is locked, and sweep what unfinished saves have left in it.
+def sweep_and_list(
+    storage: Storage,
+    group: RankGroup,
+    run_id: str,
+    loaded: State | None,
+    rejected: Collection[int],
+    cache: ManifestCache | None = None,
+) -> CommittedSaves:
+    """Delete unfinished saves from a directory that this run owns, and list the run's committed saves.
 
     Args:
-        storage: of the checkpoint.
+        storage: the checkpoint directory.
         group: all ranks.
         run_id: of this run.
-        loaded: the state that this run goes on from; None: it begins anew.
-        rejected: sequences of saves that could not be loaded; they are neither counted nor deleted.
+        loaded: the state that this run continues from; None: it starts over.
+        rejected: sequences of saves that were not loaded; they are neither listed nor deleted.
+        cache: manifests that rank 0 need not read again.
 
     Raises:
-        MismatchError: the directory holds saves that this run has not seen.
+        MismatchError: the directory holds newer saves that this run has not loaded.
     """
 
-    def shorten(found: Survey) -> Survey:
+    def look() -> CommittedSaves:
+        states, refused = find_states(storage, cache=cache)
+        saves = {save.sequence: save for state in states for save in state.saves}
+        finished = saves.keys() | {each.sequence for each in refused if not each.unfinished}
+        newest = max(finished - set(rejected), default=-1)
+        if newest > (loaded.sequence if loaded else -1):
+            raise MismatchError(
+                f"{storage.uri} holds save {newest}, which this run has not loaded: load it to go on from "
+                "there, or choose an empty directory"
+            )
+        for each in refused:
+            if each.unfinished:
+                storage.delete(each.folder)
+        good = {
+            save.sequence: save
+            for state in states
+            if state.newest.run_id == run_id and not any(save.sequence in rejected for save in state.saves)
+            for save in state.saves
+        }
+        taken = saves.keys() | {each.sequence for each in refused}
+        return CommittedSaves(max(taken, default=-1) + 1, tuple(good[key] for key in sorted(good)))
+
+    def shorten(found: CommittedSaves) -> CommittedSaves:
         return replace(found, committed=tuple(save.without_chunks() for save in found.committed))
 
-    return _in_full_on_rank_0(group, lambda: _survey(storage, run_id, loaded, rejected), shorten)
+    return _in_full_on_rank_0(group, look, shorten)
+
+
+def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
+    """Call a function on rank 0 and return its result, or raise its error, on every rank."""
+    return on_rank(group, 0, function)
 
 
 def _in_full_on_rank_0(group: RankGroup, look: Callable[[], T], shorten: Callable[[T], T]) -> T:
-    """What rank 0 finds; the others hear of it in short."""
+    """The result of `look` on rank 0; its short form elsewhere, as manifests may have millions of chunks."""
     found: list[T] = []
 
     def look_and_shorten() -> T:
         found.append(look())
         return found[0] if group.world_size == 1 else shorten(found[0])
 
-    heard = on_rank_0(group, look_and_shorten)
-    return found[0] if found else heard
-
-
-def on_rank_0(group: RankGroup, function: Callable[[], T]) -> T:
-    """What rank 0's call gives, on every rank; or its error, whatever that is."""
-    return on_rank(group, 0, function)
-
-
-def _survey(storage: Storage, run_id: str, loaded: State | None, rejected: Collection[int]) -> Survey:
-    states, refused = find_states(storage)
-    saves = {save.sequence: save for state in states for save in state.saves}
-    there = saves.keys() | {each.sequence for each in refused}
-    finished = saves.keys() | {each.sequence for each in refused if not each.unfinished}
-    newest = max(finished - set(rejected), default=-1)
-    if newest > (loaded.sequence if loaded else -1):
-        raise MismatchError(
-            f"{storage.uri} holds save {newest}, which this run has not loaded: load it to go on from there, "
-            "or choose an empty directory"
-        )
-    for each in refused:
-        if each.unfinished:
-            storage.delete(each.folder)
-    good = {
-        save.sequence: save
-        for state in states
-        if state.newest.run_id == run_id and not any(save.sequence in rejected for save in state.saves)
-        for save in state.saves
-    }
-    return Survey(max(there, default=-1) + 1, tuple(good[key] for key in sorted(good)))
+    short = on_rank_0(group, look_and_shorten)
+    return found[0] if found else short
 
 
 def _try(attempt: Callable[[State], T], state: State) -> tuple[T | None, Exception | None]:
     try:
         return attempt(state), None
-    except Exception as error:  # the others wait to hear how it went
+    except Exception as error:  # the other ranks wait for this rank's outcome
         return None, shareable(error)
 
 
-def _tell(group: RankGroup, storage: Storage, state: State, newer: list[Rejected]) -> None:
-    if newer and group.rank == 0:
-        reasons = "; ".join(f"save {entry.sequence}: {entry.reason}" for entry in newer)
-        logger.warning(
-            "%s: fell back to save %d of step %d, because newer ones cannot be loaded: %s",
-            storage.uri,
-            state.sequence,
-            state.step,
-            reasons,
-        )
+def _warn_of_fallback(storage: Storage, state: State, newer: list[Rejected]) -> None:
+    reasons = "; ".join(f"save {entry.sequence}: {entry.reason}" for entry in newer)
+    logger.warning(
+        "%s: fell back to save %d of step %d, because newer ones cannot be loaded: %s",
+        storage.uri,
+        state.sequence,
+        state.step,
+        reasons,
+    )

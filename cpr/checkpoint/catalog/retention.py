@@ -1,8 +1,7 @@
-"""Which saves may go: a policy over chains, and an order of deletion that may be cut off anywhere.
+"""Retention: which saves are deleted, in an order that is safe to interrupt anywhere.
 
-A chain, that is a base with all row saves that lie on it, is kept or deleted as a whole and counts as its
-newest state. Whatever the policy, the two newest chains stay, and with them the newest state and everything
-that it needs.
+A chain (a base with all row saves on it) is kept or deleted as a whole and is as old as its newest state.
+Every policy keeps the two newest chains, and with them the newest state and all that it needs.
 """
 
 from collections import defaultdict
@@ -17,12 +16,12 @@ from cpr.fields import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """How much history to keep."""
+    """Policy for the chains to keep."""
 
     keep_last: int = 2
-    """Newest chains that stay; at least 2, so that one which turns out to be damaged leaves another."""
+    """Number of newest chains to keep; at least 2, so that another is left if one turns out to be damaged."""
     keep_every: timedelta | None = None
-    """Also keep for ever one chain of every such span of time, by when the base was saved; None: none."""
+    """Also keep for ever one chain of each such span of time, by the time of its base; None: none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -33,15 +32,15 @@ class Retention:
         if self.keep_every is not None and self.keep_every <= timedelta(0):
             raise ValueError(f"keep_every={self.keep_every} is no span of time; give a positive one, or None")
 
-    def doomed(self, manifests: Sequence[Manifest]) -> list[int]:
-        """The saves to delete, in an order in which it is safe to stop anywhere.
+    def to_delete(self, manifests: Sequence[Manifest]) -> list[int]:
+        """Sequences of the saves to delete, in an order in which it is safe to stop anywhere.
 
-        Oldest chain first; within a chain the newest row save first and the base last, so that what is left
-        of it is whole at any moment.
+        The oldest chain comes first; within a chain the newest row save first and the base last, so that the
+        rest of the chain is loadable at any moment.
 
         Args:
-            manifests: all committed saves, in any order. Those that lead to no base among them count for
-                nothing and are kept: they are a sign of damage, which is for a person to look at.
+            manifests: all committed saves, in any order. Saves that lead to no base among them are ignored
+                and kept: they are a sign of damage, which is for a person to look at.
         """
         chains = _chains(manifests)
         kept = set(chains[-self.keep_last :]) | self._milestones(chains)
@@ -53,12 +52,12 @@ class Retention:
         ]
 
     def _milestones(self, chains: Iterable["_Chain"]) -> set["_Chain"]:
-        """One chain of every span, the first of each: later saves and deletions never change the choice."""
+        """The first chain of each span of time: later saves and deletions never change the choice."""
         if self.keep_every is None:
             return set()
         milestones: list[_Chain] = []
         for chain in sorted(chains, key=lambda chain: chain.base):
-            # Either way: a clock that was set back must not stop the milestones.
+            # In either direction: a clock that was set back must not stop the milestones.
             if not milestones or abs(chain.created - milestones[-1].created) >= self.keep_every:
                 milestones.append(chain)
         return set(milestones)
@@ -69,7 +68,7 @@ class _Chain:
     base: int
     created: datetime
     age: tuple[int, int]
-    """Of its newest state, as `find_states` orders them: smaller is older."""
+    """Rank of the newest state, as `find_states` orders states: smaller is older."""
     sequences: frozenset[int]
 
 
@@ -95,10 +94,10 @@ def _chains(manifests: Sequence[Manifest]) -> list[_Chain]:
 
 
 def delete_save(storage: Storage, folder: str) -> None:
-    """Delete one save so that it stops counting at once: its manifest first, then its files.
+    """Delete one save: its manifest first, so that no reader sees half of a save, then its files.
 
     Raises:
-        CheckpointError: the storage refused; the save does not count any more if its manifest went.
+        CheckpointError: the storage refused; the save may have lost its manifest already.
     """
     storage.delete(f"{folder}/manifest.json")
     storage.delete(folder)

@@ -1,7 +1,8 @@
-"""Reads every byte of saved files again, compares it with the digests in the manifests, and decodes it.
+"""Verification: reads every byte of saved files again, compares it with the digests, and decodes it.
 
-Chunks are verified beside the file that they are in, in one pass, so that damage is named by its rows. What a
-load would refuse is found here, too: whatever is not what its manifest says, and rows that are in no file.
+Chunks are verified in the same pass as the file that they are in, so that damage is named by its rows.
+Everything that a load would refuse is found here, too: content that is not what its manifest says, and rows
+that are in no file.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,9 +23,9 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, CorruptFileError
 
 READERS: Final = 4
-"""Files that are read at a time."""
+"""Number of files that are read at a time."""
 READ_BYTES: Final = 8 * 2**20
-"""Memory of each reader, unless a chunk or a state file takes more."""
+"""Memory of each reader, in bytes; more if a chunk or a state file is larger."""
 
 FileEntry = RowFileEntry | StateFileEntry
 Progress = Callable[[int], object]
@@ -32,35 +33,35 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that is not as it was saved, or cannot be read."""
+    """A file that differs from what was saved, or cannot be read."""
 
     sequence: int
-    """Of its save."""
+    """Sequence of the file's save."""
     path: str
     """Relative to the checkpoint directory."""
     cause: str
-    """A sentence that names the file."""
+    """Message that names the file."""
     is_damaged: bool = True
-    """False: the storage would not give it, which tells nothing of the file itself."""
+    """False: the storage failed, which says nothing about the file itself."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What reading everything has shown."""
+    """Result of verifying a whole directory."""
 
     states: list[State]
-    """All that the manifests promise, newest first."""
+    """All states according to the manifests, newest first."""
     bad: list[BadFile]
     damaged_owners: list[str]
-    """What is wrong with records of owners, which tell the saves that count."""
+    """Faults in records of owners, which list the saves that count."""
     rejected: list[Rejected]
-    """Saves whose manifests already rule them out."""
+    """Saves that their manifests alone rule out."""
     num_files: int
     num_bytes: int
 
     @property
     def newest(self) -> State | None:
-        """The newest state of which every file is as it was saved."""
+        """The newest state without a bad file."""
         damaged = {file.sequence for file in self.bad}
         return next(
             (state for state in self.states if damaged.isdisjoint(save.sequence for save in state.saves)),
@@ -69,7 +70,7 @@ class Verification:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing is damaged; saves that were never finished are no damage."""
+        """Whether nothing is damaged; unfinished saves are no damage."""
         return (
             not self.bad
             and not self.damaged_owners
@@ -80,12 +81,12 @@ class Verification:
 def verify(
     storage: Storage, progress: Progress | None = None, start: Callable[[int], object] | None = None
 ) -> Verification:
-    """Read all files of all committed saves; of a directory in use, those that are not deleted meanwhile.
+    """Read all files of all committed saves; in a directory in use, those that are not deleted meanwhile.
 
     Args:
         storage: the checkpoint directory.
         progress: called with the bytes read since the last call, from several threads.
-        start: called once with the bytes that there are to read.
+        start: called once with the total of bytes to read.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -98,7 +99,7 @@ def verify(
         start(num_bytes)
     bad = [file for save in saves.values() for file in _bad_manifests(save)]
     bad += _bad_files(storage, files, progress)
-    # A run that goes on deletes old saves: files that went with their manifest are not missed.
+    # A live run deletes old saves meanwhile: files that went together with their manifest are not missing.
     gone = {
         sequence
         for sequence in {file.sequence for file in bad}
@@ -115,10 +116,10 @@ def verify(
 
 
 def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
-    """Read some files of a save.
+    """Verify some files of a save.
 
     Raises:
-        CorruptFileError: names the first one that is not as it was saved, and how many more are not.
+        CorruptFileError: a file is damaged; names the first one, and how many more there are.
         CheckpointError: the storage fails; no file is known to be damaged.
     """
     bad = list(_bad_files(storage, [(manifest, entry) for entry in entries], None))
@@ -176,7 +177,7 @@ def _check_file(storage: Storage, save: Manifest, entry: FileEntry, progress: Pr
         raise CorruptFileError(
             f"{path} has {found} bytes, the manifest says {entry.num_bytes}: it was cut off or written again"
         )
-    # each chunk is read in one piece, and so is a state file
+    # A chunk is read in one piece, because it is decoded, and so is a state file.
     at_once = found if isinstance(entry, StateFileEntry) else min(READ_BYTES, found)
     at_once = max([1, at_once, *(span.end - span.begin for span in _spans(entry) if span.chunk is not None)])
     buffer = np.empty(at_once, dtype=np.uint8).data
@@ -211,7 +212,7 @@ def _check_chunk(path: str, entry: FileEntry, chunk: ChunkEntry, data: memoryvie
 
 
 def _spans(entry: FileEntry) -> Iterator[_Span]:
-    """The whole file in order: its chunks, and what is before, between and after them."""
+    """The spans of a file in order: its chunks, and the bytes before, between and after them."""
     end = 0
     chunks = entry.chunks if isinstance(entry, RowFileEntry) else ()
     for chunk in sorted(chunks, key=lambda chunk: chunk.offset):

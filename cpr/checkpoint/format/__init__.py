@@ -1,1 +1,1 @@
-"""The format on disk, see FORMAT.md: manifests, row files and state files."""
+"""The format of checkpoint files, see FORMAT.md: manifests, row files and state files."""

@@ -1,8 +1,7 @@
-"""How the weights in a row file are stored: as they are, as another float type, or quantised row by row.
+"""Codecs of the weights in a row file: unchanged, cast to another float type, or quantised row by row.
 
-Only weights are ever encoded; optimizer states are stored as they are. A codec measures the error that it
-makes at the moment it makes it, by decoding what it has just encoded, because a bound says little about
-the rows of a trained table.
+Only weights are encoded; optimizer states are stored unchanged. A codec measures its error by decoding what
+it has just encoded, because a bound says little about the rows of a trained table.
 """
 
 import math
@@ -14,33 +13,28 @@ import torch
 from torch import Tensor
 
 _BLOCK_WEIGHTS: Final = 2**17
-"""Weights that are encoded at a time: with what is made of them they fit a core's cache."""
+"""Weights encoded at a time: with their codes they fit a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Weights as they are stored."""
+    """Encoded weights and the error of the encoding."""
 
     stored: Tensor
     """`[rows, stored width]`."""
     max_error: float
-    """Largest absolute difference between a weight and what decoding makes of it; 0.0 for no rows."""
+    """Largest absolute difference between a weight and its decoded value; 0.0 for no rows."""
 
 
 class Codec(ABC):
-    """One way to store weights."""
+    """A way to store weights."""
 
     name: str
-    """As manifests name it."""
+    """Name in manifests and configurations."""
 
     @abstractmethod
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
-        """Data type and width of a stored row; uint8 stands for bytes that only the codec understands.
-
-        Args:
-            dtype: of the table.
-            num_cols: weights in a row.
-        """
+        """Data type and width of a stored row; uint8 means bytes that only the codec can decode."""
 
     @abstractmethod
     def encode(self, weights: Tensor) -> Encoded:
@@ -50,16 +44,16 @@ class Codec(ABC):
             weights: `[rows, cols]`, the table's dtype, on the CPU.
 
         Raises:
-            ValueError: the codec has no room for a value; says which row and what to do.
+            ValueError: the codec cannot represent a value; names the row and what to do.
         """
 
     @abstractmethod
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
-        """Rows as the table holds them: `[rows, num_cols]` of `dtype`. May be a view of `stored`."""
+        """Decode to the table's form, `[rows, num_cols]` of `dtype`. May return a view of `stored`."""
 
 
 class Exact(Codec):
-    """Keeps the table's own dtype, bit for bit."""
+    """Stores the table's own dtype, bit for bit."""
 
     name = "exact"
 
@@ -77,7 +71,7 @@ class Exact(Codec):
 
 
 class _Lossy(Codec):
-    """Changes weights; works, and measures, in blocks that fit a core's cache."""
+    """Base of codecs that change weights; encodes and measures in blocks that fit a core's cache."""
 
     def encode(self, weights: Tensor) -> Encoded:
         """See `Codec.encode`."""
@@ -104,22 +98,18 @@ class _Lossy(Codec):
         """Encode a block again in which an error was infinite or NaN; `first` is the number of its first row.
 
         Returns:
-            What to store, and the largest error.
+            The stored form, and the largest error.
 
         Raises:
-            ValueError: the codec has no room for a value.
+            ValueError: the codec cannot represent a value.
         """
 
 
 class Cast(_Lossy):
-    """Stores another float type.
+    """Casts weights to another float type.
 
     Finite values beyond its range become its largest value with their sign, which `max_error` shows;
-    infinities and NaN stay what they are.
-
-    Args:
-        name: as manifests name it.
-        dtype: what is stored.
+    infinities and NaN stay unchanged.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
@@ -152,10 +142,10 @@ class Cast(_Lossy):
 
 
 class _Rowwise(_Lossy):
-    """Integers of few bits with a scale and a bias for each row, by FBGEMM's operators.
+    """Row-wise quantisation by FBGEMM's operators: small integers with a scale and a bias for each row.
 
-    They have no code for NaN and infinity, and a row that holds one would lose its other weights too, so such
-    a row is refused.
+    The integers cannot represent NaN and infinity, and a row that holds one would lose its other weights too,
+    so such a row is refused.
     """
 
     def __init__(self) -> None:
@@ -191,7 +181,7 @@ class _Rowwise(_Lossy):
 
     @abstractmethod
     def _dequantise(self, stored: Tensor) -> Tensor:
-        """The way back."""
+        """Bytes `[rows, width]` to float32 `[rows, cols or more]`."""
 
 
 class Int8(_Rowwise):
@@ -238,14 +228,14 @@ class Int4(_Rowwise):
 
 
 CODECS: Final = ("exact", "fp32", "fp16", "int8", "int4")
-"""Their names."""
+"""Names of all codecs."""
 
 
 def codec_named(name: str) -> Codec:
-    """The codec that a manifest or a user names.
+    """Make the codec of this name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no such codec.
     """
     match name:
         case "exact":

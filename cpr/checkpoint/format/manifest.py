@@ -1,7 +1,8 @@
-"""The manifest of one save: what is in it, where, with which digest, and on what it builds.
+"""The manifest of one save: its files with their digests, its tables, and the save that it builds on.
 
-A save is a folder `saves/<sequence>-<epoch>/`; it counts from the moment its `manifest.json` is there, which
-is written last. `cpr/checkpoint/format/FORMAT.md` describes every field for readers without this project.
+A save is a folder `saves/<sequence>-<epoch>/`; it is committed by its `manifest.json`, which is written last.
+A full checkpoint is called a base, a delta checkpoint (the rows that changed) a row save, as in the files.
+`cpr/checkpoint/format/FORMAT.md` describes every field for readers without this project.
 """
 
 import json
@@ -21,17 +22,17 @@ from cpr.strict_json import build, parse
 FORMAT: Final = "cpr-checkpoint"
 VERSION: Final = 1
 WEIGHTS: Final = "weights"
-"""The column of a table's weights; the others are states of its optimizer."""
+"""Name of the column with a table's weights; the other columns are optimizer states."""
 SAVES: Final = "saves"
-"""Folder of all saves."""
+"""Folder of all saves in a checkpoint directory."""
 ROW: Final = "row"
-"""Column of the row ids, in row saves."""
+"""Name of the column with row ids, in row saves."""
 COLUMN_DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
-"""Data types of live columns that row files can hold."""
+"""Data types that row files can hold."""
 _ROW_BYTES: Final = 2**30
-"""More than any row has: of a larger one not even a single row could be held in memory."""
+"""Limit for the bytes of a row in a manifest, so that a forged one cannot exhaust memory."""
 _NAME_BYTES: Final = 255
-"""The longest name of a file that file systems take."""
+"""Longest file name that file systems take."""
 _NO_DIGEST: Final = "0" * 32
 _NUMBERS: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
@@ -46,51 +47,51 @@ def digest(data: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEntry:
-    """One column of a table: its weights, or a state of its optimizer."""
+    """A column of a table: its weights, or one optimizer state."""
 
     dtype: str
-    """Of the live tensor: float32, float16, bfloat16, ...; int64 for row ids."""
+    """Data type of the live tensor: float32, float16, bfloat16, ...; int64 for row ids."""
     per_row: bool
-    """One number a row; otherwise one an element."""
+    """Whether there is one number per row; otherwise one per element."""
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a number: what the digits at the end of a dtype's name say in bits."""
+        """Bytes of a number, from the bits that the name of the dtype ends with."""
         return int(self.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """One table of the model, whole."""
+    """One table of the model."""
 
     rows: int
     cols: int
     columns: Mapping[str, ColumnEntry]
     """`weights` and the optimizer states by name."""
     counters: Mapping[str, int | float] = field(default_factory=dict)
-    """Scalars of its optimizer that are not per row."""
+    """Scalars of the table's optimizer, such as its step, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkEntry:
-    """Some rows inside a row file: one Arrow record batch, which can be read and verified alone."""
+    """A part of a row file: one Arrow record batch, which can be read and verified alone."""
 
     offset: int
-    """Of the encapsulated Arrow message in the file, bytes."""
+    """Offset of the encapsulated Arrow message in the file, in bytes."""
     length: int
-    """Of the message with its body, bytes."""
+    """Length of the message with its body, in bytes."""
     num_rows: int
     first_row: int
-    """Smallest row id in it."""
+    """Smallest row id."""
     last_row: int
-    """Largest row id in it; a base's chunks hold all row ids from first to last, in order."""
+    """Largest row id; a base's chunks hold all row ids from first to last, in order."""
     digest: str
-    """XXH3-128 of these bytes."""
+    """XXH3-128 of the chunk's bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFileEntry:
-    """An Arrow IPC file with rows of one shard, their optimizer state beside them."""
+    """An Arrow IPC file with rows of one shard and their optimizer state."""
 
     path: str
     """Relative to the save's folder."""
@@ -101,26 +102,26 @@ class RowFileEntry:
     table_shape: tuple[int, int]
     """Rows and columns of the whole table."""
     columns: Mapping[str, ColumnEntry]
-    """What the file holds, in its order: `row` (row ids; row saves only), `weights`, the optimizer states."""
+    """Columns of the file, in its order: `row` (row ids; row saves only), `weights`, the optimizer states."""
     row_offset: int
-    """The shard that the rows are from: its place in the table."""
+    """First row of the shard in the table."""
     num_rows: int
     col_offset: int
     num_cols: int
     codec: str
-    """Of the weights: fp32, fp16, int8, int4; `exact` keeps the table's own dtype. State is never encoded."""
+    """Codec of the weights, see `cpr.checkpoint.format.codecs`. Optimizer state is never encoded."""
     max_error: float
-    """Largest absolute difference that the codec made to a weight: 0.0 for exact; of a file that was merged
-    from others, the largest of theirs."""
+    """Largest absolute error of a weight by the codec: 0.0 for exact; of a merged file, the largest of the
+    files that it was merged from."""
     first_step: int
-    """Training step of the oldest row in it."""
+    """Training step of the oldest row."""
     last_step: int
-    """Training step of the newest row in it; in a rolling save it may be later than the manifest's `step`."""
+    """Training step of the newest row; in a rolling save it may be later than the manifest's `step`."""
     chunks: Sequence[ChunkEntry]
 
     @property
     def extent(self) -> Extent:
-        """Of the shard that the rows are from."""
+        """Rows and columns of the shard."""
         return Extent(
             table_fqn=self.table_fqn,
             table_shape=self.table_shape,
@@ -133,22 +134,22 @@ class RowFileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class StateFileEntry:
-    """An Arrow IPC file with everything that is not a table: see `cpr.checkpoint.format.tree_file`."""
+    """An Arrow IPC file with everything that is not a table, see `cpr.checkpoint.format.tree_file`."""
 
     path: str
     num_bytes: int
     digest: str
     rank: int | None
-    """The rank that it belongs to; None: the same for all."""
+    """The rank that the file belongs to; None: the same for all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The save before this one in its chain."""
+    """Reference to the save before this one in its chain."""
 
     sequence: int
     digest: str
-    """XXH3-128 of its manifest.json."""
+    """XXH3-128 of the parent's manifest.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,18 +158,18 @@ class Manifest:
 
     run_id: str
     sequence: int
-    """Counts all saves of a directory; the number of its folder."""
+    """Number of the save among all saves of the directory; part of its folder's name."""
     kind: Kind
     parent: Parent | None
     """None for a base; the previous save of the chain for a row save."""
     base: int
-    """Sequence of the base of the chain; its own for a base."""
+    """Sequence of the chain's base; the save's own for a base."""
     moment: Moment
     """`consistent`: all rows and the state are from `step`. `rolling`: the state is from `step`, when the
-    save began, and each row from `step` or from one of the steps after it until copying ended. A merged base
-    is called `rolling`, too: its rows are as old as the saves that went into it."""
+    save began, and each row from `step` or one of the steps after it until copying ended. A merged base is
+    `rolling`, too: its rows are as old as the saves that it was merged from."""
     step: int
-    """Training steps done, as the state in it says: the same on all ranks, and when the save began."""
+    """Training steps done when the save began, as the state files say."""
     created: str
     """ISO 8601, UTC."""
     world_size: int
@@ -176,26 +177,26 @@ class Manifest:
     rows: Sequence[RowFileEntry]
     states: Sequence[StateFileEntry]
     merged: Sequence[int] = ()
-    """A base made by merging: the sequences of the saves that went into it."""
+    """Sequences of the saves that a merged base was made from; else empty."""
     epoch: int = 0
-    """Of the owner that wrote it (`cpr.checkpoint.ownership.records`); 0: of a version that knew none."""
+    """Epoch of the owner that wrote it (`cpr.checkpoint.ownership.records`); 0: written before epochs."""
     _stored_digest: ClassVar[str] = ""
-    """Of the file that a manifest was read from: another version of this program may have written the same
-    with other bytes. No field, so that a changed copy does not have it."""
+    """Digest of the file that a manifest was read from: another version of this program may have written the
+    same content with other bytes. Not a field, so that a changed copy does not have it."""
 
     @property
     def folder(self) -> str:
-        """Where its files are, relative to the checkpoint directory."""
+        """Folder of the save, relative to the checkpoint directory."""
         return save_folder(self.sequence, self.epoch)
 
     @property
     def path(self) -> str:
-        """Of its manifest.json, relative to the checkpoint directory."""
+        """Path of the manifest.json, relative to the checkpoint directory."""
         return manifest_path(self.sequence, self.epoch)
 
     @property
     def file_digest(self) -> str:
-        """XXH3-128 of its manifest.json: what a save on top of it calls its parent by."""
+        """XXH3-128 of the manifest.json, by which row saves name their parent."""
         if not self._stored_digest:
             object.__setattr__(self, "_stored_digest", digest(self.to_json()))
         return self._stored_digest
@@ -208,17 +209,17 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files, without the manifest."""
+        """Bytes of all files of the save, without the manifest."""
         return sum(entry.num_bytes for entry in self.rows) + sum(entry.num_bytes for entry in self.states)
 
     def to_json(self) -> bytes:
-        """As it is stored, with the XXH3-128 of the whole file in it, taken while 32 zeros stood for it."""
+        """The stored form; contains the XXH3-128 of the whole file, taken with 32 zeros in its place."""
         body = {"format": FORMAT, "version": VERSION, "digest": _NO_DIGEST, **asdict(self)}
         data = (json.dumps(body, indent=1) + "\n").encode()
         return data.replace(_NO_DIGEST.encode(), digest(data).encode(), 1)
 
     def check(self) -> None:
-        """Refuse what no writer makes, and no reader could rely on.
+        """Refuse a manifest that no writer makes.
 
         Raises:
             ValueError: its parts contradict each other, or name places outside of their file or table.
@@ -243,10 +244,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, path: str) -> "Manifest":
-        """Read one back.
+        """Parse and check a manifest.
 
         Raises:
-            CorruptFileError: not a manifest of this version, or damaged.
+            CorruptFileError: `data` is not a manifest of this version, or damaged.
         """
         try:
             body = parse(data)
@@ -294,7 +295,7 @@ def _check_digest(found: str, what: str) -> None:
 
 
 def _check_rows(entry: RowFileEntry, table: TableEntry | None, kind: Kind) -> None:
-    """A file holds a part of its table, columns as the table's."""
+    """Refuse a row file that is not a part of its table or has other columns than the table."""
     if table is None:
         raise ValueError(f"{entry.path} has rows of table {entry.table_fqn}, which is not among the tables")
     rows, cols = entry.row_offset + entry.num_rows, entry.col_offset + entry.num_cols
@@ -313,7 +314,7 @@ def _check_rows(entry: RowFileEntry, table: TableEntry | None, kind: Kind) -> No
 
 
 def _check_chunks(entry: RowFileEntry, kind: Kind) -> None:
-    """Chunks ascend inside the file and inside the shard; those of a base leave no row out."""
+    """Refuse chunks that do not ascend in the file and the shard, or that leave out rows of a base."""
     byte, row = 0, entry.row_offset
     for at, chunk in enumerate(entry.chunks):
         where = f"{entry.path}: chunks[{at}]"
@@ -339,7 +340,7 @@ def _check_chunks(entry: RowFileEntry, kind: Kind) -> None:
 
 
 def save_folder(sequence: int, epoch: int = 0) -> str:
-    """Folder of a save, relative to the checkpoint directory. No two owners ever write to the same one."""
+    """Folder of a save, relative to the checkpoint directory. No two owners ever write to the same folder."""
     return f"{SAVES}/{sequence:08d}" + (f"-{epoch}" if epoch else "")
 
 
@@ -349,6 +350,6 @@ def manifest_path(sequence: int, epoch: int = 0) -> str:
 
 
 def numbers_of(name: str) -> tuple[int, int] | None:
-    """Sequence and epoch that the name of a folder in `saves/` begins with; None: it is no save's."""
+    """Sequence and epoch in the name of a folder in `saves/`; None: the folder is not of a save."""
     match = _NUMBERS.fullmatch(name)
     return (int(match[1]), int(match[2] or 0)) if match else None

@@ -1,23 +1,17 @@
-"""What one rank has written of a save, as entries of the manifest."""
+"""Manifest entries that each rank makes for its files and its tables, and how rank 0 merges them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from cpr.checkpoint.format.manifest import (
-    ROW,
-    ColumnEntry,
-    RowFileEntry,
-    StateFileEntry,
-    TableEntry,
-)
+from cpr.checkpoint.format.manifest import ROW, ColumnEntry, RowFileEntry, StateFileEntry, TableEntry
 from cpr.shards.shard import TableShard
 
 
 @dataclass(kw_only=True)
-class Part:
-    """What one rank has written; travels to rank 0."""
+class RankPart:
+    """Entries of the files that one rank has written for a save; sent to rank 0."""
 
     rows: list[RowFileEntry] = field(default_factory=list)
     states: list[StateFileEntry] = field(default_factory=list)
@@ -25,12 +19,12 @@ class Part:
 
 
 def tables_of(shards: Iterable[TableShard]) -> dict[str, TableEntry]:
-    """What a manifest says of the tables that shards are from, by name; their counters as of now."""
+    """Manifest entries of the tables that the shards belong to, by name, with the present counters."""
     return {shard.table_fqn: table_entry(shard) for shard in shards}
 
 
 def table_entry(shard: TableShard) -> TableEntry:
-    """What a manifest says of the table that a shard is from."""
+    """Manifest entry of the table that a shard belongs to, with the present counters."""
     return TableEntry(
         rows=shard.table_shape[0],
         cols=shard.table_shape[1],
@@ -39,11 +33,11 @@ def table_entry(shard: TableShard) -> TableEntry:
     )
 
 
-def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
-    """The tables of all ranks, by name.
+def merge_tables(parts: Sequence[RankPart]) -> Mapping[str, TableEntry]:
+    """Merge the tables of all ranks, by name.
 
-    Their columns are those that were written. An optimizer may have made its state since a rolling save
-    began, and a row belongs together with the state that was copied with it.
+    Their columns are those of the files: an optimizer may have created its state after a rolling save began,
+    and a row must be loaded with the state that was copied with it.
     """
     tables = {fqn: entry for part in parts for fqn, entry in sorted(part.tables.items())}
     for entry in (entry for part in parts for entry in part.rows):
@@ -53,7 +47,7 @@ def merge_tables(parts: Sequence[Part]) -> Mapping[str, TableEntry]:
 
 
 def column_entries(columns: Mapping[str, Tensor]) -> dict[str, ColumnEntry]:
-    """What a manifest says of the columns of rows, by name."""
+    """Manifest entries of columns, by name."""
     return {
         name: ColumnEntry(dtype=str(column.dtype).removeprefix("torch."), per_row=column.dim() == 1)
         for name, column in columns.items()

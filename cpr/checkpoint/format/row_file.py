@@ -1,8 +1,8 @@
 """Row files: rows of one shard with their optimizer state, as an Arrow IPC file.
 
-Each call of `write` becomes one record batch, called a chunk here: it can be found, read and verified alone
-by what its entry in the manifest says. Bytes go from the tensors' memory to the sink and from the storage
-into the reader's buffer; nothing in between copies them. `FORMAT.md` describes the files.
+Each call of `write` becomes one record batch, called a chunk here: its entry in the manifest says where it is
+and which rows it has, so it can be read and verified alone. Bytes go from the tensors' memory to the sink and
+from the storage into the reader's buffer without another copy. `FORMAT.md` describes the files.
 """
 
 from collections.abc import Mapping
@@ -15,33 +15,31 @@ from torch import Tensor
 
 from cpr.checkpoint.format.codecs import codec_named
 from cpr.checkpoint.format.manifest import ROW, WEIGHTS, ChunkEntry, ColumnEntry, RowFileEntry, digest
-from cpr.checkpoint.format.row_schema import DTYPES, schema_of, stored_columns
-from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.format.row_schema import DTYPES, RowBatch, schema_of, stored_columns
 from cpr.checkpoint.format.tree_file import DAMAGE
-from cpr.checkpoint.storage.base import Sink, Storage
-from cpr.checkpoint.storage.sinks import HashingSink
+from cpr.checkpoint.storage.base import HashingSink, Sink, Storage
 from cpr.errors import CorruptFileError
 from cpr.extent import Extent
 
-__all__ = ["Extent", "RowFileWriter", "Rows", "decode_chunk", "read_chunk"]
+__all__ = ["Extent", "RowBatch", "RowFileWriter", "decode_chunk", "read_chunk"]
 
 _MAGIC_BYTES: Final = 8
-"""Before the schema in an Arrow file."""
+"""Bytes before the schema in an Arrow file."""
 
 
 class RowFileWriter:
     """Writes a row file, chunk by chunk.
 
     Args:
-        sink: where it goes.
-        shard: whose rows they are.
-        columns: of the table, `weights` among them.
-        codec: of the weights, by name.
-        with_ids: whether chosen rows are written, each with its id, as in a row save; otherwise all rows of
-            the shard in order, as in a base.
+        sink: the file.
+        shard: rows and columns of the table that the shard holds.
+        columns: entries of the table's columns, `weights` among them.
+        codec: name of the codec of the weights.
+        with_ids: whether chosen rows are written, each with its id (a delta checkpoint); otherwise all rows
+            of the shard in order (a full checkpoint).
 
     Raises:
-        ValueError: a codec, a column name or a data type that row files do not know.
+        ValueError: row files have no such codec, column name or data type.
     """
 
     def __init__(
@@ -69,13 +67,13 @@ class RowFileWriter:
         self._max_error = 0.0
         self._chunks: list[ChunkEntry] = []
 
-    def write(self, rows: Rows) -> None:
-        """Append a chunk; no rows make none. The tensors may be reused as soon as this returns.
+    def write(self, rows: RowBatch) -> None:
+        """Append a chunk, unless there are no rows. The tensors may be reused as soon as this returns.
 
         Raises:
-            ValueError: columns, shapes or data types differ from the table's; rows outside the shard, not
-                ascending, or with a gap where all rows are wanted; a value that the codec cannot hold.
-            CheckpointError: from the sink.
+            ValueError: columns, shapes or data types differ from the table's; rows are outside the shard, not
+                ascending, or have a gap where all rows are needed; the codec cannot hold a value.
+            CheckpointError: the sink failed.
         """
         self._check_columns(rows)
         if not len(rows):
@@ -103,16 +101,11 @@ class RowFileWriter:
         self._next_row = rows.last_row + 1
 
     def finish(self, path: str, first_step: int, last_step: int) -> RowFileEntry:
-        """Write the end of the file.
-
-        Args:
-            path: of the file, relative to the save's folder.
-            first_step: training step of the oldest row in it.
-            last_step: training step of the newest row in it.
+        """Write the footer and return the file's entry for the manifest.
 
         Raises:
-            ValueError: all rows of the shard were wanted, and some are missing.
-            CheckpointError: from the sink.
+            ValueError: all rows of the shard were needed, and some are missing.
+            CheckpointError: the sink failed.
         """
         end = self._shard.row_offset + self._shard.num_rows
         if not self._with_ids and self._next_row != end:
@@ -136,7 +129,7 @@ class RowFileWriter:
             chunks=tuple(self._chunks),
         )
 
-    def _encode(self, rows: Rows) -> Tensor:
+    def _encode(self, rows: RowBatch) -> Tensor:
         try:
             encoded = self._codec.encode(rows.columns[WEIGHTS])
         except ValueError as error:
@@ -145,7 +138,7 @@ class RowFileWriter:
         self._max_error = max(self._max_error, encoded.max_error)
         return encoded.stored
 
-    def _check_columns(self, rows: Rows) -> None:
+    def _check_columns(self, rows: RowBatch) -> None:
         table = self._shard.table_fqn
         if set(rows.columns) != set(self._columns):
             wanted, given = ", ".join(sorted(self._columns)), ", ".join(sorted(rows.columns))
@@ -159,7 +152,7 @@ class RowFileWriter:
                     f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
                 )
 
-    def _check_rows(self, rows: Rows) -> None:
+    def _check_rows(self, rows: RowBatch) -> None:
         if (rows.ids is not None) != self._with_ids:
             raise ValueError("a row save's rows have ids, a base's rows have none")
         fault = rows.fault(self._next_row, self._shard.row_offset + self._shard.num_rows)
@@ -172,23 +165,23 @@ class RowFileWriter:
 
 def read_chunk(
     storage: Storage, folder: str, entry: RowFileEntry, chunk: ChunkEntry, buffer: memoryview | None = None
-) -> Rows:
+) -> RowBatch:
     """Read and verify one chunk.
 
     Args:
-        storage: of the checkpoint.
+        storage: the checkpoint directory.
         folder: of the save.
         entry: of the file.
         chunk: one of `entry.chunks`.
-        buffer: writable memory of at least `chunk.length` bytes, aligned to 8, to read into; None makes one.
+        buffer: writable memory of at least `chunk.length` bytes, aligned to 8; None allocates it.
 
     Returns:
-        Rows in the table's own dtype. They are views of `buffer`, except weights that had to be decoded.
+        Rows in the table's own dtype: views of `buffer`, except weights that had to be decoded.
 
     Raises:
         ValueError: `buffer` is too small.
-        CorruptFileError: the chunk is not there, differs from its digest, or holds other rows than the
-            manifest says.
+        CorruptFileError: the chunk is missing, differs from its digest, or holds other rows than the manifest
+            says.
     """
     buffer = np.empty(chunk.length, dtype=np.uint8).data if buffer is None else buffer
     if buffer.nbytes < chunk.length:
@@ -210,16 +203,11 @@ def read_chunk(
         raise CorruptFileError(f"{where} is not what its manifest says: {error}") from error
 
 
-def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
-    """The rows of a chunk whose bytes have been verified.
-
-    Args:
-        entry: of the file.
-        chunk: one of `entry.chunks`.
-        memory: its bytes, aligned to 8.
+def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
+    """Decode a chunk whose bytes have been verified.
 
     Raises:
-        ValueError: they hold other rows than the manifest says.
+        ValueError: the chunk holds other rows than the manifest says.
     """
     try:
         return _decode(entry, chunk, memory)
@@ -227,7 +215,7 @@ def decode_chunk(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> 
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
+def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> RowBatch:
     codec = codec_named(entry.codec)
     stored = stored_columns(entry.columns, entry.num_cols, codec)
     schema = pa.schema([column.field for column in stored.values()])
@@ -237,7 +225,7 @@ def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
     dtype = DTYPES[entry.columns[WEIGHTS].dtype]
     columns[WEIGHTS] = codec.decode(columns[WEIGHTS], dtype, entry.num_cols)
     ids = columns.pop(ROW, None)
-    rows = Rows(chunk.first_row, ids, columns)
+    rows = RowBatch(chunk.first_row, ids, columns)
     if fault := rows.fault(entry.row_offset, entry.row_offset + entry.num_rows):
         raise ValueError(fault)
     if (len(rows), rows.last_row) != (chunk.num_rows, chunk.last_row):
@@ -246,7 +234,7 @@ def _decode(entry: RowFileEntry, chunk: ChunkEntry, memory: memoryview) -> Rows:
 
 
 class _ArrowSink(HashingSink):
-    """What Arrow needs of a file that it writes, and the digest of each chunk."""
+    """A sink with the file interface that Arrow needs; computes the digest of each chunk."""
 
     closed = False
 
@@ -255,7 +243,7 @@ class _ArrowSink(HashingSink):
         self.begin_chunk(0)
 
     def begin_chunk(self, offset: int) -> None:
-        """What is written from this offset of the file on belongs to the next chunk."""
+        """Begin the next chunk at this offset of the file."""
         self._chunk_begin = offset
         self._chunk = xxhash.xxh3_128()
 

@@ -1,4 +1,4 @@
-"""What a row file's columns look like in Arrow, and how tensors become Arrow columns without being copied."""
+"""Rows in memory, their columns in Arrow, and the conversion between tensors and Arrow without a copy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.format.codecs import Codec
-from cpr.checkpoint.format.manifest import (
-    COLUMN_DTYPES,
-    FORMAT,
-    VERSION,
-    WEIGHTS,
-    ColumnEntry,
-)
+from cpr.checkpoint.format.manifest import COLUMN_DTYPES, FORMAT, VERSION, WEIGHTS, ColumnEntry
 from cpr.extent import Extent
 
 _ARROW_TYPES: Final = {
@@ -28,22 +22,49 @@ _ARROW_TYPES: Final = {
     torch.uint8: pa.uint8(),
 }
 DTYPES: Final = {name: getattr(torch, name) for name in COLUMN_DTYPES}
-"""Of live columns, by name."""
+"""Data types of live columns, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch:
+    """Rows of one shard in host memory, with all their columns, on the way to a row file or back."""
+
+    first_row: int
+    """Row id of the first row."""
+    ids: Tensor | None
+    """Row ids, int64 `[n]`, ascending without duplicates; None: contiguous from `first_row`."""
+    columns: Mapping[str, Tensor]
+    """`weights` and optimizer states by name, `[n]` or `[n, cols]`, on the CPU."""
+
+    def __len__(self) -> int:
+        return self.columns["weights"].shape[0]
+
+    @property
+    def last_row(self) -> int:
+        """Row id of the last row."""
+        return self.first_row + len(self) - 1 if self.ids is None else int(self.ids[-1])
+
+    def fault(self, begin: int, end: int) -> str | None:
+        """Why these rows, at least one, do not ascend within `begin` to before `end`; None if they do."""
+        if self.ids is not None:
+            if self.ids.dtype != torch.int64 or self.ids.shape != (len(self),):
+                return f"{len(self)} int64 ids are needed, not {self.ids.dtype} {list(self.ids.shape)}"
+            if self.ids[0] != self.first_row or not (self.ids[1:] > self.ids[:-1]).all():
+                return f"their ids do not ascend from row {self.first_row} on"
+        if self.first_row < begin or self.last_row >= end:
+            return f"rows {self.first_row} to {self.last_row} are not all among {begin} to {end - 1}"
+        return None
 
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column as a file holds it."""
+    """A column of a row file: its Arrow field, and the tensor that shares memory with it."""
 
     field: pa.Field
     dtype: torch.dtype
-    """Of the stored values."""
+    """Data type of the stored values."""
     width: int | None
     """Values in a row; None: one, in a plain column."""
-
-    def shape(self, num_rows: int) -> tuple[int, ...]:
-        """Of the tensor that stands for so many rows."""
-        return (num_rows,) if self.width is None else (num_rows, self.width)
 
     def to_arrow(self, stored: Tensor) -> pa.Array:
         """The tensor as an Arrow array that shares its memory."""
@@ -58,11 +79,11 @@ class StoredColumn:
         """The array as a tensor that shares `memory`, which the array must lie in.
 
         Raises:
-            ValueError: it holds more or fewer bytes than so many rows of this column take.
+            ValueError: the array has more or fewer bytes than its rows take in this column.
         """
         values = array.buffers()[-1]
         begin = values.address - pa.py_buffer(memory).address
-        shape = self.shape(len(array))
+        shape = (len(array),) if self.width is None else (len(array), self.width)
         count = torch.Size(shape).numel()
         if values.size != count * self.dtype.itemsize:
             raise ValueError(
@@ -74,15 +95,10 @@ class StoredColumn:
 def stored_columns(
     columns: Mapping[str, ColumnEntry], num_cols: int, codec: Codec
 ) -> dict[str, StoredColumn]:
-    """How each column of a file is stored.
-
-    Args:
-        columns: of the file, by name, in order.
-        num_cols: columns of the shard.
-        codec: of the weights.
+    """How each column of a row file is stored, by name and in the order of `columns`.
 
     Raises:
-        ValueError: no column can hold a data type.
+        ValueError: a column has a data type that row files cannot hold.
     """
     stored = {}
     for name, column in columns.items():
@@ -101,7 +117,7 @@ def stored_columns(
 
 
 def schema_of(extent: Extent, columns: Mapping[str, StoredColumn], codec: Codec) -> pa.Schema:
-    """Schema of a shard's file; its metadata says whose rows they are, for readers without the manifest."""
+    """Arrow schema of a shard's file; its metadata names the shard, for readers without the manifest."""
     metadata: dict[str, Any] = {
         "format": f"{FORMAT} {VERSION} rows",
         "table_fqn": extent.table_fqn,

@@ -1,4 +1,4 @@
-"""All that is no table, in one file: a tree of plain data with tensors at its leaves.
+"""State files: everything that is not a table, as a tree of plain data with tensors at its leaves.
 
 The file is an Arrow IPC file. Each row is a leaf with bytes of its own: `name` (its path in the tree),
 `dtype`, `shape` and `data` (little-endian, row-major). The schema's metadata holds the tree as JSON under
@@ -42,9 +42,9 @@ DAMAGE: Final = (
     *(ArithmeticError, AttributeError),
     SyntaxError,  # numpy's, for a dtype that is none
 )
-"""What parsing damaged bytes may raise."""
+"""Exceptions that parsing damaged bytes may raise."""
 BYTES: Final = "bytes"
-"""The dtype of a leaf that is a Python `bytes`."""
+"""The dtype of a leaf that is a Python `bytes` object."""
 NUMBERS: Final = "biufc"
 """Kinds of numpy dtypes that can be saved: bool, int, unsigned, float, complex."""
 
@@ -52,16 +52,16 @@ NUMBERS: Final = "biufc"
 def write_state(sink: Sink, tree: Any) -> None:
     """Write a tree to a file.
 
-    Tensors come back on the CPU, without `requires_grad`; `OrderedDict` comes back as `dict`, `torch.Size`
-    as `tuple`; tensors that share memory come back apart.
+    When read back, tensors are on the CPU, without `requires_grad`; `OrderedDict` is `dict`, `torch.Size` is
+    `tuple`; tensors that shared memory no longer do.
 
     Args:
-        sink: the file. Tensors are handed to it one by one, without a copy of those in host memory.
+        sink: the file. Tensors in host memory are written without a copy, one after the other.
         tree: dict (with str and int keys), list, tuple, str, int, float, bool, None, bytes, dense tensors,
             numpy arrays of numbers.
 
     Raises:
-        ValueError: there is something else in the tree; the message says where.
+        ValueError: the tree holds another type of value; the message says where.
     """
     encoded, leaves = encode(tree)
     schema = SCHEMA.with_metadata({**FORMAT, b"tree": json.dumps(encoded, allow_nan=False)})
@@ -71,13 +71,10 @@ def write_state(sink: Sink, tree: Any) -> None:
 
 
 def read_state(data: memoryview) -> Any:
-    """The tree in a file that `write_state` wrote, in memory of its own.
-
-    Args:
-        data: the file's bytes.
+    """Read the tree in a file that `write_state` wrote; tensors get memory of their own.
 
     Raises:
-        CorruptFileError: it is no such file, or a damaged one.
+        CorruptFileError: `data` is not a state file, or damaged.
     """
     try:
         with pa.ipc.open_file(pa.py_buffer(data)) as reader:
@@ -124,33 +121,33 @@ def _refuse(path: Path, what: str) -> ValueError:
 
 @dataclass(frozen=True)
 class Leaf:
-    """Something in a tree with bytes of its own."""
+    """A tensor, array or `bytes` object in a tree."""
 
     path: Path
-    """Keys and places on the way to it."""
+    """Keys and list indices from the root of the tree."""
     value: Tensor | Array | bytes
-    """The tree's own, not copied."""
+    """The object in the tree, not copied."""
 
 
 def encode(tree: Any) -> tuple[Any, list[Leaf]]:
-    """A tree as JSON, see above, and the leaves that it refers to.
+    """A tree as JSON, in the form above, and the leaves that the JSON refers to by number.
 
     Raises:
-        ValueError: something in the tree cannot be saved; the message says where.
+        ValueError: a value in the tree cannot be saved; the message says where.
     """
     encoder = _Encoder()
     return encoder.encode(tree, ()), encoder.leaves
 
 
 def decode(node: Any, leaf: Callable[[str, int], Any]) -> Any:
-    """The tree of which `encode` made `node`.
+    """Restore a tree from the JSON that `encode` made.
 
     Args:
-        node: JSON.
-        leaf: gives a leaf for its kind ("tensor", "ndarray" or "bytes") and its number.
+        node: the JSON.
+        leaf: returns the leaf of a kind ("tensor", "ndarray" or "bytes") and number.
 
     Raises:
-        ValueError: there is something else in it.
+        ValueError: `node` has another form.
     """
     if isinstance(node, list):
         return [decode(item, leaf) for item in node]
@@ -182,7 +179,7 @@ def _batch(leaf: Leaf, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _stored(value: Tensor | Array | bytes) -> tuple[str, tuple[int, ...], Array]:
-    """Dtype, shape and bytes of a leaf."""
+    """Dtype, shape and bytes of a leaf, as stored."""
     if isinstance(value, Tensor):
         on_host = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         data = on_host.view(-1).view(torch.uint8).numpy()
@@ -193,12 +190,12 @@ def _stored(value: Tensor | Array | bytes) -> tuple[str, tuple[int, ...], Array]
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """As in the file: "float32"."""
+    """Name of a tensor's dtype without `torch.`, such as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 class _Encoder:
-    """Turns a tree into JSON and puts its leaves in a list."""
+    """Turns a tree into JSON and collects its leaves."""
 
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
@@ -295,10 +292,10 @@ LEAVES: Final = {"bytes": _bytes, "tensor": _tensor, "ndarray": _array}
 
 
 def decode_state(data: memoryview, path: str, save: Manifest, rank: int | None) -> Any:
-    """The tree in a state file whose bytes have been verified.
+    """Decode a state file whose bytes have been verified.
 
     Raises:
-        CorruptFileError: there is something else in it than a save writes.
+        CorruptFileError: its content is not what a save writes.
     """
     try:
         tree = read_state(data)

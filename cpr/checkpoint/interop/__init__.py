@@ -1,1 +1,1 @@
-"""Other formats: a checkpoint as a whole model for other programs, and DCP directories as checkpoints."""
+"""Export: a state of a checkpoint as a full model in formats that other programs read."""

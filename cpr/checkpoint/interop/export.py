@@ -1,7 +1,8 @@
-"""Takes one state out of a checkpoint directory, as files that other programs read.
+"""Exports one state of a checkpoint directory as files that other programs read.
 
-The files are written into a folder of another name, which gets its own at the end: nothing half-made looks
-finished. What is read is verified on the way, so a damaged state leads to the next older one.
+The files are written to a folder with a temporary name, which is renamed at the end, so that an incomplete
+export never looks finished. Everything that is read is verified, so after a damaged state the next older one
+is tried.
 """
 
 import json
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cpr.checkpoint.catalog.chain import Rejected, State, own_states
-from cpr.checkpoint.interop.full_model import NOTES_FILE, WholeModel
+from cpr.checkpoint.catalog.chain import Rejected, State, own_states, states_of_step
+from cpr.checkpoint.interop.full_model import NOTES_FILE, FullModel
 from cpr.checkpoint.interop.to_dcp import write_dcp
 from cpr.checkpoint.interop.to_parquet import write_parquet
 from cpr.checkpoint.interop.to_safetensors import write_safetensors
@@ -23,7 +24,7 @@ from cpr.checkpoint.storage.errors import explained
 from cpr.errors import CorruptFileError, NoUsableStateError
 
 Progress = Callable[[int], object]
-Writer = Callable[[WholeModel, Path, Progress], None]
+Writer = Callable[[FullModel, Path, Progress], None]
 
 WRITERS: Final[Mapping[str, Writer]] = {
     "dcp": write_dcp,
@@ -31,16 +32,16 @@ WRITERS: Final[Mapping[str, Writer]] = {
     "parquet": write_parquet,
 }
 TABLES_ALONE: Final = frozenset({"parquet"})
-"""Formats that have no place for tensors that are no tables."""
+"""Formats that hold only tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was exported."""
+    """Result of an export."""
 
     state: State
     rejected: list[Rejected]
-    """Newer saves that could not be, and why."""
+    """Newer saves that could not be exported, with the reason."""
 
 
 def export(
@@ -48,32 +49,36 @@ def export(
     to: str,
     out: Path,
     sequence: int | None = None,
+    step: int | None = None,
     progress: Progress = lambda _: None,
     start: Progress = lambda _: None,
 ) -> Exported:
-    """Write one state as a whole model.
+    """Write one state as a full model: by default the newest whose files verify.
 
     Args:
         storage: the checkpoint directory.
         to: one of `WRITERS`.
         out: folder to make; may exist if it is empty.
-        sequence: of the state; None: the newest whose files verify.
+        sequence: export the state of this save.
+        step: export the newest state of this training step.
         progress: called with the bytes of table rows written since the last call.
-        start: called with the bytes of table rows that there are, at each attempt.
+        start: called with the total bytes of table rows, at each attempt.
 
     Raises:
-        ValueError: `out` is in use, or there is no such state.
-        CorruptFileError: the state asked for is damaged.
-        NoUsableStateError: all are; says why.
+        ValueError: `out` is in use, or there is no such state; lists those that there are.
+        CorruptFileError: the state of `sequence` is damaged.
+        NoUsableStateError: all states are damaged; lists the reasons.
         CheckpointError: `out` cannot be written.
     """
     states, rejected = own_states(storage)
     if sequence is not None:
         states = [_pick(states, rejected, sequence, storage.uri)]
+    elif step is not None:
+        states = states_of_step(states, step, storage.uri)
     for state in states:
         with _appearing(out) as folder:
             try:
-                model = WholeModel(storage, state)
+                model = FullModel(storage, state)
                 start(model.num_bytes)
                 WRITERS[to](model, folder, progress)
                 _write_notes(model, folder / NOTES_FILE, with_state=to not in TABLES_ALONE)
@@ -102,7 +107,7 @@ def _pick(states: list[State], rejected: list[Rejected], sequence: int, uri: str
 
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """A new folder that is renamed to `out` after the block if it still exists, and removed on an error."""
+    """A new folder that is renamed to `out` after the block if it still exists; removed after an error."""
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is in use; name a folder that does not exist or is empty")
@@ -124,7 +129,7 @@ def _appearing(out: Path) -> Iterator[Path]:
         raise
 
 
-def _write_notes(model: WholeModel, path: Path, with_state: bool) -> None:
+def _write_notes(model: FullModel, path: Path, with_state: bool) -> None:
     notes = {key: value for key, value in model.notes.items() if with_state or key != "state"}
     with path.open("w") as file:
         json.dump(notes, file, indent=1)

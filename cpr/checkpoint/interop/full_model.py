@@ -1,7 +1,7 @@
-"""One state of a checkpoint as a whole model: tables window by window, everything else by name.
+"""One state of a checkpoint as a full model: tables window by window, everything else by name.
 
-Exporters see nothing of shards, chains and codecs. A table that is larger than memory passes by in windows
-of rows, each with its row saves already laid over the base.
+Exporters need to know nothing about shards, chains and codecs. A table that is larger than memory is read in
+windows of rows, each in its newest version.
 """
 
 from collections.abc import Iterator
@@ -14,33 +14,33 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry
-from cpr.checkpoint.interop.json_tree import Path, to_notes
+from cpr.checkpoint.interop.json_tree import TreePath, to_json
 from cpr.checkpoint.load.loader import load_shards, read_state_file
 from cpr.checkpoint.storage.base import Storage
 from cpr.shards.shard import TableShard
 
 WINDOW_BYTES: Final = 64 * 2**20
-"""Of rows in memory at a time. The loader's buffers come on top: about 8 MB for each of its threads."""
+"""Rows in memory at a time, in bytes. The loader's buffers take about 8 MB more for each of its threads."""
 NOTES_FILE: Final = "cpr-export.json"
-"""Beside the tensors of an export: step, counters, schedules and all else that is no tensor."""
+"""JSON file of an export with the step, counters, schedules and everything else that is not a tensor."""
 NOTES_FORMAT: Final = "cpr-export"
 NOTES_VERSION: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """Weights of a table, or one state of its optimizer, whole."""
+class TableColumn:
+    """A column of a full table: its weights, or one optimizer state."""
 
     table_fqn: str
     name: str
-    """`weights`, or that of the state."""
+    """`weights`, or the name of the optimizer state."""
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """`[rows, cols]`, or `[rows]` where there is one number a row."""
+    """`[rows, cols]`, or `[rows]` for one number per row."""
 
     @property
-    def path(self) -> Path:
-        """Where users of `torch.distributed.checkpoint` look for it."""
+    def path(self) -> TreePath:
+        """Path in the nested state that users of `torch.distributed.checkpoint` load."""
         parameter = f"{self.table_fqn}.weight"
         if self.name == "weights":
             return ("model", parameter)
@@ -53,32 +53,28 @@ class Column:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Window:
-    """Some rows of a table."""
+class RowWindow:
+    """Consecutive rows of a table."""
 
     first_row: int
     columns: dict[str, Tensor]
-    """`[num_rows, ...]` each."""
+    """Columns by name, `[num_rows, ...]`."""
 
 
-class WholeModel:
-    """A state that is read as one model.
-
-    Args:
-        storage: the checkpoint directory.
-        state: one that `find_states` found.
+class FullModel:
+    """A saved state, read as one model without sharding.
 
     Raises:
-        CorruptFileError: a file of what is no table is damaged.
+        CorruptFileError: a state file is damaged.
     """
 
     def __init__(self, storage: Storage, state: State) -> None:
         self._storage = storage
         self._state = state
         self.tables = {fqn: table_columns(fqn, entry) for fqn, entry in state.newest.tables.items()}
-        """Columns of each table."""
-        self.tensors: dict[Path, Tensor] = {}
-        """Everything else that is a tensor; held in memory."""
+        """Columns of each table, by the table's name."""
+        self.tensors: dict[TreePath, Tensor] = {}
+        """All other tensors; held in memory."""
         self.notes: dict[str, Any] = {
             "format": NOTES_FORMAT,
             "version": NOTES_VERSION,
@@ -90,11 +86,11 @@ class WholeModel:
             "tables": {fqn: asdict(entry) for fqn, entry in state.newest.tables.items()},
             "state": self._read_rest(),
         }
-        """Everything that is no tensor, as JSON."""
+        """Everything that is not a tensor, as JSON."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all tables."""
+        """Bytes of all tables."""
         return sum(
             column.shape[0] * column.bytes_per_row for columns in self.tables.values() for column in columns
         )
@@ -106,10 +102,10 @@ class WholeModel:
         return range(0, columns[0].shape[0], rows_at_once)
 
     def splits(self, table_fqn: str) -> list[tuple[int, int]]:
-        """Where the table was split by columns: first column and number of columns of each part.
+        """Column shards of a table: first column and number of columns of each part.
 
-        The parts of such a table have each their own state where there is one number a row. A table that
-        was not split everywhere alike is one part.
+        Each part has its own optimizer state where that is one number per row. A table whose rows were not
+        all split alike counts as one part.
         """
         entry = self._state.newest.tables[table_fqn]
         files = [file for file in self._state.saves[0].rows if file.table_fqn == table_fqn]
@@ -119,17 +115,17 @@ class WholeModel:
             return parts
         return [(0, entry.cols)]
 
-    def window(self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None) -> Window:
-        """The window that begins with a row.
+    def window(self, table_fqn: str, first_row: int, part: tuple[int, int] | None = None) -> RowWindow:
+        """Read the window that begins with a row.
 
         Args:
             table_fqn: of the table.
             first_row: one of `starts`.
-            part: one of `splits`; None: all columns, and of state with one number a row the mean of all parts
-                weighted by their columns.
+            part: one of `splits`; None: all columns, and for state with one number per row the mean of all
+                parts weighted by their columns.
 
         Raises:
-            CorruptFileError: a file that it needs is damaged.
+            CorruptFileError: a file with rows of the window is damaged.
         """
         columns = self.tables[table_fqn]
         entry = self._state.newest.tables[table_fqn]
@@ -147,13 +143,13 @@ class WholeModel:
             counters={name: torch.zeros((), dtype=torch.float64) for name in entry.counters},
         )
         load_shards(self._storage, self._state, [shard])
-        return Window(first_row=first_row, columns=values)
+        return RowWindow(first_row=first_row, columns=values)
 
-    def windows(self, table_fqn: str) -> Iterator[Window]:
-        """All rows of a table, in order.
+    def windows(self, table_fqn: str) -> Iterator[RowWindow]:
+        """Read all rows of a table, in order.
 
         Raises:
-            CorruptFileError: a file that it needs is damaged.
+            CorruptFileError: a file with rows of the table is damaged.
         """
         for first_row in self.starts(table_fqn):
             yield self.window(table_fqn, first_row)
@@ -164,20 +160,20 @@ class WholeModel:
             tree: Any = read_state_file(self._storage, self._state, entry.rank)
             if entry.rank is None:
                 notes["common"] = {
-                    part: to_notes(value, ("model" if part == "dense" else part,), self.tensors)
+                    part: to_json(value, ("model" if part == "dense" else part,), self.tensors)
                     for part, value in tree.items()
                 }
             else:
                 name = f"rank{entry.rank}"
-                notes[name] = to_notes(tree, (name,), self.tensors)
+                notes[name] = to_json(tree, (name,), self.tensors)
         return notes
 
 
-def table_columns(table_fqn: str, entry: TableEntry) -> list[Column]:
-    """The columns of a table, weights first."""
+def table_columns(table_fqn: str, entry: TableEntry) -> list[TableColumn]:
+    """Columns of a table, weights first."""
 
-    def column(name: str, column: ColumnEntry) -> Column:
+    def column(name: str, column: ColumnEntry) -> TableColumn:
         shape = (entry.rows,) if column.per_row else (entry.rows, entry.cols)
-        return Column(table_fqn=table_fqn, name=name, dtype=getattr(torch, column.dtype), shape=shape)
+        return TableColumn(table_fqn=table_fqn, name=name, dtype=getattr(torch, column.dtype), shape=shape)
 
     return [column(name, each) for name, each in entry.columns.items()]

@@ -1,8 +1,8 @@
-"""Writes a whole model as a directory of `torch.distributed.checkpoint`, in bounded memory.
+"""Writes a full model as a directory of `torch.distributed.checkpoint` (DCP), in bounded memory.
 
 `torch.distributed.checkpoint.load({"model": model.state_dict()})` reads it into plain or sharded tensors; the
-names are those that TorchRec's `model.state_dict()` and fused optimizers have. Like TorchRec it saves state
-with one number a row, of a table that is split by columns, once for each part, one after the other.
+names are those of TorchRec's `model.state_dict()`. As in TorchRec, optimizer state with one number per row of
+a table that is split by columns is saved once for each part, one after the other.
 """
 
 import io
@@ -20,12 +20,11 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from cpr.checkpoint.interop.full_model import Column, WholeModel, Window
-from cpr.checkpoint.interop.json_tree import Path as TreePath
-from cpr.checkpoint.interop.json_tree import flat_name
+from cpr.checkpoint.interop.full_model import FullModel, RowWindow, TableColumn
+from cpr.checkpoint.interop.json_tree import TreePath, flat_name
 
 
-def write_dcp(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
+def write_dcp(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
     """Write tables (in pieces of `WINDOW_BYTES`), their optimizer states and all other tensors.
 
     Args:
@@ -39,12 +38,12 @@ def write_dcp(model: WholeModel, folder: Path, progress: Callable[[int], object]
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             save({}, storage_writer=writer, planner=_Planner(model, progress), no_dist=True)
-        except CheckpointException as error:  # a bag with the errors of all ranks, of which there is one
+        except CheckpointException as error:  # wraps the errors of all ranks; here there is one rank
             raise _cause(next(iter(error.failures.values()))[0]) from None
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The disk's error, where `torch.save` has met it and then fails to close its file."""
+    """The disk's error, which `torch.save` hides behind its failure to close the file."""
     first = error
     while first.__context__ is not None and not isinstance(first, OSError):
         first = first.__context__
@@ -53,24 +52,24 @@ def _cause(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Where the rows of a write item come from."""
+    """The rows of a write item: column, first row, and columns of the part."""
 
-    column: Column
+    column: TableColumn
     first_row: int
     part: tuple[int, int]
-    """Of the columns."""
+    """First column and number of columns."""
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans pieces of tables that are read only when their turn to be written has come."""
+    """Plans pieces of tables that are read from the checkpoint only when they are written."""
 
-    def __init__(self, model: WholeModel, progress: Callable[[int], object]) -> None:
+    def __init__(self, model: FullModel, progress: Callable[[int], object]) -> None:
         super().__init__()
         self._model = model
         self._progress = progress
         self._pieces: dict[MetadataIndex, _Piece] = {}
         self._tensors = {flat_name(path): tensor for path, tensor in model.tensors.items()}
-        self._window: tuple[tuple[str, int, tuple[int, int]], Window] | None = None
+        self._window: tuple[tuple[str, int, tuple[int, int]], RowWindow] | None = None
 
     def create_local_plan(self) -> SavePlan:
         items = [*self._table_items(), *(_item(name, tensor) for name, tensor in self._tensors.items())]
@@ -85,7 +84,7 @@ class _Planner(DefaultSavePlanner):
             return self._tensors[write_item.index.fqn].contiguous()
         place = (piece.column.table_fqn, piece.first_row, piece.part)
         if self._window is None or self._window[0] != place:
-            self._window = None  # before the next is read: only one is ever in memory
+            self._window = None  # freed before the next one is read, so that only one is in memory
             self._window = (place, self._model.window(*place))
         rows = self._window[1].columns[piece.column.name]
         self._progress(rows.nbytes)
@@ -104,7 +103,7 @@ class _Planner(DefaultSavePlanner):
 
 
 def _rows_item(
-    column: Column, first_row: int, max_rows: int, number: int, parts: Sequence[tuple[int, int]]
+    column: TableColumn, first_row: int, max_rows: int, number: int, parts: Sequence[tuple[int, int]]
 ) -> WriteItem:
     """Some rows of part `number` of a column."""
     rows, *cols = column.shape

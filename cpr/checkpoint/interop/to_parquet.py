@@ -1,8 +1,8 @@
-"""Writes the tables of a model as Parquet, for people who look at embeddings with SQL or data frames.
+"""Writes the tables of a model as Parquet, for SQL and data frames.
 
-A folder a table, with columns `row`, `weights` (a list of numbers) and the optimizer states. Half-precision
-values are widened to float32, which holds them exactly; integers, such as the id that has a row of a dynamic
-table, stay what they are. Nothing but tables is written.
+Each table is a folder with columns `row`, `weights` (a list of numbers) and the optimizer states.
+Half-precision values are widened to float32, which holds them exactly; integers, such as the ids of a dynamic
+table, are unchanged. Only tables are written.
 """
 
 import os
@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.interop.full_model import Column, WholeModel, Window
+from cpr.checkpoint.interop.full_model import FullModel, RowWindow, TableColumn
 
 FILE_WINDOWS: Final = 16
-"""Windows in a file: each is a row group; about 1 GiB a file."""
+"""Windows in a file, each a row group: about 1 GiB per file."""
 _WIDENED: Final = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""Data types that many readers of Parquet lack, and what is written for them."""
+"""Data types that many readers of Parquet lack, and the types that are written instead."""
 
 
-def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
+def write_parquet(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
     """Write all tables.
 
     Args:
@@ -46,7 +46,7 @@ def write_parquet(model: WholeModel, folder: Path, progress: Callable[[int], obj
                     progress(sum(rows.nbytes for rows in window.columns.values()))
 
 
-def _schema(columns: Sequence[Column]) -> pa.Schema:
+def _schema(columns: Sequence[TableColumn]) -> pa.Schema:
     fields = [pa.field("row", pa.int64(), nullable=False)]
     for column in columns:
         value = pa.from_numpy_dtype(_widen(torch.empty(0, dtype=column.dtype)).numpy().dtype)
@@ -59,7 +59,7 @@ def _schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _rows(window: Window, columns: Sequence[Column], schema: pa.Schema) -> pa.Table:
+def _rows(window: RowWindow, columns: Sequence[TableColumn], schema: pa.Schema) -> pa.Table:
     num_rows = window.columns["weights"].shape[0]
     arrays = [pa.array(np.arange(window.first_row, window.first_row + num_rows))]
     for column in columns:
@@ -82,7 +82,7 @@ def _widen(values: Tensor) -> Tensor:
 @contextmanager
 def _writer(path: Path, schema: pa.Schema) -> Iterator[Any]:
     with path.open("wb") as file:
-        # Trained weights hardly shrink: neither dictionaries nor compression are worth their time.
+        # Trained weights hardly compress, so dictionaries and compression are not worth their time.
         with pq.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
             yield writer
         file.flush()

@@ -1,8 +1,8 @@
-"""Writes a whole model as safetensors files with an index, in bounded memory.
+"""Writes a full model as safetensors files with an index, in bounded memory.
 
-The format wants each tensor in one piece, so a table, however large, lies in one file; but its place there is
-known before any row is, so windows of rows are written where they belong. Whoever reads a table whole needs
-memory for it; `safetensors.safe_open(...).get_slice(name)` reads any part.
+The format stores each tensor contiguously, so a table, however large, is in one file; its offset is known
+before its rows are read, so windows of rows are written to their places. Reading a full table takes memory
+for it; `safetensors.safe_open(...).get_slice(name)` reads any part.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes header length, JSON header, tensors).
 """
@@ -19,11 +19,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.interop.full_model import WholeModel
+from cpr.checkpoint.interop.full_model import FullModel
 from cpr.checkpoint.interop.json_tree import flat_name
 
 FILE_BYTES: Final = 4 * 2**30
-"""A file that has reached this gets no further tensor."""
+"""A file of at least this size gets no further tensor."""
 DTYPES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -62,7 +62,7 @@ class _Place:
         self.file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def write_safetensors(model: WholeModel, folder: Path, progress: Callable[[int], object]) -> None:
+def write_safetensors(model: FullModel, folder: Path, progress: Callable[[int], object]) -> None:
     """Write tables, their optimizer states and all other tensors.
 
     Args:
@@ -89,7 +89,7 @@ def write_safetensors(model: WholeModel, folder: Path, progress: Callable[[int],
 
 
 def _lay_out(items: list[_Item], folder: Path, files: ExitStack) -> dict[str, _Place]:
-    """Make files with their headers and an index of them; where each tensor goes."""
+    """Create the files with their headers, and their index; returns the place of each tensor."""
     groups = _split(items)
     places: dict[str, _Place] = {}
     weight_map: dict[str, str] = {}

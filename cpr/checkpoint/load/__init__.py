@@ -1,1 +1,1 @@
-"""Loading: from saved rows to live shards, whatever the sharding was when they were saved."""
+"""Loading: from saved states to a live model, under any sharding plan and on any number of ranks."""

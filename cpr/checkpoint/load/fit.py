@@ -1,4 +1,4 @@
-"""Whether a saved state fits the shards that it is to be loaded into; asked before anything is written."""
+"""Checks that a saved state fits the shards that it is loaded into, before anything is written."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,9 @@ def check_fit(state: State, shard: TableShard) -> None:
     """Refuse a state of another model, and one that does not hold each row of the shard exactly once.
 
     Raises:
-        MismatchError: the table is not in it, or has other rows, columns, data types or optimizer states
-            there; names the table and both values.
-        CorruptFileError: the save is incomplete: some of the shard's rows are not in the base; or a manifest
-            of the state contradicts itself.
+        MismatchError: the table is missing in the state, or has other rows, columns, data types or optimizer
+            states; names the table and both values.
+        CorruptFileError: some of the shard's rows are missing in the base, or in two files of a save.
     """
     path = state.newest.path
     saved = state.newest.tables.get(shard.table_fqn)

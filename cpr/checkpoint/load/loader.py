@@ -1,12 +1,12 @@
-"""From a saved state to live shards: whole shards, chosen rows of one, and what is no table.
+"""Loads a saved state into live shards under any sharding plan, and reads state files.
 
-The layout that was saved does not matter: every chunk of a row file names its rows and columns, and goes to
-all shards here that hold some of them. No other chunk is read, and none is laid that differs from its digest.
+Every chunk of a row file names its rows and columns, and goes to all local shards that hold some of them. No
+other chunk is read, and none is copied whose digest differs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,84 +15,53 @@ from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import digest
 from cpr.checkpoint.format.tree_file import decode_state
 from cpr.checkpoint.load.fit import check_fit
-from cpr.checkpoint.load.reading import LoadStats, Read, plan_reads, run_reads
+from cpr.checkpoint.load.reading import Read, plan_reads, run_reads
 from cpr.checkpoint.load.scatter import Target
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
-
-NUM_THREADS: Final = 4
-"""Of a load, unless asked for otherwise. More help where the storage is far away."""
 
 
 def load_shards(
     storage: Storage,
     state: State,
     shards: Sequence[TableShard],
-    *,
-    num_threads: int = NUM_THREADS,
     progress: Callable[[int], None] | None = None,
-) -> LoadStats:
-    """Overwrite whole shards, weights, optimizer state and counters, with a saved state.
+) -> int:
+    """Overwrite shards (weights, optimizer state and counters) with a saved state.
 
     Args:
         storage: the checkpoint directory.
-        state: one that `find_states` found.
-        shards: of this rank, all or some, under any sharding plan.
-        num_threads: that read, verify and copy.
+        state: from `find_states`.
+        shards: all or some of this rank's, under any sharding plan.
         progress: called in this thread with the bytes of each chunk that is done; they add up to
             `bytes_to_read`.
 
+    Returns:
+        The number of bytes read.
+
     Raises:
         MismatchError: the state is of another model; nothing has been changed.
-        CorruptFileError: a file is missing, truncated or damaged, and is named, or the state lacks rows. What
-            the shards hold then may be a mixture: load an older state over it.
-        CheckpointError: the storage fails; likewise.
+        CorruptFileError: a file is missing, truncated or damaged, and is named, or the state lacks rows. The
+            shards may hold a mixture then: load an older state over them.
+        CheckpointError: the storage fails; shards may hold a mixture, too.
     """
     reads, targets = _plan(state, shards)
     counters = [pair for shard in shards for pair in _counters(state, shard)]
     with _writing(shards):
-        stats = run_reads(storage, reads, num_threads, progress)
+        bytes_read = run_reads(storage, reads, progress)
         for target in targets:
             target.finish()
         for counter, value in counters:
             counter.copy_(value)
-    return stats
-
-
-def load_rows(storage: Storage, state: State, shard: TableShard, rows: Tensor) -> LoadStats:
-    """Overwrite some rows of a shard, with their optimizer state, and leave all else as it is.
-
-    Args:
-        storage: the checkpoint directory.
-        state: one that `find_states` found.
-        shard: of this rank.
-        rows: row ids of the table, any integer dtype and order; duplicates count once.
-
-    Raises:
-        ValueError: the shard does not hold such rows.
-        MismatchError: the state is of another model; nothing has been changed.
-        CheckpointError: as for `load_shards`; some of these rows may have been overwritten, no others.
-    """
-    ids = torch.unique(rows.detach().to("cpu", torch.int64))
-    end = shard.row_offset + shard.num_rows
-    if ids.numel() and not (shard.row_offset <= ids[0] and ids[-1] < end):
-        raise ValueError(
-            f"rows {int(ids[0])} to {int(ids[-1])} were asked of {shard.name}, which holds rows "
-            f"{shard.row_offset} to {end - 1}"
-        )
-    reads, targets = _plan(state, [shard], ids)
-    with _writing([shard]):
-        stats = run_reads(storage, reads, NUM_THREADS, None)
-        targets[0].finish()
-    return stats
+    return bytes_read
 
 
 def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
-    """What `load_shards` will read, for a progress bar.
+    """Number of bytes that `load_shards` will read.
 
     Raises:
-        MismatchError, CorruptFileError: as `load_shards` does.
+        MismatchError, CorruptFileError: as `load_shards`, before anything is read.
     """
     reads, _ = _plan(state, shards)
     for shard in shards:
@@ -101,15 +70,15 @@ def bytes_to_read(state: State, shards: Sequence[TableShard]) -> int:
 
 
 def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | None:
-    """What was saved beside the tables.
+    """Read a state file.
 
     Args:
         storage: the checkpoint directory.
-        state: one that `find_states` found.
-        rank: whose; None: what is the same for all ranks.
+        state: from `find_states`.
+        rank: the rank that the file belongs to; None: the file that is equal for all ranks.
 
     Returns:
-        The tree that was saved; None if there is no such file, as for a rank that did not exist then.
+        The saved tree; None if there is no such file, as for a rank beyond the world size of the save.
 
     Raises:
         CorruptFileError: the file is missing, truncated or damaged.
@@ -132,7 +101,7 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
 
 
 def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
-    """Counters of a shard and the values for them; kernels differ in what they count."""
+    """Counters of a shard with their saved values; without those that were not saved, as kernels differ."""
     saved = state.newest.tables[shard.table_fqn].counters
     found = []
     for name in shard.counters.keys() & saved.keys():
@@ -147,19 +116,17 @@ def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _plan(
-    state: State, shards: Sequence[TableShard], ids: Tensor | None = None
-) -> tuple[list[Read], list[Target]]:
+def _plan(state: State, shards: Sequence[TableShard]) -> tuple[list[Read], list[Target]]:
     for shard in shards:
         check_fit(state, shard)
     sources = [entry.extent for save in state.saves for entry in save.rows]
-    targets = [Target(shard, sources, ids) for shard in shards]
+    targets = [Target(shard, sources) for shard in shards]
     return plan_reads(state, targets), targets
 
 
 @contextmanager
 def _writing(shards: Sequence[TableShard]) -> Iterator[None]:
-    # Device caches are shared by tables: rows of other shards in them must not be lost.
+    # Tables share device caches: rows of other shards in a cache must not be lost.
     for shard in shards:
         shard.flush()
     try:

@@ -1,12 +1,11 @@
-"""The order in which chunks are read and laid: as parallel as it can be with old rows never over new ones.
+"""Reads chunks in parallel and copies them in an order in which old rows never overwrite new ones.
 
-Chunks of one table in one save hold different rows or columns, so they may be laid in any order; those of the
-next save wait until all of them are. They wait with their bytes read and verified, so that many small row
-saves on a store far away do not cost one round trip each.
+Chunks of one table in one save hold different rows or columns, so they may be copied in any order; those of
+the next save wait for all of them, with their bytes already read and verified, so that many small row saves
+on a remote store do not cost one round trip each.
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -21,20 +20,10 @@ from cpr.checkpoint.load.scatter import Target
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError
 
+NUM_THREADS: Final = 4
+"""Threads of a load that read, verify and copy."""
 LARGE_CHUNK_BYTES: Final = 64 * 2**20
 """Many times what this program writes; memory for such a chunk is taken only if its file is that large."""
-
-
-@dataclass(frozen=True)
-class LoadStats:
-    """What a load cost."""
-
-    bytes_read: int
-    """Of chunks; each is read once."""
-    seconds: float
-    buffer_bytes: int
-    """Host memory for chunks: a buffer a thread, as large as the largest chunk read. What int8 and int4 rows
-    are decoded to comes on top."""
 
 
 class _Stage:
@@ -47,16 +36,16 @@ class _Stage:
         self._over = threading.Event()
 
     def add(self) -> None:
-        """One chunk more; all are added before the first is read."""
+        """Count one more chunk; all are added before the first is read."""
         self._open += 1
 
-    def await_turn(self) -> None:
-        """Wait until the save before is laid."""
+    def wait_for_previous(self) -> None:
+        """Wait until all chunks of the previous save are copied."""
         if self._previous is not None:
             self._previous._over.wait()
 
     def leave(self) -> None:
-        """One chunk is laid, or has failed, which fails the load."""
+        """Count a chunk as copied or failed; a failure stops the load."""
         with self._lock:
             self._open -= 1
             if not self._open:
@@ -65,7 +54,7 @@ class _Stage:
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A chunk that is to be read, and where its rows go."""
+    """A chunk to read, and the shards that its rows are copied to."""
 
     folder: str
     entry: RowFileEntry
@@ -75,7 +64,7 @@ class Read:
 
 
 def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
-    """All chunks with wanted rows and columns, each once, oldest save first."""
+    """All chunks with rows and columns of the targets, each once, oldest save first."""
     reads: list[Read] = []
     newest: dict[str, _Stage] = {}
     for save in state.saves:
@@ -91,19 +80,17 @@ def plan_reads(state: State, targets: Sequence[Target]) -> list[Read]:
     return reads
 
 
-def run_reads(
-    storage: Storage, reads: Sequence[Read], num_threads: int, progress: Callable[[int], None] | None
-) -> LoadStats:
-    """Read, verify and lay chunks; the first error ends it.
+def run_reads(storage: Storage, reads: Sequence[Read], progress: Callable[[int], None] | None) -> int:
+    """Read, verify and copy chunks; the first error stops it. Returns the number of bytes read.
+
+    Takes host memory for one chunk per thread, as large as the largest one.
 
     Args:
         storage: the checkpoint directory.
-        reads: as planned, in that order: a thread that waits for chunks of an older save relies on it that
-            other threads have taken them before.
-        num_threads: at a time.
+        reads: in the planned order: a thread that waits for chunks of an older save relies on other threads
+            having taken them before.
         progress: called in this thread with the bytes of each chunk that is done.
     """
-    began = time.perf_counter()
     for read in reads:
         _check_large(storage, read)
     largest = max((read.chunk.length for read in reads), default=0)
@@ -118,9 +105,9 @@ def run_reads(
                 local.buffer = torch.empty(largest, dtype=torch.uint8, pin_memory=pinned)
             buffer = memoryview(local.buffer.numpy())
             rows = read_chunk(storage, read.folder, read.entry, read.chunk, buffer)
-            read.stage.await_turn()
+            read.stage.wait_for_previous()
             for target in read.targets:
-                target.lay(rows, read.entry.extent)
+                target.write(rows, read.entry.extent)
         except BaseException:
             stop.set()
             raise
@@ -129,7 +116,7 @@ def run_reads(
         return read.chunk.length
 
     bytes_read = 0
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="cpr-load") as pool:
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="cpr-load") as pool:
         try:
             for done in as_completed([pool.submit(run, read) for read in reads]):
                 bytes_read += done.result()
@@ -137,12 +124,11 @@ def run_reads(
                     progress(done.result())
         finally:
             stop.set()
-    buffer_bytes = largest * min(num_threads, len(reads))
-    return LoadStats(bytes_read, time.perf_counter() - began, buffer_bytes)
+    return bytes_read
 
 
 def _check_large(storage: Storage, read: Read) -> None:
-    """A forged length must not take all memory."""
+    """Refuse a chunk beyond the end of its file, so that a forged length cannot exhaust memory."""
     if read.chunk.length > LARGE_CHUNK_BYTES:
         path = f"{read.folder}/{read.entry.path}"
         if (size := storage.size(path)) < read.chunk.offset + read.chunk.length:

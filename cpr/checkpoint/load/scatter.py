@@ -1,65 +1,63 @@
-"""Where loaded rows go: into the live tensors of one shard, whatever shards they were saved from.
+"""Copies loaded rows into the live tensors of one shard, whatever shards they were saved from.
 
-Weights and optimizer state with one number an element go where they belong, column by column. An optimizer
-that keeps one number a row (row-wise Adagrad) keeps one for each *shard* of the row where a table is split by
-columns. So under another split there is no exact answer: a shard that is a part of a saved one takes its
-number as it is, and a shard that covers several takes their mean, weighted by the columns in common. Of equal
-numbers the mean is exact. To average the newest numbers of all saves, they are kept apart until the end, in
-one vector for each range of columns that some saved shard ends at; shards that were split as they are now
-need none.
+Weights and optimizer state with one number per element are copied column by column. An optimizer with one
+number per row (row-wise Adagrad) keeps one for each *shard* of the row where a table is split by columns. So
+under another split there is no exact value: a shard that is a part of a saved one takes its number, and a
+shard that covers several takes their mean, weighted by the columns in common; the mean of equal numbers is
+exact. To average the newest numbers of all saves, they are kept apart until the end, in one vector for each
+range of columns between edges of saved shards; a shard that was saved with its present columns needs none.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.format.row_file import Rows
+from cpr.checkpoint.format.row_file import RowBatch
 from cpr.extent import Extent, common
 from cpr.shards.shard import TableShard
 
 Index = slice | Tensor
-"""Some rows of a tensor: int64 `[n]`, or a range."""
+"""Index of rows of a tensor: a range, or int64 `[n]`."""
 
 MEAN_ROWS: Final = 2**20
-"""Rows that are averaged at a time."""
+"""Number of rows that are averaged at a time."""
 
 
 class Target:
-    """A shard, or some rows of it, that rows are laid into, oldest first.
+    """A live shard that saved rows are copied into, oldest first.
 
-    Rows that are disjoint may be laid by several threads at a time.
+    Several threads may copy disjoint rows at the same time.
 
     Args:
-        shard: where they go.
-        sources: of all that will be laid into it; others do not matter.
-        ids: the rows of the table that are wanted, int64 `[n]` on the CPU, ascending, without duplicates, all
-            in the shard; None: all rows of the shard.
+        shard: the live shard.
+        sources: extents of all saved shards with rows that will be copied; others are ignored.
     """
 
-    def __init__(self, shard: TableShard, sources: Iterable[Extent], ids: Tensor | None = None) -> None:
+    def __init__(self, shard: TableShard, sources: Iterable[Extent]) -> None:
         self.shard, self.extent = shard, shard.extent
-        self._ids = ids
         self._columns = {name: column.detach() for name, column in shard.columns.items()}
         edges = {edge for each in sources if (part := each.overlap(self.extent)) for edge in part.cols}
         self._ranges = list(pairwise(sorted(edges)))
         self._apart: dict[str, list[Tensor]] = {}
         if len(self._ranges) > 1:
             for name, column in self._columns.items():
-                if column.dim() == 1:  # empty: pages of rows that are not wanted are never touched
+                if column.dim() == 1:  # uninitialised, so that pages without saved rows are never touched
                     self._apart[name] = [torch.empty_like(column, device="cpu") for _ in self._ranges]
 
     def wants(self, first_row: int, last_row: int) -> bool:
-        """Whether some row from first to last is to be laid."""
-        if self._ids is None:
-            return common(self.extent.rows, (first_row, last_row + 1)) is not None
-        begin, end = _search(self._ids, first_row, last_row + 1)
-        return begin < end
+        """Whether the shard holds some row from first to last."""
+        return common(self.extent.rows, (first_row, last_row + 1)) is not None
 
-    def lay(self, rows: Rows, source_extent: Extent) -> None:
-        """Copy what is wanted of `rows`, which are some of those of `source_extent`, over what is there."""
+    def write(self, rows: RowBatch, source_extent: Extent) -> None:
+        """Overwrite rows of the shard.
+
+        Args:
+            rows: saved rows; those that the shard does not hold are ignored.
+            source_extent: of the saved shard that they belong to.
+        """
         part = source_extent.overlap(self.extent)
         if part is None:
             return
@@ -79,44 +77,28 @@ class Target:
                         _copy(saved, source, apart, target)
 
     def finish(self) -> None:
-        """Average what was kept apart. Call once, when everything has been laid."""
+        """Average the row-wise state of several saved shards; called once, after all rows were copied."""
         widths = [high - low for low, high in self._ranges]
         for name, vectors in self._apart.items():
             column = self._columns[name]
-            for rows in self._blocks():
+            for begin in range(0, self.shard.num_rows, MEAN_ROWS):
+                rows = slice(begin, begin + MEAN_ROWS)
                 parts = [vector[rows].double() * width for vector, width in zip(vectors, widths, strict=True)]
                 mean = torch.stack(parts).sum(0) / sum(widths)
                 _copy(mean, slice(None), column, rows)
 
-    def _choose(self, rows: Rows) -> tuple[Index, Index]:
-        """What to take of `rows`, and the rows of the shard where it goes."""
+    def _choose(self, rows: RowBatch) -> tuple[slice, Index]:
+        """The range of `rows` that the shard holds, and the index of these rows in the shard."""
         first, (offset, after_last) = rows.first_row, self.extent.rows
-        if self._ids is None:
-            if rows.ids is None:
-                begin, end = max(first, offset), min(first + len(rows), after_last)
-                return slice(begin - first, end - first), slice(begin - offset, end - offset)
-            chosen = slice(*_search(rows.ids, offset, after_last))
-            return chosen, rows.ids[chosen] - offset
         if rows.ids is None:
-            wanted = self._ids[slice(*_search(self._ids, first, first + len(rows)))]
-            return wanted - first, wanted - offset
-        hits = torch.isin(rows.ids, self._ids)
-        return hits.nonzero().squeeze(1), rows.ids[hits] - offset
-
-    def _blocks(self) -> Iterator[Index]:
-        if self._ids is not None:
-            yield from torch.split(self._ids - self.shard.row_offset, MEAN_ROWS)
-        else:
-            for begin in range(0, self.shard.num_rows, MEAN_ROWS):
-                yield slice(begin, begin + MEAN_ROWS)
+            begin, end = max(first, offset), min(first + len(rows), after_last)
+            return slice(begin - first, end - first), slice(begin - offset, end - offset)
+        chosen = slice(*torch.searchsorted(rows.ids, torch.tensor([offset, after_last])).tolist())
+        return chosen, rows.ids[chosen] - offset
 
 
-def _search(ascending: Tensor, *values: int) -> list[int]:
-    return torch.searchsorted(ascending, torch.tensor(values)).tolist()
-
-
-def _copy(source: Tensor, chosen: Index, target: Tensor, rows: Index) -> None:
-    values = source[chosen] if isinstance(chosen, slice) else source.index_select(0, chosen)
+def _copy(source: Tensor, chosen: slice, target: Tensor, rows: Index) -> None:
+    values = source[chosen]
     if isinstance(rows, slice):
         target[rows].copy_(values)
     else:

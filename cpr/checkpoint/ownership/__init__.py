@@ -1,1 +1,1 @@
-"""Which run may write to a checkpoint directory: ownership is an epoch that only grows."""
+"""Ownership of a checkpoint directory: which run may write there, as an epoch that only grows."""

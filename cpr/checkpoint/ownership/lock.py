@@ -1,11 +1,11 @@
-"""One run writes to a directory: the owner of its highest epoch, which renews its record while it lives.
+"""The lock of a checkpoint directory: the owner of the highest epoch may write, and renews its record.
 
-The record says which process that is. A newcomer on the same machine looks whether the process lives. From
-anywhere else it watches whether the record still changes: only its own clock counts, never a comparison of
-two machines' clocks. Whoever takes over takes the next epoch (`cpr.checkpoint.ownership.records`); an owner
-that was merely asleep finds it before it commits or deletes anything (`check`). Generations of workers of one
-session need not watch: when they met, they agreed that the generation before is over, and the next takes the
-directory at once, whatever machine had it.
+The record names the owner's process. A new run on the same machine checks whether that process is alive. From
+another machine it watches whether the record still changes, by its own clock alone: clocks of two machines
+are never compared. A run that takes the directory over takes the next epoch (`ownership.records`); an owner
+that was merely paused finds that epoch before it commits or deletes anything (`check`). A new generation of
+workers of the same session does not watch: its rendezvous has settled that the previous generation ended, so
+it takes the directory at once.
 """
 
 import logging
@@ -23,7 +23,7 @@ from typing import Final
 
 from cpr.checkpoint.format.manifest import SAVES, numbers_of
 from cpr.checkpoint.ownership.records import (
-    NOBODYS,
+    NO_CLAIMANT,
     Claimant,
     Owner,
     epochs,
@@ -37,23 +37,23 @@ from cpr.processes import Process
 
 BEATS_PER_PATIENCE: Final = 10
 LONGEST_RETRY_S: Final = 0.2
-"""Newcomers that come at the same moment try again after a random time up to this."""
+"""Upper limit of the random pause after which runs that claim at the same moment try again."""
 RIVALS_S: Final = 5.0
-"""How long one of them waits for the others to give way."""
+"""How long a claiming run waits for concurrent ones to give way."""
 PATIENCE: Final = timedelta(seconds=60)
 
 logger = logging.getLogger(__name__)
 
 
 class DirectoryLock:
-    """The right to write to a storage, for one run.
+    """The exclusive right of one run to write to a checkpoint directory.
 
     Args:
-        storage: a checkpoint directory.
-        run: run id, for people.
+        storage: the checkpoint directory.
+        run: run id, for messages.
         patience: how long the record of an owner on another machine may stay unchanged before that owner
-            counts as dead. It is renewed ten times as often.
-        claimant: whose workers these are; they succeed an older generation of their session at once.
+            counts as dead. Records are renewed ten times as often.
+        claimant: session and generation of these workers; they succeed older generations at once.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DirectoryLock:
         run: str,
         patience: timedelta = PATIENCE,
         *,
-        claimant: Claimant = NOBODYS,
+        claimant: Claimant = NO_CLAIMANT,
     ) -> None:
         self._storage, self._claimant = storage, claimant
         self._patience_s = patience.total_seconds()
@@ -79,32 +79,32 @@ class DirectoryLock:
             beat_s=self._patience_s / BEATS_PER_PATIENCE,
         )
         self.previous: Owner | None = None
-        """Whoever owned the directory before."""
+        """The previous owner of the directory."""
         self._writing = threading.Lock()
         self._released = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def epoch(self) -> int:
-        """Of this ownership; 0 before `acquire`."""
+        """Epoch of this ownership; 0 before `acquire`."""
         return self._own.epoch
 
     def acquire(self, committed: Callable[[], list[tuple[int, int]]]) -> None:
-        """Take the directory, from a dead owner if need be, and keep the record renewed.
+        """Take the directory, from a dead owner if need be, and renew the record in the background.
 
         Waits about `patience` at most, and only if the last owner was on another machine.
 
         Args:
-            committed: gives sequence and epoch of all saves that count; called when no older owner can commit
-                any more.
+            committed: returns sequence and epoch of all saves that count; called when no older owner can
+                commit any more.
 
         Raises:
-            LockedError: another run owns it and is alive, or was faster.
+            LockedError: another live run owns the directory, or was faster.
             CheckpointError: the directory cannot be read or written.
         """
         while not self._take_epoch():
             time.sleep(random.uniform(0, LONGEST_RETRY_S))
-        # From here on an older owner that looks finds this epoch, and what it has committed before is found.
+        # From here on, an older owner that checks finds this epoch; what it has committed before is listed.
         self._write(accepted=tuple(committed()))
         self.check()
         self._forget_older()
@@ -113,7 +113,7 @@ class DirectoryLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Call before anything is committed or deleted, and after a commit.
+        """Check that this run still owns the directory: before each commit and deletion, and after a commit.
 
         Raises:
             SupersededError: another run has taken the directory; nothing may be written any more.
@@ -122,16 +122,16 @@ class DirectoryLock:
         """
         if not self._is_recorded():
             raise LockedError(
-                f"{self._own.path} is gone from {self._storage.uri}: somebody removed or replaced the "
-                "directory, or its disk is no longer mounted. What to do: put it back; the record of this "
-                "run is written again as soon as that is possible"
+                f"{self._own.path} is gone from {self._storage.uri}: the directory was removed or replaced, "
+                "or its disk is no longer mounted. What to do: put it back; the record of this run is "
+                "written again as soon as that is possible"
             )
 
     def _is_recorded(self) -> bool:
-        """Whether this owner's record is there.
+        """Whether this owner's record exists.
 
         Raises:
-            SupersededError: so is that of a newer one.
+            SupersededError: a newer owner's record exists.
         """
         found = epochs(self._storage)
         own = (self._own.epoch, self._own.token)
@@ -139,16 +139,16 @@ class DirectoryLock:
             holder = newest_owner(self._storage)
             raise SupersededError(
                 f"{self._storage.uri} no longer belongs to run {self._own.run!r}: {holder or 'another run'} "
-                f"owns it now (epoch {max(found)[0]}, ours was {own[0]}), because this process was asleep "
+                f"owns it now (epoch {max(found)[0]}, ours was {own[0]}), because this process was paused "
                 "for too long. Nothing more is saved there. What to do: stop one of the two, or name another "
                 "directory"
             )
         return own in found
 
     def _is_replaced(self, found: Sequence[tuple[int, str]]) -> bool:
-        """Whether another owns the same epoch, which takes that somebody has deleted this owner's record.
+        """Whether another run owns the same epoch; possible if this owner's record was deleted by hand.
 
-        A record without a list is that of a newcomer, who will find this one and give way.
+        A record without a list of accepted saves is of a claiming run, which will find this one and give way.
         """
         if all(epoch != self._own.epoch or token == self._own.token for epoch, token in found):
             return False
@@ -156,7 +156,7 @@ class DirectoryLock:
         return owner is not None and owner.epoch == self._own.epoch and owner.token != self._own.token
 
     def finish(self, steps_done: int) -> None:
-        """Record that the run has reached its end, at this step; durable when this returns.
+        """Record that the run finished at this step; durable when this returns.
 
         Raises:
             LockedError: another run has taken the directory.
@@ -166,11 +166,11 @@ class DirectoryLock:
         self._write(finished=steps_done)
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
-        """Record that the saves to come are of workers of these launches.
+        """Record the launches whose workers make the saves to come.
 
         Args:
-            launches: of the workers.
-            continues: whether they continue the run whose saves are here; its launches stay known then.
+            launches: ids of the launches.
+            continues: whether they continue the run that saved here, so that its launches stay recorded.
 
         Raises:
             CheckpointError: the directory cannot be written to.
@@ -180,7 +180,7 @@ class DirectoryLock:
             self._write(launches=noted)
 
     def release(self) -> None:
-        """Let go of the directory, if it is still owned."""
+        """Release the directory if it is still owned."""
         if self._thread is None:
             return
         self._released.set()
@@ -193,12 +193,12 @@ class DirectoryLock:
             logger.warning("the directory could not be released: %s", error)
 
     def _take_epoch(self) -> bool:
-        """Write a record of the next epoch; False if somebody else took the same one."""
+        """Write a record of the next epoch; False if another run took the same epoch."""
         found = epochs(self._storage)
         self.previous = newest_owner(self._storage)
         if self.previous is not None:
             self._refuse_if_alive(self.previous)
-        # Saves tell the epochs of owners whose records somebody has deleted.
+        # Folders of saves show the epochs of owners whose records were deleted by hand.
         saves = filter(None, map(numbers_of, self._storage.list(SAVES)))
         known = [*(epoch for epoch, _ in found), *(epoch for _, epoch in saves), 0]
         self._write(
@@ -208,8 +208,8 @@ class DirectoryLock:
             released=False,
             finished=None,
         )
-        # Only who is alone may go on: whoever lists later finds this record. Of several that came at the same
-        # moment all give way to the lowest token, or else none of them might ever become the owner.
+        # A run that finds no other record of its epoch owns it: runs that list later find this record. Of
+        # several concurrent runs all give way to the lowest token, or else none might ever become the owner.
         own = (self._own.epoch, self._own.token)
         deadline = time.monotonic() + RIVALS_S
         while rivals := [each for each in epochs(self._storage) if each[0] >= own[0] and each != own]:
@@ -220,7 +220,7 @@ class DirectoryLock:
         return True
 
     def _forget_older(self) -> None:
-        """Records of older epochs say nothing that this one does not."""
+        """Delete the records of older epochs, which this owner's record replaces."""
         try:
             for epoch, token in epochs(self._storage):
                 if epoch < self._own.epoch:
@@ -233,7 +233,7 @@ class DirectoryLock:
             return
         ours = self._own
         if ours.session and holder.session == ours.session and holder.generation < ours.generation:
-            logger.info("%s is handed on by %s", self._storage.uri, holder)
+            logger.info("taking %s over from %s of the same session", self._storage.uri, holder)
             return
         if holder.place == ours.place:
             alive = Process(holder.pid, holder.started).is_alive
@@ -258,21 +258,21 @@ class DirectoryLock:
         return False
 
     def _renew(self) -> None:
-        is_told = False
+        has_warned = False
         while not self._released.wait(self._own.beat_s):
             try:
-                self._is_recorded()  # if it is not, nobody else owns the directory: it is written again
+                self._is_recorded()  # raises if another run took over; a missing record is written again
                 self._write(beat=self._own.beat + 1)
-                is_told = False
+                has_warned = False
             except SupersededError:
-                return  # whoever wants to commit learns of it
+                return  # the next commit raises this error
             except CheckpointError as error:
-                if not is_told:
+                if not has_warned:
                     logger.warning("the ownership record could not be renewed, will try again: %s", error)
-                is_told = True
+                has_warned = True
 
     def _write(self, **changes: object) -> None:
-        """Change the record, first where it is stored."""
+        """Change the record, in the storage first."""
         with self._writing:
             changed = replace(self._own, **changes)  # type: ignore[arg-type]  # fields of the record
             write_owner(self._storage, changed)

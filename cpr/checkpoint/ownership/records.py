@@ -1,12 +1,12 @@
-"""Who owns a checkpoint directory, and which saves count: ownership is an epoch, a number that only grows.
+"""Records of the owners of a checkpoint directory: who owns it, and which saves count.
 
-    owners/00000003-5f1c9e07.json      the record of the owner of epoch 3, under a name nobody else uses
+    owners/00000003-5f1c9e07.json      the record of the owner of epoch 3, under a unique name
 
-Whoever takes a directory writes a record of the next epoch; every save is in a folder that names the epoch of
-its owner. The highest epoch owns the directory, so a process that was paused while another took over finds a
-higher one before it commits or deletes anything. A write of its that was under way all that time still lands,
-but in a folder of its own: the new owner's record lists the older saves it found, and no other save of an
-older epoch counts. The last record also says whether the run is finished.
+A run that takes a directory writes a record of the next epoch; every save is in a folder that names the epoch
+of its owner. The highest epoch owns the directory, so a process that was paused while another run took over
+finds the higher epoch before it commits or deletes anything. A write that was in flight all that time still
+arrives, but in a folder of its own: the new owner's record lists the older saves that it found, and no other
+save of an older epoch counts. The last record also says whether the run is finished.
 """
 
 import json
@@ -22,11 +22,11 @@ from cpr.strict_json import build, parse
 
 OWNERS: Final = "owners"
 BLOCK_BYTES: Final = 1024
-"""Records are padded to multiples of this, so that a reader seldom meets one that is being replaced by a
-longer one; it reads such a record again."""
+"""Records are padded to multiples of this size, so that a record is rarely replaced by a longer one while it
+is read; such a record is read again."""
 READS: Final = 3
 LONGEST_BEAT_S: Final = 3600.0
-"""No owner renews its record more seldom."""
+"""Longest interval between renewals that a record may claim."""
 
 _NAME: Final = re.compile(r"(\d{8,18})-([0-9a-f]+)\.json")
 
@@ -35,83 +35,83 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Claimant:
-    """Whose workers take a directory, so that their successors are known from strangers."""
+    """Session and generation of the workers that take a directory; later generations may succeed them."""
 
     session: str = ""
-    """Whose generations of workers hand the directory on; empty: nobody's."""
+    """Session whose generations of workers succeed each other as owners; empty: none."""
     generation: int = 0
-    """Of these workers."""
+    """Generation of these workers."""
 
 
-NOBODYS: Final = Claimant()
-"""Of a process that follows nobody and that nobody follows."""
+NO_CLAIMANT: Final = Claimant()
+"""The claimant of a process without a session."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """One owner of a directory, as its record says."""
+    """The record of one owner of a directory."""
 
     epoch: int
     token: str
     """Random; part of the record's name."""
     run: str
-    """Run id, for people."""
+    """Run id, for messages."""
     host: str
     place: str
     """Boot id and process id namespace: where `pid` means something."""
     pid: int
     started: int
-    """When the process started, in the kernel's ticks: tells it from a later one of the same number."""
+    """Start time of the process in the kernel's ticks: tells it from a later process with the same pid."""
     session: str = ""
-    """Whose generations of workers hand the directory on; empty: nobody's."""
+    """Session whose generations of workers succeed each other as owners; empty: none."""
     generation: int = 0
-    """Of those workers."""
+    """Generation of the owner's workers."""
     launches: tuple[str, ...] = ()
-    """What launched the workers of the run whose saves are here; its own only once its workers have begun."""
+    """Launches of the workers that made the saves here; the owner's own once its workers have begun."""
     beat: int = 0
-    """Goes up by one at each renewal."""
+    """Incremented at each renewal."""
     beat_s: float = 0.0
     """Seconds between renewals."""
     accepted: tuple[tuple[int, int], ...] | None = None
-    """Sequence and epoch of the saves of older epochs that still count; None: they are not listed yet, and
-    this owner has saved nothing."""
+    """Sequence and epoch of the saves of older epochs that still count; None: not listed yet, and this owner
+    has saved nothing."""
     released: bool = False
-    """Whether it has let go of the directory."""
+    """Whether the owner has released the directory."""
     finished: int | None = None
-    """Training steps done when its run reached its end; None: it did not, as far as this owner knows."""
+    """Training steps done when the run finished; None: it has not, as far as this owner knows."""
 
     def __str__(self) -> str:
         return f"run {self.run!r} (process {self.pid} on {self.host})"
 
     @property
     def path(self) -> str:
-        """Of its record."""
+        """Path of the record, relative to the checkpoint directory."""
         return f"{OWNERS}/{self.epoch:08d}-{self.token}.json"
 
     def counts(self, sequence: int, epoch: int) -> bool:
-        """Whether a save of this epoch counts under this owner, whose record lists older ones."""
+        """Whether a save counts: it is of this epoch or later, or in the list of accepted saves."""
         return epoch >= self.epoch or self.accepted is None or (sequence, epoch) in self.accepted
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """The stored form."""
         text = json.dumps(asdict(self))
         return (text.ljust(-(-(len(text) + 1) // BLOCK_BYTES) * BLOCK_BYTES - 1) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Owner":
-        """Read one back.
+        """Parse a record.
 
         Raises:
-            ValueError: this program did not write it.
+            ValueError: `data` is not a record, or damaged.
         """
         owner = build(cls, parse(data))
         if owner.beat_s > LONGEST_BEAT_S:
-            raise ValueError(f"it is renewed every {owner.beat_s} s, which nobody would wait for")
+            raise ValueError(f"its interval between renewals is {owner.beat_s} s, above {LONGEST_BEAT_S} s")
         return owner
 
 
 def write_owner(storage: Storage, owner: Owner) -> None:
-    """Write a record, or replace it.
+    """Write or replace a record.
 
     Raises:
         CheckpointError: the directory cannot be written to.
@@ -121,7 +121,7 @@ def write_owner(storage: Storage, owner: Owner) -> None:
 
 
 def epochs(storage: Storage) -> list[tuple[int, str]]:
-    """Epoch and token of all records, lowest first; nothing is read.
+    """Epoch and token of all records, lowest first; lists the folder and reads no record.
 
     Raises:
         CheckpointError: the directory cannot be listed.
@@ -131,7 +131,7 @@ def epochs(storage: Storage) -> list[tuple[int, str]]:
 
 
 def newest_owner(storage: Storage) -> Owner | None:
-    """The record of the highest epoch; None where nobody has ever owned the directory.
+    """The record of the highest epoch; None if the directory never had an owner.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -140,7 +140,7 @@ def newest_owner(storage: Storage) -> Owner | None:
 
 
 def fence(storage: Storage) -> Owner | None:
-    """The newest record that lists the older saves which count; None: there is none, and all saves count.
+    """The newest record that lists the older saves which count; None: there is none.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -149,7 +149,7 @@ def fence(storage: Storage) -> Owner | None:
 
 
 def damaged_records(storage: Storage) -> list[str]:
-    """What is wrong with records that are not used; each names its file.
+    """Messages on damaged records, each with the file's name.
 
     Raises:
         CheckpointError: the directory cannot be read.
@@ -168,7 +168,7 @@ def _newest_first(storage: Storage) -> Iterator[Owner]:
 
 
 def _read_owner(storage: Storage, epoch: int, token: str) -> Owner | str | None:
-    """A record; what is wrong with it; or None if it went away."""
+    """A record; or why it is damaged; or None if it was deleted meanwhile."""
     path, problem = f"{OWNERS}/{epoch:08d}-{token}.json", ""
     for _ in range(READS):
         try:
@@ -180,4 +180,4 @@ def _read_owner(storage: Storage, epoch: int, token: str) -> Owner | str | None:
             return None
         except ValueError as error:
             problem = str(error)
-    return f"{path} is not used, because it is damaged ({problem}): which saves count is told by others alone"
+    return f"{path} is not used, because it is damaged ({problem}); other records decide which saves count"

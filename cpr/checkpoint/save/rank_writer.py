@@ -1,35 +1,41 @@
-"""One rank's part of a save: its row files and its state file, on their way to the storage."""
+"""Writes one rank's part of a save: its row files and state files."""
 
+import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Final
 
-from cpr.checkpoint.format.manifest import (
-    StateFileEntry,
-    TableEntry,
-)
-from cpr.checkpoint.format.part import Part, column_entries
+from cpr.checkpoint.format.manifest import StateFileEntry, TableEntry
+from cpr.checkpoint.format.part import RankPart, column_entries
 from cpr.checkpoint.format.row_file import RowFileWriter
-from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.format.row_schema import RowBatch
 from cpr.checkpoint.format.tree_file import write_state
-from cpr.checkpoint.save.niceness import give_way
-from cpr.checkpoint.storage.base import Storage
-from cpr.checkpoint.storage.sinks import HashingSink
+from cpr.checkpoint.storage.base import HashingSink, Storage
 from cpr.errors import SaveFailedError
 from cpr.extent import Extent
 
+NICENESS: Final = 10
+"""Scheduling priority of background threads: higher values yield to other threads."""
 
-class PartWriter:
-    """Writes pieces as they come, one file after the other.
 
-    While a file is written, the one before is made durable by a thread: to wait for that takes as long as to
-    write some more megabytes, for each table.
+def lower_priority() -> None:
+    """Lower the scheduling priority of this thread, so that it yields to the threads of training."""
+    with suppress(OSError, AttributeError):  # only Linux has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+class RankWriter:
+    """Writes row files of one save one after the other, and its state files.
+
+    While a file is written, a thread syncs the previous one: waiting for that takes as long as writing some
+    more megabytes, for each table.
 
     Args:
-        storage: of the checkpoint.
+        storage: the checkpoint directory.
         folder: of the save, relative to the storage.
         codec: of the weights.
-        with_ids: whether pieces hold chosen rows (a row save) or all rows in order (a base).
+        with_ids: whether chosen rows are written (a row save) or all rows in order (a base).
     """
 
     def __init__(self, storage: Storage, folder: str, codec: str, with_ids: bool) -> None:
@@ -37,21 +43,15 @@ class PartWriter:
         self._folder = folder
         self._codec = codec
         self._with_ids = with_ids
-        self._part = Part()
+        self._part = RankPart()
         self._extent: Extent | None = None
         self._file = ExitStack()
         self._steps: list[int] = []
-        self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=give_way)
+        self._closer = ThreadPoolExecutor(1, "checkpoint-closer", initializer=lower_priority)
         self._closing: Future[None] | None = None
 
-    def write(self, extent: Extent, rows: Rows, step: int) -> None:
-        """Append rows of a shard; those of one shard come one after the other.
-
-        Args:
-            extent: of the shard.
-            rows: some of its rows.
-            step: training steps done when they were copied.
-        """
+    def write(self, extent: Extent, rows: RowBatch, step: int) -> None:
+        """Append rows of a shard; all rows of one shard are written before those of the next shard."""
         if extent != self._extent:
             self._finish_file()
             self._open(extent, rows)
@@ -59,11 +59,11 @@ class PartWriter:
         self._steps.append(step)
 
     def write_state(self, tree: Any, rank: int | None) -> None:
-        """Write everything that is no table row.
+        """Write a state file.
 
         Args:
             tree: see `cpr.checkpoint.format.tree_file`.
-            rank: whose it is; None: of all ranks.
+            rank: the rank that the state belongs to; None: it is equal on all ranks.
         """
         path = "state.arrow" if rank is None else f"state-rank{rank}.arrow"
         with self._storage.create(f"{self._folder}/{path}") as file:
@@ -73,8 +73,8 @@ class PartWriter:
             StateFileEntry(path=path, num_bytes=sink.num_bytes, digest=sink.digest(), rank=rank)
         )
 
-    def finish(self, tables: dict[str, TableEntry]) -> Part:
-        """Close the last file; what was written, all of it durable, and the tables of this rank's shards."""
+    def finish(self, tables: dict[str, TableEntry]) -> RankPart:
+        """Close the last file; returns the entries of all files, which are durable, and `tables`."""
         with self._closer:
             self._finish_file()
             self._wait_for_closed()
@@ -82,18 +82,18 @@ class PartWriter:
         return self._part
 
     def abandon(self) -> None:
-        """Leave the open file without finishing it, so that it does not appear."""
+        """Close without finishing the open file, so that it does not appear."""
         error = SaveFailedError(f"{self._folder} was abandoned")
-        with self._closer, suppress(Exception):  # what went wrong first is what people hear of
+        with self._closer, suppress(Exception):  # the first error is reported, not this one
             self._file.__exit__(type(error), error, None)
 
-    def _open(self, extent: Extent, rows: Rows) -> None:
+    def _open(self, extent: Extent, rows: RowBatch) -> None:
         self._extent, self._steps, self._path = extent, [], f"{extent.name}.arrow"
         sink = self._file.enter_context(self._storage.create(f"{self._folder}/{self._path}"))
         self._writer = RowFileWriter(
             sink,
             shard=extent,
-            columns=column_entries(rows.columns),  # those of the live shard may be others by now
+            columns=column_entries(rows.columns),  # the live shard may have other columns by now
             codec=self._codec,
             with_ids=self._with_ids,
         )

@@ -1,4 +1,4 @@
-"""Before every save, all ranks agree on it: a rank that began another one alone would mix two saves up."""
+"""Agreement of all ranks on each save before it begins: a rank that began another save would mix two up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,34 +10,30 @@ from cpr.checkpoint.format.manifest import Kind, Moment
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What a rank wants to save, for all ranks to agree on."""
+    """The save that a rank is about to begin, for all ranks to compare."""
 
     kind: Kind
     moment: Moment
     step: int
     is_ready: bool
-    """Whether the save before it is over."""
+    """Whether the previous save is finished on this rank."""
     replicated: Mapping[str, Tensor]
-    """Rows of replicated shards; each rank asks for those that it has touched."""
+    """Rows of replicated shards by the shard's name; each rank names those that it has touched."""
     problem: Exception | None
-    """Why it cannot be begun."""
+    """Why this rank cannot begin the save; None: it can."""
 
 
-def agree(own: SaveRequest, wishes: Sequence[SaveRequest]) -> bool:
-    """Whether all ranks begin the same save now; what one of them cannot do, none does.
-
-    Args:
-        own: of this rank.
-        wishes: of all ranks.
+def agree(own: SaveRequest, requests: Sequence[SaveRequest]) -> bool:
+    """Whether all ranks can begin the same save now; a problem on one rank is raised on all.
 
     Raises:
-        ValueError: they ask for different saves.
-        CheckpointError, FloatingPointError: one of them cannot save; the same is raised on all.
+        ValueError: the ranks request different saves.
+        CheckpointError, FloatingPointError: the problem of some rank.
     """
-    problems = [wish.problem for wish in wishes if wish.problem is not None]
+    problems = [request.problem for request in requests if request.problem is not None]
     if problems:
         raise own.problem or problems[0]
-    if len({(wish.kind, wish.moment, wish.step) for wish in wishes}) > 1:
-        asked = "; ".join(f"rank {rank}: {w.kind}, step {w.step}" for rank, w in enumerate(wishes))
+    if len({(request.kind, request.moment, request.step) for request in requests}) > 1:
+        asked = "; ".join(f"rank {rank}: {each.kind}, step {each.step}" for rank, each in enumerate(requests))
         raise ValueError(f"ranks ask for different saves: {asked}. Call save() alike on all of them")
-    return all(wish.is_ready for wish in wishes)
+    return all(request.is_ready for request in requests)

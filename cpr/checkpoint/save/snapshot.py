@@ -1,4 +1,4 @@
-"""Copies rows of live shards into staging buffers, piece by piece.
+"""Snapshots: copies of rows of live shards in staging buffers, made piece by piece.
 
 Within a piece a row and its optimizer state are from one moment, because the piece is copied between two
 updates. A rolling snapshot copies some pieces after each step; a consistent one copies all of them between
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cpr.checkpoint.format.row_file import Rows
+from cpr.checkpoint.format.row_file import RowBatch
 from cpr.checkpoint.save.staging import place_columns, rows_per_piece
 from cpr.shards.shard import TableShard
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """Rows that were copied between two updates."""
+class StagedRows:
+    """Rows of a shard that were copied into a buffer between two updates."""
 
     shard: TableShard
-    rows: Rows
+    rows: RowBatch
     """Views into `buffer`."""
     buffer: Tensor
-    """To be given back to the pool."""
+    """The pool's buffer, to be released after writing."""
     step: int
-    """Training steps done at that moment."""
+    """Training steps done when the rows were copied."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What of a shard is saved."""
+    """Rows of a shard that are saved."""
 
     shard: TableShard
     ids: Tensor | None
@@ -42,10 +42,10 @@ class Selection:
 
 
 def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[TableShard]:
-    """Those of the shards that have these names, in the names' order.
+    """Shards by name, in the order of the names.
 
     Raises:
-        ValueError: there is none of a name.
+        ValueError: there is no shard of some name.
     """
     by_name = {shard.name: shard for shard in shards}
     if unknown := sorted(set(names) - set(by_name)):
@@ -54,19 +54,19 @@ def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[T
 
 
 def can_wait(shard: TableShard) -> bool:
-    """Whether rows may be read beside training, until it says that they are about to change."""
+    """Whether rows may be copied in the background of training, which announces updates of this shard."""
     return shard.updated_in_backward and all(column.device.type == "cpu" for column in shard.columns.values())
 
 
 def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
-    """Selections of the rows asked for.
+    """Make selections from row ids.
 
     Args:
-        shards: of this rank.
+        shards: all shards of this rank.
         rows: row ids of the table by `TableShard.name`, any integer dtype and order; duplicates count once.
 
     Raises:
-        ValueError: no such shard here, or a row that it does not hold.
+        ValueError: there is no such shard on this rank, or it does not hold such a row.
     """
     selections = []
     for shard, asked in zip(shards_named(shards, rows), rows.values(), strict=True):
@@ -83,10 +83,10 @@ def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> lis
 
 
 class Snapshot:
-    """The pieces of a set of selections, in order.
+    """Copies the selected rows piece by piece.
 
     Args:
-        selections: what to copy; each shard once. What cannot wait comes first.
+        selections: rows to copy, each shard once. Shards that cannot be copied in the background come first.
     """
 
     def __init__(self, selections: Sequence[Selection]) -> None:
@@ -96,15 +96,15 @@ class Snapshot:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been copied."""
+        """Whether all rows have been copied."""
         return self._next is None
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the next piece has to be copied before training goes on, for want of a word in time."""
+        """Whether the next piece must be copied before training continues, see `can_wait`."""
         return self._next is not None and not can_wait(self._next[0].shard)
 
-    def copy_next(self, buffer: Tensor, step: int) -> Piece:
+    def copy_next(self, buffer: Tensor, step: int) -> StagedRows:
         """Copy the next piece into `buffer`, uint8 `[PIECE_BYTES]`."""
         assert self._next is not None
         selection, begin, end = self._next
@@ -117,13 +117,13 @@ class Snapshot:
         if selection.ids is None:
             for name, source in shard.columns.items():
                 columns[name].copy_(source.detach()[begin:end])
-            return Piece(shard, Rows(shard.row_offset + begin, None, columns), buffer, step)
+            return StagedRows(shard, RowBatch(shard.row_offset + begin, None, columns), buffer, step)
         ids = selection.ids[begin:end]
         local = ids - shard.row_offset if shard.row_offset else ids
         for name, source in shard.columns.items():
             _gather(source.detach(), local, columns[name])
         first_row = int(ids[0]) if num_rows else shard.row_offset
-        return Piece(shard, Rows(first_row, ids, columns), buffer, step)
+        return StagedRows(shard, RowBatch(first_row, ids, columns), buffer, step)
 
     @staticmethod
     def _plan(selections: Sequence[Selection]) -> Iterator[tuple[Selection, int, int]]:
@@ -134,7 +134,7 @@ class Snapshot:
 
 
 def _ascending(ids: Tensor) -> Tensor:
-    """Sorted and without duplicates; looking whether they are so already is much cheaper than sorting."""
+    """Ids sorted and without duplicates; checking whether they are already is much cheaper than sorting."""
     return ids if bool((ids[1:] > ids[:-1]).all()) else torch.unique(ids)
 
 

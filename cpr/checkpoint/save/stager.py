@@ -1,13 +1,13 @@
-"""Copies the rows of a save out of the tables: what a save costs training.
+"""Staging: copies the rows of a save out of the tables, which is the cost of a save to training.
 
-A rolling save is copied a little after each training step. A consistent one is copied by a thread of its own,
-beside the forward pass of the next step, which only reads: training waits for it at the moment before rows
-change (`settle`, which `cpr.shards.before_updates` calls), so that all rows are of the moment of the call.
-Rows whose changes nobody announces, or that a copy cannot read beside training (on CUDA, behind a device
-cache, updated by an ordinary optimizer), are copied before the call returns.
+A rolling save is copied a little after each training step. A consistent one is copied by a thread during the
+forward pass of the next step, which only reads: training waits for the thread before rows change (`settle`,
+which `cpr.shards.before_updates` calls), so that all rows are of the moment of the call. Rows that cannot be
+copied in the background (on CUDA, behind a device cache, or updated by an ordinary optimizer, which announces
+no updates) are copied before the call returns.
 
-The thread needs nobody but the writer, which gives buffers back without asking other ranks. So it comes to
-its end wherever the training threads of the ranks are waiting, for it or for each other.
+The thread depends only on the writer, which releases buffers without communication. So it finishes even while
+the training threads of the ranks wait for it or for each other.
 """
 
 import time
@@ -19,17 +19,17 @@ from typing import Final
 
 from torch import Tensor
 
-from cpr.checkpoint.save.snapshot import Piece, Snapshot
+from cpr.checkpoint.save.snapshot import Snapshot, StagedRows
 from cpr.checkpoint.save.staging import PIECE_BYTES, StagingPool
 from cpr.checkpoint.save.writer_thread import Save, describe
-from cpr.checkpoint.state.model_state import States
+from cpr.checkpoint.state.model_state import CapturedState
 
 ROLLING_BYTES_PER_STEP: Final = 64 * 2**20
-"""What a rolling save copies between two training steps at most: some milliseconds."""
+"""Most bytes that a rolling save copies between two training steps: some milliseconds."""
 HANDOVER_BYTES: Final = 128 * 2**20
-"""What is copied before the writer hears of it: at work at the same time, it would slow the copying down."""
+"""Bytes that are copied before the writer gets them: writing at the same time would slow copying down."""
 POLL_S: Final = 0.1
-"""How often copying that waits for a buffer looks whether it is still wanted."""
+"""How often copying that waits for a buffer checks whether it was given up."""
 
 Enough = Callable[[int], bool]
 
@@ -38,93 +38,83 @@ Enough = Callable[[int], bool]
 class _Job:
     save: Save
     snapshot: Snapshot
-    states: States
+    states: CapturedState
     given_up: Event = field(default_factory=Event)
-    """Set when nothing more of it is to be copied."""
+    """Set when copying must stop."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether nothing is left to copy, or nothing of it could be written."""
+        """Whether nothing is left to copy, or the writer has failed."""
         return self.snapshot.done or self.save.broken.is_set()
 
 
 class Stager:
-    """Copies for one save at a time. All methods are for the training thread.
+    """Copies the rows of one save at a time. All methods are called by the training thread.
 
     Args:
-        pool: where the copies go; its size is the memory ceiling.
+        pool: buffers for the copies; its size limits the memory of a save.
     """
 
     def __init__(self, pool: StagingPool) -> None:
         self._pool = pool
         self._job: _Job | None = None
-        self._beside: tuple[Thread, _Job] | None = None
+        self._background: tuple[Thread, _Job] | None = None
 
     @property
     def is_copying(self) -> bool:
-        """Whether some of the save that was begun is still to be copied."""
+        """Whether rows of the present save are still to be copied."""
         return self._job is not None
 
-    def begin(self, save: Save, snapshot: Snapshot, states: States) -> None:
-        """Take on a save; nothing is copied yet.
-
-        Args:
-            save: gets the pieces.
-            snapshot: its rows, those that are urgent first.
-            states: handed over when all is copied.
-        """
+    def begin(self, save: Save, snapshot: Snapshot, states: CapturedState) -> None:
+        """Begin a save; copies nothing yet."""
         self._job = _Job(save, snapshot, states)
 
     def copy_some(self, step: int) -> None:
-        """Copy the next pieces of a rolling save, as far as buffers are free.
-
-        Args:
-            step: training steps done.
-        """
-        if self._job is not None and self._beside is None:
+        """Copy the next pieces of a rolling save, as far as buffers are free."""
+        if self._job is not None and self._background is None:
             self._copy_here(self._job, step, lambda copied: copied >= ROLLING_BYTES_PER_STEP, wait=False)
 
-    def copy_beside(self, step: int, deadline: float | None = None) -> None:
-        """Copy all: what is urgent now, the rest in a thread, beside training.
+    def copy_in_background(self, step: int, deadline: float | None = None) -> None:
+        """Copy urgent rows now, and the others in a background thread.
 
         Args:
             step: training steps done.
-            deadline: by `time.monotonic`; what is not copied by then is given up.
+            deadline: by `time.monotonic`; the save is given up if copying takes longer.
         """
         assert self._job is not None
         snapshot = self._job.snapshot
         self._copy_here(self._job, step, lambda _: not snapshot.is_urgent, deadline=deadline)
         if (job := self._job) is not None:
             arguments = (job, step, deadline)
-            thread = Thread(target=self._copy_rest, args=arguments, name="checkpoint-copier", daemon=True)
-            self._beside = thread, job
+            thread = Thread(target=self._copy_rest, args=arguments, name="checkpoint-stager", daemon=True)
+            self._background = thread, job
             thread.start()
 
     def settle(self, deadline: float | None = None) -> None:
-        """Wait until no thread reads tables any more; to be called before anything changes them.
+        """Wait until the background thread has stopped reading tables; called before they change.
 
         Args:
-            deadline: by `time.monotonic`; what is not copied by then is given up.
+            deadline: by `time.monotonic`; the save is given up if copying takes longer.
         """
-        if self._beside is None:
+        if self._background is None:
             return
         began = time.perf_counter()
-        thread, job = self._beside
+        thread, job = self._background
         thread.join(seconds_left(deadline))
         if thread.is_alive():
             _run_out(job)
             thread.join()
-        self._beside = None
+        self._background = None
         job.save.blocked_s += time.perf_counter() - began
 
     def finish(self, step: int, deadline: float | None = None) -> None:
-        """Copy, or wait for, all that is left; what is not copied at the deadline is given up."""
+        """Copy all remaining rows, or wait for that; at the deadline the save is given up."""
         self.settle(deadline)
         if self._job is not None:
             self._copy_here(self._job, step, _never, deadline=deadline)
 
     def give_up(self) -> None:
-        """Let the save that is being copied fail."""
+        """Stop copying; the present save fails."""
         job = self._job
         if job is not None:
             job.given_up.set()
@@ -140,22 +130,22 @@ class Stager:
         job.save.blocked_s += time.perf_counter() - began
 
     def _copy_rest(self, job: _Job, step: int, deadline: float | None) -> None:
-        with suppress(Exception):  # it has made the save fail, which training hears of
+        with suppress(Exception):  # the save has failed by then, and reports the error
             self._copy(job, step, _never, deadline=deadline)
 
     def _copy(
         self, job: _Job, step: int, enough: Enough, *, wait: bool = True, deadline: float | None = None
     ) -> None:
-        """Copy pieces until it is enough and hand them over; after the last one, the states.
+        """Copy pieces and pass them to the save; after the last one, the states.
 
         Args:
-            job: what to copy.
+            job: the save and its rows.
             step: training steps done.
-            enough: whether to stop, by the bytes that are copied.
-            wait: for buffers, when none is free.
-            deadline: give the save up then.
+            enough: whether to stop after this many copied bytes.
+            wait: whether to wait for buffers when none is free.
+            deadline: when to give the save up.
         """
-        ready: list[Piece] = []
+        ready: list[StagedRows] = []
         copied = 0
         try:
             while not (job.is_copied or job.given_up.is_set() or enough(copied)):
@@ -180,7 +170,7 @@ class Stager:
         if job.is_copied or job.given_up.is_set():
             self._end(job)
 
-    def _piece(self, job: _Job, buffer: Tensor, step: int) -> Piece:
+    def _piece(self, job: _Job, buffer: Tensor, step: int) -> StagedRows:
         try:
             return job.snapshot.copy_next(buffer, step)
         except BaseException:
@@ -188,7 +178,7 @@ class Stager:
             raise
 
     def _end(self, job: _Job, problem: str | None = None) -> None:
-        """Hand over the end of a save, once."""
+        """Pass on the end of a save, once."""
         if self._job is not job:
             return
         self._job = None
@@ -201,13 +191,13 @@ class Stager:
 
 
 def _run_out(job: _Job) -> None:
-    """The time that was given for copying is over."""
+    """Give a save up because its time limit ran out."""
     job.save.is_out_of_time = True
     job.given_up.set()
 
 
 def seconds_left(deadline: float | None) -> float | None:
-    """Seconds until a time by `time.monotonic`, not below 0; None: as long as it takes."""
+    """Seconds until a time by `time.monotonic`, at least 0; None: no limit."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 

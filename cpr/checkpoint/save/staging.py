@@ -1,7 +1,7 @@
-"""Host memory that rows are copied into while training waits: a fixed number of buffers, reused for ever.
+"""Staging memory: a fixed number of host buffers that rows are copied into while training waits.
 
-The pool is the memory ceiling: nothing is copied for which there is no free buffer. Its pages are touched
-once, before they are needed, because the first touch of fresh memory is many times slower than the next.
+The pool limits the memory of saves: rows are copied only when a buffer is free. Its pages are touched once,
+before they are needed, because the first touch of fresh memory is many times slower than later ones.
 """
 
 import threading
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES: Final = 4 * 2**20
-"""Size of a buffer: large enough to be worth a write, small enough that a few stay in the cache, where
-copying is fastest, until they are written."""
+"""Size of a buffer: large enough for an efficient write, small enough that a few stay in the CPU cache until
+they are written."""
 ALIGNMENT: Final = 64
-"""Of every column in a buffer, bytes; what Arrow asks for."""
+"""Alignment of each column in a buffer, in bytes, as Arrow recommends."""
 
 
 class StagingPool:
-    """Buffers of `PIECE_BYTES` each.
+    """A pool of buffers of `PIECE_BYTES` each.
 
     Args:
-        num_bytes: memory ceiling; holds at least two buffers.
-        pinned: page-locked memory, for copies from CUDA.
+        num_bytes: memory limit; at least two buffers are made.
+        pinned: use page-locked memory, for copies from CUDA.
     """
 
     def __init__(self, num_bytes: int, pinned: bool = False) -> None:
@@ -34,11 +34,11 @@ class StagingPool:
 
     @property
     def allocated_bytes(self) -> int:
-        """Memory taken so far."""
+        """Memory of the buffers made so far."""
         return self._num_made * PIECE_BYTES
 
     def warm_up(self, num_bytes: int) -> None:
-        """Allocate and touch as many buffers as `num_bytes` need, within the ceiling."""
+        """Allocate and touch as many buffers as `num_bytes` need, within the limit."""
         wanted = min(self.num_buffers, -(-num_bytes // PIECE_BYTES))
         while True:
             with self._changed:
@@ -48,7 +48,7 @@ class StagingPool:
             self.release(self._make())
 
     def acquire(self, wait: bool = True, timeout_s: float | None = None) -> Tensor | None:
-        """A buffer, uint8 `[PIECE_BYTES]`; None if none is free and waiting is unwanted or took too long."""
+        """Take a buffer, uint8 `[PIECE_BYTES]`; None if none is free, or becomes free in time."""
         with self._changed:
             if not self._free and self._num_made < self.num_buffers:
                 self._num_made += 1
@@ -60,7 +60,7 @@ class StagingPool:
         return self._make() if make else None
 
     def release(self, buffer: Tensor) -> None:
-        """Give a buffer back."""
+        """Return a buffer."""
         with self._changed:
             self._free.append(buffer)
             self._changed.notify()
@@ -70,11 +70,11 @@ class StagingPool:
 
 
 def place_columns(buffer: Tensor, columns: dict[str, Tensor], num_rows: int) -> dict[str, Tensor]:
-    """Room for `num_rows` rows of each column inside a buffer, aligned.
+    """Aligned views into a buffer for `num_rows` rows of each column.
 
     Args:
         buffer: uint8 `[PIECE_BYTES]`.
-        columns: tensors whose dtype and width are wanted, `[rows]` or `[rows, cols]`.
+        columns: tensors with the dtype and width of each view, `[rows]` or `[rows, cols]`.
         num_rows: at most `rows_per_piece(columns)`.
     """
     placed, begin = {}, 0
@@ -87,10 +87,10 @@ def place_columns(buffer: Tensor, columns: dict[str, Tensor], num_rows: int) -> 
 
 
 def rows_per_piece(columns: dict[str, Tensor]) -> int:
-    """Rows of these columns that fit into a buffer.
+    """Number of rows of these columns that fit into a buffer.
 
     Raises:
-        ValueError: not even one does.
+        ValueError: not even one row fits.
     """
     per_row = sum(column[:1].numel() * column.element_size() for column in columns.values())
     rows = (PIECE_BYTES - ALIGNMENT * len(columns)) // max(1, per_row)

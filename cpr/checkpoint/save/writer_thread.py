@@ -1,7 +1,7 @@
-"""The background half of saving: one thread a rank that turns pieces into files, and files into a fact.
+"""The background half of saving: one thread per rank that writes staged rows to files and commits saves.
 
-All ranks run the same saves in the same order. Each writes its own files, then they tell each other how it
-went, and rank 0 commits the manifest if it went well everywhere: a failure on any rank fails the save on all.
+All ranks run the same saves in the same order. Each rank writes its own files, then rank 0 gathers the
+outcomes and commits the manifest if no rank failed: a failure on any rank fails the save on all.
 """
 
 import logging
@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.format.manifest import Kind, Manifest, Moment, Parent, save_folder
-from cpr.checkpoint.format.part import Part, merge_tables
-from cpr.checkpoint.save.niceness import give_way
-from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.save.snapshot import Piece
+from cpr.checkpoint.format.part import RankPart, merge_tables
+from cpr.checkpoint.save.rank_writer import RankWriter, lower_priority
+from cpr.checkpoint.save.snapshot import StagedRows
 from cpr.checkpoint.save.staging import StagingPool
-from cpr.checkpoint.state.model_state import States
+from cpr.checkpoint.state.model_state import CapturedState
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import (
     CheckpointError,
@@ -33,91 +32,85 @@ logger = logging.getLogger(__name__)
 
 
 class Save:
-    """A save that is under way, or over.
-
-    Args:
-        kind: `base` or `rows`.
-        moment: of the rows in it.
-        codec: of the weights.
-    """
+    """A running or finished save: the queue between staging and writing, and the outcome."""
 
     def __init__(self, kind: Kind, moment: Moment, codec: str) -> None:
         self.kind, self.moment, self.codec = kind, moment, codec
         self.blocked_s = 0.0
-        """Time that training on this rank has waited for it: in calls of the checkpointer, and before rows
-        changed that were still to be copied."""
+        """Seconds that training on this rank has waited for the save: in calls of the checkpointer and before
+        updates of rows that were still to be copied."""
         self.longest_blocked_s = 0.0
-        """The same of the rank where it is longest, when it was committed; 0 before."""
+        """Maximum of `blocked_s` over all ranks when the save was committed; 0 before."""
         self.seconds: float | None = None
-        """From when it was asked for until it counted; None before, and if it failed."""
+        """Seconds from the call until the commit; None before, and if the save failed."""
         self.manifest: Manifest | None = None
-        """What was committed; None before, and if it failed."""
+        """The committed manifest; None before the commit, and if the save failed."""
         self.error: SaveFailedError | None = None
-        """Why it failed."""
+        """Why the save, or compaction and retention after it, failed."""
         self.is_out_of_time = False
-        """Whether this rank could not copy everything in the time that it was given."""
+        """Whether copying on this rank exceeded the time limit."""
         self.is_refused = False
         """Whether a newer run owns the directory."""
         self.is_excused = False
-        """Whether training need not hear of its failure: it was given up in time, or that was told before."""
+        """Whether a failure need not be raised in training: the save was given up, or that was reported."""
         self.broken = threading.Event()
-        """Set when this rank cannot write any more, so that copying may stop."""
+        """Set when writing on this rank has failed, so that copying may stop."""
         self._began = time.perf_counter()
         self._settled = threading.Event()
         self._over = threading.Event()
-        self._feed: queue.SimpleQueue[Piece | States | str] = queue.SimpleQueue()
+        self._feed: queue.SimpleQueue[StagedRows | CapturedState | str] = queue.SimpleQueue()
 
     @property
     def done(self) -> bool:
-        """Whether it is committed or has failed."""
+        """Whether the save is committed or has failed."""
         return self._settled.is_set()
 
     @property
     def outcome(self) -> bool | SaveFailedError:
-        """What this rank knows: whether it is committed, or why it failed."""
+        """Whether this rank knows that the save is committed, or the error that it failed with."""
         if self.manifest is None and self.error is not None and not self.is_excused:
             return self.error
         return self.manifest is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the background has also merged and cleared away what was due after it."""
+        """Whether compaction and retention after the save are finished, too."""
         return self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is done; whether it is."""
+        """Wait until `done`; returns `done`."""
         return self._settled.wait(timeout_s)
 
     def wait_until_over(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is over; whether it is."""
+        """Wait until `is_over`; returns `is_over`."""
         return self._over.wait(timeout_s)
 
-    def feed(self, item: Piece | States) -> None:
+    def feed(self, item: StagedRows | CapturedState) -> None:
         """Hand over the next piece; `States` are the last."""
         self._feed.put(item)
 
-    def feed_all(self, pieces: list[Piece]) -> None:
+    def feed_all(self, pieces: list[StagedRows]) -> None:
         """Hand over pieces, and empty the list."""
         while pieces:
             self._feed.put(pieces.pop(0))
 
     def cancel(self, problem: str) -> None:
-        """Nothing more will come, and the save must not count."""
+        """End the queue with a problem, for which the save fails."""
         self._feed.put(problem)
 
-    def take(self) -> Piece | States | str:
-        """The next item; a text says why nothing more will come."""
+    def take(self) -> StagedRows | CapturedState | str:
+        """Take the next item of the queue; a text is the problem that ended it."""
         return self._feed.get()
 
     def commit(self, manifest: Manifest, longest_blocked_s: float) -> None:
-        """It counts."""
+        """Note that the save is committed."""
         self.seconds = time.perf_counter() - self._began
         self.longest_blocked_s = longest_blocked_s
         self.manifest = manifest
         self._settled.set()
 
     def finish(self, error: SaveFailedError | None) -> None:
-        """It is over; with an error if it failed, or what was due after it."""
+        """Note the end of the save, with an error if the save or the work after it failed."""
         self.is_excused |= isinstance(error, SaveGivenUpError)
         self.error = error
         self._settled.set()
@@ -125,52 +118,48 @@ class Save:
 
 
 class WriterThread:
-    """Runs saves one after the other in a thread of its own.
+    """Runs saves one after the other in a background thread.
 
     Args:
-        storage: of the checkpoint.
-        pool: where pieces come from, and go back to.
-        group: of the ranks; used by the thread alone from now on.
-        history: the saves that exist; changed by the thread alone from now on.
+        storage: the checkpoint directory.
+        pool: the pool that staged rows are released to.
+        group: all ranks; from now on used by the thread alone.
+        committer: commits the saves; from now on used by the thread alone.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        pool: StagingPool,
-        group: RankGroup,
-        history: Committer,
-    ) -> None:
-        self._storage, self._pool, self._group, self._history = storage, pool, group, history
+    def __init__(self, storage: Storage, pool: StagingPool, group: RankGroup, committer: Committer) -> None:
+        self._storage, self._pool, self._group, self._committer = storage, pool, group, committer
         self._queue: queue.SimpleQueue[Save | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="checkpoint-saver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
         self._thread.start()
 
     def start(self, save: Save) -> None:
-        """Run a save; its pieces follow."""
+        """Start a save; its rows follow by `Save.feed`."""
         self._queue.put(save)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Finish what was started, then end the thread; whether it ended in time."""
+        """Finish the started saves, then end the thread; returns whether it ended in time."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        give_way()
+        lower_priority()
         while (save := self._queue.get()) is not None:
             failure: SaveFailedError | None = None
             try:
                 self._commit(save)
-                self._history.tidy()
+                self._committer.clean_up()
             except SaveGivenUpError as error:
                 failure = error
                 if self._group.rank == 0:
                     logger.info("%s", error)
             except SaveFailedError as error:
                 failure = SaveRefusedError(str(error)) if save.is_refused else error
-            except Exception as error:  # whatever it is, training must hear of it
-                failure = _lost_touch(error)
+            except Exception as error:  # any error must reach the training thread
+                failure = SaveFailedError(
+                    f"a save could not be finished ({describe(error)}); look at the log of all ranks"
+                )
             save.finish(failure)
 
     def _commit(self, save: Save) -> None:
@@ -188,32 +177,32 @@ class WriterThread:
             )
 
     def _save(self, save: Save) -> tuple[Manifest, float]:
-        """What counts from now on, and how long training waited for it on the rank where it did longest."""
-        sequence = self._history.next_sequence
+        """Write and commit a save; returns as `Committer.commit`."""
+        sequence = self._committer.next_sequence
         problem = None
         try:
-            self._history.check_lock()
+            self._committer.check_lock()
         except Exception as error:
             problem = describe(error)
             save.is_refused = isinstance(error, SupersededError)
             save.broken.set()
-        folder = save_folder(sequence, self._history.epoch)
-        writer = PartWriter(self._storage, folder, save.codec, with_ids=save.kind == "rows")
+        folder = save_folder(sequence, self._committer.epoch)
+        writer = RankWriter(self._storage, folder, save.codec, with_ids=save.kind == "rows")
         states, problem = self._write_all(save, writer, problem)
-        part = Part()
+        part = RankPart()
         if states is not None and problem is None:
             try:
                 part = writer.finish(states.tables)
             except Exception as error:
                 problem = describe(error)
-        chain = self._history.chain
+        chain = self._committer.chain
 
-        def manifest_of(parts: Sequence[Part]) -> Manifest:
+        def manifest_of(parts: Sequence[RankPart]) -> Manifest:
             newest = chain[-1] if save.kind == "rows" else None
             return Manifest(
-                run_id=self._history.run_id,
+                run_id=self._committer.run_id,
                 sequence=sequence,
-                epoch=self._history.epoch,
+                epoch=self._committer.epoch,
                 kind=save.kind,
                 parent=Parent(sequence=newest.sequence, digest=newest.file_digest) if newest else None,
                 base=chain[0].sequence if newest else sequence,
@@ -226,14 +215,18 @@ class WriterThread:
                 states=tuple(entry for part in parts for entry in part.states),
             )
 
-        return self._history.commit(
+        return self._committer.commit(
             sequence, save.kind, part, problem, manifest_of, save.blocked_s, save.is_out_of_time
         )
 
     def _write_all(
-        self, save: Save, writer: PartWriter, problem: str | None
-    ) -> tuple[States | None, str | None]:
-        """Take all that is fed, whatever happens, so that every buffer comes back; end and problem."""
+        self, save: Save, writer: RankWriter, problem: str | None
+    ) -> tuple[CapturedState | None, str | None]:
+        """Write all queued items; drains the queue even after an error, so that every buffer is released.
+
+        Returns:
+            The states that ended the queue, None if it was cancelled; and the problem, None if there is none.
+        """
         while True:
             item = save.take()
             if isinstance(item, str):
@@ -241,7 +234,7 @@ class WriterThread:
                 return None, problem or item
             try:
                 if problem is None:
-                    if isinstance(item, Piece):
+                    if isinstance(item, StagedRows):
                         writer.write(item.shard.extent, item.rows, item.step)
                     else:
                         self._write_states(writer, item)
@@ -250,12 +243,12 @@ class WriterThread:
                 save.broken.set()
                 writer.abandon()
             finally:
-                if isinstance(item, Piece):
+                if isinstance(item, StagedRows):
                     self._pool.release(item.buffer)
-            if isinstance(item, States):
+            if isinstance(item, CapturedState):
                 return item, problem
 
-    def _write_states(self, writer: PartWriter, states: States) -> None:
+    def _write_states(self, writer: RankWriter, states: CapturedState) -> None:
         if states.common is not None:
             writer.write_state(states.common, None)
         if states.own is not None:
@@ -263,11 +256,7 @@ class WriterThread:
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong, for the message of a `SaveFailedError`."""
+    """Text of an error for the message of a `SaveFailedError`."""
     if isinstance(error, CheckpointError):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-def _lost_touch(error: BaseException) -> SaveFailedError:
-    return SaveFailedError(f"a save could not be finished ({describe(error)}); look at the log of all ranks")

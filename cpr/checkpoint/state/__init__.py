@@ -1,1 +1,1 @@
-"""State that is not in tables: models, optimizers, random generators and registered objects."""
+"""State outside of tables: dense parameters, optimizers, random generators and registered objects."""

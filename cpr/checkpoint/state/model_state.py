@@ -1,7 +1,7 @@
-"""Everything beside the table rows: captured in one moment, and given back.
+"""The state of a run without its table rows: captured in one moment, checked, and restored.
 
-Dense parameters and what is registered as common are equal on all ranks, so rank 0 writes them alone; what
-belongs to one rank (random generators, for example) each rank writes for itself.
+Dense parameters and common registered states are equal on all ranks, so only rank 0 writes them; per-rank
+states (random generators, for example) are written by each rank.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,62 +15,55 @@ from torch import Tensor, nn
 
 from cpr.checkpoint.format.manifest import TableEntry
 from cpr.checkpoint.format.part import tables_of
-from cpr.errors import (
-    CheckpointError,
-    MismatchError,
-)
+from cpr.errors import CheckpointError, MismatchError
 from cpr.shards import dense_tensors
 from cpr.shards.shard import TableShard
 
 
 @dataclass(frozen=True)
-class States:
-    """What is saved beside the rows, captured in one moment."""
+class CapturedState:
+    """The state of a run without its table rows, captured in one moment."""
 
     step: int
     """Training steps done at that moment."""
     tables: dict[str, TableEntry]
-    """Those that this rank holds shards of, with the counters of that moment."""
+    """Tables that this rank holds shards of, with the counters of that moment."""
     common: Any | None
-    """The same on all ranks; None on ranks that do not write it."""
+    """State that is equal on all ranks; None on ranks other than 0."""
     own: Any | None
-    """Of this rank; None if there is nothing."""
+    """State of this rank; None if there is none."""
 
 
 class Stateful(Protocol):
-    """Anything whose state belongs into a checkpoint: optimizers, schedules, loaders, trackers."""
+    """An object with state to save: an optimizer, schedule, data loader or tracker."""
 
     def state_dict(self) -> Any:
-        """Its state: nested plain data and tensors, see `cpr.checkpoint.format.tree_file`."""
+        """The state: nested plain data and tensors, see `cpr.checkpoint.format.tree_file`."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 @runtime_checkable
 class Heir(Protocol):
-    """State of one rank that can also go on from what belonged to several: a sum of which each has a part.
+    """Per-rank state that survives a change of the world size, such as each rank's part of a sum.
 
-    Ranks that are gone leave nothing to anybody otherwise.
+    Other per-rank states are dropped when a checkpoint is loaded at another world size.
     """
 
     def state_dict(self) -> Any:
-        """Its state, see `Stateful`."""
+        """The state, see `Stateful`."""
 
     def inherit(self, states: Sequence[Any]) -> None:
-        """Go on from states of before, instead of the present one; from nothing if there are none.
+        """Replace the present state by the combination of saved states; by an empty one if there are none.
 
         Args:
-            states: of this rank, if there is one, and of ranks that are gone and whose part falls to it.
+            states: saved by this rank, if any, and by the former ranks that are assigned to this rank.
         """
 
 
 class ModelState:
-    """The state of a run that is not table rows.
-
-    Args:
-        model: the sharded model.
-    """
+    """Dense parameters of a sharded model and all registered states."""
 
     def __init__(self, model: nn.Module) -> None:
         self._dense = dense_tensors(model)
@@ -79,9 +72,7 @@ class ModelState:
         self._optional: set[str] = set()
 
     def register(self, name: str, state: Stateful | Heir, per_rank: bool, optional: bool = False) -> None:
-        """Save and load `state` under `name`; if it is optional, it stays as it is where it was not saved.
-
-        An `Heir` is a state of single ranks.
+        """Save and load `state` under `name`; see `Checkpointer.register`.
 
         Raises:
             ValueError: the name is taken.
@@ -91,18 +82,18 @@ class ModelState:
         if per_rank:
             self._own[name] = state
         else:
-            assert not isinstance(state, Heir), "what ranks have in common has no heirs"
+            assert not isinstance(state, Heir), "only per-rank states can be an Heir"
             self._common[name] = state
         if optional:
             self._optional.add(name)
 
-    def capture(self, step: int, rank: int, shards: Sequence[TableShard]) -> States:
-        """A copy of all state on the host, as of now, and the tables of the shards with their counters."""
+    def capture(self, step: int, rank: int, shards: Sequence[TableShard]) -> CapturedState:
+        """Copy all state to the host, with the tables of the shards and their counters."""
         common = to_host(self.common(step)) if rank == 0 else None
-        return States(step, tables_of(shards), common, to_host(self.own()) or None)
+        return CapturedState(step, tables_of(shards), common, to_host(self.own()) or None)
 
     def common(self, step: int) -> dict[str, Any]:
-        """What is the same on all ranks, after so many training steps; live, not copied."""
+        """State that is equal on all ranks, at this training step; live, not copied."""
         return {
             "steps_done": step,
             "dense": self._dense,
@@ -110,23 +101,19 @@ class ModelState:
         }
 
     def own(self) -> dict[str, Any]:
-        """What belongs to this rank; live, not copied."""
+        """State of this rank; live, not copied."""
         return {name: state.state_dict() for name, state in self._own.items()}
 
     @property
     def has_heirs(self) -> bool:
-        """Whether something here can go on from what belonged to ranks that are gone."""
+        """Whether some per-rank state survives a change of the world size."""
         return any(isinstance(state, Heir) for state in self._own.values())
 
     def check(self, common: Mapping[str, Any], names: Collection[str] | None = None) -> None:
-        """Whether saved state fits this model.
-
-        Args:
-            common: of all ranks.
-            names: of the registered states that are to be taken from it; None: all.
+        """Refuse saved state that does not fit this model.
 
         Raises:
-            MismatchError: names what differs and what to do.
+            MismatchError: names the difference and what to do.
         """
         saved = common["dense"]
         for name in sorted(set(saved) ^ set(self._dense)):
@@ -147,10 +134,10 @@ class ModelState:
 
     @contextmanager
     def unchanged_on_failure(self) -> Iterator[None]:
-        """Put everything back if the block raises: what is refused changes nothing.
+        """Restore the present state if the block raises, so that a refused load changes nothing.
 
         Raises:
-            CheckpointError: it cannot be put back.
+            CheckpointError: the present state cannot be restored.
         """
         common, own = to_host(self.common(0)), to_host(self.own())
         try:
@@ -171,12 +158,12 @@ class ModelState:
         own: Mapping[str, Any] | None,
         gone: Sequence[Mapping[str, Any]] = (),
     ) -> int:
-        """Put checked state into place; returns the training steps done.
+        """Load checked state; returns the training steps done.
 
         Args:
-            common: of all ranks.
-            own: of this rank; None if it was saved by another number of ranks, so that it belongs to nobody.
-            gone: of ranks that are no more, as far as it falls to this one; heirs alone take it.
+            common: state that is equal on all ranks.
+            own: state of this rank; None if it was saved at another world size.
+            gone: states of former ranks that are assigned to this rank; only an `Heir` takes them.
 
         Raises:
             MismatchError: a registered state refuses its part.
@@ -190,7 +177,7 @@ class ModelState:
         return int(common["steps_done"])
 
     def apply_common(self, common: Mapping[str, Any], names: Collection[str]) -> None:
-        """Put dense parameters into place, and those of these registered states that were saved."""
+        """Load dense parameters, and those of the named registered states that were saved."""
         with torch.no_grad():
             for name, tensor in self._dense.items():
                 tensor.copy_(common["dense"][name])
@@ -212,7 +199,7 @@ def _load(name: str, load: Callable[[Any], Any], saved: Any) -> None:
 
 
 def to_host(tree: Any) -> Any:
-    """A copy of nested state that shares no memory with it, all tensors on the CPU."""
+    """Deep-copy nested state, with all tensors on the CPU."""
     if isinstance(tree, Tensor):
         return tree.detach().to("cpu", copy=True)
     if isinstance(tree, np.ndarray):

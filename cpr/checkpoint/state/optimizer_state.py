@@ -1,4 +1,4 @@
-"""Optimizers as registered states."""
+"""Adapts optimizers to registered states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from cpr.shards.shard import TableShard
 
 
 class OptimizerState:
-    """An optimizer as a registered state, for whose load it makes the state of its first step, or forgets it.
+    """An optimizer as a registered state; creates or drops per-parameter state to match what is loaded.
 
-    TorchRec's keyed optimizers load in place, so they must have state for the parameters for which some was
-    saved, and for no others.
+    TorchRec's keyed optimizers load in place, so they must have state for exactly the parameters for which
+    state was saved.
 
     Args:
         optimizer: of PyTorch or TorchRec, without fused parts.
-        shards: those whose state is saved with their rows: of an optimizer that updates nothing else, only
-            learning rates and the like are kept. Which tables it updates depends on the sharding plan.
+        shards: table shards whose optimizer state is saved with their rows: of an optimizer that updates
+            nothing else, only the options of its parameter groups (such as learning rates) are saved.
     """
 
     def __init__(self, optimizer: Optimizer, shards: Sequence[TableShard] = ()) -> None:
@@ -30,15 +30,15 @@ class OptimizerState:
         self.has_only_tables = bool(shards) and all(
             isinstance(each, Tensor) and each.untyped_storage().data_ptr() in memory for each in parameters
         )
-        """Whether it updates nothing else."""
+        """Whether the optimizer updates only tables."""
 
     def state_dict(self) -> Any:
-        """The optimizer's."""
+        """The optimizer's state dict."""
         state = self._optimizer.state_dict()
         return {**state, "state": {}} if self.has_only_tables else state
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from a state."""
+        """Restore the optimizer."""
         if self.has_only_tables:
             saved_groups = state.get("param_groups", ())
             for group, saved in zip(self._optimizer.param_groups, saved_groups, strict=False):

@@ -1,4 +1,4 @@
-"""The random generators of this process as one object with a `state_dict`."""
+"""The state of this process's random generators."""
 
 import random
 from typing import Any
@@ -8,17 +8,14 @@ import torch
 
 
 class RandomGenerators:
-    """Python's, NumPy's and PyTorch's default generators, CUDA's of the current device included."""
+    """State of the default generators of Python, NumPy, PyTorch and the current CUDA device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where they are."""
+        """The state of all generators."""
         version, numbers, gauss = random.getstate()
         state = {
-            "python": (
-                version,
-                np.array(numbers, dtype=np.uint32),
-                gauss,
-            ),  # as one value: it is kept each step
+            # an array and not 625 integers: this state is captured at each step
+            "python": (version, np.array(numbers, dtype=np.uint32), gauss),
             "numpy": np.random.get_state(),
             "torch": torch.get_rng_state(),
         }
@@ -27,7 +24,7 @@ class RandomGenerators:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; a generator that was not saved, or is not here, stays as it is."""
+        """Restore the generators; one that was not saved or does not exist here is unchanged."""
         version, numbers, gauss = state["python"]
         random.setstate((version, tuple(map(int, numbers)), gauss))
         np.random.set_state(state["numpy"])

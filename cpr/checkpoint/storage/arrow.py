@@ -1,10 +1,10 @@
 """Storage in an object store, or anywhere else that pyarrow has a file system for.
 
-On object stores a file appears when its upload ends. pyarrow cannot abort an upload that has begun: letting
-go of it ends it. So small files (a manifest, the lock) are gathered first and sent when they are whole, and a
-large one that fails is ended and deleted at once; files of a save count only once its manifest is there.
-An upload whose process or network died stays invisible; a lifecycle rule of the bucket
-(`AbortIncompleteMultipartUpload`) removes what the store keeps of it.
+On object stores a file appears when its upload ends. pyarrow cannot abort an upload: dropping the stream
+completes it. So small files (a manifest, an owner's record) are gathered first and sent when they are
+complete, and a large one that fails is completed and deleted at once; files of a save count only once its
+manifest exists. An upload whose process or network died stays invisible; a lifecycle rule of the bucket
+(`AbortIncompleteMultipartUpload`) removes what the store keeps of such an upload.
 """
 
 import secrets
@@ -29,31 +29,25 @@ from cpr.checkpoint.storage.errors import check_path, cut_short, explained
 from cpr.checkpoint.storage.local import TEMPORARY_SUFFIX
 
 WHOLE_BYTES: Final = 8 * 2**20
-"""Up to here a file is gathered in memory and uploaded when it is whole."""
+"""A file up to this size is gathered in memory and uploaded in one request."""
 IN_FLIGHT_BYTES: Final = 64 * 2**20
-"""Of one file: what is on its way at most. Parts of it travel at the same time."""
+"""Most bytes of one file in flight; its parts are sent at the same time."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 SILENCE_TIMEOUT_S: Final = 20.0
-"""A request on which nothing moves for so long is tried again."""
+"""A request without any progress for this long is tried again."""
 MAX_ATTEMPTS: Final = 4
 GCS_RETRY_S: Final = 30
-"""For so long, requests to Google's store are tried again; 15 minutes if it is not told."""
+"""How long requests to Google's store are tried again; the library's default is 15 minutes."""
 ANSWER_TIMEOUT_S: Final = 100.0
-"""Longest wait for a store that is opened, or for one answer about files; S3 gives up before, by itself."""
+"""Longest wait for a store to open, or for one answer about files; S3 requests time out before that."""
 
 _S3_OPTIONS: Final = frozenset({"region", "scheme", "endpoint_override", "tls_ca_file_path"})
 _OBJECT_STORES: Final = frozenset({"s3", "gcs", "abfs"})
 
 
 class ArrowSink:
-    """One file on its way.
-
-    Args:
-        system: where to.
-        path: there.
-        name: for messages.
-    """
+    """One file that is being uploaded."""
 
     def __init__(self, system: FileSystem, path: str, name: str) -> None:
         self._system = system
@@ -76,7 +70,7 @@ class ArrowSink:
             self._send(data)
 
     def finish(self) -> None:
-        """Send the rest; the file appears.
+        """Send the rest; afterwards the file is visible.
 
         Raises:
             OSError: the store refuses or cannot be reached.
@@ -87,7 +81,7 @@ class ArrowSink:
             stream.close()
 
     def abandon(self) -> None:
-        """Leave nothing behind, as far as the store still answers."""
+        """Delete what was sent, as far as the store still answers."""
         if self._stream is not None:
             with suppress(OSError):
                 self._stream.close()
@@ -100,7 +94,7 @@ class ArrowSink:
         for begin in range(0, len(data), WHOLE_BYTES):
             piece = data[begin : begin + WHOLE_BYTES]
             if self._in_flight + len(piece) > IN_FLIGHT_BYTES:
-                self._stream.flush()  # waits for what is on its way
+                self._stream.flush()  # waits for what is in flight
                 self._in_flight = 0
             self._stream.write(piece)
             self._in_flight += len(piece)
@@ -120,7 +114,7 @@ class ArrowStorage:
 
     def __init__(self, uri: str) -> None:
         parts = urlsplit(uri)
-        host = parts.netloc.rpartition("@")[2]  # whatever is before it is secret
+        host = parts.netloc.rpartition("@")[2]  # the credentials before `@` stay out of messages
         self.uri = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
         if parts.scheme in {"s3", "gs", "gcs"} and not host:
             raise ValueError(f"{parts.scheme}:// names no bucket: write {parts.scheme}://BUCKET/PREFIX")
@@ -163,7 +157,7 @@ class ArrowStorage:
                 raise cut_short(name, offset + buffer.nbytes, file.size())
             file.seek(offset)
             count = file.readinto(buffer)
-            if count < buffer.nbytes:  # it was replaced by a shorter one after its size was asked for
+            if count < buffer.nbytes:  # the file was replaced by a shorter one since `size`
                 raise cut_short(name, offset + buffer.nbytes, offset + count)
 
     def size(self, path: str) -> int:
@@ -200,10 +194,10 @@ class ArrowStorage:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """What a request gives, whose library may wait for ever or for many minutes.
+    """Run a request with a time limit, as pyarrow's libraries may wait for many minutes or for ever.
 
     Raises:
-        TimeoutError: nothing came for `ANSWER_TIMEOUT_S`; the request is left to itself.
+        TimeoutError: no answer within `ANSWER_TIMEOUT_S`; the request continues in its own thread.
     """
     request: Future[Any] = Future()
 
@@ -222,7 +216,7 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def _patient(uri: str) -> str:
-    """For Google's store, with a limit to trying again, unless the URI has one."""
+    """The URI with a limit to retries if it names Google's store and has no limit of its own."""
     parts = urlsplit(uri)
     if parts.scheme not in {"gs", "gcs"} or "retry_limit_seconds" in parts.query:
         return uri

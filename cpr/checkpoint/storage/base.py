@@ -1,6 +1,6 @@
-"""Where bytes become durable: few methods behind which local disks and object stores look alike.
+"""The storage interface: few methods behind which local disks and object stores look alike.
 
-Paths are relative, with `/`. `open_storage` gives the right one for a URI.
+Paths are relative, with `/`. `open_storage` gives the implementation for a URI.
 """
 
 from collections.abc import Iterator
@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
+import xxhash
+
 from cpr.checkpoint.storage.arrow import ArrowStorage
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CorruptFileError
 
 SMALL_FILE_BYTES: Final = 2**30
-"""The largest manifest: of some millions of chunks, so of tens of terabytes."""
+"""Limit of `read_file`: a manifest of this size names millions of chunks, so tens of terabytes of rows."""
 
 
 class Sink(Protocol):
@@ -21,6 +23,26 @@ class Sink(Protocol):
 
     def write(self, data: memoryview) -> None:
         """Append bytes; the memory may be reused as soon as this returns."""
+
+
+class HashingSink:
+    """Passes bytes on to another sink, and counts and hashes them on the way."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._hash = xxhash.xxh3_128()
+        self.num_bytes = 0
+        """Bytes written so far."""
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes."""
+        self._hash.update(data)
+        self.num_bytes += data.nbytes
+        self._sink.write(data)
+
+    def digest(self) -> str:
+        """XXH3-128 of all bytes so far, in hex."""
+        return self._hash.hexdigest()
 
 
 class Storage(Protocol):
@@ -31,32 +53,32 @@ class Storage(Protocol):
     """
 
     uri: str
-    """For messages."""
+    """Shown in messages; without credentials."""
 
     def create(self, path: str) -> AbstractContextManager[Sink]:
-        """Write a file so that it appears whole or not at all: temporary name, sync, rename; or one upload.
+        """Write a file atomically: temporary name, sync, rename; or one upload.
 
         Missing folders are made. An existing file is replaced. On an error nothing is left behind.
         """
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` (writable bytes) from `offset` of the file on; the file must have that many bytes."""
+        """Fill `buffer` (writable bytes) from `offset` of the file; the file must have that many bytes."""
 
     def size(self, path: str) -> int:
-        """Bytes of a file."""
+        """Size of a file in bytes."""
 
     def list(self, folder: str = "") -> Iterator[str]:
         """Names of files and folders directly inside `folder`, sorted; none when there is no such folder."""
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; no error when it is gone already."""
+        """Remove a file, or a folder with all its content; no error when it does not exist."""
 
 
 def read_file(storage: Storage, path: str) -> bytes:
-    """A whole file; for small ones, as it is in memory twice for a moment.
+    """Read a whole small file.
 
     Raises:
-        CorruptFileError: it is missing, became shorter meanwhile, or is no small one.
+        CorruptFileError: the file is missing, became shorter meanwhile, or is larger than `SMALL_FILE_BYTES`.
         CheckpointError: the storage fails.
     """
     size = storage.size(path)
@@ -68,13 +90,13 @@ def read_file(storage: Storage, path: str) -> bytes:
 
 
 def open_storage(uri: str) -> Storage:
-    """Storage for a path, or for any URI that pyarrow knows.
+    """Open the storage for a path, or for any URI that pyarrow knows.
 
     Args:
         uri: `runs/a`, `file:///runs/a`, `s3://bucket/prefix?region=..`, `gs://..`, `hdfs://..`, `abfs://..`.
 
     Raises:
-        ValueError: nothing can be opened for this URI.
+        ValueError: no storage can be opened for this URI.
         CheckpointError: the store cannot be reached.
     """
     if uri.startswith("file://"):

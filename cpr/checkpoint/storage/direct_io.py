@@ -1,4 +1,4 @@
-"""Writing large files past the page cache, at the disk's speed and almost without CPU time.
+"""Writes large files past the page cache, at the disk's speed and almost without CPU time.
 
 Buffered writing copies every byte inside the kernel and writes it back later, in time that training needs:
 here 2.7 s of CPU a gigabyte against 0.05 s, and half the speed. Direct writing (`O_DIRECT`) asks for memory,
@@ -20,8 +20,8 @@ from cpr.checkpoint.storage.errors import explained
 
 BLOCK_BYTES: Final = 8 * 2**20
 MAX_BLOCKS: Final = 4
-"""Blocks that a process has at most: 32 MB of host memory beside the staging buffers. A file that is
-opened while all are in use is written through the page cache."""
+"""Most blocks of a process: 32 MB of host memory on top of the staging buffers. A file that is opened while
+all blocks are in use is written through the page cache."""
 
 
 class BlockPool:
@@ -33,7 +33,7 @@ class BlockPool:
         self._lock = threading.Lock()
 
     def take(self) -> mmap.mmap | None:
-        """A block, or None when all are in use."""
+        """Take a block; None when all are in use."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -44,7 +44,7 @@ class BlockPool:
         return mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def give_back(self, block: mmap.mmap) -> None:
-        """Let the next file have it."""
+        """Return a block for the next file."""
         with self._lock:
             self._free.append(block)
 
@@ -57,10 +57,10 @@ class FileWriter:
 
     Args:
         path: must not exist; its folder must.
-        name: what it will be called, for messages.
+        name: final name of the file, for messages.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -96,7 +96,7 @@ class FileWriter:
                 self._gather(self._block, np.frombuffer(data, np.uint8))
 
     def finish(self) -> None:
-        """Write what is still in the block and make all of it durable.
+        """Write what is still in the block, sync the file and close it.
 
         Raises:
             OSError: the disk is full, failing or gone.
@@ -111,10 +111,10 @@ class FileWriter:
         self.close()
 
     def close(self) -> None:
-        """Give everything back, even where closing fails; what was not finished is of no use.
+        """Return the block and close the file, even where closing fails; without `finish` the data is lost.
 
         Raises:
-            OSError: the disk is full or failing, which some network file systems tell only now.
+            OSError: the disk is full or failing, which some network file systems report only now.
         """
         file, self._fd = self._fd, -1  # closed even when that fails: its number may be another file's then
         if self._block is not None:

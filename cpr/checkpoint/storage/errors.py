@@ -1,4 +1,4 @@
-"""What an error of a disk or a store means to the user: the file, the cause, and what to do about it."""
+"""Turns errors of disks and object stores into messages with the file, the cause, and what to do."""
 
 import errno
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ _FULL: Final = "free some space, keep fewer checkpoints, or write to another pla
 _REFUSED: Final = "make it writable for this user, or name another directory"
 _BROKEN: Final = "the device is failing: look at the kernel's log and use another one"
 _UNREACHABLE: Final = "check that the store is up and can be reached from here"
-_GONE: Final = (
-    "somebody removed the folder, or the disk is no longer mounted; check that the directory is there"
-)
+_GONE: Final = "the folder was removed, or the disk is no longer mounted; check that the directory is there"
 
 _BY_ERRNO: Final = {
     errno.ENOSPC: _FULL,
@@ -36,7 +34,7 @@ _BY_ERRNO: Final = {
 _UNREADABLE: Final = frozenset(
     {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
 )
-"""A bad sector, a file system that found its own checksum wrong, or something that is no file."""
+"""Read errors that mean a damaged file: a bad sector, a wrong checksum, or something that is no file."""
 
 _BY_WORD: Final = {
     "NO_SUCH_BUCKET": "create the bucket, or correct its name in the URI",
@@ -50,7 +48,7 @@ _BY_WORD: Final = {
     "UNAVAILABLE": _UNREACHABLE,
     "DEADLINE_EXCEEDED": _UNREACHABLE,
 }
-"""Words in the messages of pyarrow's object stores, whose errors carry no number."""
+"""Advice by words in the messages of pyarrow's object stores, whose errors carry no number."""
 
 
 @contextmanager
@@ -62,8 +60,8 @@ def explained(doing: str, file: str) -> Iterator[None]:
         file: full name, for the message.
 
     Raises:
-        CorruptFileError: the file is not there, or the device cannot read it, and `doing` is "reading".
-        CheckpointError: everything else.
+        CorruptFileError: `doing` is "reading", and the file is missing or the device cannot read it.
+        CheckpointError: any other operating system error.
     """
     try:
         yield
@@ -75,17 +73,17 @@ def explained(doing: str, file: str) -> Iterator[None]:
 
 
 def cut_short(file: str, wanted: int, size: int) -> CorruptFileError:
-    """The error for a file that ends before what should be in it."""
+    """The error for a file that is shorter than what was to be read from it."""
     return CorruptFileError(
         f"{file} is cut short: it has {size} bytes, and what is up to byte {wanted} was asked for"
     )
 
 
 def check_path(path: str) -> str:
-    """The same path, when it stays inside its storage.
+    """Return the path if it stays inside its storage.
 
     Raises:
-        ValueError: it is absolute or leads out of the storage.
+        ValueError: the path is absolute or leads out of the storage.
     """
     if path and not all(part.strip(".") for part in path.split("/")):
         raise ValueError(f"{path!r} is not a path inside a storage: it must be relative, without . or ..")

@@ -13,16 +13,12 @@ from cpr.checkpoint.storage.direct_io import FileWriter
 from cpr.checkpoint.storage.errors import check_path, cut_short, explained
 
 TEMPORARY_SUFFIX: Final = ".cpr-tmp"
-"""Ends the names of files that are being written, or whose writer died. `list` hides them; deleting the
+"""Suffix of files that are being written, or whose writer died. `list` hides such files; deleting the target
 file or its folder removes them."""
 
 
 class LocalStorage:
-    """A folder; it is made when the first file is written.
-
-    Args:
-        folder: any path; relative ones belong to the current directory of this moment.
-    """
+    """A folder; created when the first file is written."""
 
     def __init__(self, folder: Path | str) -> None:
         self._root = Path(folder).absolute()
@@ -85,13 +81,13 @@ class LocalStorage:
         yield from sorted(name for name in names if not name.endswith(TEMPORARY_SUFFIX))
 
     def delete(self, path: str) -> None:
-        """See `Storage.delete`. What writers that died left of a file goes with it."""
+        """See `Storage.delete`; temporary files that dead writers left are removed with their target."""
         target = self._locate(path)
         with explained("deleting", str(target)):
             for leftover in target.parent.glob(f"{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}"):
                 leftover.unlink(missing_ok=True)
             while os.path.lexists(target):
-                # Somebody else may be deleting the same: what is gone already is no error.
+                # Another process may be deleting the same: what is gone already is no error.
                 with suppress(FileNotFoundError):
                     if target.is_dir() and not target.is_symlink():
                         shutil.rmtree(target)
@@ -103,7 +99,7 @@ class LocalStorage:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, and make their names durable."""
+    """Create a folder and its parents, and sync their names to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)

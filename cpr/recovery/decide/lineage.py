@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.catalog.ownership import patiently
+from cpr.checkpoint.catalog.ownership import retry_reads
 from cpr.checkpoint.catalog.resolve import on_rank_0
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
@@ -114,7 +114,7 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
             raise
         if worker_group.rank == 0:
             logger.error("%s. Training continues from memory, and saving is tried again", error)
-        ownership.look()
+        ownership.read_previous_owner()
     newest = checkpointer.newest_state()
     return Directory(
         newest=None if newest is None else SavedState.of(newest),
@@ -147,7 +147,7 @@ def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGr
     """
     if not worker_group.continues:
         return
-    owner = on_rank_0(group, patiently(partial(newest_owner, storage)))
+    owner = on_rank_0(group, retry_reads(partial(newest_owner, storage)))
     if owner is None or owner.finished is None:
         return
     has_memory = any(info.held for info in worker_group.infos)

@@ -232,7 +232,7 @@ class Restorer:
 
     def _build_on_newest(self) -> None:
         """Saves that follow build on the newest state; those that were never committed count for nothing."""
-        newest, damaged = self._checkpointer.go_on(self._progress.steps_done)
+        newest, damaged = self._checkpointer.continue_live(self._progress.steps_done)
         sequence, step = (newest.sequence, newest.step) if newest else (None, 0)
         self._progress.forget_saves_after(step)
         self.fell_back = bool(damaged) or self._restored_from not in {None, sequence}
@@ -297,12 +297,12 @@ class Restorer:
         if not lost:
             return None
         try:
-            state, stats, passed_over = self._checkpointer.load_shards(
+            state, bytes_read, passed_over = self._checkpointer.load_shards(
                 list(lost), lost, ahead_of=(self._progress.steps_done, interrupted)
             )
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
-        read.save_step, read.bytes_read = state.step, stats.bytes_read
+        read.save_step, read.bytes_read = state.step, bytes_read
         read.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
         self.restored, self._restored_from = lost, state.sequence
         return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpr.checkpoint.collectives import RankGroup
-from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.format.row_schema import RowBatch
 from cpr.checkpoint.load.scatter import Target
 from cpr.extent import Extent, Interval
 from cpr.recovery.decide.transfer_plan import Band, Piece, ShardSources
@@ -102,7 +102,7 @@ class RowTransfer:
             self._lay(target, part, begin, columns)
 
     def _lay(self, target: Target, part: Extent, first_row: int, columns: Columns) -> None:
-        target.lay(Rows(first_row, None, dict(columns)), part)
+        target.write(RowBatch(first_row, None, dict(columns)), part)
         self._bytes += sum(column.numel() * column.element_size() for column in columns.values())
 
     def _columns(self, piece: Piece, rows: Interval) -> Columns:

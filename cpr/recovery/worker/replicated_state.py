@@ -85,7 +85,9 @@ def put_back(
     checkpointer.state.check(tree["common"])
     checkpointer.state.apply(tree["common"], own, gone)
     replicated = [shard for shard in checkpointer.shards if shard.replicated]
-    checkpointer.make_room({each.table_fqn: tree["replicated"].get(each.name, ()) for each in replicated})
+    checkpointer.create_optimizer_state(
+        {each.table_fqn: tree["replicated"].get(each.name, ()) for each in replicated}
+    )
     for shard in replicated:
         saved = tree["replicated"].get(shard.name)
         if saved is None:

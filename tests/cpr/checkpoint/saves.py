@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cpr.checkpoint.format.manifest import Manifest, Parent, save_folder
 from cpr.checkpoint.format.part import merge_tables, tables_of
-from cpr.checkpoint.format.row_file import Rows
-from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.format.row_file import RowBatch
+from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.errors import CorruptFileError
 from cpr.shards.shard import TableShard
 
@@ -151,14 +151,14 @@ def save(
 ) -> Manifest:
     """Save shards as the ranks that hold them would: a base, or on `parent` the rows `ids` by shard name."""
     step = 10 * sequence if step is None else step
-    writer = PartWriter(storage, save_folder(sequence), codec, with_ids=parent is not None)
+    writer = RankWriter(storage, save_folder(sequence), codec, with_ids=parent is not None)
     for shard in shards:
         everything = torch.arange(shard.row_offset, shard.row_offset + shard.num_rows)
         chosen = everything if parent is None else (ids or {}).get(shard.name, everything[:0])
         for some in chosen.split(rows_per_chunk):
             if len(some):
                 columns = {name: each[some - shard.row_offset] for name, each in shard.columns.items()}
-                rows = Rows(int(some[0]), None if parent is None else some, columns)
+                rows = RowBatch(int(some[0]), None if parent is None else some, columns)
                 writer.write(shard.extent, rows, 10 * sequence)
     if state is not None:
         common = {"steps_done": step, "dense": {}, "registered": {}}

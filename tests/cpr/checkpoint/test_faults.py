@@ -12,7 +12,7 @@ from cpr.checkpoint.catalog.verify import verify
 from cpr.checkpoint.format.manifest import digest
 from cpr.checkpoint.storage.base import open_storage
 from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
-from cpr.faults.storages import FaultyStorage, SlowStorage
+from cpr.faults.storages import FaultyStorage
 from tests.cpr.checkpoint.runs import assert_same
 
 
@@ -165,13 +165,13 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
-    verify = run.checkpointer._history._verify_newest
+    verify = run.checkpointer._committer._verify_newest
 
     def after_damage():
         damage(tmp_path / "checkpoint/saves/00000002-1/ebc.embedding_bags.a/r0-c0.arrow")
         verify()
 
-    run.checkpointer._history._verify_newest = after_damage
+    run.checkpointer._committer._verify_newest = after_damage
     run.checkpointer.save("consistent")
     with pytest.raises(SaveFailedError, match="Older saves are kept"):
         run.checkpointer.save_rows({})
@@ -186,7 +186,7 @@ def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
     run.checkpointer.save("consistent")
     run.checkpointer.save_rows({})
     run.checkpointer.wait_until_idle()
-    merge = run.checkpointer._history._merge
+    merge = run.checkpointer._committer._merge
 
     def after_damage():
         path = tmp_path / "checkpoint/saves/00000002-1/state.arrow"
@@ -195,7 +195,7 @@ def test_a_damaged_state_file_does_not_get_into_a_merged_base(start, tmp_path):
         path.write_bytes(data)
         merge()
 
-    run.checkpointer._history._merge = after_damage
+    run.checkpointer._committer._merge = after_damage
     run.checkpointer.save_rows({})
     with pytest.raises(SaveFailedError, match=r"00000002-1/state\.arrow differs from its digest"):
         run.checkpointer.wait_until_idle()
@@ -257,19 +257,6 @@ def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(star
     again.checkpointer.save_rows({"ebc.embedding_bags.a/r0-c0": torch.tensor([1])})
     again.checkpointer.close()
     assert start().checkpointer.load().state.sequence == 1
-
-
-def test_slow_storage_does_not_hold_training_up(start, storage):
-    made = storage(SlowStorage)
-    run = start()
-    run.checkpointer.prepare()
-    made[0].gate.clear()
-    save = run.checkpointer.save("consistent")
-    run.train(5)
-    assert not save.done
-    made[0].gate.set()
-    run.checkpointer.close()
-    assert save.manifest.step == 0
 
 
 def test_on_an_object_store_all_is_as_on_a_disk(start, s3, tmp_path):

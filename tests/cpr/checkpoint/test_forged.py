@@ -117,16 +117,16 @@ def change(draw, tree):
 def load(saved, storage):
     """Sequence of the state that was loaded, if any, and what refused others."""
     checkpointer, errors = open_on(saved.run, storage), []
-    attempt = checkpointer._attempt
+    attempt = checkpointer._loader.load
 
-    def watched(state):
+    def watched(storage, state):
         try:
-            return attempt(state)
+            return attempt(storage, state)
         except Exception as error:
             errors.append(error)
             raise
 
-    checkpointer._attempt, saved.run.checkpointer = watched, checkpointer
+    checkpointer._loader.load, saved.run.checkpointer = watched, checkpointer
     try:
         return checkpointer.load(), errors
     except CheckpointError as error:

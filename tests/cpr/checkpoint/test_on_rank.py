@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import State
-from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.resolve import load_newest, on_rank_0
-from cpr.checkpoint.catalog.retention import Retention
-from cpr.checkpoint.format.part import Part
+from cpr.checkpoint.format.part import RankPart
 from cpr.errors import CheckpointError, CorruptFileError, SaveFailedError
 from cpr.recovery.worker import replicated_state as replicated
 from cpr.saving.cadence import FIRST_STEPS, AutoPace
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, save
-from tests.cpr.checkpoint.world import run_ranks
+from tests.cpr.checkpoint.world import committer_of, run_ranks
 
 
 def failing(error):
@@ -41,29 +39,11 @@ def test_whatever_rank_0_raises_all_raise(error, kind, said):
     assert all(said in str(each) for each in found)
 
 
-def history_of(group, storage, **fields):
-    return Committer(
-        **{
-            "storage": storage,
-            "group": group,
-            "lock": None,
-            "retention": Retention(),
-            "merge_after": 0,
-            "run_id": "run-a",
-            "epoch": 0,
-            "next_sequence": 1,
-            "committed": [],
-            "chain": [],
-            **fields,
-        }
-    )
-
-
 def test_a_manifest_that_cannot_be_made_fails_the_save_on_all_ranks():
     storage = MemoryStorage()
 
     def work(group):
-        history_of(group, storage).commit(1, "base", Part(), None, failing(KeyError("model.t")))
+        committer_of(group, storage).commit(1, "base", RankPart(), None, failing(KeyError("model.t")))
 
     found = run_ranks(work)
     assert [type(each) for each in found] == [SaveFailedError, SaveFailedError]
@@ -81,7 +61,9 @@ def test_a_manifest_that_nobody_could_load_is_not_committed():
     def manifest_of(_):
         return commit(MemoryStorage(), 1, tables=one.tables, rows=both)
 
-    found = run_ranks(lambda group: history_of(group, storage).commit(1, "base", Part(), None, manifest_of))
+    found = run_ranks(
+        lambda group: committer_of(group, storage).commit(1, "base", RankPart(), None, manifest_of)
+    )
     assert [type(each) for each in found] == [SaveFailedError, SaveFailedError]
     assert "r50-c0.arrow of a save of kind 'base' has columns" in str(found[1])
     assert storage.files == {}
@@ -93,8 +75,8 @@ def test_a_storage_that_raises_whatever_it_likes_is_heard_of_by_all_before_anyth
     before, size = dict(storage.files), storage.size
 
     def work(group):
-        history = history_of(group, storage, next_sequence=4, committed=saves, chain=saves[-1:])
-        history.tidy()
+        history = committer_of(group, storage, next_sequence=4, committed=saves, chain=saves[-1:])
+        history.clean_up()
 
     storage.size = lambda path: failing(MemoryError("no room"))() if "state" in path else size(path)
     found = run_ranks(work)

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from cpr.checkpoint.catalog.committer import Committer
+from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.collectives import RankGroup
+from cpr.checkpoint.storage.base import Storage
 
 PATIENCE_S = 20.0
 
@@ -39,14 +42,14 @@ class ThreadGroup(RankGroup):
         self.received.append([values[rank] for rank in range(self.world_size) if rank != self.rank])
         return [values[rank] for rank in range(self.world_size)]
 
-    def collect(self, value):
+    def gather_to_0(self, value):
         values = self._exchange(value)
         if self.rank:
             return None
         self.received.append([values[rank] for rank in range(1, self.world_size)])
         return [values[rank] for rank in range(self.world_size)]
 
-    def deal(self, values):
+    def scatter(self, values):
         mine = self._exchange(values)[0][self.rank]
         if self.rank:
             self.received.append(mine)
@@ -77,3 +80,22 @@ def run_ranks(function: Callable[[ThreadGroup], Any], world_size: int = 2) -> li
         found = list(pool.map(run, groups))
     assert not any(isinstance(each, threading.BrokenBarrierError) for each in found), "a rank waited in vain"
     return found
+
+
+def committer_of(group: RankGroup, storage: Storage, **fields: Any) -> Committer:
+    """A committer without a lock, of a run that has saved nothing."""
+    return Committer(
+        **{
+            "storage": storage,
+            "group": group,
+            "lock": None,
+            "retention": Retention(),
+            "merge_after": 0,
+            "run_id": "run-a",
+            "epoch": 0,
+            "next_sequence": 1,
+            "committed": [],
+            "chain": [],
+            **fields,
+        }
+    )

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.committer import Committer
 from cpr.checkpoint.catalog.ownership import Ownership
-from cpr.checkpoint.catalog.resolve import find_newest, survey
+from cpr.checkpoint.catalog.resolve import find_newest, sweep_and_list
 from cpr.checkpoint.catalog.retention import Retention
 from cpr.checkpoint.collectives import Alone
 from cpr.checkpoint.format.manifest import Manifest
-from cpr.checkpoint.format.part import Part
+from cpr.checkpoint.format.part import RankPart
 from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.extent import Extent
@@ -243,8 +243,8 @@ class Cluster:
         self._publish(run)
         self.storage.frozen = freeze
         try:
-            run.history.commit(sequence, "base", Part(), None, lambda _: manifest)
-            run.history.tidy()
+            run.history.commit(sequence, "base", RankPart(), None, lambda _: manifest)
+            run.history.clean_up()
         except Frozen:
             run.is_paused, run.committing = True, manifest
             run.history.next_sequence = sequence + 1
@@ -362,7 +362,7 @@ class Cluster:
                 progress.load_state_dict(deepcopy(saved_course))
                 progress.note_save()
         run_id = run.ownership.run_id if state is None else state.newest.run_id
-        seen = survey(self.storage, group, run_id, state, frozenset())
+        seen = sweep_and_list(self.storage, group, run_id, state, frozenset())
         run.history = Committer(
             storage=self.storage,
             group=group,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.cli.main import entry
 from cpr.errors import SaveFailedError
 from cpr.resident.folders import unsaved_segments
@@ -39,7 +39,7 @@ def unsaved(new_worker, monkeypatch, home):
     """A worker that has trained 28 steps, of which the last 23 could not be saved."""
     worker = new_worker(restarted=False).restore().train(5).wait_for_save()
     with monkeypatch.context() as broken:
-        broken.setattr(PartWriter, "write", disk_full)
+        broken.setattr(RankWriter, "write", disk_full)
         worker.train(23)
     return worker
 
@@ -120,7 +120,7 @@ def test_a_last_save_that_fails_keeps_the_memory_and_says_how_to_rescue_it(
     new_worker, monkeypatch, caplog, home
 ):
     worker = new_worker(restarted=False).restore().train(7)
-    monkeypatch.setattr(PartWriter, "write", disk_full)
+    monkeypatch.setattr(RankWriter, "write", disk_full)
     with pytest.raises(SaveFailedError), worker.recovery:
         sys.stdout.flush()
     worker.die()

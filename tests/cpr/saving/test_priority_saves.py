@@ -89,7 +89,7 @@ def advance(worker, steps):
 
 
 def chain_of(worker):
-    return [manifest.kind for manifest in worker.recovery.checkpointer._history.committed]
+    return [manifest.kind for manifest in worker.recovery.checkpointer._committer.committed]
 
 
 def test_what_comes_back_is_each_row_as_it_was_last_saved(new_worker, wipe):
@@ -135,17 +135,17 @@ def test_after_everybody_went_back_all_counters_are_zero(new_worker, wipe):
 def test_what_a_failed_save_held_keeps_its_priority(new_worker, wipe, caplog):
     oracle, worker = Oracle(), new_worker(restarted=False).restore()
     train(worker, oracle, 3)
-    write_all = worker.recovery.checkpointer._saver._write_all
+    write_all = worker.recovery.checkpointer._writer._write_all
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    worker.recovery.checkpointer._saver._write_all = fail
+    worker.recovery.checkpointer._writer._write_all = fail
     oracle.look_up(worker.position.next)
     worker.train(1)
     with pytest.raises(SaveFailedError, match="No space left"):
         worker.wait_for_save()
-    worker.recovery.checkpointer._saver._write_all = write_all
+    worker.recovery.checkpointer._writer._write_all = write_all
     train(worker, oracle, 2)
     worker.die()
     wipe()
@@ -208,7 +208,7 @@ def test_a_worker_that_dies_while_a_base_is_written_leaves_the_same_doubt(new_wo
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    worker.recovery.checkpointer._saver._write_all = fail
+    worker.recovery.checkpointer._writer._write_all = fail
     worker.train(1)  # its trackers are empty now, and the base that they were emptied for will not come
     assert worker.recovery.checkpointer.newest_step == 4
     worker.die()
@@ -329,7 +329,7 @@ def test_a_moment_whose_save_was_never_committed_does_not_count(new_worker):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    worker.recovery.checkpointer._saver._write_all = fail
+    worker.recovery.checkpointer._writer._write_all = fail
     worker.train(1)  # whose save would make a whole table
     worker.die()
     again = new_worker().restore()
@@ -353,7 +353,7 @@ def test_failures_more_often_than_whole_tables_do_not_keep_moments_from_counting
 def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
     worker = new_worker(restarted=False).restore()
     advance(worker, 3)
-    saver = worker.recovery.checkpointer._saver
+    saver = worker.recovery.checkpointer._writer
     write_all = saver._write_all
 
     def fail(*_):
@@ -370,7 +370,7 @@ def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
 def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tmp_path, caplog):
     worker = new_worker(restarted=False).restore()
     advance(worker, 3)
-    (entry, *_) = worker.recovery.checkpointer._history.chain[0].rows
+    (entry, *_) = worker.recovery.checkpointer._committer.chain[0].rows
     damage_rows(tmp_path / "checkpoint/saves/00000000-1" / entry.path)
     for _ in range(40):
         if (save := worker.train(1).recovery.checkpointer._save) is not None:

@@ -38,10 +38,6 @@ def reasons(storage: MemoryStorage, run_id: str | None = None) -> dict[int, str]
     return {save.sequence: save.reason for save in find_states(storage, run_id)[1]}
 
 
-def test_an_empty_directory_has_no_states(storage):
-    assert find_states(storage) == ([], [])
-
-
 def test_every_committed_save_is_a_state_newest_first(storage):
     base, first, second = commit_chain(storage, 0, 1, 2)
     states, rejected = find_states(storage)
@@ -95,14 +91,6 @@ def test_a_gap_ends_the_chain(storage):
         "a gap",
         4: "saves/00000004/manifest.json builds on save 3, which cannot be used itself",
     }
-
-
-def test_row_saves_without_their_base_are_nothing(storage):
-    commit_chain(storage, 0, 1, 2)
-    storage.delete("saves/00000000")
-    assert find_states(storage)[0] == []
-    assert "lies on base 0, which is missing" in reasons(storage)[1]
-    assert "lies on base 0, which is missing" in reasons(storage)[2]
 
 
 def test_what_builds_on_an_unfinished_save_is_refused(storage):

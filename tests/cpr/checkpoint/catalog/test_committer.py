@@ -8,34 +8,14 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.catalog.committer import Committer
-from cpr.checkpoint.catalog.resolve import find_newest, survey
-from cpr.checkpoint.catalog.retention import Retention
+from cpr.checkpoint.catalog.resolve import find_newest, sweep_and_list
 from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
-from cpr.checkpoint.format.part import Part, tables_of
+from cpr.checkpoint.format.part import RankPart, tables_of
 from cpr.checkpoint.load.loader import load_shards
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
-from tests.cpr.checkpoint.world import run_ranks
+from tests.cpr.checkpoint.world import committer_of, run_ranks
 
 WORLD_SIZE = 3
-
-
-def history_of(group, storage, **fields):
-    return Committer(
-        **{
-            "storage": storage,
-            "group": group,
-            "lock": None,
-            "retention": Retention(),
-            "merge_after": 0,
-            "run_id": "run-a",
-            "epoch": 0,
-            "next_sequence": 1,
-            "committed": [],
-            "chain": [],
-            **fields,
-        }
-    )
 
 
 def chunks_in(value):
@@ -60,7 +40,7 @@ def parts_of(storage, sequence, shards, rows_per_chunk):
     parts = []
     for shard in shards:
         manifest = save(storage, sequence, [shard], rows_per_chunk=rows_per_chunk, state={})
-        parts.append(Part(rows=list(manifest.rows), tables=tables_of([shard])))
+        parts.append(RankPart(rows=list(manifest.rows), tables=tables_of([shard])))
     return parts
 
 
@@ -70,7 +50,7 @@ def heard_at_a_commit(rows_per_chunk, waited_s=(0.1, 0.4, 0.2)):
     parts = parts_of(storage, 1, shards, rows_per_chunk)
 
     def work(group):
-        history = history_of(group, storage)
+        history = committer_of(group, storage)
 
         def manifest_of(parts):
             rows = tuple(entry for part in parts for entry in part.rows)
@@ -134,10 +114,10 @@ def test_a_chain_is_merged_and_verified_with_the_entries_that_each_rank_needs(ch
 
     def work(group):
         committed = [*old, *saves]
-        history = history_of(
+        history = committer_of(
             group, storage, next_sequence=5, merge_after=1, committed=committed, chain=list(saves)
         )
-        history.tidy()
+        history.clean_up()
         return group.received, history.chain
 
     told = run_ranks(work, WORLD_SIZE)
@@ -169,8 +149,8 @@ def test_who_goes_on_or_prepares_to_save_hears_of_no_chunks_either(chain):
 
     def work(group):
         state, _ = find_newest(storage, group)
-        found = survey(storage, group, "run-a", state, ())
-        history = history_of(group, storage, committed=list(found.committed), chain=list(saves))
+        found = sweep_and_list(storage, group, "run-a", state, ())
+        history = committer_of(group, storage, committed=list(found.committed), chain=list(saves))
         history.go_back_to(find_states(storage)[0][0], ())
         return group.received, state, found, history
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.compaction import Layer, merge_row_files
 from cpr.checkpoint.format.manifest import ColumnEntry, RowFileEntry
-from cpr.checkpoint.format.row_file import RowFileWriter, Rows, read_chunk
+from cpr.checkpoint.format.row_file import RowBatch, RowFileWriter, read_chunk
 from cpr.checkpoint.storage.local import LocalStorage
-from cpr.errors import CheckpointError, CorruptFileError
+from cpr.errors import CorruptFileError
 from cpr.extent import Extent
 from tests.cpr.checkpoint.saves import MemoryStorage
 
@@ -47,7 +47,7 @@ def write_layer(
         for begin, end in pairwise(bounds):
             some = rows[begin:end]
             if len(some):
-                writer.write(Rows(int(some[0]), None if ids is None else some, values(layer, some)))
+                writer.write(RowBatch(int(some[0]), None if ids is None else some, values(layer, some)))
         return folder, writer.finish(PATH, first_step=10 * layer, last_step=10 * layer + 5)
 
 
@@ -117,18 +117,6 @@ def test_the_new_base_describes_itself(tmp_path):
     ]
 
 
-def test_a_merged_base_can_be_merged_again(tmp_path):
-    storage = LocalStorage(tmp_path)
-    merged = "saves/merged", merge(storage, three_layers(storage))
-    with storage.create(f"saves/again/{PATH}") as sink:
-        entry = merge_row_files(storage, [merged, write_layer(storage, 4, [107], [0, 1])], sink, PATH)
-    assert rows_of(storage, "saves/again", entry)["sum"][[0, 7, 39]].tolist() == [
-        2_100.75,
-        4_107.75,
-        3_139.75,
-    ]
-
-
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_weights_are_kept_as_their_codec_gives_them_back(codec):
     storage = MemoryStorage()
@@ -173,78 +161,3 @@ def test_no_flipped_bit_gets_into_the_new_base(data):
     with pytest.raises(CorruptFileError, match=f"{folder}/{PATH}.* is damaged"):
         merge(storage, layers)
     assert f"saves/merged/{PATH}" not in storage.files
-
-
-def test_a_missing_layer(tmp_path):
-    storage = LocalStorage(tmp_path)
-    layers = three_layers(storage)
-    (tmp_path / layers[1][0] / PATH).unlink()
-    with pytest.raises(CorruptFileError, match=f"{layers[1][0]}/{PATH}"):
-        merge(storage, layers)
-    assert not (tmp_path / "saves/merged" / PATH).exists()
-
-
-def reordered(entry: RowFileEntry) -> RowFileEntry:
-    return replace(entry, chunks=tuple(reversed(entry.chunks)))
-
-
-def without_a_chunk(entry: RowFileEntry, index: int) -> RowFileEntry:
-    return replace(entry, chunks=tuple(each for i, each in enumerate(entry.chunks) if i != index))
-
-
-def reaching_beyond(entry: RowFileEntry) -> RowFileEntry:
-    return replace(entry, chunks=(replace(entry.chunks[0], last_row=140),))
-
-
-@pytest.mark.parametrize(
-    ("index", "change", "message"),
-    [
-        (1, reordered, "has row 107 where 132 is next"),
-        (0, reordered, "has row 125 where 100 is next"),
-        (0, lambda entry: without_a_chunk(entry, 1), "has row 108 where 107 is next"),
-        (0, lambda entry: without_a_chunk(entry, 3), "end before row 125, the shard before 140"),
-        (2, reaching_beyond, "end before row 141, the shard before 140"),
-    ],
-)
-def test_chunks_that_a_manifest_has_in_another_order_are_refused(index, change, message):
-    storage = MemoryStorage()
-    layers = three_layers(storage)
-    layers[index] = layers[index][0], change(layers[index][1])
-    with pytest.raises(CorruptFileError, match=f"{PATH}.*{message}"):
-        merge(storage, layers)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda layers: [], "nothing to merge"),
-        (lambda layers: layers[1:], "layer 0: the first must be a base"),
-        (lambda layers: [layers[0], layers[0]], "layer 1: the first must be a base"),
-        (lambda layers: [layers[0], (layers[1][0], replace(layers[1][1], col_offset=0))], "another shard"),
-        (
-            lambda layers: [
-                layers[0],
-                (
-                    layers[1][0],
-                    replace(layers[1][1], columns={"row": COLUMNS["sum"], **COLUMNS, "x": COLUMNS["sum"]}),
-                ),
-            ],
-            "other columns",
-        ),
-    ],
-)
-def test_layers_that_are_no_base_and_row_saves_of_one_shard_are_refused(change, message):
-    storage = MemoryStorage()
-    with pytest.raises(ValueError, match=message):
-        merge(storage, change(three_layers(storage)))
-
-
-def test_errors_of_the_target_come_through():
-    storage = MemoryStorage()
-
-    class FullDisk:
-        def write(self, data: memoryview) -> None:
-            raise CheckpointError("the disk is full")
-
-    with pytest.raises(CheckpointError, match="the disk is full"):
-        merge_row_files(storage, three_layers(storage), FullDisk(), PATH)

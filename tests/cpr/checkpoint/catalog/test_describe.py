@@ -11,7 +11,6 @@ from cpr.checkpoint.catalog.describe_text import CHAIN_LINES, TABLE_LINES, as_te
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
 from cpr.checkpoint.format.row_schema import DTYPES
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.humanize import age_text, size_text
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
@@ -89,18 +88,6 @@ def test_every_data_type_that_row_files_hold_has_a_size():
     }
 
 
-def test_sizes_of_tables(directory):
-    a, b = describe(directory, NOW).tables
-    assert (a.rows, a.cols, a.dtype, a.weight_bytes, a.optimizer_state) == (
-        100,
-        8,
-        "float32",
-        3200,
-        {"sum": 400},
-    )
-    assert (b.rows, b.cols, b.weight_bytes, b.optimizer_state) == (40, 4, 640, {})
-
-
 def test_saves_that_do_not_count_are_named_with_the_reason(directory):
     directory.files[f"{save_folder(7)}/model.a/r0-c0.arrow"] = b"half"
     directory.files[manifest_path(6)] = b"{}"
@@ -163,26 +150,3 @@ def test_long_chains_and_many_tables_fit_a_screen():
     assert sum(line.lstrip().startswith("49 ") for line in lines) == 1
     assert not any("model.t69 " in line for line in lines)
     assert any("model.t70 " in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-3, "0 s"), (5, "5 s"), (119, "119 s"), (600, "10 min"), (90_000, "25 h"), (1e6, "12 days")],
-)
-def test_ages(seconds, text):
-    assert age_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (2_640_000_000, "2.64 GB"),
-        (999_900, "1 MB"),
-        (5e15, "5,000 TB"),
-    ],
-)
-def test_sizes(num_bytes, text):
-    assert size_text(num_bytes) == text

@@ -35,35 +35,35 @@ def test_the_newest_chains_stay_whole_and_older_ones_go_from_their_end():
     second = rows(1, first)
     third = rows(2, second)
     manifests = [third, base(3), second, base(5), first]
-    assert Retention().doomed(manifests) == [2, 1, 0]
-    assert Retention(keep_last=3).doomed(manifests) == []
+    assert Retention().to_delete(manifests) == [2, 1, 0]
+    assert Retention(keep_last=3).to_delete(manifests) == []
 
 
 def test_a_chain_counts_as_its_newest_state():
     old, new = base(0), base(1)
-    assert Retention().doomed([old, new, rows(2, old), base(3)]) == [1]
+    assert Retention().to_delete([old, new, rows(2, old), base(3)]) == [1]
 
 
 def test_a_merged_base_counts_as_the_newest_save_that_went_into_it():
     old = base(0)
     saved_after = base(2)
     merged = base(3, merged=(0, 1))
-    assert Retention().doomed([old, rows(1, old), saved_after, merged]) == [1, 0]
-    assert Retention().doomed([old, rows(1, old), saved_after, base(4), merged]) == [1, 0, 3]
+    assert Retention().to_delete([old, rows(1, old), saved_after, merged]) == [1, 0]
+    assert Retention().to_delete([old, rows(1, old), saved_after, base(4), merged]) == [1, 0, 3]
 
 
 def test_one_chain_of_every_span_stays_for_ever():
     manifests = [base(number, hours=number) for number in range(12)]
     policy = Retention(keep_every=timedelta(hours=4))
-    doomed = policy.doomed(manifests)
+    doomed = policy.to_delete(manifests)
     assert doomed == [1, 2, 3, 5, 6, 7, 9]
     kept = [manifest for manifest in manifests if manifest.sequence not in doomed]
-    assert policy.doomed(kept) == []
+    assert policy.to_delete(kept) == []
 
 
 def test_milestones_survive_a_clock_that_was_set_back():
     manifests = [base(number, hours=hours) for number, hours in enumerate((100, 1, 2, 6, 7, 8))]
-    assert Retention(keep_every=timedelta(hours=4)).doomed(manifests) == [2]
+    assert Retention(keep_every=timedelta(hours=4)).to_delete(manifests) == [2]
 
 
 def test_damaged_chains_neither_count_nor_go():
@@ -72,7 +72,7 @@ def test_damaged_chains_neither_count_nor_go():
     gone = rows(3, base(2))
     after_the_gap = rows(4, gone)
     manifests = [orphan, base(2), after_the_gap, base(5), base(6)]
-    assert Retention().doomed(manifests) == [2]
+    assert Retention().to_delete(manifests) == [2]
 
 
 def histories():
@@ -106,7 +106,7 @@ def test_the_two_newest_states_resolve_after_every_deletion(history, keep_last, 
     policy = Retention(keep_last=keep_last, keep_every=every)
     before, _ = find_states(storage)
     manifests = [state.newest for state in before]
-    for sequence in policy.doomed(manifests):
+    for sequence in policy.to_delete(manifests):
         storage.delete(manifest_path(sequence))  # a kill between the two leaves garbage without a manifest
         check_newest(storage, before)
         storage.delete(save_folder(sequence))
@@ -115,7 +115,7 @@ def test_the_two_newest_states_resolve_after_every_deletion(history, keep_last, 
     assert len({state.saves[0].sequence for state in left}) >= min(
         keep_last, len({m.base for m in manifests})
     )
-    assert policy.doomed([state.newest for state in left]) == []
+    assert policy.to_delete([state.newest for state in left]) == []
 
 
 def check_newest(storage, before):

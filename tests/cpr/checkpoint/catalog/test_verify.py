@@ -75,13 +75,6 @@ def test_a_truncated_file_is_called_so(directory):
     assert "cut off" in bad.cause
 
 
-def test_a_missing_file_is_named(directory):
-    save_, entry = entries(directory)[0]
-    del directory.files[path_of(save_, entry)]
-    (bad,) = verify(directory).bad
-    assert path_of(save_, entry) in bad.cause
-
-
 def test_damage_leaves_the_newest_state_below_it(directory):
     save_, entry = next((s, e) for s, e in entries(directory) if s.sequence == 2)
     directory.flip_bit(path_of(save_, entry), 400)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from cpr.checkpoint.catalog.chain import State, find_states
-from cpr.checkpoint.format.manifest import Manifest
 from cpr.checkpoint.load.fit import check_fit
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.shards.shard import TableShard
@@ -109,22 +108,3 @@ def test_a_base_with_a_chunk_left_out_is_refused():
     holed = replace(entry, chunks=(*entry.chunks[:2], *entry.chunks[3:]))
     with pytest.raises(ValueError, match=r"model\.t/r0-c0\.arrow is of a base and has no chunk with row 32"):
         replace(state.newest, rows=(holed,)).check()
-
-
-def test_a_shard_and_its_file_are_in_the_same_place():
-    """Also when the file's entry went through JSON; the row saves of one shard are found by it."""
-    left, right = make_shard(rows=(0, 40)), make_shard(rows=(40, 100), cols=(2, 6))
-    entries = state_of(left, right).newest.rows
-    assert [entry.extent for entry in entries] == [left.extent, right.extent]
-    assert len({part.extent for part in (left, right, *entries)}) == 2
-    assert left.extent < right.extent
-
-
-def test_what_a_file_and_a_shard_have_in_common():
-    manifest: Manifest = state_of(make_shard(rows=(20, 60), cols=(2, 6))).newest
-    (entry,) = manifest.rows
-    shared = entry.extent.overlap(make_shard(rows=(50, 100), cols=(0, 4)).extent)
-    assert (shared.rows, shared.cols) == ((50, 60), (2, 4))
-    assert entry.extent.overlap(make_shard(rows=(60, 100)).extent) is None
-    assert entry.extent.overlap(make_shard(cols=(6, 8)).extent) is None
-    assert entry.extent.overlap(make_shard("other").extent) is None

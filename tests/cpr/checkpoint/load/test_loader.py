@@ -1,4 +1,4 @@
-"""Wishes 2, 3 and 6: any layout into any other; a row with its optimizer row; verified, or an older state."""
+"""Loading shards: any layout into any other, rows with their optimizer state, no damaged byte."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
-from cpr.checkpoint.load.loader import bytes_to_read, load_rows, load_shards, read_state_file
-from cpr.checkpoint.save.rank_writer import PartWriter
-from cpr.checkpoint.storage.local import LocalStorage
+from cpr.checkpoint.load import reading
+from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
+from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.extent import Interval
 from cpr.shards.shard import TableShard
@@ -121,8 +121,8 @@ def write_history(
 
 @pytest.mark.system
 @settings(max_examples=100)
-@given(history=histories(), together=st.booleans(), num_threads=st.integers(1, 4))
-def test_any_layout_loads_into_any_other(history, together, num_threads):
+@given(history=histories(), together=st.booleans())
+def test_any_layout_loads_into_any_other(history, together):
     table, saved, wanted, seed = history
     storage = MemoryStorage()
     reference = write_history(storage, table, saved, torch.Generator().manual_seed(seed))
@@ -130,9 +130,9 @@ def test_any_layout_loads_into_any_other(history, together, num_threads):
     shards = [make_shard(rows=rows, cols=cols, **table) for rows, cols in wanted]
     for group in [shards] if together else [[shard] for shard in shards]:
         storage.reads.clear()
-        stats = load_shards(storage, state, group, num_threads=num_threads)
+        bytes_read = load_shards(storage, state, group)
         assert sorted(storage.reads) == sorted(overlapping_chunks(state, group))
-        assert stats.bytes_read == sum(length for _, _, length in storage.reads)
+        assert bytes_read == sum(length for _, _, length in storage.reads)
     for shard in shards:
         reference.check(shard)
 
@@ -151,36 +151,6 @@ def overlapping_chunks(state: State, shards: Sequence[TableShard]) -> set[tuple[
     }
 
 
-@settings(max_examples=50)
-@given(history=histories(), data=st.data())
-def test_chosen_rows_load_and_no_others_change(history, data):
-    table, saved, wanted, seed = history
-    storage = MemoryStorage()
-    reference = write_history(storage, table, saved, torch.Generator().manual_seed(seed))
-    rows, cols = data.draw(st.sampled_from(wanted))
-    shard = make_shard(rows=rows, cols=cols, **table)
-    ids = torch.tensor(data.draw(st.lists(st.integers(rows[0], rows[1] - 1), max_size=8)), dtype=torch.int32)
-    load_rows(storage, newest_state(storage), shard, ids)
-    chosen = torch.zeros(shard.num_rows, dtype=torch.bool)
-    chosen[ids.long() - shard.row_offset] = True
-    for name, column in shard.columns.items():
-        assert torch.equal(column[chosen], reference.column(shard, name)[chosen])
-        assert column[~chosen].isnan().all()
-
-
-def test_several_tables_load_at_once_each_from_its_own_files(generator):
-    storage, names = MemoryStorage(), ("a.t", "b.t")
-    shards = [make_shard(fqn=name) for name in names]
-    for shard in shards:
-        randomise(shard, generator)
-    save(storage, 0, shards)
-    live = [make_shard(fqn=name) for name in names]
-    load_shards(storage, newest_state(storage), live)
-    for there, here in zip(shards, live, strict=True):
-        assert torch.equal(there.weights, here.weights)
-    assert not torch.equal(live[0].weights, live[1].weights)
-
-
 # Row-wise state of column shards
 
 
@@ -191,14 +161,6 @@ def test_row_wise_state_of_equal_shards_is_copied_exactly():
     load_shards(storage, newest_state(storage), [left, right])
     assert (left.optimizer_state["sum"] == torch.tensor(1 / 3)).all()
     assert (right.optimizer_state["sum"] == torch.tensor(2 / 3)).all()
-
-
-def test_row_wise_state_of_a_part_is_that_of_the_whole():
-    storage = MemoryStorage()
-    save(storage, 0, [column_shard((0, 8), 1 / 3)])
-    part = make_shard(cols=(2, 5))
-    load_shards(storage, newest_state(storage), [part])
-    assert (part.optimizer_state["sum"] == torch.tensor(1 / 3)).all()
 
 
 def test_row_wise_state_of_several_parts_is_their_mean_by_columns():
@@ -263,7 +225,7 @@ def test_a_load_reads_no_more_than_the_chunks_that_overlap(saved):
     shard = make_shard(rows=(24, 41), cols=(0, 3))
     state = newest_state(storage)
     storage.reads.clear()
-    stats = load_shards(storage, state, [shard])
+    bytes_read = load_shards(storage, state, [shard])
     reference.check(shard)
     assert {path for path, _, _ in storage.reads} == {
         f"saves/0000000{sequence}/model.t/{piece}.arrow"
@@ -272,17 +234,7 @@ def test_a_load_reads_no_more_than_the_chunks_that_overlap(saved):
     }
     base = [(path, offset) for path, offset, _ in storage.reads if path.startswith("saves/00000000")]
     assert len(base) == 1 + 4  # rows 20 to 24, and 25 to 44
-    assert stats.bytes_read == sum(length for _, _, length in storage.reads) < state.num_bytes / 4
-
-
-def test_chosen_rows_read_only_their_chunks(saved):
-    storage, _ = saved
-    state = newest_state(storage)
-    storage.reads.clear()
-    stats = load_rows(storage, state, make_shard(), torch.tensor([2, 3, 77]))
-    base = [path for path, _, _ in storage.reads if path.startswith("saves/00000000")]
-    assert len(base) == 4  # two chunks of rows, each in two column pieces
-    assert stats.bytes_read < state.num_bytes / 4
+    assert bytes_read == sum(length for _, _, length in storage.reads) < state.num_bytes / 4
 
 
 def test_a_chunk_is_read_once_for_all_shards_that_need_it(saved):
@@ -299,8 +251,8 @@ def test_a_chunk_is_read_once_for_all_shards_that_need_it(saved):
 def test_progress_adds_up_to_the_bytes_to_read(saved):
     storage, _ = saved
     state, shards, seen = newest_state(storage), [make_shard(rows=(3, 60))], []
-    stats = load_shards(storage, state, shards, progress=seen.append)
-    assert sum(seen) == stats.bytes_read == bytes_to_read(state, shards)
+    bytes_read = load_shards(storage, state, shards, progress=seen.append)
+    assert sum(seen) == bytes_read == bytes_to_read(state, shards)
     assert len(seen) > 1
 
 
@@ -323,26 +275,25 @@ def watched(storage: MemoryStorage, hook: Callable[[str, memoryview], None]) -> 
     return watching, state
 
 
-def test_a_thread_reuses_one_buffer_as_large_as_the_largest_chunk(saved):
+def test_each_thread_reuses_one_buffer(saved):
     addresses: set[int] = set()
     storage, state = watched(
         saved[0], lambda _, buffer: addresses.add(torch.frombuffer(buffer, dtype=torch.uint8).data_ptr())
     )
-    stats = load_shards(storage, state, [make_shard()], num_threads=2)
+    load_shards(storage, state, [make_shard()])
     assert len(storage.reads) > 20
-    assert len(addresses) <= 2
-    assert stats.buffer_bytes == 2 * max(length for _, _, length in storage.reads)
+    assert len(addresses) <= reading.NUM_THREADS
 
 
 def test_chunks_are_read_in_parallel(saved):
-    first_reads, worker_group = iter(range(4)), threading.Barrier(4)
+    first_reads, barrier = iter(range(reading.NUM_THREADS)), threading.Barrier(reading.NUM_THREADS)
 
-    def meet(path: str, buffer: memoryview) -> None:
+    def wait_for_others(path: str, buffer: memoryview) -> None:
         if next(first_reads, None) is not None:
-            worker_group.wait(timeout=30)  # fails where nobody else comes
+            barrier.wait(timeout=30)  # fails if no other thread reads
 
-    storage, state = watched(saved[0], meet)
-    load_shards(storage, state, [make_shard()], num_threads=4)
+    storage, state = watched(saved[0], wait_for_others)
+    load_shards(storage, state, [make_shard()])
 
 
 def test_newer_rows_win_also_when_older_ones_come_late(saved):
@@ -357,7 +308,7 @@ def test_newer_rows_win_also_when_older_ones_come_late(saved):
 
     storage, state = watched(saved[0], hold_back)
     shard = make_shard(rows=(0, 5), cols=(0, 4))
-    load_shards(storage, state, [shard], num_threads=2)
+    load_shards(storage, state, [shard])
     saved[1].check(shard)
 
 
@@ -389,15 +340,6 @@ def test_counters_that_only_one_kernel_has_are_left_alone():
     here = make_shard(counters={"iter": torch.tensor(0), "step": torch.tensor(7)})
     load_shards(storage, newest_state(storage), [here])
     assert {name: counter.item() for name, counter in here.counters.items()} == {"iter": 41, "step": 7}
-
-
-def test_chosen_rows_leave_the_counters_alone():
-    storage = MemoryStorage()
-    there = make_shard(counters={"iter": torch.tensor(41)})
-    save(storage, 0, [there])
-    here = make_shard(counters={"iter": torch.tensor(50)})
-    load_rows(storage, newest_state(storage), here, torch.tensor([1]))
-    assert here.counters["iter"].item() == 50
 
 
 # Faults
@@ -444,14 +386,15 @@ def test_a_truncated_or_missing_file_is_named_and_no_thread_is_left(saved, fault
         load_shards(storage, state, [make_shard()])
 
 
-def test_nothing_is_read_after_a_fault(saved):
+def test_nothing_is_read_after_a_fault(saved, monkeypatch):
     storage, _ = saved
+    monkeypatch.setattr(reading, "NUM_THREADS", 1)
     state = newest_state(storage)
     first, *_ = state.saves[0].rows
     storage.flip_bit(f"saves/00000000/{first.path}", first.chunks[0].offset)
     storage.reads.clear()
     with pytest.raises(CorruptFileError, match=first.path):
-        load_shards(storage, state, [make_shard()], num_threads=1)
+        load_shards(storage, state, [make_shard()])
     assert [offset for _, offset, _ in storage.reads] == [first.chunks[0].offset]
 
 
@@ -472,15 +415,7 @@ def test_a_state_of_another_model_changes_nothing(saved):
     assert fits.weights.isnan().all()
 
 
-def test_rows_that_a_shard_does_not_hold_are_refused(saved):
-    storage, _ = saved
-    with pytest.raises(
-        ValueError, match=r"rows 3 to 60 were asked of model\.t/r0-c0, which holds rows 0 to 49"
-    ):
-        load_rows(storage, newest_state(storage), make_shard(rows=(0, 50)), torch.tensor([60, 3]))
-
-
-# Beside the tables
+# State files
 
 
 def test_the_state_beside_the_tables_is_that_of_the_newest_save(saved):
@@ -535,7 +470,7 @@ def test_a_counter_that_its_tensor_cannot_hold_changes_nothing(saved):
 )
 def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, said):
     storage, _ = saved
-    writer = PartWriter(storage, save_folder(2), "exact", with_ids=True)
+    writer = RankWriter(storage, save_folder(2), "exact", with_ids=True)
     writer.write_state(tree, None)
     states = tuple(writer.finish({}).states)
     with pytest.raises(CorruptFileError, match=f"saves/00000002/state.arrow.*{said}"):
@@ -548,29 +483,3 @@ def test_damaged_state_beside_the_tables_is_found(saved):
     storage.flip_bit(path, len(storage.files[path]) // 2)
     with pytest.raises(CorruptFileError, match=rf"{path} differs from its digest"):
         read_state_file(storage, newest_state(storage), None)
-
-
-# Codecs and disks
-
-
-@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
-def test_encoded_rows_come_back_within_the_error_that_was_noted(codec, generator):
-    storage, shard = MemoryStorage(), make_shard()
-    base = save(storage, 0, [shard])
-    shard.weights.copy_(torch.rand(shard.weights.shape, generator=generator))
-    shard.optimizer_state["sum"].copy_(torch.rand(ROWS, generator=generator))
-    everything = {shard.name: torch.arange(ROWS)}
-    newest = save(storage, 1, [shard], base, everything, codec=codec)
-    live = make_shard()
-    load_shards(storage, newest_state(storage), [live])
-    error = (live.weights - shard.weights).abs().max().item()
-    assert 0 < error <= newest.rows[0].max_error
-    assert torch.equal(live.optimizer_state["sum"], shard.optimizer_state["sum"])
-
-
-def test_states_on_a_disk_load_as_well(tmp_path, generator):
-    storage, (shard,) = LocalStorage(tmp_path), random_shards([((0, ROWS), (0, COLS))], generator)
-    save(storage, 0, [shard])
-    live = make_shard()
-    load_shards(storage, newest_state(storage), [live])
-    assert torch.equal(live.weights, shard.weights)

@@ -393,9 +393,3 @@ def test_launches_stay_known_until_those_of_another_run_have_begun(storage):
     assert take("b", continues=True) == ("a", "b")
     assert take("c", continues=None) == ("a", "b")
     assert take("d", continues=False) == ("d",)
-
-
-def test_a_lock_of_nobodys_session_is_not_handed_on(storage, make_lock):
-    make_lock(storage, "first").acquire(list)
-    with pytest.raises(LockedError):
-        make_lock(storage, "second").acquire(list)

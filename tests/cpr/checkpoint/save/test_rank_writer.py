@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from cpr.checkpoint.format.manifest import save_folder
-from cpr.checkpoint.format.rows import Rows
-from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.format.row_schema import RowBatch
+from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError
 from cpr.extent import Extent
 
 
 def rows_of(table):
-    rows = Rows(first_row=0, ids=None, columns={"weights": torch.ones(3, 4)})
+    rows = RowBatch(first_row=0, ids=None, columns={"weights": torch.ones(3, 4)})
     return Extent.of_table(table, (3, 4)), rows, 7
 
 
@@ -47,7 +47,7 @@ def names(folder):
 
 def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finished(tmp_path):
     disk = Disk(tmp_path)
-    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
+    writer = RankWriter(disk, save_folder(1), "exact", with_ids=False)
     writer.write(*rows_of("first"))
     writer.write(*rows_of("second"))  # the first one has not settled
     assert not any(name.endswith(".arrow") for name in names(tmp_path))
@@ -61,7 +61,7 @@ def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finish
 def test_a_file_that_does_not_settle_is_heard_of(tmp_path, bad):
     disk = Disk(tmp_path, bad)
     disk.may_settle.set()
-    writer = PartWriter(disk, save_folder(1), "exact", with_ids=False)
+    writer = RankWriter(disk, save_folder(1), "exact", with_ids=False)
     with pytest.raises(CheckpointError, match=f"{bad}.*not durable"):
         write_all(writer, "first", "second", "third")
     writer.abandon()

@@ -72,7 +72,7 @@ def waiting(monkeypatch):
     join = threading.Thread.join
 
     def noted(thread, timeout=None):
-        if thread.name == "checkpoint-copier":
+        if thread.name == "checkpoint-stager":
             waiting.set()
         join(thread, timeout)
 
@@ -216,7 +216,7 @@ def test_a_step_waits_for_the_writer_when_memory_is_short(start, monkeypatch, wa
     opener.start()
     run.train(1)
     opener.join()
-    assert run.checkpointer.staged_bytes == 2 * PIECE_BYTES
+    assert run.checkpointer._pool.allocated_bytes == 2 * PIECE_BYTES
     run.checkpointer.close()
     assert save.manifest is not None
     again = start()

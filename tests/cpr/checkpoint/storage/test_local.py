@@ -77,18 +77,6 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_files_come_back(storage: LocalStorage):
-    data = os.urandom(2 * BLOCK_BYTES + 4096 + 17)
-    with storage.create("saves/1/a.arrow") as sink:
-        view = memoryview(data)
-        for begin, end in [(0, 3), (3, 3), (3, BLOCK_BYTES), (BLOCK_BYTES, len(data))]:
-            sink.write(view[begin:end])
-    assert read(storage, "saves/1/a.arrow") == data
-    part = bytearray(1000)
-    storage.read_into("saves/1/a.arrow", BLOCK_BYTES - 7, memoryview(part))
-    assert part == data[BLOCK_BYTES - 7 : BLOCK_BYTES + 993]
-
-
 @settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 20_000), max_size=8), end=st.sampled_from([0, 4096, 8192, 1]))
 @pytest.mark.usefixtures("small_blocks")
@@ -120,18 +108,6 @@ def test_whole_blocks_go_past_the_page_cache(storage: LocalStorage, monkeypatch:
         pytest.skip("this file system has no direct writing")
     write(storage, "file", bytes(2 * BLOCK_BYTES + 4096 + 5))
     assert direct_bytes == [BLOCK_BYTES, BLOCK_BYTES, 4096]
-
-
-def test_memory_that_is_written_may_be_reused_at_once(storage: LocalStorage):
-    buffer = bytearray(BLOCK_BYTES // 2)
-    with storage.create("file") as sink:
-        for value in range(1, 6):
-            buffer[:] = bytes([value]) * len(buffer)
-            sink.write(memoryview(buffer))
-        buffer[:] = bytes(len(buffer))
-    data = read(storage, "file")
-    assert [data[i * len(buffer)] for i in range(5)] == [1, 2, 3, 4, 5]
-    assert 0 not in data
 
 
 def test_more_files_at_once_than_blocks(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch):
@@ -227,18 +203,6 @@ def test_delete(storage: LocalStorage, tmp_path: Path):
 def test_paths_stay_inside(storage: LocalStorage, path: str):
     with pytest.raises(ValueError, match="not a path inside"):
         storage.delete(path)
-
-
-def test_a_missing_file(storage: LocalStorage):
-    for use in (lambda: storage.size("a/b"), lambda: storage.read_into("a/b", 0, memoryview(bytearray(1)))):
-        with pytest.raises(CorruptFileError, match="checkpoints/a/b is missing"):
-            use()
-
-
-def test_a_short_file(storage: LocalStorage):
-    write(storage, "file", bytes(100))
-    with pytest.raises(CorruptFileError, match=r"checkpoints/file is cut short: it has 100 bytes.* 110 "):
-        storage.read_into("file", 90, memoryview(bytearray(20)))
 
 
 def test_a_folder_in_the_place_of_a_file(storage: LocalStorage):
@@ -373,7 +337,7 @@ def test_a_bad_sector_is_a_corrupt_file(storage: LocalStorage, monkeypatch: pyte
 
 def test_the_folder_is_removed_under_a_writer(storage: LocalStorage):
     with (  # noqa: PT012
-        pytest.raises(CheckpointError, match=r"saves/1/file failed: No such file.*removed the folder"),
+        pytest.raises(CheckpointError, match=r"saves/1/file failed: No such file.*the folder was removed"),
         storage.create("saves/1/file") as sink,
     ):
         sink.write(memoryview(b"data"))

@@ -1,4 +1,4 @@
-"""Saves a whole model at once, for a process that trains nothing: an import, or a rescue of memory."""
+"""Writes one full checkpoint from a single process without a process group, as `cpr rescue` does."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from cpr.checkpoint.catalog.chain import committed
 from cpr.checkpoint.format.manifest import Manifest, Moment, save_folder
-from cpr.checkpoint.format.part import Part, merge_tables
-from cpr.checkpoint.format.rows import Rows
+from cpr.checkpoint.format.part import RankPart, merge_tables
+from cpr.checkpoint.format.row_schema import RowBatch
 from cpr.checkpoint.ownership.lock import DirectoryLock
-from cpr.checkpoint.save.rank_writer import PartWriter
+from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.checkpoint.storage.base import Storage
 from cpr.extent import Extent
 
 CHUNK_BYTES: Final = 8 * 2**20
-"""Of rows that can be read alone later."""
+"""Size of the chunks that can be read alone."""
 
 Progress = Callable[[int], object]
 """Called with the bytes of table rows written since the last call."""
@@ -27,33 +27,33 @@ Progress = Callable[[int], object]
 def write_base(
     storage: Storage,
     choose: Callable[[DirectoryLock], tuple[int, str]],
-    write: Callable[[PartWriter], Part],
+    write: Callable[[RankWriter], RankPart],
     *,
     moment: Moment,
     step: int,
     world_size: int,
 ) -> Manifest:
-    """Take a checkpoint directory, write one base into it and commit it; after an error nothing counts.
+    """Take a checkpoint directory, write a base into it and commit it; after an error nothing counts.
 
     Args:
-        storage: of the directory.
-        choose: called when the directory is owned; gives the number of the save and the run that it is of, or
-            raises where the directory must not be written to.
+        storage: the checkpoint directory.
+        choose: called when the directory is owned; returns the sequence and the run id of the save, or raises
+            where the directory must not be written to.
         write: writes rows and states, and finishes the writer.
         moment: see the manifest.
         step: training steps done.
-        world_size: ranks that the states are of.
+        world_size: number of ranks that the states belong to.
 
     Raises:
-        LockedError: a run that is alive writes there.
-        CheckpointError: something cannot be read or written.
+        LockedError: another live run owns the directory.
+        CheckpointError: a file cannot be read or written.
     """
     lock = DirectoryLock(storage, uuid.uuid4().hex)
     lock.acquire(partial(committed, storage))
     try:
         sequence, run_id = choose(lock)
         folder = save_folder(sequence, lock.epoch)
-        writer = PartWriter(storage, folder, "exact", with_ids=False)
+        writer = RankWriter(storage, folder, "exact", with_ids=False)
         try:
             part = write(writer)
         except BaseException:
@@ -78,33 +78,33 @@ def write_base(
         lock.check()
         with storage.create(manifest.path) as sink:
             sink.write(memoryview(manifest.to_json()))
-        lock.check()  # a newer owner may not have found it: then it does not count
+        lock.check()  # a newer owner may have listed the saves before this one was durable
     finally:
         lock.release()
     return manifest
 
 
 def write_rows(
-    writer: PartWriter,
+    writer: RankWriter,
     extent: Extent,
     first_row: int,
     columns: Mapping[str, Tensor],
     step: int,
     progress: Progress,
 ) -> None:
-    """Write rows that lie one after the other, in chunks.
+    """Write consecutive rows of a shard, in chunks.
 
     Args:
         writer: of the save.
-        extent: of the shard that they are of.
+        extent: of the shard.
         first_row: id of the first row.
         columns: weights and optimizer state, `[n, ...]`.
-        step: that they are of.
+        step: training step of the rows.
         progress: see `Progress`.
     """
     num_rows = columns["weights"].shape[0]
-    at_once = max(1, CHUNK_BYTES * num_rows // max(sum(each.nbytes for each in columns.values()), 1))
-    for begin in range(0, num_rows, at_once):
-        rows = {name: values[begin : begin + at_once] for name, values in columns.items()}
-        writer.write(extent, Rows(first_row + begin, None, rows), step)
+    rows_per_chunk = max(1, CHUNK_BYTES * num_rows // max(sum(each.nbytes for each in columns.values()), 1))
+    for begin in range(0, num_rows, rows_per_chunk):
+        rows = {name: values[begin : begin + rows_per_chunk] for name, values in columns.items()}
+        writer.write(extent, RowBatch(first_row + begin, None, rows), step)
         progress(sum(values.nbytes for values in rows.values()))

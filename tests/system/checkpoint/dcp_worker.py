@@ -1,4 +1,4 @@
-"""A rank of `test_import`: trains and saves as TorchRec users do, without a line of this project."""
+"""A rank of `test_from_dcp`: trains and saves as TorchRec users do, without a line of this project."""
 
 import warnings
 
