@@ -40,7 +40,7 @@ WHOLE = {
 }
 
 
-def test_each_place_gets_what_its_annotation_says():
+def test_fields_are_built_from_their_annotations():
     assert build(Tree, WHOLE) == Tree(
         kind="b",
         shape=(1, 2),
@@ -75,7 +75,7 @@ def test_each_place_gets_what_its_annotation_says():
         ({"is_done": 1}, "is_done is 1, neither true nor false"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_way_to_it(change, said):
+def test_faults_are_reported_with_their_path(change, said):
     with pytest.raises(ValueError, match=re.escape(said)) as raised:
         build(Tree, {**WHOLE, **change})
     assert str(raised.value).startswith(said)
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_said_with_the_way_to_it(change, said):
         ("1" * 5000, "digits"),
     ],
 )
-def test_what_is_no_json_is_a_value_error(text, said):
+def test_invalid_json_is_a_value_error(text, said):
     with pytest.raises(ValueError, match=said):
         parse(text)
 
@@ -103,7 +103,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*WHOLE, "size", "other"]), JSON))
-def test_whatever_is_given_is_a_tree_or_a_value_error(value):
+def test_any_json_is_built_or_a_value_error(value):
     try:
         built = build(Tree, value)
     except ValueError:

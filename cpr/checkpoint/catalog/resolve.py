@@ -162,7 +162,7 @@ def sweep_and_list(
         newest = max(finished - set(rejected), default=-1)
         if newest > (loaded.sequence if loaded else -1):
             raise MismatchError(
-                f"{storage.uri} holds save {newest}, which this run has not loaded: load it to go on from "
+                f"{storage.uri} holds save {newest}, which this run has not loaded: load it to continue from "
                 "there, or choose an empty directory"
             )
         for each in refused:

@@ -65,7 +65,7 @@ def states_of(run):
 
 
 @pytest.mark.parametrize("moment", ["consistent", "rolling"])
-def test_what_was_saved_comes_back_exactly(start, moment):
+def test_a_save_loads_exactly(start, moment):
     run = start()
     run.train(3)
     run.checkpointer.save(moment)
@@ -96,7 +96,7 @@ def test_the_umask_decides_who_may_read_a_checkpoint(start, tmp_path, umask):
         assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
-def test_training_goes_on_bit_for_bit(start):
+def test_training_resumes_bit_for_bit(start):
     run = start()
     run.train(3)
     run.checkpointer.save("consistent")
@@ -110,7 +110,7 @@ def test_training_goes_on_bit_for_bit(start):
     assert_same(again.values(), expected)
 
 
-def test_a_warm_start_takes_the_model_and_the_states_it_is_told_and_only_reads(start, tmp_path):
+def test_a_warm_start_loads_the_model_and_the_named_states_and_only_reads(start, tmp_path):
     other = start("other")
     other.train(3)
     other.checkpointer.save("consistent")
@@ -137,7 +137,7 @@ def test_a_warm_start_takes_the_model_and_the_states_it_is_told_and_only_reads(s
         run.checkpointer.warm_start(str(tmp_path / "other"), ["loader"])
 
 
-def test_random_generators_come_back(start):
+def test_random_generators_are_restored(start):
     run = start()
     run.checkpointer.save("consistent")
     run.checkpointer.close()
@@ -167,7 +167,7 @@ def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_p
     assert save.manifest.step == 1, "the state is of the moment when it began"
 
 
-def test_row_saves_bring_their_rows_and_the_dense_part(start):
+def test_a_row_save_restores_its_rows_and_dense_parameters(start):
     run = start()
     run.train(2)
     run.checkpointer.save("consistent")
@@ -190,7 +190,7 @@ def test_row_saves_bring_their_rows_and_the_dense_part(start):
         assert torch.equal(value, expected), name
 
 
-def test_when_a_save_is_committed_it_is_known_how_long_training_waited(start):
+def test_a_committed_save_knows_its_blocked_time(start):
     run = start()
     run.train(1)
     for began in (None, time.perf_counter() - 10):
@@ -236,7 +236,7 @@ def test_a_long_chain_is_merged_into_a_new_base_with_the_same_rows(start):
     assert_same(again.values(), expected)
 
 
-def test_old_states_go_and_two_stay(start):
+def test_retention_keeps_two_states(start):
     run = start(retention=Retention(keep_last=2))
     for _ in range(4):
         run.train(1)
@@ -264,7 +264,7 @@ def test_a_failed_save_reaches_training_with_the_files_name_and_leaves_older_one
     assert not rejected, "what the failed save had written is gone"
 
 
-def test_every_buffer_comes_back_from_a_failed_save(start, small_pieces):
+def test_a_failed_save_releases_every_buffer(start, small_pieces):
     run = start()
     fail_when(run.checkpointer._storage, lambda path: path.endswith("r0-c0.arrow"), OSError("no"))
     run.checkpointer.save("consistent")
@@ -298,7 +298,7 @@ def test_the_next_save_waits_or_is_skipped(start):
     run.checkpointer.close()
 
 
-def test_nothing_saved_is_nothing_loaded(start):
+def test_loading_from_an_empty_directory(start):
     checkpointer = start().checkpointer
     assert checkpointer.all_steps() == []
     assert checkpointer.load() is None
@@ -393,7 +393,7 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     assert last.checkpointer.load().state.sequence == 2
 
 
-def test_what_did_not_load_in_the_middle_of_a_run_is_no_state_that_pushes_others_out(start, tmp_path):
+def test_a_save_that_failed_to_load_during_a_run_pushes_no_older_save_out(start, tmp_path):
     run = start(merge_after=0, retention=Retention(keep_last=2))
     for _ in range(2):
         run.train(1)
@@ -428,7 +428,7 @@ def test_abandoning_leaves_nothing_that_counts(start, small_pieces):
     assert states == []
 
 
-def test_what_is_refused_before_a_save_pushes_no_older_save_out(start):
+def test_before_save_can_refuse_a_save(start):
     refused = []
 
     def check():
@@ -449,7 +449,7 @@ def test_what_is_refused_before_a_save_pushes_no_older_save_out(start):
     assert {state.step for state in states} == {1, 2}
 
 
-def test_what_one_rank_refuses_to_save_no_rank_saves():
+def test_a_refusal_on_one_rank_is_raised_on_all():
     fine = SaveRequest("base", "consistent", 3, is_ready=True, replicated={}, problem=None)
     with pytest.raises(FloatingPointError, match="nan"):
         agree(fine, [fine, replace(fine, problem=FloatingPointError("nan"))])
@@ -509,7 +509,7 @@ def test_a_lazy_optimizer_of_replicated_tables_is_loaded_into_a_model_that_never
     assert again.optimizer.state_dict()["state"][0]["step"] == run.optimizer.state_dict()["state"][0]["step"]
 
 
-def test_state_that_an_optimizer_makes_while_a_rolling_save_goes_on_belongs_to_its_rows(tmp_path):
+def test_optimizer_state_created_during_a_rolling_save_is_saved_with_its_rows(tmp_path):
     run = Lazy(tmp_path, 1)
     run.checkpointer.save("rolling")
     run.train(0)
@@ -524,9 +524,7 @@ def test_state_that_an_optimizer_makes_while_a_rolling_save_goes_on_belongs_to_i
     assert_same(again.columns(), saved)
 
 
-def test_state_that_an_optimizer_makes_before_what_was_copied_is_written_is_no_part_of_it(
-    tmp_path, monkeypatch
-):
+def test_optimizer_state_created_after_copying_is_not_saved(tmp_path, monkeypatch):
     run = Lazy(tmp_path, 1)
     run.checkpointer.prepare()
     trained, create = threading.Event(), run.checkpointer._storage.create
@@ -561,7 +559,7 @@ def test_the_caller_may_reuse_its_tensor_of_ids(start):
     assert torch.equal(again.values()["ebc.embedding_bags.a/r0-c0/weights"][[1, 2, 3]], expected)
 
 
-def test_state_that_cannot_be_saved_is_told_and_hangs_nobody(start):
+def test_state_that_cannot_be_saved_raises_and_blocks_no_later_step(start):
     class Broken:
         def state_dict(self):
             raise RuntimeError("no state today")
@@ -574,7 +572,7 @@ def test_state_that_cannot_be_saved_is_told_and_hangs_nobody(start):
     run.checkpointer.close()
 
 
-def test_shards_that_are_lost_come_back_alone(start):
+def test_load_shards_restores_only_the_named_shards(start):
     run = start()
     run.train(2)
     run.checkpointer.save("consistent")
@@ -644,7 +642,7 @@ def test_storage_that_fails_for_a_moment_does_not_cost_the_newest_state(start, m
     assert again.checkpointer.load().state.sequence == 1
 
 
-def test_falling_back_is_said(start, tmp_path, caplog):
+def test_a_fallback_logs_a_warning(start, tmp_path, caplog):
     run = start()
     for _ in range(2):
         run.train(1)
@@ -657,7 +655,7 @@ def test_falling_back_is_said(start, tmp_path, caplog):
     assert "saves/00000001-1/manifest.json" in caplog.text
 
 
-def test_what_could_not_be_loaded_does_not_count_as_a_state_that_is_kept(start, tmp_path):
+def test_a_save_that_failed_to_load_at_a_restart_pushes_no_older_save_out(start, tmp_path):
     run = start()
     for _ in range(2):
         run.train(1)
@@ -682,7 +680,7 @@ def test_after_closing_nothing_is_saved(start):
             call()
 
 
-def test_some_rows_of_a_shard_come_back_and_no_others_are_read(start):
+def test_load_shards_restores_only_the_given_ranges(start):
     run = start()
     run.train(2)
     run.checkpointer.save("consistent")
@@ -704,13 +702,13 @@ def test_some_rows_of_a_shard_come_back_and_no_others_are_read(start):
         run.checkpointer.load_shards([first.name], {first.name: [(90, 101)]})
 
 
-def test_where_nothing_was_saved_shards_cannot_come_from(start):
+def test_load_shards_from_an_empty_directory(start):
     run = start()
     with pytest.raises(NothingSavedError, match="save once"):
         run.checkpointer.load_shards([run.checkpointer.shards[0].name])
 
 
-def test_a_live_model_goes_on_with_the_saves_of_its_run(start):
+def test_a_live_model_continues_the_chain_of_its_run(start):
     run = start(merge_after=0)
     run.train(2)
     run.checkpointer.save("consistent")
@@ -728,7 +726,7 @@ def test_a_live_model_goes_on_with_the_saves_of_its_run(start):
     assert newest.step == 3
 
 
-def test_who_goes_on_is_told_of_newer_saves_that_are_damaged(start, tmp_path):
+def test_continue_live_reports_newer_damaged_saves(start, tmp_path):
     run = start(merge_after=0)
     for _ in range(2):
         run.train(1)
@@ -742,7 +740,7 @@ def test_who_goes_on_is_told_of_newer_saves_that_are_damaged(start, tmp_path):
     assert [each.sequence for each in damaged] == [1]
 
 
-def test_a_registered_state_can_be_looked_at_without_loading(start):
+def test_a_registered_state_can_be_read_without_loading(start):
     run = start()
     run.train(2)
     run.checkpointer.save("consistent")
@@ -758,7 +756,7 @@ def test_a_registered_state_can_be_looked_at_without_loading(start):
         run.checkpointer.registered_in(state, "loader")
 
 
-def test_who_has_lost_the_directory_can_find_out(start, tmp_path):
+def test_ownership_check_detects_a_newer_owner(start, tmp_path):
     run = start()
     run.checkpointer.claim()
     run.checkpointer.ownership.check()
@@ -767,7 +765,7 @@ def test_who_has_lost_the_directory_can_find_out(start, tmp_path):
         run.checkpointer.ownership.check()
 
 
-def test_going_on_where_nothing_was_saved_begins_the_first_save(start):
+def test_continue_live_in_an_empty_directory(start):
     run = start()
     assert run.checkpointer.newest_state() is None
     run.checkpointer.continue_live(steps_done=7)
@@ -777,7 +775,7 @@ def test_going_on_where_nothing_was_saved_begins_the_first_save(start):
     assert run.checkpointer.newest_state().step == 7
 
 
-def test_a_checkpointer_is_free_when_nothing_is_under_way_on_any_rank(start, small_pieces):
+def test_is_free_while_no_save_is_running(start, small_pieces):
     run = start()
     run.checkpointer.prepare()
     assert run.checkpointer.is_free()
@@ -787,7 +785,7 @@ def test_a_checkpointer_is_free_when_nothing_is_under_way_on_any_rank(start, sma
     assert run.checkpointer.is_free()
 
 
-def test_a_checkpointer_that_becomes_free_by_a_failure_says_so_once(start, small_pieces):
+def test_is_free_raises_a_failure_once(start, small_pieces):
     run = start()
     run.checkpointer.prepare()
     fail_when(run.checkpointer._storage, lambda path: path.endswith(".arrow"), OSError(errno.ENOSPC, "full"))
@@ -798,7 +796,7 @@ def test_a_checkpointer_that_becomes_free_by_a_failure_says_so_once(start, small
     assert run.checkpointer.is_free()
 
 
-def test_whether_rows_have_a_base(start):
+def test_has_base_needs_a_base_of_the_same_sharding_plan(start):
     run = start()
     run.checkpointer.prepare()
     assert not run.checkpointer.has_base

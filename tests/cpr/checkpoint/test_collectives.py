@@ -61,14 +61,14 @@ def two_ranks(function, folder):
 
 @pytest.mark.system
 @pytest.mark.timeout(2 * SAFETY_NET_S)
-def test_a_rank_that_hangs_does_not_hold_those_that_want_to_save(tmp_path):
+def test_a_save_times_out_if_one_rank_hangs(tmp_path):
     with two_ranks(work, tmp_path) as said:
         assert "Timed out waiting 500ms" in said
 
 
 @pytest.mark.system
 @pytest.mark.timeout(2 * SAFETY_NET_S)
-def test_each_rank_learns_how_long_training_waited_where_it_waited_longest(tmp_path):
+def test_each_rank_learns_the_longest_blocked_time(tmp_path):
     with two_ranks(choose_rows, tmp_path) as (blocked_s, longest_blocked_s):
         assert blocked_s < 50
         assert longest_blocked_s > 100

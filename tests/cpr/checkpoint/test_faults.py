@@ -113,7 +113,7 @@ def test_a_directory_of_another_model_is_refused_before_anything_is_written(star
     ("operation", "path"),
     [("create", "r0-c0"), ("write", "state.arrow"), ("commit", "r0-c0"), ("commit", "manifest.json")],
 )
-def test_wherever_a_save_fails_the_one_before_it_stays(start, storage, operation, path):
+def test_the_previous_save_survives_a_failure_at_any_operation(start, storage, operation, path):
     made = storage(FaultyStorage)
     run = start()
     run.train(1)
@@ -259,7 +259,7 @@ def test_row_saves_lie_on_a_base_whose_manifest_another_version_has_written(star
     assert start().checkpointer.load().state.sequence == 1
 
 
-def test_on_an_object_store_all_is_as_on_a_disk(start, s3, tmp_path):
+def test_a_run_on_an_object_store(start, s3, tmp_path):
     uri = s3.uri(f"bucket/{tmp_path.name}")
     run = start(uri, merge_after=1)
     run.train(1)

@@ -150,7 +150,7 @@ def check(saved, storage, *, is_exact):
 
 @given(data=st.data())
 @settings(max_examples=100)
-def test_strange_manifests_are_refused_or_mean_the_same(saved, data):
+def test_forged_manifests_are_refused_or_harmless(saved, data):
     storage, sequence = saved.storage(), data.draw(st.integers(0, SAVES - 1))
     body = body_of(storage, sequence)
     loses_rows = change(data.draw, body)
@@ -160,7 +160,7 @@ def test_strange_manifests_are_refused_or_mean_the_same(saved, data):
 
 @given(data=st.data())
 @settings(max_examples=100)
-def test_strange_rows_are_refused_whatever_their_digests_say(saved, data):
+def test_forged_rows_with_valid_digests_are_refused(saved, data):
     """Bits of a chunk's head are flipped, which tells how to read the rest."""
     storage, sequence = saved.storage(), data.draw(st.integers(0, SAVES - 1))
     body = body_of(storage, sequence)
@@ -182,7 +182,7 @@ def test_strange_rows_are_refused_whatever_their_digests_say(saved, data):
 
 @given(data=st.data())
 @settings(max_examples=100)
-def test_strange_states_are_refused_whatever_their_digests_say(saved, data):
+def test_forged_state_files_with_valid_digests_are_refused(saved, data):
     """The tree is changed, or any bits are."""
     storage, sequence = saved.storage(), data.draw(st.integers(0, SAVES - 1))
     body = body_of(storage, sequence)

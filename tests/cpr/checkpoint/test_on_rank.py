@@ -33,7 +33,7 @@ def failing(error):
         (KeyError("x"), CheckpointError, "KeyError: 'x'"),
     ],
 )
-def test_whatever_rank_0_raises_all_raise(error, kind, said):
+def test_any_error_of_rank_0_is_raised_on_all_ranks(error, kind, said):
     found = run_ranks(lambda group: on_rank_0(group, failing(error)))
     assert [type(each) for each in found] == [kind, kind]
     assert all(said in str(each) for each in found)
@@ -51,7 +51,7 @@ def test_a_manifest_that_cannot_be_made_fails_the_save_on_all_ranks():
     assert storage.files == {}
 
 
-def test_a_manifest_that_nobody_could_load_is_not_committed():
+def test_an_inconsistent_manifest_is_not_committed():
     """Ranks whose files of one table have different columns."""
     storage = MemoryStorage()
     one = save(MemoryStorage(), 1, [make_shard(rows=(0, 50))])
@@ -69,7 +69,7 @@ def test_a_manifest_that_nobody_could_load_is_not_committed():
     assert storage.files == {}
 
 
-def test_a_storage_that_raises_whatever_it_likes_is_heard_of_by_all_before_anything_is_deleted():
+def test_any_storage_error_reaches_all_ranks_before_anything_is_deleted():
     storage, shard = MemoryStorage(), make_shard()
     saves = [save(storage, sequence, [shard], state={}) for sequence in range(4)]
     before, size = dict(storage.files), storage.size
@@ -101,7 +101,7 @@ def test_a_load_that_fails_in_an_unexpected_way_on_one_rank_fails_on_all():
     assert [str(each) for each in found] == ["RuntimeError: CUDA out of memory"] * 2
 
 
-def test_an_interval_that_rank_0_cannot_choose():
+def test_a_failed_choice_of_the_interval_reaches_all_ranks():
     class Broken:
         @property
         def history(self):
@@ -117,7 +117,7 @@ def test_an_interval_that_rank_0_cannot_choose():
     assert [str(each) for each in run_ranks(work)] == ["ZeroDivisionError: of no step"] * 2
 
 
-def test_a_tree_that_its_holder_cannot_write():
+def test_a_tree_that_cannot_be_serialized_fails_on_all_ranks():
     def work(group):
         tree = {"common": object(), "own": {}, "counters": {}} if group.rank == 1 else None
         replicated.share_tree(group, tree, 1)
@@ -125,7 +125,7 @@ def test_a_tree_that_its_holder_cannot_write():
     assert all("common cannot be saved" in str(each) for each in run_ranks(work))
 
 
-def test_a_tree_reaches_those_that_lack_it():
+def test_a_tree_is_shared_with_all_ranks():
     def work(group):
         tree = {"common": torch.arange(3), "own": {}, "counters": {}} if group.rank == 1 else None
         return replicated.share_tree(group, tree, 1)["common"].tolist()

@@ -102,7 +102,7 @@ def loop(tmp_path):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("trained", [0, 2], ids=["fresh", "trained"])
-def test_a_loop_goes_on_from_what_it_saved_as_if_nothing_had_happened(loop, name, trained):
+def test_training_resumes_bit_for_bit_with_each_optimizer(loop, name, trained):
     """Also where the model that loads has trained, or what was saved has not."""
     run = loop(OPTIMIZERS[name])
     run.train(3)
@@ -121,7 +121,7 @@ def test_a_loop_goes_on_from_what_it_saved_as_if_nothing_had_happened(loop, name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_save_of_before_the_first_step_takes_a_trained_model_back(loop, name):
+def test_a_save_from_before_the_first_step_resets_a_trained_model(loop, name):
     run = loop(OPTIMIZERS[name])
     run.checkpointer.save("consistent")
     run.checkpointer.wait_until_idle()
@@ -188,7 +188,7 @@ class Refusing:
             raise OSError("its file is gone")
 
 
-def test_what_cannot_be_put_back_is_said(loop):
+def test_a_load_that_cannot_be_undone_says_so(loop):
     run = loop(adam)
     run.checkpointer.register("loader", Refusing())
     run.checkpointer.register("ranked", Refusing(), per_rank=True)

@@ -7,5 +7,5 @@ from tests.system.checkpoint import save_now_worker
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_a_save_that_is_given_up_on_one_rank_is_given_up_on_all_and_no_failure(start_ranks, tmp_path):
+def test_a_save_given_up_on_one_rank_is_given_up_on_all(start_ranks, tmp_path):
     start_ranks(save_now_worker.main, tmp_path, world_size=2).wait(timeout_s=100)

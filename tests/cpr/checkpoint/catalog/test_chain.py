@@ -52,13 +52,13 @@ def test_a_new_base_starts_a_new_chain(storage):
     assert sequences(find_states(storage)[0]) == [[5, 6], [5], [0, 1], [0]]
 
 
-def test_after_falling_back_two_saves_may_have_the_same_parent(storage):
+def test_two_saves_may_have_the_same_parent_after_a_fallback(storage):
     _, first, _ = commit_chain(storage, 0, 1, 2)
     commit(storage, 3, first)
     assert sequences(find_states(storage)[0]) == [[0, 1, 3], [0, 1, 2], [0, 1], [0]]
 
 
-def test_a_merged_base_is_newer_than_what_went_into_it_and_older_than_later_saves(storage):
+def test_a_merged_base_ranks_right_after_the_saves_it_was_made_from(storage):
     second = commit_chain(storage, 0, 1, 2)[-1]
     commit(storage, 3, second)
     commit(storage, 4, merged=(0, 1, 2), step=second.step)
@@ -74,7 +74,7 @@ def test_a_folder_without_a_manifest_is_an_unfinished_save(storage):
     assert "never finished" in rejected.reason
 
 
-def test_other_folders_are_not_looked_at(storage):
+def test_folders_without_a_number_are_ignored(storage):
     commit_chain(storage, 0)
     storage.files["saves/lost+found/x"] = b""
     storage.files["saves/00000000.old/manifest.json"] = b"{}"
@@ -93,7 +93,7 @@ def test_a_gap_ends_the_chain(storage):
     }
 
 
-def test_what_builds_on_an_unfinished_save_is_refused(storage):
+def test_a_save_on_an_unfinished_save_is_refused(storage):
     commit_chain(storage, 0, 1, 2)
     del storage.files[manifest_path(1)]
     storage.files["saves/00000001/state.arrow"] = b"half"
@@ -134,14 +134,14 @@ class Failing(MemoryStorage):
 
 
 @pytest.mark.parametrize("method", ["size", "read_into"])
-def test_a_storage_that_fails_is_no_reason_for_an_older_state(method):
+def test_a_failing_storage_does_not_lead_to_an_older_state(method):
     storage = Failing(method, CheckpointError("reading failed: too many files are open"))
     commit_chain(storage, 0, 1, 2)
     with pytest.raises(CheckpointError, match="too many files are open"):
         find_states(storage)
 
 
-def test_a_save_that_cannot_be_listed_is_not_called_unfinished():
+def test_a_save_that_cannot_be_listed_is_not_treated_as_unfinished():
     """Its owner would delete it."""
     storage = Failing("list", CheckpointError("listing failed: connection reset"))
     commit_chain(storage, 0, 1, 2)
@@ -152,7 +152,7 @@ def test_a_save_that_cannot_be_listed_is_not_called_unfinished():
 
 
 @pytest.mark.parametrize("method", ["size", "read_into"])
-def test_a_device_that_cannot_read_a_manifest_is(method):
+def test_an_unreadable_manifest_leads_to_an_older_state(method):
     storage = Failing(method, CorruptFileError("a bad sector"))
     commit_chain(storage, 0, 1, 2)
     assert sequences(find_states(storage)[0]) == [[0, 1], [0]]
@@ -168,7 +168,7 @@ def test_a_manifest_of_another_format_is_refused(storage):
     assert f"{manifest_path(2)} is not a manifest" in reasons(storage)[2]
 
 
-def test_any_flipped_bit_of_a_manifest_shows(storage):
+def test_any_flipped_bit_of_a_manifest_is_detected(storage):
     data = commit(storage, 0, tables={"t": TABLE}).to_json()
     for position in range(8 * len(data)):
         damaged = bytearray(data)
@@ -220,7 +220,7 @@ def test_states_of_another_run_are_refused_when_a_run_is_named(storage):
     assert sequences(find_states(storage)[0]) == [[2], [0, 1], [0]]
 
 
-def test_saves_of_a_run_that_came_later_to_a_directory_are_nobodys_newest(tmp_path):
+def test_saves_of_a_second_run_in_a_directory_do_not_count(tmp_path):
     """What training would not load, nobody is shown, told to be sound, or given."""
     storage, shard = MemoryStorage(), make_shard()
     state = {"steps_done": 0, "dense": {}, "registered": {}}
@@ -253,7 +253,7 @@ def test_a_parent_that_comes_later_is_refused(storage):
     assert "builds on save 5, which comes after it: the order" in reasons(storage)[3]
 
 
-def test_older_rows_over_newer_ones_are_refused(storage):
+def test_a_row_save_with_an_older_step_than_its_parent_is_refused(storage):
     _, newest = commit_chain(storage, 0, 1)
     commit(storage, 2, newest, step=newest.step - 1)
     assert sequences(find_states(storage)[0]) == [[0, 1], [0]]

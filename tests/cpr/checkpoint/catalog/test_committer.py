@@ -69,12 +69,12 @@ def heard_at_a_commit(rows_per_chunk, waited_s=(0.1, 0.4, 0.2)):
     return len(pickle.dumps(told[1][0])), [history for _, history in told]
 
 
-def test_how_long_training_waited_is_that_of_the_rank_that_waited_longest():
+def test_the_longest_blocked_time_of_all_ranks_is_reported():
     for waited_s in ((0.001, 0.4, 0.0), (0.4, 0.001, 0.0), (0.0, 0.0, 0.4)):
         heard_at_a_commit(16, waited_s)
 
 
-def test_what_other_ranks_hear_of_a_save_does_not_grow_with_its_chunks():
+def test_messages_to_other_ranks_do_not_grow_with_the_number_of_chunks():
     few_bytes, _ = heard_at_a_commit(rows_per_chunk=40)
     many_bytes, histories = heard_at_a_commit(rows_per_chunk=1)
     assert many_bytes < few_bytes + 100  # the files themselves are longer, so their sizes have more digits
@@ -108,7 +108,7 @@ def loaded(state, storage):
     return shard.columns
 
 
-def test_a_chain_is_merged_and_verified_with_the_entries_that_each_rank_needs(chain):
+def test_each_rank_receives_only_its_own_chunks_for_compaction_and_verification(chain):
     storage, old, saves = chain
     before = loaded(find_states(storage)[0][0], storage)
 
@@ -144,7 +144,7 @@ def rows_in(value):
             yield from rows_in(each)
 
 
-def test_who_goes_on_or_prepares_to_save_hears_of_no_chunks_either(chain):
+def test_resuming_and_preparing_send_no_chunks_to_other_ranks(chain):
     storage, _, saves = chain
 
     def work(group):

@@ -75,7 +75,7 @@ def three_layers(storage, codec: str = "exact") -> list[Layer]:
         max_size=4,
     )
 )
-def test_merging_lays_rows_over_the_base_in_order(row_saves):
+def test_compaction_keeps_the_newest_version_of_each_row(row_saves):
     storage = MemoryStorage()
     layers = [write_layer(storage, 1, None, BASE_BOUNDS)]
     expected = values(1, torch.arange(100, 140))
@@ -96,7 +96,7 @@ def test_merging_lays_rows_over_the_base_in_order(row_saves):
         assert torch.equal(merged[name], column)
 
 
-def test_the_new_base_describes_itself(tmp_path):
+def test_the_entry_of_a_merged_base(tmp_path):
     storage = LocalStorage(tmp_path)
     layers = three_layers(storage)
     entry = merge(storage, layers)
@@ -118,7 +118,7 @@ def test_the_new_base_describes_itself(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
-def test_weights_are_kept_as_their_codec_gives_them_back(codec):
+def test_compaction_keeps_decoded_weights_exactly(codec):
     storage = MemoryStorage()
     layers = three_layers(storage, codec)
     entry = merge(storage, layers)
@@ -130,7 +130,7 @@ def test_weights_are_kept_as_their_codec_gives_them_back(codec):
     assert torch.equal(merged["sum"][ids - 100], values(3, ids)["sum"])
 
 
-def test_memory_is_one_chunk_of_each_layer():
+def test_compaction_holds_one_chunk_of_each_file():
     storage = MemoryStorage()
     layers = [
         write_layer(storage, 1, None, range(41)),
@@ -151,7 +151,7 @@ def test_memory_is_one_chunk_of_each_layer():
 
 
 @given(data=st.data())
-def test_no_flipped_bit_gets_into_the_new_base(data):
+def test_compaction_refuses_any_flipped_bit(data):
     storage = MemoryStorage()
     layers = three_layers(storage)
     folder, entry = data.draw(st.sampled_from(layers))

@@ -105,7 +105,7 @@ def test_a_directory_in_which_nothing_loads_is_described(directory):
     assert manifest_path(0) in text
 
 
-def test_who_holds_the_lock(directory):
+def test_describe_shows_the_owner(directory):
     assert describe(directory, NOW).owner is None
     lock = DirectoryLock(directory, "run-b")
     lock.acquire(list)
@@ -116,7 +116,7 @@ def test_who_holds_the_lock(directory):
     lock.release()
 
 
-def test_the_text_says_it_all(directory):
+def test_the_text_shows_states_ranks_ages_and_codecs(directory):
     text = as_text(describe(directory, NOW))
     for part in (
         "3 states",
@@ -131,7 +131,7 @@ def test_the_text_says_it_all(directory):
         assert part in text
 
 
-def test_json_is_json(directory):
+def test_the_json_of_describe_has_chain_and_tables(directory):
     about = json.loads(json.dumps(describe(directory, NOW).to_json()))
     assert about["chain"][1]["sequence"] == 4
     assert about["tables"][0]["optimizer_state"] == {"sum": 400}

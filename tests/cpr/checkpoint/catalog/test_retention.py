@@ -30,7 +30,7 @@ def test_fewer_than_two_are_refused():
         Retention(keep_every=timedelta(0))
 
 
-def test_the_newest_chains_stay_whole_and_older_ones_go_from_their_end():
+def test_older_chains_are_deleted_from_their_end():
     first = base(0)
     second = rows(1, first)
     third = rows(2, second)
@@ -39,12 +39,12 @@ def test_the_newest_chains_stay_whole_and_older_ones_go_from_their_end():
     assert Retention(keep_last=3).to_delete(manifests) == []
 
 
-def test_a_chain_counts_as_its_newest_state():
+def test_a_chain_is_as_old_as_its_newest_state():
     old, new = base(0), base(1)
     assert Retention().to_delete([old, new, rows(2, old), base(3)]) == [1]
 
 
-def test_a_merged_base_counts_as_the_newest_save_that_went_into_it():
+def test_a_merged_base_is_as_old_as_the_newest_save_it_was_made_from():
     old = base(0)
     saved_after = base(2)
     merged = base(3, merged=(0, 1))
@@ -52,7 +52,7 @@ def test_a_merged_base_counts_as_the_newest_save_that_went_into_it():
     assert Retention().to_delete([old, rows(1, old), saved_after, base(4), merged]) == [1, 0, 3]
 
 
-def test_one_chain_of_every_span_stays_for_ever():
+def test_keep_every_keeps_one_chain_of_each_span():
     manifests = [base(number, hours=number) for number in range(12)]
     policy = Retention(keep_every=timedelta(hours=4))
     doomed = policy.to_delete(manifests)
@@ -66,7 +66,7 @@ def test_milestones_survive_a_clock_that_was_set_back():
     assert Retention(keep_every=timedelta(hours=4)).to_delete(manifests) == [2]
 
 
-def test_damaged_chains_neither_count_nor_go():
+def test_damaged_chains_are_neither_counted_nor_deleted():
     lost = base(0)
     orphan = rows(1, lost)
     gone = rows(3, base(2))
@@ -100,7 +100,7 @@ def live_through(history):
 @pytest.mark.system
 @settings(max_examples=150)
 @given(histories(), st.integers(2, 4), st.none() | st.integers(1, 12))
-def test_the_two_newest_states_resolve_after_every_deletion(history, keep_last, every_hours):
+def test_the_two_newest_states_load_after_every_deletion(history, keep_last, every_hours):
     storage = live_through(history)
     every = timedelta(hours=every_hours) if every_hours else None
     policy = Retention(keep_last=keep_last, keep_every=every)
@@ -125,7 +125,7 @@ def check_newest(storage, before):
     assert {state.sequence for state in left} <= {state.sequence for state in before}
 
 
-def test_a_save_stops_counting_before_its_files_go():
+def test_the_manifest_is_deleted_before_the_files():
     """Deleting the manifest comes first, in the order that the storage sees."""
     deleted = []
 

@@ -66,7 +66,7 @@ def test_a_flipped_bit_in_rows_is_named_by_its_rows(directory):
     assert bad.sequence == 0
 
 
-def test_a_truncated_file_is_called_so(directory):
+def test_a_truncated_file_is_reported_as_cut_off(directory):
     save_, entry = entries(directory)[0]
     path = path_of(save_, entry)
     directory.files[path] = directory.files[path][:-1]
@@ -75,7 +75,7 @@ def test_a_truncated_file_is_called_so(directory):
     assert "cut off" in bad.cause
 
 
-def test_damage_leaves_the_newest_state_below_it(directory):
+def test_verify_reports_the_newest_undamaged_state(directory):
     save_, entry = next((s, e) for s, e in entries(directory) if s.sequence == 2)
     directory.flip_bit(path_of(save_, entry), 400)
     assert verify(directory).newest.sequence == 1
@@ -84,7 +84,7 @@ def test_damage_leaves_the_newest_state_below_it(directory):
     assert verify(directory).newest is None
 
 
-def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directory):
+def test_files_deleted_during_verification_are_not_damage(directory):
     generator = torch.Generator().manual_seed(2)
     shard = make_shard("model.a")
     randomise(shard, generator)
@@ -101,7 +101,7 @@ def test_what_a_run_deletes_while_its_directory_is_verified_is_no_damage(directo
 
 
 @pytest.mark.parametrize("record", [b"", b"null", b'{"epoch": 3', b'{"epoch": "3"}'])
-def test_a_record_of_an_owner_that_nobody_can_read_is_damage(directory, record):
+def test_an_unreadable_owner_record_is_damage(directory, record):
     directory.files["owners/00000003-0badf00d.json"] = record
     result = verify(directory)
     assert not result.is_fine
@@ -128,7 +128,7 @@ def test_verify_files_raises_for_the_first_and_counts_the_others(directory):
     verify_files(directory, base, base.states)
 
 
-def test_a_store_that_fails_is_no_damage(directory):
+def test_a_failing_store_is_not_reported_as_damage(directory):
     base = next(state.newest for state in verify(directory).states if state.newest.kind == "base")
     path, read_into = path_of(base, base.rows[0]), directory.read_into
 

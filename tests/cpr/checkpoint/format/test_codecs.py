@@ -129,7 +129,7 @@ def test_integers_refuse_rows_beyond_scale_and_bias(name, row):
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_many_rows_are_encoded_as_each_alone(name):
+def test_encoding_in_blocks_equals_encoding_row_by_row(name):
     """Blocks are invisible, and the error is that of the worst row wherever it is."""
     given = torch.randn(40_000, 7, generator=torch.Generator().manual_seed(0)) / 100
     given[35_000] *= 100

@@ -26,7 +26,7 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize("codec", ["exact", "fp32", "fp16"])
-def test_the_example_reads_a_table_saved_in_pieces(tmp_path, codec):
+def test_the_example_in_format_md_reads_a_sharded_table(tmp_path, codec):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     exec(example, names)
@@ -70,7 +70,7 @@ def test_every_codec_is_described():
     assert set(CODECS) <= set(re.findall(r"`(\w+)`", PAGE.split("| codec |")[1]))
 
 
-def test_manifests_hold_nothing_else(tmp_path):
+def test_manifests_have_no_undescribed_fields(tmp_path):
     storage = LocalStorage(tmp_path)
     save(storage, 1, [make_shard()], state={"x": 1})
     text = (tmp_path / manifest_path(1)).read_text()

@@ -82,7 +82,7 @@ def row_save(storage: MemoryStorage) -> RowFileEntry:
 
 
 @pytest.mark.parametrize(("chunks", "with_ids"), [(BASE, False), (CHOSEN, True)], ids=["base", "row save"])
-def test_chunks_come_back_alone_and_in_any_order(storage, chunks, with_ids):
+def test_chunks_are_read_alone_and_in_any_order(storage, chunks, with_ids):
     entry = write(storage, chunks, with_ids)
     for chunk, rows in reversed(list(zip(entry.chunks, chunks, strict=True))):
         assert_same(read_chunk(storage, FOLDER, entry, chunk), rows)
@@ -162,7 +162,7 @@ def replace_weights(rows: RowBatch, weights: torch.Tensor) -> RowBatch:
     return RowBatch(rows.first_row, rows.ids, {**rows.columns, "weights": weights})
 
 
-def test_an_interval_that_touched_nothing_is_a_valid_file(storage):
+def test_a_row_file_without_rows_is_valid(storage):
     entry = write(storage, [])
     assert entry.chunks == ()
     data = storage.files[f"{FOLDER}/{PATH}"]
@@ -244,7 +244,7 @@ def test_too_small_a_buffer_is_refused(storage, row_save):
 
 
 @given(data=st.data())
-def test_no_flipped_bit_goes_unseen(data):
+def test_any_flipped_bit_of_a_chunk_is_detected(data):
     storage = MemoryStorage()
     entry = write(storage, CHOSEN)
     chunk = data.draw(st.sampled_from(entry.chunks))
@@ -335,13 +335,13 @@ REFUSED_ROWS = {
 
 
 @pytest.mark.parametrize(("with_ids", "chunks", "message"), REFUSED_ROWS.values(), ids=REFUSED_ROWS.keys())
-def test_rows_that_are_not_the_shards_are_refused(storage, with_ids, chunks, message):
+def test_rows_outside_the_shard_or_out_of_order_are_refused(storage, with_ids, chunks, message):
     with pytest.raises(ValueError, match=message):
         write(storage, chunks, with_ids)
     assert not storage.files
 
 
-def test_tensors_that_are_not_the_tables_are_refused(storage):
+def test_tensors_of_other_shapes_or_columns_are_refused(storage):
     rows = make_rows([100, 101])
     for name, tensor in {
         "weights": torch.zeros(2, 9),

@@ -85,18 +85,18 @@ def bits(value):
 
 @settings(max_examples=100)
 @given(tree=TREES)
-def test_what_goes_in_comes_out(tree):
+def test_any_tree_round_trips(tree):
     assert bits(round_trip(tree)) == bits(tree)
 
 
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**200, -(2**64), "\ud800", {"\ud800": b"x"}]
 )
-def test_awkward_values(value):
+def test_special_numbers_and_texts_round_trip(value):
     assert bits(round_trip(value)) == bits(value)
 
 
-def test_what_a_training_run_holds():
+def test_state_dicts_and_random_states_round_trip():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
@@ -135,11 +135,11 @@ def test_what_a_training_run_holds():
         (np.asfortranarray([[1, 2], [3, 4]]), np.array([[1, 2], [3, 4]])),
     ],
 )
-def test_what_comes_back_plain(value, back):
+def test_values_that_come_back_in_a_plainer_form(value, back):
     assert bits(round_trip(value)) == bits(back)
 
 
-def test_what_comes_back_has_memory_of_its_own():
+def test_read_tensors_own_their_memory():
     data = bytearray(written([torch.ones(3), np.ones(3)]))
     tensor, array = read_state(memoryview(data))
     data[:] = bytes(len(data))
@@ -166,14 +166,14 @@ class Custom:
         ({True: 0}, r"a\.0\.7\.b cannot be saved: it has the key True"),
     ],
 )
-def test_anything_else_is_refused_with_its_place(value, message):
+def test_unsupported_values_are_refused_with_their_path(value, message):
     sink = io.BytesIO()
     with pytest.raises(ValueError, match=message):
         write_state(sink, {"a": [({"b": 1}), {7: {"b": value}}][1:]})
     assert not sink.getvalue()
 
 
-def test_the_root_is_named_too():
+def test_an_unsupported_root_is_refused():
     with pytest.raises(ValueError, match=r"the state itself cannot be saved: it is a builtins.set"):
         written({1})
 

@@ -31,7 +31,7 @@ def test_the_same_table_fits_under_any_plan():
     check_fit(state, make_shard(rows=(10, 90), cols=(3, 4)))
 
 
-def test_a_table_that_was_not_saved_is_named_with_those_that_were():
+def test_a_missing_table_is_named_with_the_saved_ones():
     text = message(state_of(make_shard("a"), make_shard("b")), make_shard("c"))
     assert text.startswith(f"{PATH} has no table c; it has a, b. ")
 

@@ -296,7 +296,7 @@ def test_chunks_are_read_in_parallel(saved):
     load_shards(storage, state, [make_shard()])
 
 
-def test_newer_rows_win_also_when_older_ones_come_late(saved):
+def test_newer_rows_win_if_older_ones_are_read_later(saved):
     """One chunk of the base is held back until the thread that reads ahead has read a row save."""
     later = threading.Event()
 
@@ -315,7 +315,7 @@ def test_newer_rows_win_also_when_older_ones_come_late(saved):
 # Caches and counters
 
 
-def test_caches_are_flushed_before_and_forgotten_after_with_the_counters_set():
+def test_device_caches_are_flushed_before_and_invalidated_after_a_load():
     events: list[str] = []
     storage = MemoryStorage()
     save(storage, 0, [column_shard((0, 8), 1.0)], state=None)
@@ -364,7 +364,7 @@ def test_a_flipped_bit_is_found_and_named_and_the_older_state_loads(saved, gener
         assert torch.equal(shard.optimizer_state["sum"], expected.optimizer_state["sum"])
 
 
-def test_damage_that_is_not_needed_does_no_harm(saved):
+def test_damage_in_unneeded_chunks_is_ignored(saved):
     storage, reference = saved
     state = newest_state(storage)
     storage.flip_bit("saves/00000000/model.t/r25-c4.arrow", state.saves[0].rows[0].chunks[0].offset)
@@ -398,7 +398,7 @@ def test_nothing_is_read_after_a_fault(saved, monkeypatch):
     assert [offset for _, offset, _ in storage.reads] == [first.chunks[0].offset]
 
 
-def test_caches_are_forgotten_also_after_a_fault(saved):
+def test_device_caches_are_invalidated_after_a_failed_load(saved):
     storage, _ = saved
     del storage.files["saves/00000000/model.t/r0-c0.arrow"]
     forgotten = []
@@ -418,7 +418,7 @@ def test_a_state_of_another_model_changes_nothing(saved):
 # State files
 
 
-def test_the_state_beside_the_tables_is_that_of_the_newest_save(saved):
+def test_the_state_file_of_the_newest_save_is_read(saved):
     storage, _ = saved
     states, _ = find_states(storage)
     assert [read_state_file(storage, state, None)["save"] for state in states] == [2, 1, 0]
@@ -434,7 +434,7 @@ def forged(storage, **fields):
     return State((*state.saves[:-1], replace(state.newest, **fields)))
 
 
-def test_no_memory_is_taken_for_more_bytes_than_a_file_has(saved):
+def test_forged_sizes_do_not_exhaust_memory(saved):
     storage, _ = saved
     save = newest_state(storage).newest
     chunk = replace(save.rows[0].chunks[0], length=HUGE)
@@ -477,7 +477,7 @@ def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, said):
         read_state_file(storage, forged(storage, states=states), None)
 
 
-def test_damaged_state_beside_the_tables_is_found(saved):
+def test_a_damaged_state_file_is_refused(saved):
     storage, _ = saved
     path = "saves/00000002/state.arrow"
     storage.flip_bit(path, len(storage.files[path]) // 2)

@@ -79,7 +79,7 @@ def take_over(second):
     ],
     ids=["manifest", "manifest of the dead", "rows", "renewal of the dead"],
 )
-def test_what_arrives_after_another_run_has_taken_over_changes_nothing_of_it(runs, proxy, late, is_dead):
+def test_late_requests_of_a_replaced_owner_change_nothing(runs, proxy, late, is_dead):
     first, second, third, storage = runs
     save(first)
     proxy.pause_at("PUT", late)
@@ -113,7 +113,7 @@ def test_what_arrives_after_another_run_has_taken_over_changes_nothing_of_it(run
     assert [epoch for epoch, _ in epochs(storage)] == [3]
 
 
-def test_a_save_on_which_another_run_builds_is_not_swept_by_whoever_began_it(runs, proxy):
+def test_a_replaced_owner_keeps_a_save_that_the_new_owner_found(runs, proxy):
     """Its manifest is there, and its owner is paused before it hears so."""
     first, second, _, storage = runs
     save(first)

@@ -79,7 +79,7 @@ def test_the_second_is_refused_at_once(storage, make_lock):
         assert word in str(error.value)
 
 
-def test_free_again_after_release(storage, make_lock):
+def test_a_released_directory_can_be_taken(storage, make_lock):
     first, second = make_lock(storage, "first"), make_lock(storage, "second")
     first.acquire(list)
     first.release()
@@ -91,7 +91,7 @@ def test_free_again_after_release(storage, make_lock):
     assert second.epoch == first.epoch + 1
 
 
-def test_renewed_while_it_is_held(storage, make_lock):
+def test_the_record_is_renewed(storage, make_lock):
     lock = make_lock(storage, "run", SHORT)
     lock.acquire(list)
     beat = newest(storage).beat
@@ -99,7 +99,7 @@ def test_renewed_while_it_is_held(storage, make_lock):
     lock.check()
 
 
-def test_an_owner_elsewhere_that_is_silent_is_taken_over(storage, make_lock, caplog):
+def test_a_silent_owner_on_another_machine_is_replaced(storage, make_lock, caplog):
     put_foreign(storage, make_lock)
     lock = make_lock(storage, "new", SHORT)
     begin = time.monotonic()
@@ -110,7 +110,7 @@ def test_an_owner_elsewhere_that_is_silent_is_taken_over(storage, make_lock, cap
     assert "far-host" in caplog.text
 
 
-def test_an_owner_elsewhere_that_beats_is_respected(storage, make_lock):
+def test_a_live_owner_on_another_machine_is_respected(storage, make_lock):
     holder = put_foreign(storage, make_lock)
     stop = threading.Event()
 
@@ -137,7 +137,7 @@ def test_patience_grows_with_the_owners_interval(storage, make_lock):
     assert time.monotonic() - begin >= 3 * 0.1
 
 
-def test_the_same_number_in_another_container_is_somebody_else(storage, make_lock):
+def test_the_same_pid_in_another_container_is_another_process(storage, make_lock):
     """No process of this number runs here, but there one may: it must be watched, not judged."""
     boot = lock_module._place().split()[0]
     write_owner(storage, replace(put_foreign(storage, make_lock), place=f"{boot} pid:[1]", pid=2**22 + 1))
@@ -146,7 +146,7 @@ def test_the_same_number_in_another_container_is_somebody_else(storage, make_loc
     assert time.monotonic() - begin >= SHORT.total_seconds()
 
 
-def test_a_later_process_of_the_same_number_does_not_count(storage, make_lock):
+def test_a_later_process_with_the_same_pid_is_not_the_owner(storage, make_lock):
     lock = make_lock(storage, "old")
     lock.acquire(list)
     write_owner(storage, replace(newest(storage), started=1))
@@ -164,7 +164,7 @@ FORGED = b'{"epoch": 7, "token": "0badf00d", "run": "", "host": "", "place": "",
         *(FORGED % b'"pid": 1, "accepted": [[1]]', FORGED % b'"pid": 1, "finished": "7"'),
     ],
 )
-def test_a_record_that_nobody_can_read_still_has_its_epoch(storage, make_lock, data, caplog):
+def test_an_unreadable_record_still_has_its_epoch(storage, make_lock, data, caplog):
     with storage.create("owners/00000007-0badf00d.json") as sink:
         sink.write(memoryview(data))
     lock = make_lock(storage, "new", SHORT)
@@ -173,7 +173,7 @@ def test_a_record_that_nobody_can_read_still_has_its_epoch(storage, make_lock, d
     assert "owners/00000007-0badf00d.json" in caplog.text
 
 
-def test_epochs_grow_though_somebody_deletes_the_records(storage, make_lock):
+def test_epochs_grow_after_records_were_deleted(storage, make_lock):
     lock = make_lock(storage, "first")
     lock.acquire(list)
     with storage.create(manifest_path(0, lock.epoch)) as sink:
@@ -184,7 +184,7 @@ def test_epochs_grow_though_somebody_deletes_the_records(storage, make_lock):
     assert again.epoch == lock.epoch + 1
 
 
-def test_an_owner_that_was_asleep_learns_that_it_lost(storage, make_lock, caplog):
+def test_a_paused_owner_learns_that_it_was_replaced(storage, make_lock, caplog):
     old = make_lock(storage, "old", SHORT)
     old.acquire(list)
     other = replace(newest(storage), epoch=old.epoch + 1, run="other", token="abc", host="far-host")
@@ -199,7 +199,7 @@ def test_an_owner_that_was_asleep_learns_that_it_lost(storage, make_lock, caplog
     assert "could not be released" in caplog.text
 
 
-def test_who_takes_over_lists_the_saves_that_count_when_no_older_owner_can_commit(storage, make_lock):
+def test_a_new_owner_lists_saves_once_older_owners_cannot_commit(storage, make_lock):
     """What lands between the two would pass for the older owner's, and be fenced off."""
     old, new = make_lock(storage, "old"), make_lock(storage, "new")
     old.acquire(list)
@@ -218,7 +218,7 @@ def test_who_takes_over_lists_the_saves_that_count_when_no_older_owner_can_commi
     assert not fence(storage).counts(5, old.epoch)
 
 
-def test_a_newcomer_that_dies_while_it_takes_over_fences_nothing(storage, make_lock):
+def test_a_run_that_dies_while_claiming_fences_nothing(storage, make_lock):
     first, dying = make_lock(storage, "first"), make_lock(storage, "dying")
     first.acquire(lambda: [(1, 0)])
     first.release()
@@ -233,7 +233,7 @@ def test_a_newcomer_that_dies_while_it_takes_over_fences_nothing(storage, make_l
     assert fence(storage).counts(2, first.epoch)
 
 
-def test_a_record_that_was_deleted_is_written_again_if_nobody_took_the_directory(storage, make_lock):
+def test_a_deleted_record_is_written_again_if_the_directory_is_free(storage, make_lock):
     lock = make_lock(storage, "run", timedelta(seconds=1))
     lock.acquire(list)
     storage.delete("owners")
@@ -243,7 +243,7 @@ def test_a_record_that_was_deleted_is_written_again_if_nobody_took_the_directory
     lock.check()
 
 
-def test_an_owner_whose_record_was_deleted_is_replaced_by_who_takes_the_same_epoch(storage, make_lock):
+def test_an_owner_with_a_deleted_record_can_be_replaced_in_the_same_epoch(storage, make_lock):
     old, new = make_lock(storage, "old"), make_lock(storage, "new")
     old.acquire(list)
     storage.delete("owners")
@@ -271,7 +271,7 @@ def test_a_directory_that_cannot_be_written(storage, make_lock):
         make_lock(FaultyStorage(storage).fail("create", OWNERS), "run").acquire(list)
 
 
-def test_many_newcomers_one_owner(storage, make_lock, caplog):
+def test_of_many_concurrent_claims_one_wins(storage, make_lock, caplog):
     caplog.set_level(logging.CRITICAL)
     put_foreign(storage, make_lock)
     together, outcomes = threading.Barrier(6), []
@@ -296,7 +296,7 @@ def test_many_newcomers_one_owner(storage, make_lock, caplog):
     owners[0].check()
 
 
-def test_a_newcomer_that_is_slow_to_write_its_record_is_refused(storage, make_lock):
+def test_a_claim_with_a_late_record_is_refused(storage, make_lock):
     """No store can prevent it: A looks, sleeps, and writes its record when B has become the owner."""
     slow, fast = make_lock(storage, "slow"), make_lock(storage, "fast")
     really_write = slow._write
@@ -338,7 +338,7 @@ time.sleep(60)
 
 @pytest.mark.system
 @pytest.mark.timeout(60)
-def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
+def test_a_killed_owner_on_this_machine_is_replaced_at_once(storage, make_lock):
     command = [sys.executable, "-c", OWNER, storage.uri]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO) as owner:
         assert owner.stdout.readline() == "mine\n"
@@ -354,7 +354,7 @@ def test_a_killed_owner_on_this_machine_is_followed_at_once(storage, make_lock):
         assert newest(storage).run == "new"
 
 
-def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
+def test_a_newer_generation_of_the_session_takes_over_at_once(storage):
     first = DirectoryLock(storage, "first", LONG, claimant=Claimant(session="s", generation=3))
     first.acquire(list)
     write_owner(storage, replace(newest(storage), place="another boot", host="far-host"))
@@ -369,7 +369,7 @@ def test_within_a_session_it_is_handed_on_at_once_from_anywhere(storage):
 
 
 @pytest.mark.parametrize(("session", "generation"), [("t", 4), ("s", 3), ("s", 2)])
-def test_it_is_not_handed_on_to_strangers_nor_to_generations_that_are_no_newer(storage, session, generation):
+def test_other_sessions_and_older_generations_are_refused(storage, session, generation):
     """Two halves of a run that were cut apart may both begin generation 3: the first stays the owner."""
     first = DirectoryLock(storage, "first", LONG, claimant=Claimant(session="s", generation=3))
     first.acquire(list)
@@ -380,7 +380,7 @@ def test_it_is_not_handed_on_to_strangers_nor_to_generations_that_are_no_newer(s
     first.release()
 
 
-def test_launches_stay_known_until_those_of_another_run_have_begun(storage):
+def test_launches_are_recorded_until_another_run_starts(storage):
     def take(launch: str, continues: bool | None) -> tuple[str, ...]:
         lock = DirectoryLock(storage, launch)
         lock.acquire(list)

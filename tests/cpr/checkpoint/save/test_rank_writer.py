@@ -45,7 +45,7 @@ def names(folder):
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finished(tmp_path):
+def test_a_file_is_synced_while_the_next_is_written(tmp_path):
     disk = Disk(tmp_path)
     writer = RankWriter(disk, save_folder(1), "exact", with_ids=False)
     writer.write(*rows_of("first"))
@@ -58,7 +58,7 @@ def test_a_file_settles_while_the_next_is_written_and_all_have_when_it_is_finish
 
 
 @pytest.mark.parametrize("bad", ["first", "second", "third"])
-def test_a_file_that_does_not_settle_is_heard_of(tmp_path, bad):
+def test_a_file_that_cannot_be_synced_fails_the_save(tmp_path, bad):
     disk = Disk(tmp_path, bad)
     disk.may_settle.set()
     writer = RankWriter(disk, save_folder(1), "exact", with_ids=False)

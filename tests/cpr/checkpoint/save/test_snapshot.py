@@ -56,7 +56,7 @@ def test_chosen_rows_come_sorted_and_once(asked):
         assert torch.equal(piece.rows.columns["sum"], (piece.rows.ids - 1000).float())
 
 
-def test_a_row_and_its_state_are_of_one_moment_when_training_goes_on_between_pieces(small_pieces):
+def test_a_row_and_its_state_are_of_one_moment_while_training_continues(small_pieces):
     shard = make_shard()
     snap, step = Snapshot([Selection(shard, None)]), 0
     while not snap.done:
@@ -93,6 +93,6 @@ def test_nothing_selected_is_done_at_once():
         ({"model.table/r1000-c0": torch.tensor([1100])}, "which holds rows 1000 to 1099"),
     ],
 )
-def test_rows_that_are_not_here_are_refused(rows, message):
+def test_rows_of_other_shards_are_refused(rows, message):
     with pytest.raises(ValueError, match=message):
         select_rows([make_shard()], rows)

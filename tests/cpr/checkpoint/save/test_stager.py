@@ -103,9 +103,7 @@ def save_all(run):
 
 
 @pytest.mark.parametrize("begin", [save_all, save_rows])
-def test_rows_are_of_the_moment_of_the_call_though_training_goes_on_at_once(
-    start, monkeypatch, waiting, begin
-):
+def test_rows_are_of_the_moment_of_the_call_while_training_continues(start, monkeypatch, waiting, begin):
     run = start()
     run.train(2)
     run.checkpointer.save("consistent")
@@ -172,7 +170,7 @@ def test_the_next_call_waits_for_copying(start, gate, waiting, call):
     run.checkpointer.close()
 
 
-def test_copying_that_fails_fails_the_save_and_training_hears_of_it_at_the_next_call(start, gate):
+def test_a_failed_copy_is_raised_at_the_next_call(start, gate):
     run = start()
     gate.opened.set()
     run.checkpointer.save("consistent")
@@ -224,7 +222,7 @@ def test_a_step_waits_for_the_writer_when_memory_is_short(start, monkeypatch, wa
     assert_same(again.values(), expected)
 
 
-def test_waiting_no_longer_than_was_asked_for_gives_the_save_up(start, monkeypatch):
+def test_a_wait_that_times_out_gives_the_save_up(start, monkeypatch):
     """Not even when the writer has every buffer and does not come back."""
     monkeypatch.setattr(snapshot, "rows_per_piece", lambda _: 10)
     run = start(host_memory_bytes=WRITER_BYTES + 2 * PIECE_BYTES)
@@ -240,7 +238,7 @@ def test_waiting_no_longer_than_was_asked_for_gives_the_save_up(start, monkeypat
     assert "longer than it was given" in str(save.error)
 
 
-def test_what_nobody_announces_is_copied_at_once(monkeypatch, tmp_path):
+def test_tables_without_update_hooks_are_copied_at_once(monkeypatch, tmp_path):
     """Tables of an ordinary optimizer, also of one that the checkpointer was not told of."""
     gate = Gate(monkeypatch)
     torch.manual_seed(1)

@@ -40,7 +40,7 @@ class Sum:
         ({}, [], 7, 0),
     ],
 )
-def test_heirs_take_what_falls_to_this_rank(own, gone, plain, total):
+def test_per_rank_state_after_a_change_of_the_world_size(own, gone, plain, total):
     model = nn.Linear(1, 1)
     state = ModelState(model)
     first, second = Plain(7), Sum(70)

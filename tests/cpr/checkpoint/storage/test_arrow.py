@@ -144,7 +144,7 @@ def test_missing_and_short_files(storage: Storage):
         storage.read_into("file", 90, memoryview(bytearray(20)))
 
 
-def test_only_so_much_is_on_its_way(s3, monkeypatch: pytest.MonkeyPatch):
+def test_bytes_in_flight_are_limited(s3, monkeypatch: pytest.MonkeyPatch):
     """pyarrow alone would take any amount into memory at once."""
     on_its_way, most = 0, 0
     limit = 3 * WHOLE_BYTES

@@ -245,7 +245,7 @@ def test_a_read_only_disk(small_disk: Path):
     assert read(storage, "old") == b"data"
 
 
-def test_a_directory_of_somebody_else(storage: LocalStorage, tmp_path: Path):
+def test_a_directory_of_another_user(storage: LocalStorage, tmp_path: Path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o555)
@@ -292,7 +292,7 @@ def test_a_disk_that_is_full_when_the_file_is_closed(
     assert len({id(block) for block in blocks}) == MAX_BLOCKS + 1, "and only once each time"
 
 
-def test_what_went_wrong_first_is_told_when_closing_fails_too(
+def test_the_first_error_is_raised_if_closing_fails_too(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "checkpoints").mkdir()
