@@ -23,7 +23,7 @@ from dlrm.comm.collectives import Collective, Select, select_share
 from dlrm.comm.compression.compressors import Compressor
 from dlrm.comm.consistency.error_flags import NUM_FLAGS, ErrorFlags
 from dlrm.comm.consistency.preflight import Intent, check_same_state, run_preflight
-from dlrm.comm.controllers import Controller, Selection
+from dlrm.comm.controllers import Controller, ValueSelection
 from dlrm.comm.feedback.error_feedback import ErrorFeedback
 from dlrm.comm.feedback.residual import LostResiduals, Residual, find_lost
 from dlrm.comm.stats.figures import ExchangeFigures, Tally
@@ -262,7 +262,7 @@ class Exchange:
         """Sum over ranks what each of them selects of gradient and residual; the rest is the new residual."""
         collective, has_residual = self.collective, self.residual.is_pending
         vector = self._feedback.add(gradient) if has_residual else gradient
-        selection = Selection(self.num_values)
+        selection = ValueSelection(self.num_values)
         if _is_controlled(collective):
             selection = self._controller.choose(vector, self._compressor)
         if collective.is_sparse and selection.num_kept >= self.num_values:
@@ -282,7 +282,7 @@ class Exchange:
         self._record(collective, num_kept)
         return total
 
-    def _select(self, vector: Tensor, selection: Selection, shares: list[float]) -> Select:
+    def _select(self, vector: Tensor, selection: ValueSelection, shares: list[float]) -> Select:
         """Make a `Select` that reuses the controller's indices, if any, and appends the selected share."""
         by_share = select_share(self._compressor, selection.num_kept, self.num_values)
 

@@ -58,7 +58,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class ExchangeEstimate:
     """Predictions and measurements of a candidate, the same on all ranks."""
 
     name: str
@@ -79,7 +79,7 @@ class Estimate:
 class ExchangePlan:
     """The chosen exchange and the estimates of all candidates, the same on all ranks."""
 
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[ExchangeEstimate, ...]
     """Estimates in the order of the candidates."""
     chosen: int
     """Index of the chosen candidate."""
@@ -109,7 +109,7 @@ def estimate(
     gradient: Tensor,
     links: Links,
     group: dist.ProcessGroup | None = None,
-) -> list[Estimate]:
+) -> list[ExchangeEstimate]:
     """Predict and time exchanges by themselves; all ranks call it together, and get the same estimates.
 
     Args:
@@ -128,7 +128,7 @@ def estimate(
     return [replace(each, timed_s=times.get(index)) for index, each in enumerate(estimates)]
 
 
-def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]:
+def finalists(estimates: Sequence[ExchangeEstimate], rest_of_step_s: float) -> list[int]:
     """Select the indices of at most `MAX_TRIED` candidates to try in training, a dense one first.
 
     Lossy candidates are excluded if they cannot save enough or take longer than the best lossless one, and
@@ -153,7 +153,7 @@ def finalists(estimates: Sequence[Estimate], rest_of_step_s: float) -> list[int]
     return sorted(close, key=lambda index: (index != dense, times[index]))[:MAX_TRIED]
 
 
-def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> ExchangePlan:
+def decide(estimates: Sequence[ExchangeEstimate], tried_s: Mapping[int, float]) -> ExchangePlan:
     """Choose the candidate with the shortest steps, and a lossy one only if it saves enough.
 
     Args:
@@ -181,13 +181,13 @@ def decide(estimates: Sequence[Estimate], tried_s: Mapping[int, float]) -> Excha
     )
 
 
-def _not_tried(estimate: Estimate) -> str:
+def _not_tried(estimate: ExchangeEstimate) -> str:
     return "predicted to be slower" if estimate.timed_s is None else "slower by itself, or too little to gain"
 
 
 def _predict(
     candidates: Sequence[Candidate], gradient: Tensor, links: Links, group: dist.ProcessGroup | None
-) -> list[Estimate]:
+) -> list[ExchangeEstimate]:
     select_s: dict[Select, float] = {}
     estimates = []
     for each in candidates:
@@ -198,7 +198,7 @@ def _predict(
             seconds = select_s[each.select]
         wire_s = collective.predict_s(links, gradient.numel(), each.num_kept)
         estimates.append(
-            Estimate(
+            ExchangeEstimate(
                 name=each.name,
                 kind=each.kind,
                 sent_bytes=collective.sent_bytes(gradient.numel(), each.num_kept),
@@ -216,7 +216,7 @@ def _select_s(select: Select, gradient: Tensor, group: dist.ProcessGroup | None)
     return best_time_s(work, gradient.device, group)
 
 
-def _shortlist(estimates: Sequence[Estimate]) -> list[int]:
+def _shortlist(estimates: Sequence[ExchangeEstimate]) -> list[int]:
     """Select the indices of candidates to time, at least one of them lossless."""
 
     def longest_s(*kinds: Kind) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dlrm.comm.autotune.candidates import (
     Candidate,
-    Estimate,
+    ExchangeEstimate,
     ExchangePlan,
     decide,
     estimate,
@@ -52,7 +52,7 @@ class ExchangeTuner:
         self._dense_steps_left = DENSE_STEPS
         self._rests_s: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._is_due = False
-        self._estimates: list[Estimate] = []
+        self._estimates: list[ExchangeEstimate] = []
         self._trial: OnlineTrial | None = None
         self._drift = DriftDetector(device, group)
         self._best: Collective | None = None  # so far

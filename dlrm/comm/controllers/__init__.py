@@ -3,7 +3,7 @@
 `Fixed` keeps one share. `GraVAC` and `Pareto` find one by trying. `SelSync` skips whole exchanges.
 """
 
-from dlrm.comm.controllers.controller import Controller, Fixed, Selection, num_kept_of
+from dlrm.comm.controllers.controller import Controller, Fixed, ValueSelection, num_kept_of
 from dlrm.comm.controllers.gravac import GraVAC
 from dlrm.comm.controllers.measures import SumOverRanks
 from dlrm.comm.controllers.pareto import Pareto
@@ -15,8 +15,8 @@ __all__ = [
     "GraVAC",
     "Pareto",
     "SelSync",
-    "Selection",
     "SumOverRanks",
+    "ValueSelection",
     "averaged_state",
     "num_kept_of",
 ]

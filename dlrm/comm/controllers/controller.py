@@ -9,7 +9,7 @@ from dlrm.comm.compression.compressors import Compressor
 
 
 @dataclass(frozen=True)
-class Selection:
+class ValueSelection:
     """How much of a vector a rank sends in a step."""
 
     num_kept: int
@@ -33,7 +33,7 @@ class Controller:
         """
         raise NotImplementedError
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+    def choose(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """Decide how much of this step's vector is sent.
 
         Args:
@@ -72,9 +72,9 @@ class Fixed(Controller):
         """See `Controller.position`."""
         return self._ratio
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+    def choose(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """See `Controller.choose`; the collective selects."""
-        return Selection(num_kept_of(vector.numel(), self._ratio))
+        return ValueSelection(num_kept_of(vector.numel(), self._ratio))
 
 
 def num_kept_of(num_values: int, ratio: float) -> int:

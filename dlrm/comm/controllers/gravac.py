@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.controller import Controller, Selection, num_kept_of
+from dlrm.comm.controllers.controller import Controller, ValueSelection, num_kept_of
 from dlrm.comm.controllers.measures import Ewma, SumOverRanks, agreed_median, energy, has_moved
 
 USED_SHARE: Final = 0.9
@@ -90,14 +90,14 @@ class GraVAC(Controller):
         """See `Controller.position`."""
         return self._steps, self._window_steps, self._tolerance, self.state_dict()
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+    def choose(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """See `Controller.choose`."""
         if self._steps == self._window_steps:
             self._end_window()
         self._steps += 1
         if self._factor == 1:
             self._chosen = 1.0
-            choice = Selection(vector.numel())
+            choice = ValueSelection(vector.numel())
         else:
             choice = self._compressed(vector, compressor)
         self._steps_of_factor += self._chosen == self._factor
@@ -143,7 +143,7 @@ class GraVAC(Controller):
         """The conditions under which measured throughputs are valid."""
         return [self._agree.num_ranks, self._min_gain, *self._scale]
 
-    def _compressed(self, vector: Tensor, compressor: Compressor) -> Selection:
+    def _compressed(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """Select by the current factor, or the floor, or send everything, as the smallest gain requires."""
         num_at_floor, num_kept = (num_kept_of(vector.numel(), 1 / f) for f in (self._floor, self._factor))
         at_floor = compressor.select(vector, num_at_floor)
@@ -153,12 +153,12 @@ class GraVAC(Controller):
         if self._note_gains(*self._agree(energies)):
             if self._gain.mean >= self._min_gain:
                 self._chosen = self._factor
-                return Selection(num_kept, at_floor[kept])
+                return ValueSelection(num_kept, at_floor[kept])
             if self._floor_gain.mean >= self._min_gain:
                 self._chosen = self._floor
-                return Selection(num_at_floor, at_floor)
+                return ValueSelection(num_at_floor, at_floor)
         self._chosen = 1.0
-        return Selection(vector.numel())
+        return ValueSelection(vector.numel())
 
     def _note_gains(self, whole: float, at_floor: float, kept: float) -> bool:
         """Smooth the gains; false if the gradient is not finite, which all ranks should see."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dlrm.comm.compression.compressors import Compressor
-from dlrm.comm.controllers.controller import Controller, Selection, num_kept_of
+from dlrm.comm.controllers.controller import Controller, ValueSelection, num_kept_of
 from dlrm.comm.controllers.measures import SumOverRanks, agreed_median, energy, has_moved
 
 RATIOS: Final = (0.1, 0.033, 0.011, 0.004, 0.001)
@@ -96,7 +96,7 @@ class Pareto(Controller):
         """See `Controller.position`."""
         return self._steps, self._sample_steps, self._rest, self._rest_steps, self.state_dict()
 
-    def choose(self, vector: Tensor, compressor: Compressor) -> Selection:
+    def choose(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """See `Controller.choose`."""
         if self._steps == self._sample_steps:
             self._end_sample()
@@ -104,13 +104,13 @@ class Pareto(Controller):
         self._is_sampled = self._rest == 0
         if not self._is_sampled:
             self._rest -= 1
-            return Selection(num_kept)
+            return ValueSelection(num_kept)
         self._steps += 1
         if self._ratio == 1:
-            return Selection(num_kept)
+            return ValueSelection(num_kept)
         indices = compressor.select(vector, num_kept)
         self._energies.append(torch.stack([energy(vector), energy(vector[indices])]))
-        return Selection(num_kept, indices)
+        return ValueSelection(num_kept, indices)
 
     def observe(self, seconds: float) -> None:
         """See `Controller.observe`; without it, training stays dense."""

@@ -1,11 +1,18 @@
 import pytest
 
-from dlrm.comm.autotune.candidates import MAX_TIMED, MAX_TRIED, Estimate, _shortlist, decide, finalists
+from dlrm.comm.autotune.candidates import (
+    MAX_TIMED,
+    MAX_TRIED,
+    ExchangeEstimate,
+    _shortlist,
+    decide,
+    finalists,
+)
 
 
 def estimate(name, predicted_s, timed_s=None, lossless=False):
     kind = "lossless" if lossless else "sparse" if "sparse" in name else "encoded"
-    return Estimate(
+    return ExchangeEstimate(
         name=name,
         kind=kind,
         sent_bytes=1e6,

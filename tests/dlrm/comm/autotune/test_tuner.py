@@ -7,7 +7,7 @@ import torch
 
 from dlrm.comm.autotune import drift
 from dlrm.comm.autotune import tuner as tuner_module
-from dlrm.comm.autotune.candidates import Estimate
+from dlrm.comm.autotune.candidates import ExchangeEstimate
 from dlrm.comm.autotune.online_trial import MOST_ROUNDS, STEPS
 from dlrm.comm.autotune.significance import LEAST_ROUNDS
 from dlrm.comm.autotune.tuner import DENSE_STEPS, ExchangeTuner
@@ -35,7 +35,7 @@ class Machine:
     def _estimate(self, candidates, gradient, links, group):
         self.choices += 1
         return [
-            Estimate(
+            ExchangeEstimate(
                 name=each.name,
                 kind="sparse" if each.name == "all_gather" else "lossless",
                 sent_bytes=1.0,
