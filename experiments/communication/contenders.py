@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from dlrm.comm.config import DENSE, SPARSE, CommConfig
+from dlrm.comm.config import DENSE, SPARSE, CommConfig, SparseExchange
 
 
 class Rival(StrEnum):
@@ -24,7 +24,7 @@ AUTO_NAME: Final = "auto"
 AUTO: Final = CommConfig(exchange="auto")
 
 
-def _sparse(exchange: str, ratios: tuple[float, ...] = RATIOS) -> dict[str, Contender]:
+def _sparse(exchange: SparseExchange, ratios: tuple[float, ...] = RATIOS) -> dict[str, Contender]:
     return {f"{exchange}_{ratio:g}": CommConfig(exchange=exchange, ratio=ratio) for ratio in ratios}
 
 
