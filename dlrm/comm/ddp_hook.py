@@ -69,7 +69,7 @@ def register(model: DistributedDataParallel, config: CommConfig, *, mean: bool =
     hook = GradientHook(model, config, mean)
     model.register_comm_hook(hook, _exchange_bucket)
     watch = register_optimizer_step_pre_hook(hook.check_step)
-    weakref.finalize(model, watch.remove)
+    weakref.finalize(model, watch.remove)  # the optimizer hook is global, and must not keep models alive
     return hook
 
 
@@ -159,7 +159,7 @@ class GradientHook:
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         for parameter, gradient in pairs:
             self._num_taken += gradient.numel()
-            if id(parameter) in self._places:
+            if id(parameter) in self._places:  # else it was frozen before `register`
                 self._flat[self._places[id(parameter)]].view_as(gradient).copy_(gradient)
         devices: list[int | str | torch.device] = (
             [self._flat.device] if self._flat.device.type == "cuda" else []
@@ -185,6 +185,7 @@ class GradientHook:
         self._began_s = begin_s
         total, _ = self.exchange.combine(self._flat, mean=self._mean, problem=problem)
         for bucket in self._buckets:
+            # gradients are views of the bucket's buffer, which DDP reads from the future
             for parameter, gradient in bucket.pairs:
                 gradient.copy_(total[self._places[id(parameter)]].view_as(gradient))
                 if self._may_be_unused or parameter.grad is None:

@@ -118,7 +118,7 @@ class Exchange:
                 rank's problem only in `observe`, or in the next call.
             ValueError: the gradient does not fit this exchange; other ranks raise a `DisagreementError`.
         """
-        self._error_flags.read_late()
+        self._error_flags.read_late()  # the last exchange's flags, on a GPU
         problem = problem or self._problem_of(flat[: flat.numel() - num_scalars - NUM_FLAGS])
         if problem is not None:  # zeros let this rank take part up to where all ranks learn of the problem
             flat = self.make_buffer(num_scalars)
@@ -213,7 +213,7 @@ class Exchange:
         self.steps_done = state["steps_done"]
         self._owners, self._energies = state["owners"], list(state["energies"])
         self.losses = tuple(LostResiduals.from_dict(each) for each in state["losses"])
-        self.collective = self._first
+        self.collective = self._first  # an earlier choice of `auto` does not outlast another state
         if self._tuner is not None:
             self._tuner.load_state_dict(state.get("planner", {}))
             self.collective = self._tuner.chosen or self._first

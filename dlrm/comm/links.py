@@ -98,6 +98,7 @@ def ranks_per_node(device: torch.device, group: dist.ProcessGroup | None = None)
     """
     num_ranks, world_size = dist.get_world_size(group), dist.get_world_size()
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    # one minimum of a number and its negative shows whether it is the same everywhere
     least_and_most = torch.tensor([here, -here], device=device)
     dist.all_reduce(least_and_most, op=dist.ReduceOp.MIN, group=group)
     least, most = least_and_most.tolist()

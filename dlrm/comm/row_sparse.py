@@ -130,7 +130,7 @@ def send_touched_rows(
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # public, and DDP wants it there
     ) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
-        buffer /= dist.get_world_size(module.process_group)
+        buffer /= dist.get_world_size(module.process_group)  # before the sum, as DDP does
         in_tables, others = [], []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if id(parameter) in shapes:

@@ -77,7 +77,7 @@ class AllReduceSync(DenseSync):
         torch._foreach_copy_([*self._gradients, self._scalars], [*gradients, scalars])
         mean, scalars = self._exchange.combine(self._flat, num_scalars=self._num_scalars, mean=True)
         means = self._gradients
-        if mean.data_ptr() != self._flat.data_ptr():
+        if mean.data_ptr() != self._flat.data_ptr():  # lossy collectives return another buffer
             means = self._shaped(torch.split(mean, self._sizes))
         for parameter, gradient in zip(self._parameters, means, strict=True):
             parameter.grad = gradient

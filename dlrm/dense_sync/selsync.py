@@ -55,7 +55,7 @@ class SelectiveSync(DenseSync):
         self._timer.start()
         gradients = []
         for parameter in self._parameters:
-            if parameter.grad is None:
+            if parameter.grad is None:  # optimizers create state when they see a gradient, on all ranks alike
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -201,7 +201,7 @@ class Optimizers:
         self._set(self._fused, "tables")
         for optimizer in self._operators:  # among the fused ones, but with the dense rate
             self._set(optimizer, "dense")
-        self._fused.step()  # hands FBGEMM the learning rate; rows are updated in the backward pass
+        self._fused.step()  # passes the learning rate to FBGEMM; rows are updated in the backward pass
 
     def _set(self, optimizer: Optimizer, name: str) -> None:
         for group in optimizer.param_groups:

@@ -138,6 +138,7 @@ def finalists(estimates: Sequence[ExchangeEstimate], rest_of_step_s: float) -> l
         estimates: of which a lossless one has been timed.
         rest_of_step_s: seconds of a step without the exchange, the same on all ranks.
     """
+    # lossless candidates cost no accuracy, and are tried however little they save
     times = {index: each.timed_s for index, each in enumerate(estimates) if each.timed_s is not None}
     dense_s, dense = min(
         (seconds, index) for index, seconds in times.items() if estimates[index].kind == "lossless"

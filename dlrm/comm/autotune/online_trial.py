@@ -70,7 +70,7 @@ class OnlineTrial:
         if turn is None:
             self._steps_paused -= 1
             return False
-        if self._steps_done % (1 + STEPS):
+        if self._steps_done % (1 + STEPS):  # the first step of a turn has cold caches
             self._took_s[turn] += step_s / STEPS
         self._steps_done += 1
         if self._steps_done < len(self._running) * (1 + STEPS):

@@ -78,6 +78,7 @@ class ExchangeTuner:
             if self._trial.observe(step_s):
                 self._judge(self._trial)
             return
+        # events and host clock differ a little, so that the difference may be below 0
         self._rests_s.append(max(0.0, step_s - exchange_s))
         if self.chosen is not None:
             self._is_due = self._drift.observe(exchange_s)

@@ -80,7 +80,7 @@ class Ring(_DenseSum):
         received = self._messages("ring.received", [own.numel()] * len(peers), own.device)
         incoming = dict(zip(peers, received, strict=True))
         send_and_receive({peer: outgoing[peer] for peer in peers}, incoming, self.group)
-        for peer in sorted(incoming):
+        for peer in sorted(incoming):  # in the order of ranks, so that runs can be repeated bit for bit
             self._packing.add(incoming[peer], own)
 
     def _messages(self, name: str, lengths: list[int], device: torch.device) -> list[Tensor]:
@@ -106,6 +106,7 @@ class Tree(_DenseSum):
         self, codec: WireCodec, group: dist.ProcessGroup | None = None, buffers: Buffers | None = None
     ) -> None:
         super().__init__(codec, group, buffers)
+        # the lowest set bit of a rank is its distance to its parent; rank 0 is the root
         lowest = self.rank & -self.rank or 1 << (self.num_ranks - 1).bit_length()
         self._parent = self.rank - lowest if self.rank else None
         steps = [1 << bit for bit in range(lowest.bit_length() - 1)]
@@ -125,7 +126,7 @@ class Tree(_DenseSum):
 
     def _sum_in_place(self, vector: Tensor) -> None:
         received = self.buffers.take("tree.values", vector.numel(), torch.float32, vector.device)
-        for child in self._children:
+        for child in self._children:  # one at a time: they share the buffer
             send_and_receive({}, {child: received}, self.group)
             vector.add_(received)
         self._broadcast_sum(vector)

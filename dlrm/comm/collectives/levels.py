@@ -57,6 +57,7 @@ class _Levels(Collective):
         assert self._between is not None  # a single node is lossless
         own = split_evenly(vector.numel(), self._per_node)[self._local_rank]
         shard = self._reduce_scatter(vector)
+        # other shards are with this node's other ranks now, and with them their residuals
         vector[: own.start].zero_()
         vector[own.stop :].zero_()
         self._between.reduce_into(total[own], shard, select)

@@ -63,6 +63,7 @@ class SparseAllGather(Collective):
         all_gather_in_place(pieces, self.group)
         total.zero_()
         values = self.buffers.take("sparse.values", max(lengths), torch.float32, vector.device)
+        # added in the order of ranks, own values included, so that all ranks round alike
         for piece, length in zip(pieces, lengths, strict=True):
             self._packing.unpack(piece[INDEX_BYTES * length :], values[:length])
             total.index_add_(0, piece[: INDEX_BYTES * length].view(torch.int32), values[:length])

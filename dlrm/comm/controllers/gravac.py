@@ -146,6 +146,7 @@ class GraVAC(Controller):
     def _compressed(self, vector: Tensor, compressor: Compressor) -> ValueSelection:
         """Select by the current factor, or the floor, or send everything, as the smallest gain requires."""
         num_at_floor, num_kept = (num_kept_of(vector.numel(), 1 / f) for f in (self._floor, self._factor))
+        # one pass over the whole vector serves both factors
         at_floor = compressor.select(vector, num_at_floor)
         floor_values = vector[at_floor]
         kept = compressor.select(floor_values, num_kept)
@@ -179,6 +180,7 @@ class GraVAC(Controller):
 
     def _judge(self, place: int, seconds: float) -> None:
         """Try the next factor while the throughput rises."""
+        # a factor whose steps mostly fell back to the floor has no throughput of its own
         was_used = self._steps_of_factor >= USED_SHARE * self._window_steps and seconds > 0
         if was_used and self._note_throughput(seconds) and place + 1 < len(self._scale):
             self._place = place + 1

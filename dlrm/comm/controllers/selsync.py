@@ -79,7 +79,7 @@ class SelSync:
             Whether to call `average` after the update, and the sums of the scalars over ranks.
         """
         change = self._relative_change(float(gradient_norm) ** 2)
-        flag = scalars.new_tensor([not change < self._delta])
+        flag = scalars.new_tensor([not change < self._delta])  # true for NaN
         *sums, flags = torch.split(self._total(torch.cat([scalars, flag])), [scalars.numel(), 1])
         self.is_joined = False
         return bool(flags > 0), sums[0]
@@ -127,6 +127,7 @@ class SelSync:
         """Refuse different numbers of values, by an agreed decision, so that no rank waits for the others."""
         (total,) = self._agree(torch.tensor([float(num_values)], dtype=torch.float64))
         differs = float(total != num_values * self._agree.num_ranks)
+        # a second sum: a rank whose number fits the mean must also learn that others' do not
         (complaints,) = self._agree(torch.tensor([differs], dtype=torch.float64))
         if complaints:
             raise ValueError(

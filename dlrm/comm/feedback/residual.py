@@ -94,7 +94,7 @@ class Residual:
             ValueError: a state is of another model, or of a run with other error feedback.
         """
         self.inherited, self.is_pending = [], False
-        for tensor in self._feedback.state_dict().values():
+        for tensor in self._feedback.state_dict().values():  # live tensors: this clears the residual
             tensor.zero_()
         for state in states:
             place = (state["num_ranks"], state["rank"])

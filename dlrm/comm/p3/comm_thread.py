@@ -94,7 +94,7 @@ class CommThread:
                 for index in self.order:
                     doing = f"{self._names[index]} in step {rounds}"
                     if not self._wait_until_ready(index):
-                        return
+                        return  # closed
                     begin = time.perf_counter()
                     self._send(index)
                     took_s = time.perf_counter() - begin
@@ -103,9 +103,10 @@ class CommThread:
                     self._mark_done(index)
                 if rounds == MEASURED_ROUNDS:
                     doing = "the order of slices"
+                    # between two rounds, when no other collective of this group is under way
                     self.order = self._agree(self._ready_s, self._takes_s)
                     self.is_measuring = False
-        except BaseException as error:
+        except BaseException as error:  # whatever ends this thread, waiting calls must learn of it
             with self._changed:
                 self._failed = doing, error
                 self._changed.notify_all()

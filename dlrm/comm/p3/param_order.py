@@ -26,6 +26,7 @@ class ParamOrder:
         before: Callable[[Sequence[int]], None],
     ) -> None:
         self._before = before
+        # duplicates included: a module that is used in two places is needed by both
         self._modules = dict(model.named_modules(remove_duplicate=False))
         numbers = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._owners = [
@@ -72,7 +73,7 @@ class ParamOrder:
     def _note(self, module: nn.Module, inputs: object) -> None:
         if module in self._needs:
             self._before(self._needs[module])
-        elif not self._needs and torch.is_grad_enabled():
+        elif not self._needs and torch.is_grad_enabled():  # an evaluation may call other modules
             self._called.setdefault(module, len(self._called))
 
 

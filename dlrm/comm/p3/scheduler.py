@@ -87,6 +87,7 @@ class PriorityExchange:
         self._group, self._num_ranks = group, 1
         if dist.is_initialized():
             device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            # a group of its own: the thread's collectives must not mix with those of the training loop
             self._group = dist.new_group(timeout=timeout_of(device)) if group is None else group
             self._num_ranks = dist.get_world_size(self._group)
             check_alike(named, self._group, (average, slice_values, fuse_values), problem)
@@ -111,6 +112,7 @@ class PriorityExchange:
         self.waited_s = 0.0
         """Seconds that the training loop has waited for slices."""
         slices = self._layout.slices
+        # the thread uses the attributes above
         self._thread = CommThread(
             [each.name for each in slices], [len(each.parameters) for each in slices], self._send, self._agree
         )
@@ -129,6 +131,7 @@ class PriorityExchange:
             ExchangeError: an exchange failed; the message names the slice.
         """
         self._thread.check()
+        # parameters that this rank has not used send zeros: the other ranks wait for their slices
         for index in sorted(set(range(len(self._pieces))) - self._marked):
             self._update([index])
             self._pieces[index].zero_()
@@ -138,7 +141,7 @@ class PriorityExchange:
         self._pending.update(range(len(self._pieces)))
         self._steps += 1
         self._param_order.learn()
-        self._update(self._param_order.unseen)
+        self._update(self._param_order.unseen)  # no module waits for these, so they are updated at once
 
     def finish(self) -> None:
         """Wait for all pending updates, so that parameters and optimizer state can be read.
@@ -179,6 +182,7 @@ class PriorityExchange:
         def finish(*reader: object) -> None:
             self.finish()
 
+        # a state read between steps must not miss pending updates
         hooks.append(model.register_state_dict_pre_hook(finish))  # type: ignore[no-untyped-call]
         hooks.append(optimizer.register_state_dict_pre_hook(finish))
         return hooks

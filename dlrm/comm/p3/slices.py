@@ -130,6 +130,7 @@ def issue_order(ready_s: Sequence[float], needed: Sequence[int], takes_s: Sequen
     while len(order) < len(coming):
         if not queue:
             now_s = max(now_s, ready_s[coming[arrived]])
+        # all that became ready while the last slice was sent compete for the link
         while arrived < len(coming) and ready_s[coming[arrived]] <= now_s:
             index = coming[arrived]
             heapq.heappush(queue, (needed[index], index))
