@@ -1,8 +1,7 @@
-"""A worker is killed in the middle of training, and training goes on: `make demo`.
+"""Kills a worker in the middle of training and shows that training continues: `make demo`.
 
-It trains the `tiny` recipe on two workers under plain torchrun, kills one of them with -9 half way, lets the
-run end by itself, and tells what happened. Nothing is measured against anything; `experiments.recovery` does
-that.
+The demo trains the `tiny` recipe on two workers under plain torchrun, kills one of them with -9 half way,
+lets the run end by itself, and prints what happened. `experiments.recovery` measures how fast that is.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--dataset", type=Path, default=Path("datasets/tiny"), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    # Of the failure that is injected; what was imported has configured it already.
+    # `force`: an import has configured logging already, and the killer's message has to be shown.
     logging.basicConfig(format="%(message)s", force=True)
     RUNS.mkdir(parents=True, exist_ok=True)
     before = set(RUNS.iterdir())
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wait_for_step(launcher: "subprocess.Popen[bytes]", before: set[Path]) -> Path:
-    """The run's folder, as soon as the step is done at which the kill comes."""
+    """Wait until `KILL_STEP` is done, and return the run's folder."""
     while launcher.poll() is None:
         for folder in set(RUNS.iterdir()) - before:
             metrics = folder / "metrics.jsonl"
@@ -85,7 +84,7 @@ def _tell(report: dict[str, Any]) -> None:
         f"too; {lost:,} came from the checkpoint, of which {recovery.bytes_read:,} bytes were read."
     )
     interrupted = ", whose next batch was interrupted and is left out" if recovery.interrupted else ""
-    _say(f"Training went on from step {recovery.step}{interrupted}.")
+    _say(f"Training continued from step {recovery.step}{interrupted}.")
     phases = [f"{phase} {recovery.seconds[phase]:.2f}" for phase in PHASES if phase in recovery.seconds]
     _say(
         f"Seconds from the kill to the next step: {sum(recovery.seconds.values()):.1f} ({', '.join(phases)})."

@@ -1,8 +1,8 @@
-"""A training script in TorchRec's own style that outlives its workers, and what `cpr` asks of it.
+"""A training script in TorchRec's own style that survives failures of its workers with `cpr`.
 
     torchrun --nproc-per-node 2 --max-restarts 3 examples/torchrec_style.py --checkpoint /tmp/style
 
-Kill a worker (`kill -9`) while it runs: training goes on. The lines that were added, or changed for it, are
+Kill a worker (`kill -9`) while it runs: training continues. The lines that were added, or changed for it, are
 marked so: `# +`. With `--pipeline`, `TrainPipelineSparseDist` runs the steps. Each rank writes what it
 trained on, and digests of its tables, to `--journal FOLDER` as JSON lines.
 """
@@ -68,7 +68,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
 
 
 def batches(rank: int) -> Iterator[Batch]:
-    """Always the same samples for a rank: batch 0, 1, 2, ..."""
+    """Endless batches 0, 1, 2, ... of a rank, the same in each run."""
     for number in count():
         random = torch.Generator().manual_seed(1_000_003 * rank + number)
         values = [torch.randint(rows, (BATCH,), generator=random) for rows in ROWS.values()]
@@ -81,7 +81,7 @@ def batches(rank: int) -> Iterator[Batch]:
 
 
 class TwoTowers(nn.Module):
-    """Embedding bags and a small dense part; gives a loss and the number of the batch."""
+    """Embedding bags and a small dense part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class TwoTowers(nn.Module):
         self.dense = nn.Sequential(nn.Linear(DIM * len(ROWS), 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, int]]:
-        """Loss, and (loss, number of the batch) for whoever looks on."""
+        """Loss, and (loss, number of the batch) for the caller of the pipeline."""
         logits = self.dense(self.ebc(batch.features).values()).squeeze(1)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
         return loss, (loss.detach(), batch.number)
@@ -116,7 +116,7 @@ def build() -> tuple[nn.Module, KeyedOptimizerWrapper]:
 def train_steps(
     model: nn.Module, optimizer: KeyedOptimizerWrapper, data: Iterator[Batch], pipelined: bool
 ) -> Iterator[int]:
-    """Train on all batches; gives the number of each once it is done."""
+    """Train on all batches; yields the number of each once it is done."""
     if pipelined:
         pipeline: Any = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
         while True:
@@ -165,27 +165,22 @@ def main() -> None:
 
 
 class Journal:
-    """What happened on this rank, with digests of its tables.
-
-    Args:
-        folder: where to; None: nowhere.
-        model: whose tables.
-    """
+    """Writes events of this rank with digests of its model to `folder`, or nothing if that is None."""
 
     def __init__(self, folder: Path | None, model: nn.Module) -> None:
         self._model = model
         self._path = folder / f"rank{dist.get_rank()}.jsonl" if folder else None
 
-    def write(self, event: str, **told: object) -> None:
+    def write(self, event: str, **more: object) -> None:
         """Append a line."""
         if self._path is None:
             return
-        line = {"event": event, "pid": os.getpid(), "digest": self._digest(), **told}
+        line = {"event": event, "pid": os.getpid(), "digest": self._digest(), **more}
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _digest(self) -> str:
-        """Of the weights and optimizer state of all tables on this rank, and of the dense part."""
+        """Digest of the weights and optimizer state of all tables on this rank, and of the dense part."""
         model: Any = self._model
         state = hashlib.sha256()
         optimizer = model.fused_optimizer.state_dict()["state"]

@@ -4,7 +4,7 @@ The emulated job of `experiments.overhead` with 8 failures instead of 2, so that
 PLS from 0.05 to 0.4. What a run is drawn at is its measured PLS, which depends on when its failures come. PLS
 counts as if everything was saved every T_save, for all schemes: a gentler slope is what choosing rows gains.
 Interrupted, the command resumes where it stopped; `--seeds N` finishes with fewer, or adds more; `--figures`
-measures nothing and works the figures out anew from the stored runs. Figures:
+measures nothing and works the figures out again from the stored runs. Figures:
 
 - `slope_SCHEME`, with `..._ci`: AUC lost for each unit of PLS, on a line through the origin fitted to the
   runs of each seed; mean over seeds and half its 95 % interval. `random` saves rows drawn at random: `mfu`

@@ -1,8 +1,7 @@
 """The samples of emulated runs: a default data set, ids spread over the nodes, and how common ids are.
 
-Our synthetic ids are sorted by popularity, so that a node with neighbouring rows would hold all that matters,
-or nothing. Hence each table's ids are renamed by one fixed permutation; hashed ids lie as scattered. It does
-no harm to data of others.
+Synthetic ids are sorted by popularity, so that one node would hold all popular rows. Hence each table's ids
+are renamed by one fixed permutation, which scatters them as hashing does. Other data sets are renamed, too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +23,8 @@ DEFAULT: Final = SyntheticConfig(scale=0.02, days=6, rows_per_day=100_000)
 """0.5 million samples to train on and 0.1 million to test with, in tables of 0.68 million rows: about as few
 samples a row as Criteo Kaggle has."""
 DEFAULT_COVERING: Final = 0.984
-"""Share of all rows that its 7 largest tables hold, whose rows are prioritised, as those of Criteo Kaggle.
-It is less than there: small tables were not scaled down."""
+"""Share of all rows that the 7 largest tables hold, whose rows are prioritised, as in Criteo Kaggle. The
+share is lower than there, because small tables were not scaled down."""
 QUICK_DATA: Final = SyntheticConfig(rows_per_day=8_192, days=2)
 PERMUTATION_SEED: Final = 5
 SLICES: Final = ("tail", "torso", "head")
@@ -33,13 +32,13 @@ SLICES: Final = ("tail", "torso", "head")
 
 
 def default_dataset(quick: bool) -> Path:
-    """The data set of the emulations, for a quick run a small one of its own; made if it is absent."""
+    """The data set of the emulations, a smaller one for quick runs; generated if it is absent."""
     folder = QUICK / "emulation-data" if quick else ROOT / "datasets" / "emulation"
     return _made(QUICK_DATA if quick else DEFAULT, folder)
 
 
 def skewed_dataset(dataset: Path, top_coverage: float) -> Path:
-    """The variant of a default data set with another skew of its ids, beside it; made if it is absent."""
+    """The variant of a default data set with another skew of ids, in a sibling folder; made if absent."""
     config = DEFAULT if dataset.name == "emulation" else QUICK_DATA
     folder = dataset.with_name(f"{dataset.name}-top-{top_coverage:g}")
     return _made(replace(config, top_coverage=top_coverage), folder)
@@ -52,11 +51,7 @@ def _made(config: SyntheticConfig, folder: Path) -> Path:
 
 
 class Ids:
-    """All tables' ids in one row: each table's renamed by a permutation, counted as they pass.
-
-    Args:
-        features: the tables.
-    """
+    """Renames each table's ids by a permutation, and counts how often each id occurs in training."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         generator = torch.Generator().manual_seed(PERMUTATION_SEED)
@@ -66,22 +61,18 @@ class Ids:
         self._counts = torch.zeros(sum(sizes), dtype=torch.int64)
 
     def training(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches with other names for the ids, which are counted."""
+        """The same batches with renamed ids, which are counted."""
         for batch in batches:
             joint = self._rename(batch)
             self._counts.scatter_add_(0, joint, torch.ones_like(joint))
             yield batch
 
     def testing(self, batches: Iterable[Batch], tables: Sequence[int]) -> Iterator[tuple[Batch, Tensor]]:
-        """The same batches with other names for the ids, and how common their ids were in training.
-
-        Args:
-            batches: to test with.
-            tables: whose ids count.
+        """The same batches with renamed ids, and how common the ids of each sample were in training.
 
         Yields:
             A batch, and for each of its samples the mean of log(1 + times seen in training) over the ids that
-            it has in these tables, float64 `[B]`.
+            it has in the given tables, float64 `[B]`.
         """
         for batch in batches:
             seen: Tensor = self._counts[self._rename(batch)].double().log1p()
@@ -94,7 +85,7 @@ class Ids:
             yield batch, total / lengths[list(tables)].sum(0).clamp(min=1)
 
     def _rename(self, batch: Batch) -> Tensor:
-        """Rename the ids of a batch in place; their old places in the row of all tables, int64 `[N]`."""
+        """Rename the ids of a batch in place; their old positions among all tables' rows, int64 `[N]`."""
         ids: Tensor = batch.sparse.values()
         joint: Tensor = ids + self._first.repeat_interleave(torch.tensor(batch.sparse.length_per_key()))
         ids.copy_(self._renamed[joint])
@@ -102,17 +93,13 @@ class Ids:
 
 
 def slice_of(familiarity: Tensor) -> Tensor:
-    """Which of `SLICES` each sample is in: int64 `[n]`, three parts of one size.
-
-    Args:
-        familiarity: how common its ids are, `[n]`.
-    """
+    """The index in `SLICES` of each sample, int64 `[n]`, from how common its ids are, `[n]`."""
     ranks = torch.empty_like(familiarity, dtype=torch.int64)
     ranks[familiarity.argsort(stable=True)] = torch.arange(len(familiarity))
     return ranks * len(SLICES) // max(1, len(familiarity))
 
 
 def prioritised_tables(features: Sequence[Feature], covering: float) -> list[int]:
-    """The tables whose rows are prioritised (`cpr.priority`), by their number among the features."""
+    """The indices of the features whose tables' rows are prioritised (`cpr.priority`)."""
     chosen = largest_tables({feature.name: feature.rows for feature in features}, covering)
     return [number for number, feature in enumerate(features) if feature.name in chosen]

@@ -1,19 +1,18 @@
-"""What an emulated run is: a job of 56 hours on 8 nodes, played through by one process in some seconds.
+"""An emulated run: a job of 56 hours on 8 nodes with failures, trained by one process in some seconds.
 
-As in the CPR paper (section 3 of our notes on it) time is only counted: step i of n stands for hour 56 i / n.
-The tables' rows are dealt out to logical nodes, an equal share of every table to each. When one fails, its
-rows, and their optimizer state, come back from the last save, and training goes on: partial recovery. What
-full recovery does to the model is nothing: the work since the save is done again on the same batches, and it
-ends as the run without failures does (`tests/experiments/emulation/test_worker.py` shows it).
+As in the CPR paper, time is only counted: step i of n stands for hour 56 i / n. Each logical node has an
+equal share of every table's rows. When a node fails, its rows and their optimizer state come back from the
+last save, and training continues: partial recovery. Full recovery does not change the model: the work since
+the save is done again on the same batches, and ends as the run without failures does
+(`tests/experiments/emulation/test_worker.py` shows it).
 
-What makes it comparable, and honest:
+Rules that make runs comparable:
 
-- Everything of a seed is the same for all schemes: initial weights, order of the samples, hours of the
-  failures and nodes that fail. A run with more failures, or more nodes a failure, has all those of another.
+- All schemes share everything of a seed: initial weights, order of the samples, hours of the failures and
+  nodes that fail. A run with more failures, or more nodes a failure, has all failures of a run with fewer.
 - The hours of failures are independent and uniform; their number is fixed, as in the paper.
-- The first save is the state at step 0, before any training: what fails earlier than the first save that is
-  due goes back to initial values.
-- A save is there at once; a failure never meets one that is under way (`cpr simulate` studies those).
+- The first save is the state at step 0: a failure before the next save returns rows to their initial values.
+- A save completes at once; no failure happens during a save (`cpr simulate` studies those).
 - A scheme with priority saves every ratio x T_save: of each large table that share of its rows, the small
   tables whole. Its PLS is counted as if everything was saved every T_save, like the paper's.
 """
@@ -41,8 +40,8 @@ PRODUCTION: Final = Job(
     O_res=0.0,
     N_emb=NODES,
 )
-"""The job that is emulated: 56 h, 2 failures, 8 nodes. The paper's O_save, O_load and O_res are not known to
-us: these are what its reported overheads on Criteo Kaggle lead back to, O_load holding O_res too."""
+"""The emulated job: 56 h, 2 failures, 8 nodes. The paper's O_save, O_load and O_res are not known to us:
+these are worked back from its reported overheads on Criteo Kaggle, with O_res included in O_load."""
 
 NO_FAILURE: Final = "none"
 NAIVE: Final = "naive"
@@ -56,12 +55,12 @@ SCHEMES: Final = (NO_FAILURE, *WHOLE, *PRIORITY)
 
 FAILURE_HOURS: Final = 1
 FAILED_NODES: Final = 2
-"""Random streams of a seed."""
+"""Random streams of a seed, so that hours and nodes of failures do not depend on each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run; everything that decides its end besides the data."""
+    """One run: everything but the data that decides how it ends."""
 
     scheme: str
     """One of `SCHEMES`."""
@@ -72,18 +71,18 @@ class Run:
     optimizer: str = "rowwise_adagrad"
     """Of the tables and, without the row-wise part, of the dense parameters."""
     failures: int = 2
-    """In the whole job."""
+    """Number of failures in the whole job."""
     nodes_lost: int = 1
-    """Nodes that each failure takes."""
+    """Nodes that each failure takes down."""
     target_pls: float = 0.1
     """Decides the interval of every scheme but `naive`."""
     ratio: float = 0.125
     """Share of the rows that a save with priority takes."""
     sampling_period: int = 2
-    """Of `ssu`: one of so many looked-up ids is offered to its list."""
+    """`ssu` looks at one of this many looked-up ids."""
     top_coverage: float | None = None
-    """Skew of the ids: share of the accesses that the most popular percent of a table's ids gets. It asks for
-    a variant of the default data set; None: the data set as it is."""
+    """Skew of the ids: share of the accesses that the most popular percent of a table's ids gets, in a
+    variant of the default data set; None: the data set as it is."""
 
     def __post_init__(self) -> None:
         _check(self.scheme in SCHEMES, f"scheme is {self.scheme!r}; choose one of {', '.join(SCHEMES)}")
@@ -94,7 +93,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Short, and different for different runs: the scheme, what is not the default, the seed."""
+        """A short unique name: the scheme, all settings that are not the default, the seed."""
         shown = [
             f"{field.name} {getattr(self, field.name)}"
             for field in fields(self)
@@ -104,7 +103,7 @@ class Run:
 
     @property
     def without_failures(self) -> "Run":
-        """The run that this one is compared with: the same seed, network, optimizer and data."""
+        """The run without failures to compare with: the same seed, network, optimizer and data."""
         return Run(
             scheme=NO_FAILURE,
             seed=self.seed,
@@ -114,17 +113,17 @@ class Run:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as a row of a result holds them."""
+        """The fields as plain values, for the row of a result."""
         return asdict(self)
 
     @property
     def job(self) -> Job:
-        """What the formulas take: failures as often as here, each believed to take one node."""
+        """The job for the formulas, which assume that each failure takes one node."""
         return replace(PRODUCTION, T_fail=PRODUCTION.T_total / max(1, self.failures))
 
     @property
     def interval_h(self) -> float:
-        """T_save: hours between two saves of everything; for schemes with priority, as if."""
+        """T_save: hours between two saves of everything; nominal for schemes with priority."""
         if self.scheme == NAIVE:
             return interval_full(self.job) / HOUR_S
         return interval_partial(self.job, self.target_pls) / HOUR_S
@@ -136,46 +135,46 @@ class Run:
 
 
 @dataclass(frozen=True, order=True)
-class Event:
-    """Something that happens between two steps."""
+class JobEvent:
+    """A save, or a failure of some nodes, between two steps."""
 
     hour: float
     nodes: tuple[int, ...] = ()
-    """That fail; empty: a save."""
+    """Nodes that fail; empty: a save."""
 
 
-def events_of(run: Run) -> list[Event]:
+def events_of(run: Run) -> list[JobEvent]:
     """Saves and failures in order of time, without the save at hour 0."""
     if run.scheme == NO_FAILURE:
         return []
     return sorted([*_saves(run), *_failures(run)])
 
 
-def _saves(run: Run) -> Iterator[Event]:
+def _saves(run: Run) -> Iterator[JobEvent]:
     for number in range(1, math.ceil(HOURS / run.save_every_h)):
-        yield Event(number * run.save_every_h)
+        yield JobEvent(number * run.save_every_h)
 
 
-def _failures(run: Run) -> Iterator[Event]:
+def _failures(run: Run) -> Iterator[JobEvent]:
     hours = np.random.default_rng([FAILURE_HOURS, run.seed])
     nodes = np.random.default_rng([FAILED_NODES, run.seed])
     for _ in range(run.failures):
         failed = nodes.permutation(NODES)[: run.nodes_lost]
-        yield Event(float(hours.uniform(0, HOURS)), tuple(sorted(failed.tolist())))
+        yield JobEvent(float(hours.uniform(0, HOURS)), tuple(sorted(failed.tolist())))
 
 
 def step_at(hour: float, num_steps: int) -> int:
-    """Steps that are done at an hour."""
+    """The number of steps done by an hour."""
     return min(num_steps, int(hour / HOURS * num_steps + 1e-9))  # hours are multiples, rounded a little
 
 
 def step_saved(run: Run, hour: float, num_steps: int) -> int:
-    """Steps whose work counts as saved at an hour: those before the last multiple of T_save."""
+    """The number of steps whose work counts as saved at an hour: those before the last multiple of T_save."""
     return step_at(math.floor(hour / run.interval_h + 1e-9) * run.interval_h, num_steps)
 
 
 def rows_of_node(node: int, num_rows: int) -> tuple[int, int]:
-    """First row of a table that is a node's, and the one after its last; of small tables some have none."""
+    """The half-open range of a table's rows that a node has; empty for some nodes if the table is small."""
     return node * num_rows // NODES, (node + 1) * num_rows // NODES
 
 

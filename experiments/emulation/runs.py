@@ -1,8 +1,8 @@
-"""Measuring many emulated runs: in two processes, each run kept on disk at once, with the time that is left.
+"""Measures many emulated runs in two processes, keeps each on disk at once, and shows the time left.
 
-The runs are kept apart from the results (`runs/emulation`), so that experiments share them: a run is valid as
-long as the code that made it, its data and the versions of the packages are the same. An experiment that is
-interrupted, or started again with more seeds, measures only what is missing.
+The runs are stored apart from the results (`runs/emulation`), so that experiments share them: a run is valid
+as long as its code, its data and the versions of the packages are the same. An experiment that is
+interrupted, or started again with more seeds, measures only the missing runs.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from cpr.priority import PriorityConfig
 from data.dataset import read_manifest
 from experiments.emulation.data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation.emulation import Run
-from experiments.emulation.worker import Workload, emulate, start
+from experiments.emulation.worker import EmulatedWorkload, emulate, start
 from experiments.harness.launch import ROOT
 from experiments.harness.record import QUICK, RESULTS, Record, Row, versions
 from experiments.harness.samples import identity_of
@@ -39,17 +39,17 @@ CODE: Final = (
     *(f"experiments/emulation/{module}.py" for module in ("data", "emulation", "worker")),
     "experiments/harness/training.py",
 )
-"""What decides how a run ends."""
+"""The files that decide how a run ends: a run is measured again when one of them changes."""
 KEPT: Final = ROOT / "runs" / "emulation"
 OTHERS: Final = ROOT / "runs" / "other_data"
-"""Where results of data other than ours are stored: all that the report says is of ours."""
+"""Where results of a user's data are stored; the report is about the default data."""
 LEAVE_S: Final = 5.0
-"""How long a process whose parent has died takes to clear up."""
+"""How long a process whose parent has died may take to clean up."""
 QUICK_STEPS: Final = 8
 QUICK_SEEDS: Final = 2
 
 Plan = Callable[[int], Sequence[Run]]
-"""All runs of a seed, those first that matter most."""
+"""All runs of a seed, the most important first."""
 
 
 def measure_experiment(
@@ -80,7 +80,7 @@ def measure_experiment(
             return _stored(name, folder)
         except ValueError as error:
             parser.error(str(error))
-    workload = Workload(
+    workload = EmulatedWorkload(
         dataset=str(options.dataset or default_dataset(quick=options.quick)),
         max_steps=QUICK_STEPS if options.quick else 0,
         covering=PriorityConfig.covering if options.dataset else DEFAULT_COVERING,
@@ -90,7 +90,7 @@ def measure_experiment(
         run
         for seed in chosen
         for run in plan(seed)
-        if run.top_coverage is None or options.dataset is None  # data of others has the skew that it has
+        if run.top_coverage is None or options.dataset is None  # the skew of a user's data is given
     ]
     config = {**asdict(workload), "dataset": identity_of(workload.dataset), "samples_tested": "the last day"}
     record = Record(name, config, seeds=list(chosen), folder=folder)
@@ -101,7 +101,7 @@ def measure_experiment(
 
 
 def _stored(name: str, folder: Path) -> Record:
-    """The runs of a stored result, whatever code and data made them: each says at which commit.
+    """The runs of a stored result, whatever code and data made them; each row names its commit.
 
     Raises:
         ValueError: there is none that is finished.
@@ -136,7 +136,7 @@ def finish_experiment(
     return 0
 
 
-def measure(runs: Sequence[Run], workload: Workload, kept: Path) -> dict[Run, Row]:
+def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict[Run, Row]:
     """The rows of these runs: those that are kept already, and the others measured now, in their order.
 
     Args:
@@ -170,7 +170,11 @@ def _parser(description: str, seeds: int) -> argparse.ArgumentParser:
     )
     add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
     add("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    add("--figures", action="store_true", help="measure nothing: work figures out anew from the stored runs")
+    add(
+        "--figures",
+        action="store_true",
+        help="measure nothing: work the figures out again from the stored runs",
+    )
     return parser
 
 
@@ -191,8 +195,8 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     return options
 
 
-def _emulated(runs: Sequence[Run], workload: Workload) -> Iterator[tuple[Run, Row]]:
-    """Runs with what came of them, as they end."""
+def _emulated(runs: Sequence[Run], workload: EmulatedWorkload) -> Iterator[tuple[Run, Row]]:
+    """Runs and their outcomes, as they end."""
     if not runs:
         return
     with _processes(min(PROCESSES, os.cpu_count() or 1, len(runs))) as pool:
@@ -204,7 +208,7 @@ def _emulated(runs: Sequence[Run], workload: Workload) -> Iterator[tuple[Run, Ro
 
 
 def _start() -> None:
-    """Get a process ready, and have it end with the one that hands out the runs, however that ends."""
+    """Prepare a process, and make it end together with its parent, however that ends."""
     start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves blocks, so that no files are left
     Thread(target=_follow_parent, daemon=True).start()
@@ -221,7 +225,7 @@ def _follow_parent() -> None:
 
 @contextmanager
 def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes of one thread each; what waits for them is dropped when the block ends early."""
+    """A pool of processes with one thread each; waiting runs are dropped when the block ends early."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(number, mp_context=context, initializer=_start)
     try:
@@ -230,8 +234,8 @@ def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _digest(workload: Workload) -> str:
-    """Names everything that decides how a run ends, besides the run."""
+def _digest(workload: EmulatedWorkload) -> str:
+    """A digest of everything besides the run that decides how it ends."""
     digest = hashlib.sha256()
     for pattern in CODE:
         for path in sorted(ROOT.glob(pattern)):

@@ -1,8 +1,8 @@
-"""One emulated run: training that loses nodes and gets their rows back from real saves.
+"""One emulated run: training that loses nodes and restores their rows from real saves.
 
-Saving, choosing rows and loading are those of real recovery: `Checkpointer`, `Prioritizer`,
-`Checkpointer.load_shards` for the rows that are lost, `pls_added`. What a failed node held is overwritten
-with NaN first; a row that did not come back ends the run.
+Saving, choosing rows and loading use the code of real recovery: `Checkpointer`, `Prioritizer`,
+`Checkpointer.load_shards` for the lost rows, `pls_added`. The rows of a failed node are overwritten with NaN
+first, so that a row that was not restored ends the run.
 """
 
 import json
@@ -34,7 +34,7 @@ from experiments.emulation.data import SLICES, Ids, prioritised_tables, skewed_d
 from experiments.emulation.emulation import (
     NODES,
     PRIORITY,
-    Event,
+    JobEvent,
     Run,
     events_of,
     rows_of_node,
@@ -44,18 +44,18 @@ from experiments.emulation.emulation import (
 from experiments.harness.training import Training
 
 LEARNING_RATES: Final = {"rowwise_adagrad": (0.01, 0.02), "adagrad": (0.05, 0.02), "sgd": (10.0, 0.2)}
-"""Of tables and of dense parameters, by the tables' optimizer: the best of a few on the default data set. Of
-SGD's, larger ones gain 0.003 of AUC, but then two runs that hardly differ end 0.0005 apart."""
+"""Learning rates of tables and of dense parameters, by the tables' optimizer: the best of a few on the
+default data set. Larger ones gain SGD 0.003 of AUC, but then two runs that hardly differ end 0.0005 apart."""
 WARMUP_STEPS: Final = 100
-"""Over which the learning rates rise. Without it, the first steps decide by chance where training ends: a
-failure in the first hour, when nothing is there to lose, moved the AUC by 0.002, up or down."""
+"""Steps over which the learning rates rise. Without warm-up, chance in the first steps decides where training
+ends: a failure in the first hour, when nothing is there to lose, moved the AUC by 0.002, up or down."""
 DENSE_OPTIMIZERS: Final = {"rowwise_adagrad": "adagrad", "adagrad": "adagrad", "sgd": "sgd"}
 MEMORY: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What all runs of an experiment share."""
+class EmulatedWorkload:
+    """Data, batch size and number of steps that all runs of an experiment share."""
 
     dataset: str
     """Prepared data; its last day is for testing."""
@@ -67,7 +67,7 @@ class Workload:
 
 
 def start() -> None:
-    """Get this process ready for runs: one thread, and a process group of its own."""
+    """Prepare this process for runs: one thread, and a process group of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the runs
     for library in ("torchrec", "torch.fx"):
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -77,7 +77,7 @@ def start() -> None:
     start_process_group(Ranks(0, 0, 1), torch.device("cpu"))
 
 
-def emulate(run: Run, workload: Workload) -> dict[str, Any]:
+def emulate(run: Run, workload: EmulatedWorkload) -> dict[str, Any]:
     """Train from the first step to the last, with the failures of the run, and test.
 
     Needs an open process group of one rank.
@@ -92,16 +92,16 @@ def emulate(run: Run, workload: Workload) -> dict[str, Any]:
         ids = Ids(inputs.manifest.features)
         training = Training(inputs, ids.training(inputs.loader))
         num_steps = min(len(inputs.loader), workload.max_steps or len(inputs.loader))
-        with _cluster(run, training, workload, num_steps) as cluster:
+        with _emulated_nodes(run, training, workload, num_steps) as nodes:
             for event in events_of(run):
                 training.timed_steps(step_at(event.hour, num_steps) - training.steps_done)
-                cluster.play(event)
+                nodes.play(event)
             training.timed_steps(num_steps - training.steps_done)
             outcome = {
                 "steps": num_steps,
-                "pls": cluster.pls,
-                "saves": cluster.num_saves,
-                "rows_saved": cluster.num_rows_saved,
+                "pls": nodes.pls,
+                "saves": nodes.num_saves,
+                "rows_saved": nodes.num_rows_saved,
             }
         tested = _test(training.model, ids, inputs, workload)
     finally:
@@ -109,26 +109,26 @@ def emulate(run: Run, workload: Workload) -> dict[str, Any]:
     return {**outcome, **tested, "seconds": perf_counter() - began}
 
 
-class Cluster:
-    """The nodes of a run: what they save, and what happens when some fail.
+class EmulatedNodes:
+    """The logical nodes of a run: saves their rows, and loses and restores those of nodes that fail.
 
     Args:
-        run: decides who saves what.
-        training: is done by all of them.
+        run: decides which rows are saved, and when.
+        training: shared by all nodes.
         folder: of the checkpoint.
-        workload: says how much there is to do.
+        workload: decides batch size and which tables are prioritised.
         num_steps: of the whole run.
     """
 
     def __init__(
-        self, run: Run, training: Training, folder: Path, workload: Workload, num_steps: int
+        self, run: Run, training: Training, folder: Path, workload: EmulatedWorkload, num_steps: int
     ) -> None:
         self.pls = 0.0
         self.num_saves = self.num_rows_saved = 0
         self._run, self._training = run, training
         self._num_steps, self._batch_size = num_steps, workload.batch_size
         self._charges: dict[int, Charge] = {}
-        """What each node lost last: a node that fails again loses only what came since."""
+        """The last loss of each node: a node that fails again loses only the samples since."""
         optimizers = training.optimizers.table_optimizers
         self._checkpointer = Checkpointer(training.model, CheckpointConfig(uri=str(folder)), optimizers)
         self._prioritizer: Prioritizer | None = None
@@ -149,8 +149,8 @@ class Cluster:
         if self._prioritizer is not None:
             self._prioritizer.confirm()
 
-    def play(self, event: Event) -> None:
-        """Save, or lose nodes and recover."""
+    def play(self, event: JobEvent) -> None:
+        """Save, or lose nodes and restore their rows."""
         if event.nodes:
             self._fail(event)
         else:
@@ -179,7 +179,7 @@ class Cluster:
         self._checkpointer.wait()
 
     @torch.no_grad()
-    def _fail(self, event: Event) -> None:
+    def _fail(self, event: JobEvent) -> None:
         lost: dict[str, list[tuple[int, int]]] = {}
         for shard in self._checkpointer.shards:
             ranges = [rows_of_node(node, shard.num_rows) for node in event.nodes]
@@ -195,12 +195,12 @@ class Cluster:
         self._charge(event)
 
     def _values(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Tensor]:
-        """Live weights and optimizer state of these rows."""
+        """Weights and optimizer state of these rows in memory."""
         for shard in self._checkpointer.shards:
             for begin, end in ranges[shard.name]:
                 yield from shard.narrow(begin, end).columns.values()
 
-    def _charge(self, event: Event) -> None:
+    def _charge(self, event: JobEvent) -> None:
         done = self._training.steps_done * self._batch_size
         saved = step_saved(self._run, event.hour, self._num_steps) * self._batch_size
         total = self._num_steps * self._batch_size
@@ -212,17 +212,19 @@ class Cluster:
 
 
 @contextmanager
-def _cluster(run: Run, training: Training, workload: Workload, num_steps: int) -> Iterator[Cluster]:
+def _emulated_nodes(
+    run: Run, training: Training, workload: EmulatedWorkload, num_steps: int
+) -> Iterator[EmulatedNodes]:
     parent = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="cpr-emulation-", dir=parent) as folder:
-        cluster = Cluster(run, training, Path(folder) / "checkpoint", workload, num_steps)
+        nodes = EmulatedNodes(run, training, Path(folder) / "checkpoint", workload, num_steps)
         try:
-            yield cluster
+            yield nodes
         finally:
-            cluster.close()
+            nodes.close()
 
 
-def _config(run: Run, workload: Workload) -> Any:
+def _config(run: Run, workload: EmulatedWorkload) -> Any:
     tables, dense = LEARNING_RATES[run.optimizer]
     dataset = Path(workload.dataset)
     if run.top_coverage is not None:
@@ -246,7 +248,7 @@ def _config(run: Run, workload: Workload) -> Any:
 
 
 @torch.no_grad()
-def _test(model: nn.Module, ids: Ids, inputs: Inputs, workload: Workload) -> dict[str, float | None]:
+def _test(model: nn.Module, ids: Ids, inputs: Inputs, workload: EmulatedWorkload) -> dict[str, float | None]:
     """AUC and log loss on the test day, and the AUC of each slice of it."""
     tables = prioritised_tables(inputs.manifest.features, workload.covering)
     logits, labels, familiarity = [], [], []

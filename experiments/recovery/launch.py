@@ -1,7 +1,7 @@
-"""Whole runs of the trainer on two nodes of this machine, as `experiments.recovery_soak` disturbs them.
+"""Runs of the trainer on two emulated nodes of this machine, for `experiments.recovery_soak` and for tests.
 
 A node is a `cpr run` with the torchrun and the workers below it, a folder of its own for resident memory, and
-if there is a `Network`, a network namespace of its own with a link that can be cut. One more node may be
+if there is a `Network`, a network namespace of its own with a link that can be cut. A spare node can be
 started in the place of one that is away, and retired later.
 """
 
@@ -27,42 +27,42 @@ from experiments.harness.launch import worker_environment
 from experiments.harness.network import LINK, Network
 
 NODES: Final = 2
-"""That train. The next one is the spare."""
+"""Nodes that train; the spare has the next number."""
 MEMORY: Final = Path("/dev/shm")
 SETTLE_S: Final = 3.0
-"""How long what watches for a launcher's end may take to see it and clear up."""
+"""How long the watcher of a launcher may take to notice its end and clean up."""
 POLL_S: Final = 0.5
 END_S: Final = 120.0
 """How long after the report nodes may take to end before they count as left behind."""
 STOP_S: Final = 60.0
-"""How long a node that is told to stop may take before it is killed."""
+"""How long a node may take to stop on SIGTERM before it is killed."""
 PORT: Final = 29400
-"""Of the rendezvous, in the namespace of the first node."""
+"""Port of the rendezvous, in the namespace of the first node."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What a run left behind that it should not have."""
+    """How much a run left behind after its end."""
 
     processes: int
     memory_files: int
-    """And folders, in shared memory."""
+    """Files and folders in shared memory."""
     temporary_files: int
-    """And folders of `cpr run`."""
+    """Temporary files, and folders of `cpr run`."""
 
 
 class NodesRun:
     """One run over all nodes; `with` starts it, and leaves nothing running.
 
     Args:
-        folder: for the run's folders, its log and its temporary files; new.
+        folder: a new folder for the run's folders, its log and its temporary files.
         arguments: of `dlrm.train`.
-        workers_per_node: on each.
-        module: what the workers run, `dlrm.train` or the like.
-        environment: more of it, for the workers.
-        network: where the nodes are; None: all on this machine's own.
+        workers_per_node: number of workers.
+        module: that the workers run, with the command line of `dlrm.train`.
+        environment: further variables for the workers.
+        network: in which each node has a namespace; None: all nodes share this machine's network.
     """
 
     def __init__(
@@ -106,24 +106,24 @@ class NodesRun:
 
     @property
     def nodes(self) -> list[Node]:
-        """For a `Killer`, without the spare."""
+        """The nodes for a `Killer`, without the spare."""
         return [self._node(node) for node in range(NODES)]
 
     def start_spare(self) -> Node:
-        """Start a node more than are needed: it takes the place of the next one that is not there."""
+        """Start one more node than the run needs: it takes the place of the next one that is absent."""
         self._start(NODES)
         return self._node(NODES)
 
     def retire_spare(self) -> None:
-        """Tell that node to stop, whose place is free afterwards."""
+        """Stop the spare node, whose place is free afterwards."""
         self._stop(NODES)
 
     @property
     def run_folder(self) -> Path:
-        """Of the trainer; there is one, however often workers were started.
+        """The trainer's folder, the same one however often workers were started.
 
         Raises:
-            RuntimeError: there are several, so the run has begun anew; or none.
+            RuntimeError: there are several, so the run has started over; or none.
         """
         found = [path for path in (self.folder / "runs").iterdir() if path.is_dir()]
         if len(found) != 1:
@@ -132,17 +132,17 @@ class NodesRun:
 
     @property
     def steps_done(self) -> int:
-        """As the trainer logged them last."""
+        """The last step in the trainer's metrics."""
         lines = [line for path in self._found("metrics.jsonl") for line in path.read_text().splitlines()]
         return max((json.loads(line).get("step", 0) for line in lines if line.endswith("}")), default=0)
 
     @property
     def is_reported(self) -> bool:
-        """Whether training has come to its end."""
+        """Whether training has ended and written its report."""
         return bool(self._found("report.json"))
 
     def wait_for_folder(self) -> Path:
-        """The trainer's folder, as soon as it is there.
+        """Wait for the trainer's folder and return it.
 
         Raises:
             RuntimeError: the run ended before; the message has the end of the log.
@@ -154,7 +154,7 @@ class NodesRun:
         return self.run_folder
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
-        """The run's report, when all nodes have ended, or should have.
+        """Wait until all nodes have ended, or should have, and return the run's report.
 
         Raises:
             RuntimeError: there is no report in time; the message has the end of the log.
@@ -172,14 +172,14 @@ class NodesRun:
         return report
 
     def failed_nodes(self) -> int:
-        """Nodes that have not ended by themselves, or not well."""
+        """Number of nodes that have not ended by themselves with exit code 0."""
         failed = {node: code for node, launch in self._launches.items() if (code := launch.poll()) != 0}
         for node, code in failed.items():
             logger.warning("node %d %s", node, "has not ended" if code is None else f"ended with code {code}")
         return len(failed)
 
     def leftovers(self) -> Leftovers:
-        """What is still there of the run, after its end: processes, memory, unfinished files."""
+        """Count what is left of the run after its end: processes, memory, unfinished files."""
         time.sleep(SETTLE_S)
         processes = self._processes()
         memory_files = [
@@ -203,9 +203,9 @@ class NodesRun:
         return list((self.folder / "runs").glob(f"*/{name}"))
 
     def _processes(self) -> list[int]:
-        """All there are of the run, whoever is their parent."""
-        status = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
-        return [pid for pid in psutil.pids() if status & _environment_of(pid)]
+        """All processes of the run, found by their environment: some are not children of the launchers."""
+        roots = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
+        return [pid for pid in psutil.pids() if roots & _environment_of(pid)]
 
     def _node(self, node: int) -> Node:
         link = self._network.link(node) if self._network else None
@@ -230,7 +230,7 @@ class NodesRun:
         prefix: list[str] = []
         if self._network:
             prefix = self._network.command(node)
-            # torchrun does not find out by itself which address is its own: the namespaces share a hostname
+            # torchrun cannot find out which address is its own, as the namespaces share a hostname
             torchrun += ["--local-addr", self._network.address(node), "--rdzv-conf"]
             torchrun += [f"is_host={node == 0},keep_alive_interval=1,keep_alive_max_attempt=5"]
         command = [*prefix, sys.executable, "-m", "cpr.cli", "run", "--restarts", "1000", "--", *torchrun]

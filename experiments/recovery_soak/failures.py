@@ -1,4 +1,4 @@
-"""What goes wrong in `experiments.recovery_soak`: kinds of failures, when, and nodes that are replaced."""
+"""The failures of `experiments.recovery_soak`: their kinds and times, and nodes that are replaced."""
 
 from threading import Event, Thread
 from typing import Final
@@ -58,20 +58,20 @@ QUICK_OUTSIDE: Final[tuple[tuple[float, Kind], ...]] = (
 )
 """Seconds after the start, so that all of them happen in a short run."""
 INSIDE_SHARE: Final = 0.25
-"""Of the failures that workers do to themselves; the others come from outside."""
+"""Share of the failures that workers inject into themselves; the others come from outside."""
 REPLACED: Final = 1
-"""The node that is; the first one has the rendezvous, without which nobody can take a place."""
+"""The node that is replaced; the first node hosts the rendezvous, which a replacement needs."""
 LONG_S: Final = 1e6
 POLL_S: Final = 0.5
 
 
 def plans(mean_s: float, seed: int, quick: bool, partitions: bool) -> tuple[Plan, Plan]:
-    """What workers do to themselves, and what comes from outside.
+    """The failures that workers inject into themselves, and those that come from outside.
 
     Args:
-        mean_s: time between failures.
-        seed: of kinds, times and victims.
-        quick: a few that are sure to happen in a short run.
+        mean_s: mean time between failures.
+        seed: decides kinds, times and victims.
+        quick: only a few, which are sure to happen in a short run.
         partitions: whether links can be cut.
     """
     if quick:
@@ -91,17 +91,17 @@ def plans(mean_s: float, seed: int, quick: bool, partitions: bool) -> tuple[Plan
 
 
 class Replacements:
-    """Cuts a node off, has another one take its place, and retires that one when the first is back.
+    """Cuts a node off, starts a spare in its place, and retires the spare when the node is back.
 
-    The last time, at the end of training, the first is back when the others have finished.
+    The last time, near the end of training, the node returns when the others have finished.
 
     Args:
-        run: has a spare.
-        killer: of its failures; meanwhile they strike the spare in the place of the other.
-        at_s: when, the first time.
+        run: with a spare node.
+        killer: strikes the spare instead of the node that is away.
+        at_s: when the node is cut off for the first time.
         away_s: how long the node is cut off.
-        replaced_for_s: how long the other one has its place, or waits for it.
-        last_step: after which the node is cut off for the last time.
+        replaced_for_s: how long the spare has the node's place, or waits for it.
+        last_step: the step after which the node is cut off for the last time.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Replacements:
         last_step: int,
     ) -> None:
         self.done = 0
-        """Times that the first was back."""
+        """How often the node has come back."""
         self._run, self._killer = run, killer
         self._at_s, self._away_s, self._replaced_for_s = at_s, away_s, replaced_for_s
         self._last_step = last_step

@@ -1,21 +1,20 @@
 """Half an hour of training, a failure about every minute: `python -m experiments.recovery_soak [--quick]`.
 
 The `tiny` recipe on two nodes of this machine, two workers each, every node a `cpr run` with its torchrun.
-The data set is as large as half an hour of training needs, measured first. Then the run is done twice, at the
-same time: undisturbed, and with failures at seeded random moments, all kinds mixed: workers killed with and
+The data set is as large as half an hour of training needs, measured first. Two runs train at the same time:
+one undisturbed, and one with failures at seeded random moments, all kinds mixed: workers killed with and
 without their memory, agents killed with and without their workers, whole nodes lost, nodes cut off from the
 network, nodes paused as a whole, hangs that pass and hangs that do not, exceptions in a step, slow workers,
-damaged checkpoint files, storage that fails once, and storage that is out for a while. Pauses and partitions
-are shorter and longer than the timeout of collectives. Some nodes are cut off for so long that another one is
-started in their place: the link is healed while that one trains, the returning node waits with its memory of
-long ago, and takes its place back when the other is retired. The last one returns when the others have
-finished. Partitions need network namespaces, and those root and iproute2: without, they are left out.
-Interrupted, the command begins the two again; failed, it leaves the runs' folders where they are (`runs/`)
-until it is started again.
+damaged checkpoint files, storage that fails once, and storage outages. Pauses and partitions are shorter and
+longer than the timeout of collectives. A node that is cut off for long is replaced by a spare: when its link
+is healed, it waits with its outdated memory, and takes its place back when the spare is retired. The last
+time it returns when the others have finished. Partitions need network namespaces, which need root and
+iproute2; without, they are left out. Interrupted, the command starts both runs again; after a failure it
+leaves the runs' folders in `runs/` until it is started again.
 
-In the disturbed run a witness compares all rows after each recovery, and those of the last save
-(`experiments.recovery_soak.verdict` says with what, and what that does not cover). That makes its steps
-longer. Figures:
+In the disturbed run all rows are compared with independent logs after each recovery and in the last save
+(`experiments.recovery_soak.verdict` says how, and what that does not cover). That makes its steps longer.
+Figures:
 
 - `soak_failures`: failures that happened; `soak_partitions`, `soak_pauses`, `soak_outages`: those of them in
   which a node was cut off, was paused as a whole, and in which storage was out for a while;
@@ -23,7 +22,7 @@ longer. Figures:
 - `soak_auc_delta`: AUC on the test day after the disturbed run, minus that after the undisturbed one.
 - `soak_rows_wrong`: rows, over all recoveries and the last save, that were not what they had to be.
 - `soak_rows_checked`: rows that were compared; `soak_rows_unchecked`: rows that were not, because they had
-  changed in a batch that was interrupted, or nobody had written down what they were.
+  changed in a batch that was interrupted, or no log had their values.
 - `soak_pls`: portion of lost samples of the disturbed run, as it reports it itself.
 - `soak_nodes_failed`: nodes that did not end by themselves, with exit code 0, after the end of training.
 - `soak_leftovers`: processes, files and folders in shared memory, temporary files, folders of `cpr run` and
@@ -61,12 +60,12 @@ DISTURBED_SHARE: Final = 0.4
 """Of the machine's training speed that the disturbed run is expected to reach: half of the machine, less its
 downtime."""
 LAST_REPLACED: Final = 0.9
-"""Of the steps: when a node is replaced that is not back before the end."""
+"""Share of the steps after which a node is replaced that is not back before the end."""
 PATIENCE: Final = 4
-"""A run that takes so many times as long as it should, and more than `LEAST_S`, has failed."""
+"""A run that takes this many times as long as planned, and more than `LEAST_S`, has failed."""
 LEAST_S: Final = 300.0
 SCRATCH: Final = Path("runs") / "recovery-soak"
-"""Data set, runs, their checkpoints and the witness's logs, up to 5 GB, under the current folder; deleted at
+"""Data set, runs, their checkpoints and logs, up to 5 GB, under the current folder; deleted at
 the end."""
 ROWS: Final = tuple(each.name for each in fields(Counts) if each.name != "problem")
 
@@ -75,27 +74,27 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """How long, and how rough."""
+    """Length and settings of the disturbed run."""
 
     minutes: float = 30.0
-    """Of the disturbed run, about."""
+    """Length of the disturbed run, about."""
     mean_s: float = 60.0
-    """Between failures."""
+    """Mean time between failures."""
     global_batch_size: int = 512
     save_every_s: float = 10.0
-    """About; in steps of the undisturbed pace."""
+    """Converted to steps at the undisturbed pace."""
     collective_timeout_s: float = 30.0
     replaced_at: float = 0.4
-    """When a node is cut off and replaced, of the minutes."""
+    """When a node is cut off and replaced, as a share of `minutes`."""
     away_s: float = 90.0
-    """How long it is cut off."""
+    """How long the node is cut off."""
     replaced_for_s: float = 180.0
-    """How long the other one has its place, or waits for it."""
+    """How long the spare has the node's place, or waits for it."""
     seed: int = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run both runs and store what became of them."""
+    """Train both runs and store how they ended."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
     parser.add_argument("--minutes", type=float, default=Soak.minutes, help=f"default {Soak.minutes:g}")
@@ -161,7 +160,7 @@ def _figures(calm: Row, rough: Row, has_network: bool) -> dict[str, float | None
 
 
 def _why_no_network() -> str | None:
-    """Why no link can be cut here; None if it can."""
+    """Why links cannot be cut on this machine; None if they can."""
     try:
         check_possible()
     except NoNetworkError as error:
@@ -170,13 +169,13 @@ def _why_no_network() -> str | None:
 
 
 def _dataset(soak: Soak, pace: float, folder: Path) -> Path:
-    """Data for the whole run at `pace`, samples/s."""
+    """Generate data for the whole run at `pace`, samples/s."""
     generate(SyntheticConfig(days=DAYS, rows_per_day=_rows(soak, pace)), folder, processes=2)
     return folder
 
 
 def _rows(soak: Soak, pace: float) -> int:
-    """Of a day."""
+    """Rows of each day."""
     return max(1000, int(soak.minutes * 60 * DISTURBED_SHARE * pace / (DAYS - 1)))
 
 
@@ -249,7 +248,7 @@ def _disturbed(
             report = run.wait(max(LEAST_S, PATIENCE * soak.minutes * 60))
         failed, leftovers = run.failed_nodes(), asdict(run.leftovers())
     return _outcome(report, began) | {
-        "failures": [_told(deed) for deed in killer.deeds] + _injected(run.run_folder),
+        "failures": [_row_of(deed) for deed in killer.deeds] + _injected(run.run_folder),
         "replacements": replacements.done if replacements else 0,
         "nodes_failed": failed,
         "checks": _checks(witness, checkpoint, report["steps"]),
@@ -258,7 +257,7 @@ def _disturbed(
 
 
 def _checks(witness: Path, checkpoint: Path, steps: int) -> list[Row]:
-    """Of every recovery and worker, and of the last save; those that found something are said."""
+    """The checks of every recovery and worker, and of the last save; wrong rows are logged."""
     lines = (witness / CHECKS).read_text().splitlines()
     checks: list[Row] = [json.loads(line) for line in lines]
     checks.append(
@@ -286,13 +285,13 @@ def _outcome(report: dict[str, Any], began: float) -> Row:
     }
 
 
-def _told(deed: Deed) -> Row:
-    """A failure from outside."""
+def _row_of(deed: Deed) -> Row:
+    """The row of a failure from outside."""
     return {"kind": deed.kind.name, "after_s": deed.after_s, "happened": deed.happened, "note": deed.note}
 
 
 def _injected(folder: Path) -> list[Row]:
-    """Failures that workers did to themselves, from their own record."""
+    """Rows of the failures that workers injected into themselves, from the injector's record."""
     lines = [
         line for path in folder.glob("checkpoint/faults-*.jsonl") for line in path.read_text().splitlines()
     ]

@@ -1,15 +1,15 @@
-"""What a witness's logs (`recovery_soak.witness`) say of a recovery, and of the last save of a run.
+"""Compares rows with the logs of `recovery_soak.witness`: after each recovery, and in the last save of a run.
 
-- After each recovery (`check_recovery`), on every worker, of every row that lives there. A run that goes on
-  from memory must go on from the last finished step (or from the one before, where the last one was finished
-  by some workers only), its rows as they were after it; rows of the batch that was interrupted are left out,
-  as they may be of either side of it. A row that is different must be as it was at the step of the save that
-  the recovery names, which must not be newer than the step; and no more of them in a table than the recovery
-  says were lost. A run that goes back to a save must have all rows as they were then, bit for bit.
+- After each recovery (`check_recovery`), on every worker, of every row that lives there. A run that continues
+  from memory must continue from the last finished step (or from the one before, where only some workers
+  finished the last one), its rows as they were after it. Rows of the batch that was interrupted are left out,
+  as they may be from before or after it. A row that differs must be as it was at the step of the save that
+  the recovery names, which must not be newer than the step; and no more rows of a table may differ than the
+  recovery says were lost. A run that returns to a save must have all rows as they were then, bit for bit.
 - At the end (`check_save`): the newest save is of the last step, its rows as they were after it.
 
-What this does not cover: dense parameters, and rows of saves that nobody ever loads. Saves must be
-"consistent" ones, of one moment, which is the trainer's default.
+Not covered: dense parameters, and rows of saves that are never loaded. Saves must be "consistent" ones, of
+one moment, which is the trainer's default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,45 +26,45 @@ from experiments.recovery_soak.witness import History, ShardKey, row_digests
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What a recovery says of itself."""
+    """What a recovery reports about itself."""
 
     kind: str
     """See `cpr.recovery.run.report.Kind`."""
     step: int
     save_step: int | None
     lost: Mapping[str, int]
-    """Rows that come from the save while others live on, by table, over all ranks."""
+    """Rows that were restored from the save while others stayed in memory, by table, over all ranks."""
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """Rows of one worker."""
+    """How many rows of one worker were compared, and with which outcome."""
 
     rows: int = 0
     rows_restored: int = 0
-    """As they were in the save, and not as they were last."""
+    """Equal to the save, and not to their last values."""
     rows_interrupted: int = 0
-    """Changed, of the batch that was interrupted: not checked."""
+    """Changed and part of the batch that was interrupted: not checked."""
     rows_unknown: int = 0
-    """Nobody has written down what they were."""
+    """No log has their values at that step: not checked."""
     rows_wrong: int = 0
     problem: str = ""
-    """What is wrong with the first of them."""
+    """What is wrong with the first wrong row."""
 
     def blame(self, num_rows: int, problem: str) -> None:
-        """So many rows are wrong."""
+        """Count wrong rows, and keep the first problem."""
         if num_rows:
             self.rows_wrong += num_rows
             self.problem = self.problem or problem
 
 
 def check_recovery(history: History, claim: Claim, shards: Sequence[TableShard]) -> Counts:
-    """Compare the rows of a worker that is about to go on with what was written down.
+    """Compare the rows of a worker that is about to continue with the logs.
 
     Args:
-        history: without what this generation of workers writes.
-        claim: how they go on.
-        shards: that live here.
+        history: the logs of earlier generations of workers.
+        claim: what the recovery reports.
+        shards: of this worker.
     """
     counts = Counts(rows=sum(shard.num_rows for shard in shards))
     if not history.logs:
@@ -73,11 +73,11 @@ def check_recovery(history: History, claim: Claim, shards: Sequence[TableShard])
     base = claim.step if lives else claim.save_step or 0
     done_by_all, done_by_some = history.last_steps
     if lives and not done_by_all - 1 <= claim.step <= done_by_some:
-        counts.blame(counts.rows, f"goes on from step {claim.step}, and step {done_by_all} was finished")
+        counts.blame(counts.rows, f"continues from step {claim.step}, and step {done_by_all} was finished")
     elif claim.save_step is not None and claim.save_step > claim.step:
-        counts.blame(counts.rows, f"rows of step {claim.save_step} in a run that goes on at {claim.step}")
+        counts.blame(counts.rows, f"rows of step {claim.save_step} in a run that continues at {claim.step}")
     elif base != claim.step:
-        counts.blame(counts.rows, f"goes on from step {claim.step}, from a save of step {base}")
+        counts.blame(counts.rows, f"continues from step {claim.step}, from a save of step {base}")
     else:
         for shard in shards:
             _check_shard(history, claim, shard, lives, counts)
@@ -88,10 +88,10 @@ def _check_shard(history: History, claim: Claim, shard: TableShard, lives: bool,
     key, now = ShardKey.of(shard), row_digests(shard)
     before = history.digests(key.name, claim.step)
     saved = None if claim.save_step is None else history.digests(key.name, claim.save_step)
-    # A worker that was killed between the end of a step and its record of it: none of its rows has been lost,
-    # and what they were after that step nobody knows.
-    is_untold = before is None and lives and not claim.lost.get(key.table_fqn)
-    if is_untold or (before is None and saved is None):
+    # The worker was killed between the end of a step and its log of that step: none of its rows was lost, but
+    # no log has their values after that step.
+    is_unlogged = before is None and lives and not claim.lost.get(key.table_fqn)
+    if is_unlogged or (before is None and saved is None):
         counts.rows_unknown += key.num_rows
         return
     differs = np.ones(key.num_rows, bool) if before is None else now != before
@@ -115,15 +115,10 @@ def _check_shard(history: History, claim: Claim, shard: TableShard, lives: bool,
 
 
 def check_save(history: History, uri: str, step: int) -> Counts:
-    """Compare the newest save of a run that has ended with the rows as they were after its last step.
-
-    Args:
-        history: of the whole run.
-        uri: its checkpoint directory.
-        step: its last.
+    """Compare the newest save in the checkpoint directory `uri` with the rows after the run's last step.
 
     Raises:
-        CheckpointError: it has no save that can be read.
+        CheckpointError: there is no save that can be read.
     """
     storage = open_storage(uri)
     states, _ = find_states(storage)

@@ -1,9 +1,9 @@
-"""What every row of a run was after each step, written down without asking the code that saves and recovers.
+"""An independent log of every row after each step, written without the code that saves and recovers.
 
 Each worker appends to a log of its own, on disk, outside of resident memory and checkpoints: before a step
-the ids of its batch, after the step a digest of every row that has changed, with its optimizer state. Logs
-follow each other as workers do: at a step, a shard was as the newest log tells that begins there or before.
-`experiments.recovery_soak.verdict` says what is checked with them.
+the ids of its batch, after the step a digest of every row that has changed, with its optimizer state.
+Restarted workers begin new logs: at a step, the newest log that begins there or before holds for a shard.
+`experiments.recovery_soak.verdict` compares rows with these logs.
 
 A log is a line of JSON, then records of three int64 (what, step, count) and two arrays of that many entries.
 """
@@ -35,7 +35,7 @@ Places = np.ndarray[Any, np.dtype[np.uint32]]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardKey:
-    """Which rows and columns of a table, and what is kept for each row."""
+    """The rows and columns of a table that a shard has, and the tensors kept for each row."""
 
     table_fqn: str
     table_shape: tuple[int, int]
@@ -43,7 +43,7 @@ class ShardKey:
     col_offset: int
     num_rows: int
     columns: dict[str, tuple[str, int]] = field(hash=False)
-    """By name: dtype, and values a row, 0 for a single one."""
+    """By name: dtype, and number of values in a row, 0 for a one-dimensional column."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class ShardKey:
 
     @classmethod
     def of(cls, shard: TableShard) -> "ShardKey":
-        """Of a live shard."""
+        """The key of a live shard."""
         return cls(
             table_fqn=shard.table_fqn,
             table_shape=shard.table_shape,
@@ -67,12 +67,12 @@ class ShardKey:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "ShardKey":
-        """From a log."""
+        """The key that a log stores."""
         columns = {name: (dtype, width) for name, (dtype, width) in stored["columns"].items()}
         return cls(**stored | {"table_shape": tuple(stored["table_shape"]), "columns": columns})
 
     def empty(self, counters: Sequence[str]) -> TableShard:
-        """A shard of this kind to load into."""
+        """An uninitialised shard with this key, to load a save into."""
         columns = {
             name: torch.empty((self.num_rows, width)[: 2 if width else 1], dtype=getattr(torch, dtype))
             for name, (dtype, width) in self.columns.items()
@@ -90,7 +90,7 @@ class ShardKey:
 
 
 def row_digests(shard: TableShard) -> Digests:
-    """One for each row: weights and optimizer state."""
+    """A digest of each row's weights and optimizer state, uint64 `[num_rows]`."""
     shard.flush()
     total = np.zeros(shard.num_rows, np.uint64)
     for name, tensor in sorted(shard.columns.items()):
@@ -103,18 +103,18 @@ def row_digests(shard: TableShard) -> Digests:
 
 @cache
 def _factors(name: str, count: int) -> Digests:
-    """Odd, so that no change of a single word goes unseen."""
+    """Random odd factors: with these, a change of a single word always changes the digest."""
     random = np.random.default_rng(crc32(name.encode()))
     return random.integers(0, 2**63, count, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 class Writer:
-    """The log of one worker, from the step at which it begins.
+    """Appends to the log of one worker.
 
     Args:
         folder: of all logs.
-        step: that is done.
-        shards: that live here.
+        step: number of the last finished step.
+        shards: of this worker.
     """
 
     def __init__(self, folder: Path, step: int, shards: Sequence[TableShard]) -> None:
@@ -128,21 +128,21 @@ class Writer:
         self._write(ROWS, step, places, self._digests, json.dumps(head).encode() + b"\n")
 
     def batch(self, step: int, features: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
-        """The step that begins is to train on these ids, by the name of the feature, a table's last name."""
+        """Log the ids that the step will train on, by feature, which is the last part of its table's name."""
         names = sorted(features)
         numbers = [np.full(len(features[name]), crc32(name.encode()), np.uint32) for name in names]
         ids = [features[name].astype(np.uint64) for name in names]
         self._write(BATCH, step, np.concatenate(numbers), np.concatenate(ids))
 
     def rows(self, step: int) -> None:
-        """The step is finished."""
+        """Log the rows that a finished step has changed."""
         now = self._now()
         changed = np.flatnonzero(now != self._digests).astype(np.uint32)
         self._write(ROWS, step, changed, now[changed])
         self._digests = now
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         os.close(self._file)
 
     def _now(self) -> Digests:
@@ -163,7 +163,7 @@ class Log:
         self.shards: dict[str, ShardKey] = {}
         self._starts: dict[str, int] = {}
         self._records: list[tuple[int, int, int, int]] = []
-        """What, step, count, and where its arrays are."""
+        """Kind, step, count, and offset of the arrays."""
         if not path.stat().st_size:
             return
         with path.open("rb") as file:
@@ -181,26 +181,26 @@ class Log:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it begins."""
+        """Whether the log has its first record."""
         return bool(self._records)
 
     @cached_property
     def has_trained(self) -> bool:
-        """Whether it has a batch."""
+        """Whether the log has a batch."""
         return any(what == BATCH for what, _, _, _ in self._records)
 
     @property
     def begin(self) -> int:
-        """The step at which it begins."""
+        """The step at which the log begins."""
         return self._records[0][1]
 
     @cached_property
     def last(self) -> int:
-        """The last step that it has."""
+        """The last finished step in the log."""
         return max(step for what, step, _, _ in self._records if what == ROWS)
 
     def digests(self, name: str, step: int) -> Digests:
-        """Of the rows of a shard after a step from `begin` to `last`."""
+        """Digests of the rows of a shard after a step from `begin` to `last`."""
         found = np.zeros(self._num_rows, np.uint64)
         for what, at, count, offset in self._records:
             if what == ROWS and at <= step:
@@ -210,7 +210,7 @@ class Log:
         return found[start : start + self.shards[name].num_rows]
 
     def batch(self, step: int) -> dict[int, "np.ndarray[Any, Any]"]:
-        """Ids of the last batch in it, by the digest of the feature's name, if it was that step's."""
+        """Ids of the last batch, by the CRC of the feature's name; empty if it belongs to another step."""
         batches = [record for record in self._records if record[0] == BATCH]
         if not batches or batches[-1][1] != step:
             return {}
@@ -244,33 +244,33 @@ class History:
 
     @property
     def shards(self) -> dict[str, ShardKey]:
-        """All that ever lived somewhere."""
+        """Every shard in any log, by name."""
         return {name: key for log in self.logs for name, key in log.shards.items()}
 
     @property
     def last_steps(self) -> tuple[int, int]:
-        """The last step that all workers, and that some worker has finished; there must be logs."""
+        """The last step that all workers finished, and the last that any did; there must be logs."""
         lasts = [max(log.last for log in self._newest(name, None)) for name in self.shards]
         return min(lasts), max(lasts)
 
     def digests(self, name: str, step: int) -> Digests | None:
-        """Of the rows of a shard after a step, as the run was lately; None: nobody has written it down."""
+        """Digests of the rows of a shard after a step, by the newest logs; None if no log has that step."""
         found = [log for log in self._newest(name, step) if log.last >= step]
         return found[-1].digests(name, step) if found else None
 
     def batch(self, key: ShardKey, step: int) -> "np.ndarray[Any, Any]":
-        """Ids of a table in the batches of a step, if those who trained last have begun it last."""
+        """Ids of a table in the batches of a step, if it is the last one that the newest logs began."""
         feature = crc32(key.table_fqn.rpartition(".")[2].encode())
         parts = [ids for log in self._trained_last if (ids := log.batch(step).get(feature)) is not None]
         return np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
 
     @cached_property
     def _trained_last(self) -> list[Log]:
-        """For each shard the newest log with a batch: those who came after may have died before one."""
+        """For each shard the newest log with a batch: later workers may have died before their first."""
         newest = {name: log for log in self.logs if log.has_trained for name in log.shards}
         return list({id(log): log for log in newest.values()}.values())
 
     def _newest(self, name: str, step: int | None) -> list[Log]:
-        """Those that tell of a shard: more than one if workers that began together have copies of it."""
+        """The newest logs of a shard: several if workers that began together have copies of it."""
         found = [log for log in self.logs if name in log.shards and (step is None or log.begin <= step)]
         return [log for log in found if log.begin == found[-1].begin]

@@ -1,4 +1,4 @@
-"""`PartialRecovery` as the soak's workers have it: whatever it does is compared with what a witness knows."""
+"""`PartialRecovery` for the workers of the soak, with every recovery checked against independent logs."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from cpr.recovery.run.report import Recovery
 from cpr.session import PartialRecovery
 from cpr.shards import find_shards
 from experiments.recovery_soak.verdict import Claim, check_recovery
-from experiments.recovery_soak.witness import History, Writer
+from experiments.recovery_soak.witness import Hirecovered, Writer
 
 FOLDER: Final = "CPR_WITNESS"
 """Environment variable: where the logs are."""
 CHECKS: Final = "checks.jsonl"
-"""In that folder: a line for each worker and recovery."""
+"""File in that folder with a JSON line for each worker and recovery."""
 
 
 class WitnessedRecovery(PartialRecovery):
-    """Checks all rows after each recovery, and writes down what they are after each step."""
+    """Checks all rows after each recovery, and logs them after each step."""
 
     _writer: Writer | None = None
 
@@ -40,22 +40,22 @@ class WitnessedRecovery(PartialRecovery):
         initialize: Callable[[Checkpointer], object] | None = None,
     ) -> Recovery:
         """See `PartialRecovery.restore`."""
-        story = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
+        recovered = super().restore(model, optimizers, states, per_rank_states, before_save, initialize)
         folder = Path(os.environ[FOLDER])
         shards = find_shards(model, optimizers)
         claim = Claim(
-            kind=story.kind,
-            step=story.step,
-            save_step=story.save_step,
-            lost={origin.table_fqn: origin.lost for origin in story.sources},
+            kind=recovered.kind,
+            step=recovered.step,
+            save_step=recovered.save_step,
+            lost={origin.table_fqn: origin.lost for origin in recovered.sources},
         )
-        counts = check_recovery(History(folder), claim, shards)
+        counts = check_recovery(Hirecovered(folder), claim, shards)
         line = {
-            "generation": story.generation,
+            "generation": recovered.generation,
             "rank": self.worker_group.rank,
-            "kind": story.kind,
-            "step": story.step,
-            "save_step": story.save_step,
+            "kind": recovered.kind,
+            "step": recovered.step,
+            "save_step": recovered.save_step,
             **asdict(counts),
         }
         with (folder / CHECKS).open("a") as file:
@@ -71,10 +71,10 @@ class WitnessedRecovery(PartialRecovery):
                 )
 
         model.register_forward_pre_hook(note_batch)
-        return story
+        return recovered
 
     def step(self, samples: int) -> None:
-        """See `PartialRecovery.step`; it is written down before anybody may go on from it."""
+        """See `PartialRecovery.step`; the log is first, so that it has every step that is resumed from."""
         assert self._writer is not None
         self._writer.rows(self.steps_done + 1)
         super().step(samples)

@@ -1,18 +1,18 @@
-"""The trainer with a witness (`recovery_soak.witness`); started by torchrun, not by people.
+"""The trainer with independent logs (`recovery_soak.witness`), as torchrun starts it for the soak.
 
-It takes the trainer's command line. The folder of the witness's logs is named by `CPR_WITNESS`.
+It takes the trainer's command line. `CPR_WITNESS` names the folder of the logs.
 """
 
 from unittest.mock import patch
 
-from cpr import forkserver as standby
+from cpr import forkserver
 from dlrm import train
 from dlrm.launch.malloc import ask_for_huge_pages
 from dlrm.launch.process import leave
 
 
 def prepare() -> None:
-    """Import everything."""
+    """Import everything, once for all forks."""
     train.prepare()
     import experiments.recovery_soak.witnessed  # noqa: F401, PLC0415  # torch: not before it is needed
 
@@ -27,4 +27,4 @@ def work() -> int:
 
 if __name__ == "__main__":
     ask_for_huge_pages()
-    leave(standby.run(prepare, work))
+    leave(forkserver.run(prepare, work))

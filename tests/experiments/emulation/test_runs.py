@@ -12,7 +12,7 @@ from experiments.emulation import data as emulation_data
 from experiments.emulation import runs as emulation_runs
 from experiments.emulation.emulation import Run
 from experiments.emulation.runs import measure, measure_experiment
-from experiments.emulation.worker import Workload
+from experiments.emulation.worker import EmulatedWorkload
 from experiments.harness.launch import worker_environment
 
 
@@ -34,7 +34,7 @@ def emulated(monkeypatch):
 def workload(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset.json").write_text(DatasetManifest(features=(), parts=()).to_json())
-    return Workload(dataset=str(tmp_path / "data"), covering=0.9)
+    return EmulatedWorkload(dataset=str(tmp_path / "data"), covering=0.9)
 
 
 RUNS = [Run(scheme=scheme, seed=seed) for seed in (0, 1) for scheme in ("none", "mfu")]

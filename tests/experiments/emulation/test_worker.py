@@ -13,8 +13,8 @@ from dlrm.launch.device import Ranks
 from dlrm.training.data import prepare
 from experiments.emulation import worker as emulation_worker
 from experiments.emulation.data import Ids
-from experiments.emulation.emulation import NODES, Event, Run, events_of, rows_of_node
-from experiments.emulation.worker import Cluster, Workload, emulate
+from experiments.emulation.emulation import NODES, JobEvent, Run, events_of, rows_of_node
+from experiments.emulation.worker import EmulatedNodes, EmulatedWorkload, emulate
 from experiments.harness.training import Training
 
 pytestmark = pytest.mark.system
@@ -27,7 +27,7 @@ def workload(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     generate(SyntheticConfig(rows_per_day=STEPS * 256, days=2), folder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Workload(dataset=str(folder), batch_size=256, covering=0.9)
+    yield EmulatedWorkload(dataset=str(folder), batch_size=256, covering=0.9)
     dist.destroy_process_group()
 
 
@@ -46,7 +46,7 @@ def training(run, workload):
 @contextmanager
 def cluster(run, workload, tmp_path):
     with training(run, workload) as trained:
-        made = Cluster(run, trained, tmp_path / "checkpoint", workload, STEPS)
+        made = EmulatedNodes(run, trained, tmp_path / "checkpoint", workload, STEPS)
         try:
             yield made, trained
         finally:
@@ -69,11 +69,11 @@ def test_lost_rows_are_as_they_were_saved_and_others_as_they_are(workload, tmp_p
     run = Run(scheme="vanilla", seed=0, optimizer=optimizer)
     with cluster(run, workload, tmp_path) as (made, trained):
         trained.timed_steps(2)
-        made.play(Event(10.0))
+        made.play(JobEvent(10.0))
         saved = copies(made)
         trained.timed_steps(3)
         live = copies(made)
-        made.play(Event(20.0, nodes=(1, 6)))
+        made.play(JobEvent(20.0, nodes=(1, 6)))
         now = copies(made)
         for shard in made._checkpointer.shards:
             lost = torch.zeros(shard.num_rows, dtype=torch.bool)
@@ -98,13 +98,13 @@ def test_each_lost_row_has_its_own_last_saved_version(workload, tmp_path):
             trained.timed_steps(2)
             chosen = made._prioritizer.rows_to_save()
             made._prioritizer.take_back()
-            made.play(Event(float(number)))
+            made.play(JobEvent(float(number)))
             versions.append(copies(made))
             for name, rows in chosen.items():
                 newest[name][rows] = number
         trained.timed_steps(1)
         live = copies(made)
-        made.play(Event(30.0, nodes=(3,)))
+        made.play(JobEvent(30.0, nodes=(3,)))
         mixed = 0
         for shard in made._checkpointer.shards:
             lost = slice(*rows_of_node(3, shard.num_rows))
@@ -164,16 +164,16 @@ def test_a_node_that_fails_again_loses_no_sample_twice(workload, tmp_path):
     run = Run(scheme="vanilla", seed=0)
     with cluster(run, workload, tmp_path) as (made, trained):
         trained.timed_steps(4)
-        made.play(Event(28.0, nodes=(1,)))
-        made.play(Event(28.1, nodes=(1,)))
+        made.play(JobEvent(28.0, nodes=(1,)))
+        made.play(JobEvent(28.1, nodes=(1,)))
         assert made.pls == pytest.approx(0.5 / NODES)
-        made.play(Event(28.2, nodes=(2,)))
+        made.play(JobEvent(28.2, nodes=(2,)))
         assert made.pls == pytest.approx(1.0 / NODES)
         trained.timed_steps(1)
-        made.play(Event(35.0, nodes=(1,)))
+        made.play(JobEvent(35.0, nodes=(1,)))
         assert made.pls == pytest.approx((1.0 + 1 / 8) / NODES)
         trained.timed_steps(1)
-        made.play(Event(42.0, nodes=(1,)))
+        made.play(JobEvent(42.0, nodes=(1,)))
         assert made.pls == pytest.approx((1.0 + 2 / 8) / NODES)
 
 
@@ -200,9 +200,11 @@ def test_nothing_is_left_behind(workload, tmp_path, monkeypatch, has_memory):
     monkeypatch.setattr(emulation_worker, "MEMORY", memory)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     seen = []
-    play = Cluster.play
+    play = EmulatedNodes.play
     monkeypatch.setattr(
-        Cluster, "play", lambda *arguments: (play(*arguments), seen.extend(tmp_path.rglob("checkpoint")))
+        EmulatedNodes,
+        "play",
+        lambda *arguments: (play(*arguments), seen.extend(tmp_path.rglob("checkpoint"))),
     )
     emulate(Run(scheme="vanilla", seed=0), workload)
     assert {path.is_relative_to(memory) for path in seen} == {has_memory}

@@ -106,7 +106,7 @@ def test_memory_of_long_ago_is_wrong_as_a_whole(run):
     run.load(1)
     wrong, found = run.check("process", 1)
     assert wrong == [NUM_ROWS, NUM_ROWS]
-    assert found[0].problem == "goes on from step 1, and step 3 was finished"
+    assert found[0].problem == "continues from step 1, and step 3 was finished"
 
 
 def test_lost_rows_are_those_of_the_save_that_is_named(run):
