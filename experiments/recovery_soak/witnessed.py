@@ -17,7 +17,7 @@ from cpr.recovery.run.report import Recovery
 from cpr.session import PartialRecovery
 from cpr.shards import find_shards
 from experiments.recovery_soak.verdict import Claim, check_recovery
-from experiments.recovery_soak.witness import Hirecovered, Writer
+from experiments.recovery_soak.witness import History, Writer
 
 FOLDER: Final = "CPR_WITNESS"
 """Environment variable: where the logs are."""
@@ -49,7 +49,7 @@ class WitnessedRecovery(PartialRecovery):
             save_step=recovered.save_step,
             lost={origin.table_fqn: origin.lost for origin in recovered.sources},
         )
-        counts = check_recovery(Hirecovered(folder), claim, shards)
+        counts = check_recovery(History(folder), claim, shards)
         line = {
             "generation": recovered.generation,
             "rank": self.worker_group.rank,
