@@ -1,4 +1,4 @@
-"""Lookups that wait until there are enough of them for one sweep over a tracker's memory."""
+"""A log of lookups, which a tracker processes many passes at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -10,22 +10,22 @@ from cpr.priority.tracker import TrackedGroup
 from cpr.shards.lookups import Lookups, Spreads
 
 CAPACITY: Final = 2**20
-"""Numbers of 4 bytes: the ids of some twenty batches of 2048 samples with 26 ids."""
+"""Size in numbers of 4 bytes: the ids of some twenty batches of 2048 samples with 26 ids."""
 HEAD: Final = 2
-"""Numbers at the beginning of an entry: lookups of the pass, and the first of them that is kept."""
+"""Numbers at the start of an entry: lookups of the pass, and the first lookup that is kept."""
 
 
 class Backlog:
-    """A log of what forward passes looked up, for trackers whose tables are on the CPU.
+    """A log of the lookups of forward passes, for trackers whose tables are on the CPU.
 
-    A tracker's memory is in no cache when a training step comes to it: going through it for twenty passes at
-    once costs less than half of going through it twenty times. The log is made by `TrackedGroup.allocate`,
-    so that it outlives a worker together with the memory that it belongs to.
+    A tracker's memory is not cached during a training step: one sweep over it for twenty passes costs less
+    than half of twenty sweeps. The log is allocated by `TrackedGroup.allocate`, so that it survives a worker
+    together with the tracker's memory.
 
     Args:
-        group: what is tracked.
-        period: of the lookups of all passes in a row, one of so many is kept.
-        sweep: takes what some passes looked up, in their order.
+        group: the tracked group.
+        period: one of this many lookups is kept, counted over all passes.
+        sweep: processes the lookups of some passes, in their order.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class Backlog:
         self._sweep: Final = sweep
         self._spreads = Spreads()
         self._log: np.ndarray | None = None
-        if group.device.type == "cpu":  # a GPU has better to do than to copy, and does it all by itself
+        if group.device.type == "cpu":  # on a GPU each pass is processed at once, without copies
             memory = group.allocate(f"{group.name}-backlog", torch.int32, 1 + CAPACITY)
-            self._log = memory.numpy()  # PyTorch's own small copies cost several times as much
+            self._log = memory.numpy()  # NumPy's small copies are several times as fast as PyTorch's
 
     def see(self, lookups: Lookups, first: int = 0) -> None:
-        """Keep these lookups for later, or sweep now.
+        """Log lookups, or sweep now if the log is full or missing.
 
         Args:
             lookups: of a pass.
-            first: of them that is kept.
+            first: index of the first lookup that is kept.
         """
         ids, ends = lookups.ids[first :: self._period], lookups.ends
         size = HEAD + ends.numel() + ids.numel()
@@ -60,10 +60,10 @@ class Backlog:
         entry[0], entry[1] = lookups.ids.numel(), first
         entry[HEAD : HEAD + ends.numel()] = ends.numpy()
         entry[HEAD + ends.numel() :] = ids.numpy()
-        self._log[0] = used + size  # last: a worker may die at any time
+        self._log[0] = used + size  # written last, as the worker may die at any time
 
     def sweep(self) -> None:
-        """Bring the tracker up to date."""
+        """Process all logged lookups."""
         if self._log is None or not self._log[0]:
             return
         self._sweep(list(self._entries(self._log)))

@@ -1,31 +1,27 @@
-"""SCAR: the rows whose values are farthest from what is saved (Qiao et al., ICML 2019)."""
+"""SCAR: saves the rows whose values differ most from the saved ones (Qiao et al., ICML 2019)."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
-from cpr.priority.top import top_rows
-from cpr.priority.tracker import TrackedGroup
-from cpr.shards.lookups import Lookups
+from cpr.priority.tracker import TrackedGroup, Tracker, top_rows
 
 CHUNK_ELEMENTS: Final = 2**22
-"""Of a table, whose differences are in memory at a time."""
+"""Elements of a table whose differences are in memory at a time."""
 
 
-class ChangeTracker:
-    """Keeps a copy of the weights as they were saved, and compares: exact, as large as the tables (CPR-SCAR).
+class ChangeTracker(Tracker):
+    """Keeps a copy of the saved weights and compares exactly, in memory as large as the tables (CPR-SCAR).
 
-    A row's distance is the L2 norm of the change of its weights, computed in fp32; its optimizer state does
-    not count. In a rolling full save the copy is of the moment when it begins. While a row save is under way,
-    the rows that it took are held once more.
+    A row's distance is the L2 norm of the change of its weights, computed in fp32, without optimizer state.
+    The copy of a rolling full save is that of its start. During a row save, chosen rows are held twice.
     """
 
     sees_lookups: ClassVar[bool] = False
 
     def __init__(self, group: TrackedGroup) -> None:
-        self._tables: Final = group.tables
+        super().__init__(group)
         self._saved: Final = {
             number: group.allocate(
                 f"{group.name}-saved-{number}", table.shard.weights.dtype, table.shard.weights.numel()
@@ -33,61 +29,46 @@ class ChangeTracker:
             for number, table in enumerate(group.tables)
             if table.shard is not None and table.budget
         }
-        self._under_way: Final[dict[int, Tensor]] = {}
+        self._saving: Final[dict[int, Tensor]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Memory of the copies."""
         return sum(saved.nbytes for saved in self._saved.values())
 
-    def see(self, lookups: Lookups) -> None:
-        """The values tell."""
-
     def distances(self, table: int) -> Tensor:
-        """How far each row is from what is saved: fp32 `[num_rows]`."""
+        """Distance of each row from the saved one: fp32 `[num_rows]`."""
         live, saved = self._live(table), self._saved[table]
         found = torch.empty(saved.shape[0], device=saved.device)
-        for rows in _chunks(saved):
+        step = max(CHUNK_ELEMENTS // max(saved.shape[1], 1), 1)
+        for begin in range(0, saved.shape[0], step):
+            rows = slice(begin, begin + step)
             found[rows] = (live[rows].float() - saved[rows].float()).norm(dim=1)
         return found
 
     def choose(self, table: int) -> Tensor:
-        """The rows that have changed most; of rows at equal distances, the lowest."""
+        """The rows with the largest distances; ties go to the lowest rows."""
         rows = top_rows(self.distances(table), self._tables[table].budget)
-        self._under_way[table] = self._live(table)[rows]
+        self._saving[table] = self._live(table)[rows]
         return rows
 
     def confirm(self, table: int, rows: Tensor) -> None:
-        """What was copied when it was chosen is saved."""
-        self._saved[table][rows] = self._under_way.pop(table)
+        """See `Tracker.confirm`."""
+        self._saved[table][rows] = self._saving.pop(table)
 
     def take_back(self, table: int, rows: Tensor) -> None:
-        """What was saved before still is."""
-        del self._under_way[table]
+        """See `Tracker.take_back`."""
+        del self._saving[table]
 
     def forget(self, table: int, rows: Tensor | None) -> None:
-        """What is live is saved."""
+        """See `Tracker.forget`."""
         if rows is None:
             self._saved[table].copy_(self._live(table))
         else:
             self._saved[table][rows] = self._live(table)[rows]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: all is about single rows."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to go on from."""
 
     def _live(self, table: int) -> Tensor:
         shard = self._tables[table].shard
         assert shard is not None, "a table without rows has no budget"
         shard.flush()
         return shard.weights.detach()
-
-
-def _chunks(table: Tensor) -> Iterator[slice]:
-    num_rows, num_cols = table.shape
-    step = max(CHUNK_ELEMENTS // max(num_cols, 1), 1)
-    for begin in range(0, num_rows, step):
-        yield slice(begin, begin + step)

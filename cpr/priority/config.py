@@ -1,4 +1,4 @@
-"""What the user says about priority saving."""
+"""Configuration of priority saving."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -11,25 +11,25 @@ SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityConfig:
-    """Which rows a row save writes.
+    """Choice of the rows that a row save writes.
 
-    The defaults are the paper's (CPR, MLSys 2021) as far as they are known: the sampling period and the seven
-    largest of Criteo Kaggle's tables, from which `covering` follows, are recalled and were not checked.
+    The defaults are the paper's (CPR, MLSys 2021) as recalled: the sampling period and the seven largest of
+    Criteo Kaggle's tables, from which `covering` follows, were not checked.
     """
 
     scheme: Scheme = "mfu"
-    """What ranks the rows: `mfu` lookups since they were last saved, `ssu` a sampled, bounded list of those
-    looked up, `scar` how far their weights are from what is saved. To compare with: `random` rows, `mru`
-    those looked up last, all that were `touched` (no bound), `round_robin`, and `never` any."""
+    """Ranking of the rows: `mfu` by lookups since their last save, `ssu` a sampled, bounded list of looked-up
+    rows, `scar` by the change of their weights since their last save. For comparison: `random`, `mru` (looked
+    up last), `touched` (all that were looked up, without bound), `round_robin`, and `never`."""
     ratio: float = 0.125
-    """Share of a table's rows that a save writes at most, rounded up to a row; with `touched`, no bound."""
+    """Largest share of a table's rows in a save, rounded up to a row; `touched` has no bound."""
     sampling_period: int = 2
-    """Of `ssu`: every how manieth lookup is offered to the list."""
+    """For `ssu`: one of this many lookups is offered to the list."""
     covering: float = 0.995
-    """The fewest tables, largest first, that hold this share of all rows are prioritised; others are small,
-    and always saved whole, as are all without a fused optimizer (data-parallel ones)."""
+    """The largest tables that together hold this share of all rows are prioritised; the others are always
+    saved whole, as are tables without a fused optimizer (data-parallel ones)."""
     seed: int = 0
-    """Of `random`."""
+    """Seed of `random`."""
 
     def __post_init__(self) -> None:
         check_fields(self)

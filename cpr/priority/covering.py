@@ -1,4 +1,4 @@
-"""Which tables are not saved whole: rules that give the same answer on all ranks."""
+"""Choice of the prioritised tables, by rules with the same result on all ranks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from cpr.shards.groups import tables_prefix, walk
 
 
 def table_sizes(model: nn.Module) -> dict[str, int]:
-    """Rows of each table of a model, also of those that this rank holds nothing of, by `table_fqn`."""
+    """Number of rows of each table of a model by `table_fqn`, including tables without rows on this rank."""
     return {
         fqn: int(collection._table_name_to_config[name].num_embeddings)
         for fqn, name, collection in _tables(model)
@@ -19,10 +19,10 @@ def table_sizes(model: nn.Module) -> dict[str, int]:
 
 
 def fused_tables(model: nn.Module) -> frozenset[str]:
-    """The tables of which training changes no rows but those that it looks up, by `table_fqn`.
+    """Names (`table_fqn`) of the tables with a fused optimizer, which changes only looked-up rows.
 
-    Those of a fused optimizer. An ordinary one, which updates data-parallel tables and those of the compute
-    kernel `dense`, steps over the whole table: with momentum or weight decay it moves every row.
+    An ordinary optimizer, of data-parallel tables and of the compute kernel `dense`, steps over the whole
+    table: with momentum or weight decay it changes every row.
     """
     found = set()
     for fqn, name, collection in _tables(model):
@@ -34,10 +34,10 @@ def fused_tables(model: nn.Module) -> frozenset[str]:
 
 
 def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
-    """The fewest tables, largest first, that together hold at least the share `covering` of all rows.
+    """The largest tables that together hold at least the share `covering` of all rows.
 
     Args:
-        sizes: rows of each table; of equal ones, that with the first name counts as the largest.
+        sizes: rows of each table; ties go to the first name.
         covering: 0 to 1.
 
     >>> sorted(largest_tables({"users": 900, "items": 95, "days": 5}, 0.99))
@@ -54,7 +54,7 @@ def largest_tables(sizes: Mapping[str, int], covering: float) -> frozenset[str]:
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Each table's fully qualified and own name, and the sharded collection that has it."""
+    """Fully qualified and own name of each table, with its sharded collection."""
     for path, module in walk(model):
         prefix = tables_prefix(module)
         if prefix is not None:

@@ -1,4 +1,4 @@
-"""MFU: the most frequently used rows since they were last saved."""
+"""MFU: saves the most frequently used rows."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,20 +8,19 @@ import torch
 from torch import Tensor
 
 from cpr.priority.backlog import Backlog
-from cpr.priority.top import top_rows
-from cpr.priority.tracker import RowTracker, TrackedGroup
+from cpr.priority.tracker import RowTracker, TrackedGroup, top_rows
 from cpr.shards.lookups import Lookups
 
 DENSE: Final = 4
-"""Rows for each lookup up to which a table is gone through as a whole: that is quick, but for each row."""
+"""Rows per lookup up to which counting goes over the whole table, which is faster but costs time per row."""
 
 
 class FrequencyTracker(RowTracker):
-    """Counts each row's lookups since it was last saved, in 4 bytes a row (CPR-MFU).
+    """Counts each row's lookups since its last save, in 4 bytes a row (CPR-MFU).
 
-    Our choices, the paper's not being known: each lookup counts, so an id that a batch has five times counts
-    five times; of rows with equal counts the lowest are saved. A count reaches 2^31 - 1 at most: a row that
-    is looked up 2,000 times in every step gets there after a million steps in which it was never saved.
+    The paper leaves open, here: every lookup counts, so an id that a batch has five times counts five times;
+    ties go to the lowest rows. The limit of a count, 2^31 - 1, is reached by a row with 2,000 lookups in each
+    step after a million steps without a save.
 
     On the CPU lookups are counted some batches at a time (`Backlog`), table by table.
     """
@@ -33,15 +32,15 @@ class FrequencyTracker(RowTracker):
         for feature, table in enumerate(group.layout.feature_tables):
             self._features[table].append(feature)
         self._ones = torch.ones(0, dtype=self.dtype, device=group.device)
-        self._under_way: Final[dict[int, Tensor]] = {}
+        self._saving: Final[dict[int, Tensor]] = {}
         self._backlog: Final = Backlog(group, self._count)
 
     def see(self, lookups: Lookups) -> None:
-        """Count, now or before anybody asks."""
+        """Count the lookups, now or before the counts are read."""
         self._backlog.see(lookups)
 
     def values(self, table: int) -> Tensor:
-        """The counts of a table's rows, live: `[num_rows]`."""
+        """The live counts of a table's rows: `[num_rows]`."""
         self._backlog.sweep()
         return super().values(table)
 
@@ -49,21 +48,21 @@ class FrequencyTracker(RowTracker):
         """The rows with the highest counts."""
         values = self.values(table)
         rows = top_rows(values, self._tables[table].budget)
-        self._under_way[table] = values[rows]
+        self._saving[table] = values[rows]
         return rows
 
     def confirm(self, table: int, rows: Tensor) -> None:
-        """Only what was counted since is left."""
-        self.values(table)[rows] -= self._under_way.pop(table)
+        """Keep only counts since the choice."""
+        self.values(table)[rows] -= self._saving.pop(table)
 
     def take_back(self, table: int, rows: Tensor) -> None:
-        """The counts go on."""
-        del self._under_way[table]
+        """Keep all counts."""
+        del self._saving[table]
 
     def _count(self, passes: Sequence[Lookups]) -> None:
         if self._is_on_cpu:
             self._count_by_table(passes)
-        else:  # where one operation for all tables is best
+        else:  # on a GPU one operation for all tables is fastest
             for lookups in passes:
                 self._add_ones(self._values, lookups.rows)
 
@@ -79,7 +78,7 @@ class FrequencyTracker(RowTracker):
             found = np.concatenate(looked_up) if looked_up else np.empty(0, np.int64)
             counts = super().values(table)
             if found.size and counts.numel() <= DENSE * found.size:
-                # a third of a scatter's time a lookup, and something for each row
+                # a third of a scatter's time per lookup, and some time per row
                 new = np.bincount(found)
                 counts.numpy()[: new.size] += new.astype(np.int32)
             elif found.size:

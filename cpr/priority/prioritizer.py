@@ -1,53 +1,67 @@
-"""`Prioritizer`: what saving holds to know which rows to save."""
+"""`Prioritizer`: chooses the rows of row saves."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cpr.priority.config import PriorityConfig
+from cpr.priority.change import ChangeTracker
+from cpr.priority.config import PriorityConfig, Scheme
+from cpr.priority.controls import NoTracker, RandomTracker, RoundRobinTracker
 from cpr.priority.covering import fused_tables, largest_tables, table_sizes
-from cpr.priority.schemes import TRACKERS
+from cpr.priority.frequency import FrequencyTracker
+from cpr.priority.row_trackers import RecencyTracker, TouchedTracker
+from cpr.priority.subsampled import SubsampledTracker
 from cpr.priority.tracker import Allocate, TrackedGroup, TrackedTable, Tracker
 from cpr.shards import find_shards, table_groups
 from cpr.shards.groups import TableGroup
 from cpr.shards.lookups import LookupLayout, Lookups, watch_lookups
 from cpr.shards.shard import TableShard
 
+TRACKERS: Final[Mapping[Scheme, type[Tracker]]] = {
+    "mfu": FrequencyTracker,
+    "ssu": SubsampledTracker,
+    "scar": ChangeTracker,
+    "random": RandomTracker,
+    "mru": RecencyTracker,
+    "touched": TouchedTracker,
+    "round_robin": RoundRobinTracker,
+    "never": NoTracker,
+}
+
 
 @dataclass(frozen=True, eq=False)
-class _Place:
-    """Where the tracker of a prioritised shard is, and which table the shard is there."""
+class _TrackedShard:
+    """The tracker of a prioritised shard, and the shard's number in its group."""
 
     tracker: Tracker
     table: int
 
 
 class Prioritizer:
-    """Tracks training, and says which rows of this rank a row save should write.
+    """Tracks training, and chooses the rows of this rank that a row save writes.
 
-    A save goes like this, on all ranks alike::
+    A row save, on all ranks::
 
         save = checkpointer.save_rows(prioritizer.rows_to_save())
         ...  # later, when it is committed:
-        prioritizer.confirm()  # or take_back(), when it was skipped or has failed
+        prioritizer.confirm()  # or take_back(), if it was skipped or has failed
 
-    and a full one begins with `begin_full_save`. All calls are made by the thread that trains, between steps.
+    A full save starts with `begin_full_save`. Call all methods in the training thread, between steps.
 
     Args:
-        model: a `DistributedModelParallel`, or any module with sharded collections in it.
-        config: which rows.
-        optimizers: ordinary optimizers that update tables, as for `Checkpointer`.
-        shards: of the model, where they are at hand (`Checkpointer.shards`).
-        allocate: makes the trackers' tensors; None: zeros beside the tables. One that returns the memory that
-            an earlier worker with the same tables and config had by that name goes on where that one was.
+        model: a `DistributedModelParallel`, or any module with sharded collections in it. config: of priority
+        saving. optimizers: ordinary optimizers that update tables, as for `Checkpointer`. shards: of the
+        model, if known already (`Checkpointer.shards`). allocate: allocates the trackers' tensors; None:
+        zeros on the tables' device. With the surviving memory
+            of a dead worker with the same tables and config, its tracking continues.
 
     Raises:
-        ValueError: the model holds tables in a way that is not supported; the message says which.
+        ValueError: the model holds tables in an unsupported way.
     """
 
     def __init__(
@@ -64,56 +78,56 @@ class Prioritizer:
         }
         self._config = config
         self.prioritised = largest_tables(table_sizes(model), config.covering) & fused_tables(model)
-        """Names of the tables that are not saved whole; the same on all ranks."""
-        self._places: dict[str, _Place] = {}
+        """Names of the prioritised tables; the same on all ranks."""
+        self._tracked_shards: dict[str, _TrackedShard] = {}
         self._trackers: dict[str, Tracker] = {}
         self._tracked: dict[str, list[tuple[str, int, int]]] = {}
-        """What each tracker tracks: of each piece, the shard's name, its rows and the budget."""
+        """Tables of each tracker: for each piece, the shard's name, its rows and its budget."""
         watched: list[tuple[TableGroup, Tracker]] = []
         for number, group in enumerate(table_groups(model)):
             tracker = self._track(number, group, allocate)
             if tracker is not None and tracker.sees_lookups:
                 watched.append((group, tracker))
-        # says in the trackers' own memory, which may outlive this worker, that the rest of it counts
+        # allocated like the trackers' memory, which may survive this worker, to tell whether it is valid
         flag = (allocate or _zeros(torch.device("cpu")))(f"priority-{config.scheme}-complete", torch.int32, 1)
         self._complete = flag
-        self._under_way: Literal["rows", "full"] | None = None
+        self._running: Literal["rows", "full"] | None = None
         self._taken: dict[str, Tensor] = {}
         self._seen_by = [tracker for _, tracker in watched]
         self._hooks = watch_lookups([group for group, _ in watched], self._see)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the trackers know of all rows that have changed since they were saved.
+        """Whether the trackers know all rows that have changed since their last save; may differ by rank.
 
-        Where not, as in a new run, the next save must be a full one. It may differ by rank.
+        If not, as in a new run, the next save must be a full one.
         """
         return bool(self._complete.item())
 
     @property
     def tracker_bytes(self) -> int:
-        """Memory that the trackers keep for the rows of this rank (`Tracker.num_bytes`)."""
+        """Memory of the trackers for the rows of this rank (`Tracker.num_bytes`)."""
         return sum(tracker.num_bytes for tracker in self._trackers.values())
 
     def rows_to_save(self) -> dict[str, Tensor]:
-        """The rows that a row save should write now, for `Checkpointer.save_rows`.
+        """Start a row save: the rows to write now, for `Checkpointer.save_rows`.
 
-        Until `confirm` or `take_back` they are under way: further lookups count for the save after.
+        From now until `confirm` or `take_back` further lookups count for the next save.
 
         Returns:
-            Row ids of the table, int64 on the CPU, ascending, without duplicates, by name of the shard: of
-            prioritised tables those that the scheme chooses, of others all.
+            Row ids by name of the shard, int64 on the CPU, ascending, without duplicates: the chosen rows of
+            prioritised tables, all rows of the others.
 
         Raises:
-            ValueError: a save is under way, or a full one must come first.
+            ValueError: another save is running, or a full one must come first.
         """
         self._check_idle()
         if not self.is_complete:
             raise ValueError(
                 "a full save must come first: it is not known which rows have changed since the last one"
             )
-        self._taken = {name: place.tracker.choose(place.table) for name, place in self._places.items()}
-        self._under_way = "rows"
+        self._taken = {name: each.tracker.choose(each.table) for name, each in self._tracked_shards.items()}
+        self._running = "rows"
         return {
             name: self._taken[name].cpu() + shard.row_offset
             if name in self._taken
@@ -122,80 +136,80 @@ class Prioritizer:
         }
 
     def begin_full_save(self) -> None:
-        """A full save begins with the rows as they are now, or a little later where it is rolling.
+        """Start a full save, of the rows as they are now, or a little later if it is rolling.
 
-        Until `confirm` or `take_back` it is under way. When it fails, `is_complete` is False.
+        It runs until `confirm` or `take_back`. If it fails, `is_complete` is False.
 
         Raises:
-            ValueError: a save is under way.
+            ValueError: another save is running.
         """
-        self.doubt()  # first: whatever outlives a worker that dies half-way must not be believed
+        self.doubt()  # first, as memory that survives a worker's death below must count as invalid
         self._forget_rows()
-        self._under_way = "full"
+        self._running = "full"
 
     def confirm(self) -> None:
-        """The save that was under way is committed.
+        """End the running save: it is committed.
 
         Raises:
-            ValueError: none was.
+            ValueError: no save is running.
         """
         for name, rows in self._end_save().items():
-            place = self._places[name]
-            place.tracker.confirm(place.table, rows)
+            tracked = self._tracked_shards[name]
+            tracked.tracker.confirm(tracked.table, rows)
         self._complete.fill_(1)
 
     def take_back(self) -> None:
-        """The save that was under way was skipped or has failed: no row loses its priority by that.
+        """End the running save: it was skipped or has failed, and all rows keep their priority.
 
         Raises:
-            ValueError: none was.
+            ValueError: no save is running.
         """
         for name, rows in self._end_save().items():
-            place = self._places[name]
-            place.tracker.take_back(place.table, rows)
+            tracked = self._tracked_shards[name]
+            tracked.tracker.take_back(tracked.table, rows)
 
     def forget_all(self) -> None:
-        """All rows of this rank are as they are saved: they were just loaded.
+        """All rows of this rank equal the saved ones, as they were just loaded.
 
         Raises:
-            ValueError: a save is under way.
+            ValueError: a save is running.
         """
         self._check_idle()
         self._forget_rows()
         self._complete.fill_(1)
 
     def doubt(self) -> None:
-        """The trackers do not know of all rows that have changed: a full save must come next.
+        """The trackers may not know all changed rows: the next save must be a full one.
 
         Raises:
-            ValueError: a save is under way.
+            ValueError: a save is running.
         """
         self._check_idle()
         self._complete.zero_()
 
     def forget(self, shard_name: str, ranges: Sequence[tuple[int, int]] | None = None) -> None:
-        """Some rows are as they are saved: they were just set back to that.
+        """Some rows equal the saved ones, as they were just reset to them.
 
         Args:
             shard_name: `TableShard.name`.
-            ranges: row ids of the table, each from the first to before the last; None: the whole shard.
+            ranges: half-open ranges of row ids of the table; None: the whole shard.
 
         Raises:
-            ValueError: a save is under way, or this rank has no such shard or not these rows of it.
+            ValueError: a save is running, or this rank does not hold the shard or the rows.
         """
         self._check_idle()
         if shard_name not in self._shards:
             raise ValueError(f"this rank has no shard {shard_name!r}; it has {', '.join(self._shards)}")
         shard = self._shards[shard_name]
         rows = None if ranges is None else [_local_rows(shard, begin, end) for begin, end in ranges]
-        place = self._places.get(shard_name)
-        if place is not None and rows is None:
-            place.tracker.forget(place.table, None)
-        elif place is not None and rows:
-            place.tracker.forget(place.table, torch.unique(torch.cat(rows)))
+        tracked = self._tracked_shards.get(shard_name)
+        if tracked is not None and rows is None:
+            tracked.tracker.forget(tracked.table, None)
+        elif tracked is not None and rows:
+            tracked.tracker.forget(tracked.table, torch.unique(torch.cat(rows)))
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop tracking."""
         self._hooks.remove()
 
     def __enter__(self) -> Self:
@@ -206,7 +220,7 @@ class Prioritizer:
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What of the trackers is not about single rows; it differs by rank."""
+        """State of the trackers besides that of single rows; differs by rank."""
         return {
             "scheme": self._config.scheme,
             "tracked": dict(self._tracked),
@@ -214,7 +228,7 @@ class Prioritizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; trackers of another scheme or of tables laid out otherwise begin anew."""
+        """Restore `state_dict`; trackers with another scheme or other tables start over."""
         if state["scheme"] != self._config.scheme:
             return
         for name, tracker in self._trackers.items():
@@ -225,11 +239,13 @@ class Prioritizer:
         self._seen_by[number].see(lookups)
 
     def _track(self, number: int, group: TableGroup, allocate: Allocate | None) -> Tracker | None:
-        """The tracker of an FBGEMM module; None if it has no prioritised rows."""
+        """Make the tracker of an FBGEMM module; None without prioritised rows."""
         layout = LookupLayout.of(group)
         tables = [
             self._tracked_table(table, first)
-            for table, first in zip(group.tables, layout.first_rows, strict=False)  # one more: the end
+            for table, first in zip(
+                group.tables, layout.first_rows, strict=False
+            )  # first_rows also has the end
         ]
         if not any(table.budget for table in tables):
             return None
@@ -248,9 +264,9 @@ class Prioritizer:
             ("" if table.shard is None else table.shard.name, table.num_rows, table.budget)
             for table in tables
         ]
-        for place, table in enumerate(tables):
+        for number_in_group, table in enumerate(tables):
             if table.budget and table.shard is not None:
-                self._places[table.shard.name] = _Place(tracker, place)
+                self._tracked_shards[table.shard.name] = _TrackedShard(tracker, number_in_group)
         return tracker
 
     def _tracked_table(self, table: TableShard, first_row: int) -> TrackedTable:
@@ -264,17 +280,17 @@ class Prioritizer:
         )
 
     def _forget_rows(self) -> None:
-        for place in self._places.values():
-            place.tracker.forget(place.table, None)
+        for tracked in self._tracked_shards.values():
+            tracked.tracker.forget(tracked.table, None)
 
     def _check_idle(self) -> None:
-        if self._under_way is not None:
-            raise ValueError("a save is under way: confirm() it or take_back() what it took first")
+        if self._running is not None:
+            raise ValueError("a save is running: confirm() or take_back() it first")
 
     def _end_save(self) -> dict[str, Tensor]:
-        if self._under_way is None:
-            raise ValueError("no save is under way: rows_to_save() or begin_full_save() comes first")
-        self._under_way, taken, self._taken = None, self._taken, {}
+        if self._running is None:
+            raise ValueError("no save is running: rows_to_save() or begin_full_save() comes first")
+        self._running, taken, self._taken = None, self._taken, {}
         return taken
 
 

@@ -1,14 +1,14 @@
-"""SSU: a bounded list of sub-sampled used rows."""
+"""SSU: saves the rows in a bounded list of sub-sampled lookups."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from cpr.priority.backlog import Backlog
-from cpr.priority.tracker import TrackedGroup
+from cpr.priority.tracker import TrackedGroup, Tracker
 from cpr.shards.lookups import Lookups
 
 FIRST_FACTOR: Final = 0x9E3779B1 - 2**32
@@ -16,26 +16,22 @@ SECOND_FACTOR: Final = 0x85EBCA6B - 2**32
 HASH_BITS: Final = 31
 
 
-class SubsampledTracker:
-    """Keeps for each table at most as many row ids as a save may write, of 4 bytes each (CPR-SSU).
+class SubsampledTracker(Tracker):
+    """Keeps a list of at most `budget` row ids for each table, in 4 bytes an id (CPR-SSU).
 
-    Every `sampling_period`-th lookup of the module, in FBGEMM's order and counted on from batch to batch, is
-    offered to the list of its table. A list holds no id twice. Which id makes room in a full one is not
-    certain in what is known of the paper; here it is the one in the newcomer's place.
+    Every `sampling_period`-th lookup of the module, in FBGEMM's order and over batches, is offered to the
+    list of its table. The paper leaves open which id a new one replaces; here each id has one slot, as in a
+    hash table without collision handling, and the last id of a slot stays. So an offer needs no sort and no
+    search, only one scatter for all tables. In return ids are displaced before the list is full: as many
+    different ids as slots fill 63 % of the slots, three times as many 95 %. Frequent ids return soon. If two
+    ids of one pass have the same slot, one of them stays (on a GPU, any).
 
-    For a list is a hash table in which each id has one place, and whoever comes last has it: offering needs
-    no sort, no search and no look at what is there, only one scatter for all tables. The price is that ids
-    are displaced before the list is full: as many different ids as there are places take 63 % of them, three
-    times as many take 95 %. Frequent ids come back soon after they were displaced. Where two newcomers of one
-    pass have the same place, one of them gets it (on a GPU, whichever).
-
-    A place holds the row + 1; negative: a save that is under way took it, and it was not offered since. If
-    that save fails, ids that were displaced meanwhile are gone.
+    A slot holds the row + 1; negative: a running save has taken the row, which was not offered since. If that
+    save fails, ids displaced in the meantime are lost.
     """
 
-    sees_lookups: ClassVar[bool] = True
-
     def __init__(self, group: TrackedGroup) -> None:
+        super().__init__(group)
         self._period: Final = group.config.sampling_period
         budgets = [table.budget for table in group.tables]
         firsts = list(accumulate(budgets, initial=0))
@@ -44,7 +40,7 @@ class SubsampledTracker:
         self._lists: Final = [
             self._slots[first : first + budget] for first, budget in zip(firsts, budgets, strict=True)
         ]
-        # tables that are not prioritised share the one place at the end, which nobody reads
+        # tables that are not prioritised share the last slot, which is never read
         ranges = [
             (first, budget) if budget else (num_slots, 1)
             for first, budget in zip(firsts, budgets, strict=True)
@@ -60,7 +56,7 @@ class SubsampledTracker:
         return self._slots.nbytes
 
     def see(self, lookups: Lookups) -> None:
-        """Offer every so manieth lookup to its list, now or before anybody asks for it."""
+        """Offer sampled lookups to the lists, now or before the lists are read."""
         self._backlog.see(lookups, self._phase)
         self._phase = (self._phase - lookups.ids.numel()) % self._period
 
@@ -71,15 +67,15 @@ class SubsampledTracker:
         return slots[slots != 0].neg_().sub_(1).to(torch.int64).sort().values
 
     def confirm(self, table: int, rows: Tensor) -> None:
-        """Ids that were not offered since go."""
+        """Remove the saved ids, unless they were offered since."""
         self._list(table).clamp_(min=0)
 
     def take_back(self, table: int, rows: Tensor) -> None:
-        """Ids that were not displaced stay."""
+        """Keep the ids, unless they were displaced."""
         self._list(table).abs_()
 
     def forget(self, table: int, rows: Tensor | None) -> None:
-        """These ids go."""
+        """Remove these ids."""
         slots = self._list(table)
         if rows is None:
             slots.zero_()
@@ -87,11 +83,11 @@ class SubsampledTracker:
             slots[torch.isin(slots, (rows + 1).to(torch.int32))] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next sample is."""
+        """Position of the next sample."""
         return {"phase": self._phase}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """See `Tracker.load_state_dict`."""
         self._phase = int(state["phase"])
 
     def _list(self, table: int) -> Tensor:
@@ -101,12 +97,12 @@ class SubsampledTracker:
     def _offer(self, samples: Sequence[Lookups]) -> None:
         for sample in samples:
             ids = sample.ids.to(torch.int32)
-            places = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
-            self._slots.scatter_(0, places.add_(sample.expand(self._first)), ids + 1)
+            slots = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
+            self._slots.scatter_(0, slots.add_(sample.expand(self._first)), ids + 1)
 
 
 def _hash(ids: Tensor) -> Tensor:
-    """Numbers of `HASH_BITS` bits, int64, that look random; `ids` int32."""
+    """Pseudo-random numbers of `HASH_BITS` bits, int64, from int32 ids."""
     mixed = ids * FIRST_FACTOR
     mixed ^= mixed >> 15
     mixed *= SECOND_FACTOR

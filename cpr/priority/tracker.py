@@ -1,8 +1,8 @@
-"""What a scheme of priority has to do, and what it works on."""
+"""Base classes of trackers, which choose the rows that a row save writes, and the tables they track."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from cpr.shards.lookups import LookupLayout, Lookups
 from cpr.shards.shard import TableShard
 
 Allocate = Callable[[str, torch.dtype, int], Tensor]
-"""Makes a tracker's tensor `[numel]`: zeros, or what a tensor of this name holds that outlived its worker."""
+"""Allocates a tracker's tensor `[numel]` by name: zeros, or the surviving tensor of a dead worker."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -25,96 +25,91 @@ class TrackedTable:
     """In the module's joint row space."""
     num_rows: int
     budget: int
-    """Rows that a save writes at most; 0: the table is not prioritised."""
+    """Largest number of rows in a save; 0: the table is not prioritised."""
 
     @property
     def joint_rows(self) -> slice:
-        """Where the table's rows are in the joint row space."""
+        """The table's rows in the joint row space."""
         return slice(self.first_row, self.first_row + self.num_rows)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrackedGroup:
-    """An FBGEMM module, which is what a tracker tracks: its tables stacked into one joint row space.
+    """An FBGEMM module with its tables stacked into one joint row space.
 
-    So one pass over all that it looks up is enough, however many tables it has.
+    A tracker tracks one group, so that one pass over all lookups is enough, however many tables there are.
     """
 
     tables: Sequence[TrackedTable]
     layout: LookupLayout
     name: str
-    """Of the group among those of the model."""
+    """Unique among the groups of the model."""
     config: PriorityConfig
     allocate: Allocate
 
     @property
     def device(self) -> torch.device:
-        """Where the tables are."""
+        """Device of the tables."""
         return self.layout.device
 
     @property
     def num_rows(self) -> int:
-        """Joint rows."""
+        """Number of joint rows."""
         return self.layout.first_rows[-1]
 
 
-class Tracker(Protocol):
-    """Says which rows of the tables of one FBGEMM module deserve saving.
+class Tracker:
+    """Chooses which rows of the tables of one FBGEMM module a row save writes.
 
-    Tables are named by their number in the module. Rows are those of the piece that is there, from 0: int64
-    on the table's device, ascending, without duplicates.
+    Tables are given by their number in the module. Rows are those of the piece in it, from 0: int64 on the
+    table's device, ascending, without duplicates.
 
-    A save takes its time, and may fail, or its worker may die meanwhile. So what it takes is marked as under
-    way, and given up only when it is confirmed; whatever is looked up in between counts for the next save.
+    A save takes time, may fail, and its worker may die. So chosen rows are only marked as being saved, and
+    dropped once the save is confirmed; lookups in the meantime count for the next save.
     """
 
-    sees_lookups: ClassVar[bool]
-    """Whether `see` is to be called; the tables of others need not be watched."""
-
-    def __init__(self, group: TrackedGroup) -> None: ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it keeps for the tables' rows, without a `Backlog`, which is of one size for all."""
-        ...
-
-    def see(self, lookups: Lookups) -> None:
-        """Training looks these up, and so changes them."""
-        ...
-
-    def choose(self, table: int) -> Tensor:
-        """The rows to save now, as many as the table's budget allows."""
-        ...
-
-    def confirm(self, table: int, rows: Tensor) -> None:
-        """What was chosen is saved as it was then."""
-        ...
-
-    def take_back(self, table: int, rows: Tensor) -> None:
-        """What was chosen is not saved: it counts as if it had not been chosen."""
-        ...
-
-    def forget(self, table: int, rows: Tensor | None) -> None:
-        """These rows (None: all) are now as they are saved; no save is under way."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is not about single rows and goes on after a restart, such as a cursor; equal keys always."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        ...
-
-
-class RowTracker:
-    """A tracker with one number for each joint row; 0: there is nothing to save."""
-
     sees_lookups: ClassVar[bool] = True
-    dtype: ClassVar[torch.dtype] = torch.int32
+    """Whether `see` is to be called."""
 
     def __init__(self, group: TrackedGroup) -> None:
         self._tables: Final = group.tables
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for the tables' rows, without a `Backlog`, whose size is constant."""
+        return 0
+
+    def see(self, lookups: Lookups) -> None:
+        """Note lookups of training, which change rows."""
+
+    def choose(self, table: int) -> Tensor:
+        """The rows to save now, within the table's budget."""
+        raise NotImplementedError
+
+    def confirm(self, table: int, rows: Tensor) -> None:
+        """The chosen rows are saved as they were then."""
+
+    def take_back(self, table: int, rows: Tensor) -> None:
+        """The chosen rows are not saved: they count as if not chosen."""
+
+    def forget(self, table: int, rows: Tensor | None) -> None:
+        """These rows (None: all) equal the saved ones now; no save is running."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that does not belong to single rows and survives a restart, with constant keys."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of `state_dict`."""
+
+
+class RowTracker(Tracker):
+    """A tracker with one number for each joint row; 0: nothing to save."""
+
+    dtype: ClassVar[torch.dtype] = torch.int32
+
+    def __init__(self, group: TrackedGroup) -> None:
+        super().__init__(group)
         self._values: Final = group.allocate(f"{group.name}-rows", self.dtype, group.num_rows)
 
     @property
@@ -123,23 +118,35 @@ class RowTracker:
         return self._values.nbytes
 
     def values(self, table: int) -> Tensor:
-        """The numbers of a table's rows, live: `[num_rows]`."""
+        """The live numbers of a table's rows: `[num_rows]`."""
         return self._values[self._tables[table].joint_rows]
 
-    def take_back(self, table: int, rows: Tensor) -> None:
-        """Nothing was given up yet."""
-
     def forget(self, table: int, rows: Tensor | None) -> None:
-        """There is nothing to save of these rows."""
+        """See `Tracker.forget`."""
         values = self.values(table)
         if rows is None:
             values.zero_()
         else:
             values[rows] = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: all is about single rows."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to go on from."""
+def top_rows(values: Tensor, budget: int) -> Tensor:
+    """The at most `budget` rows with the highest positive values, in O(N); ties go to the lowest rows.
+
+    Args:
+        values: `[num_rows]`; rows at 0 have nothing to save and are never chosen.
+        budget: at least 1.
+
+    Returns:
+        Ascending rows, int64 `[n]` with `n <= budget`, on the device of `values`.
+    """
+    rows = torch.nonzero(values > 0).view(-1)
+    num = rows.numel()
+    if num <= budget:
+        return rows
+    found = values[rows]
+    threshold = found.kthvalue(num - budget + 1).values
+    is_above = found > threshold
+    at_threshold = torch.nonzero(found == threshold).view(-1)
+    is_above[at_threshold[: budget - int(is_above.sum())]] = True
+    return rows[is_above]

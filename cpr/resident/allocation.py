@@ -42,7 +42,7 @@ RESETS: Final = {
     "embedding_bag": (f"{COLLECTIONS}bag", "ShardedEmbeddingBagCollection", "reset_parameters"),
 }
 """Methods that fill tables a second time, by how their collection's attributes begin."""
-COLUMNS: Final = ("cpr.shards.columns", "RowColumns", "allocate")
+COLUMNS: Final = ("cpr.shards.row_columns", "RowColumns", "allocate")
 """Makes the memory of what is added to the rows of a table."""
 
 

@@ -1,4 +1,4 @@
-"""All of a model that is no table: what every rank holds a copy of."""
+"""Dense tensors of a model: all parameters and buffers outside of tables, replicated on every rank."""
 
 from torch import Tensor, nn
 
@@ -6,10 +6,10 @@ from cpr.shards.groups import tables_prefix, walk
 
 
 def dense_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Live parameters and persistent buffers outside all sharded tables, by their name in `state_dict()`.
+    """Live parameters and persistent buffers outside of sharded tables, by their name in `state_dict()`.
 
-    They share memory with the model and need no `no_grad` to be written. A tensor that is used in
-    several places of one module appears under each name.
+    The tensors share memory with the model and can be written without `no_grad`. A tensor with several names
+    in one module appears under each.
 
     Args:
         model: a `DistributedModelParallel`, or any module.

@@ -1,18 +1,19 @@
-"""Where TorchRec keeps tables: a walk through a model that ends at its FBGEMM modules.
+"""Traversal of a TorchRec model down to the FBGEMM modules that hold its tables.
 
 TorchRec's sharded collections hide their lookups from `modules()`, and wrap those of data-parallel tables
-in a `DistributedDataParallel`. All knowledge of that, and of how tables are named, is here.
+in a `DistributedDataParallel`. All knowledge of this structure and of the names of tables is here.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     DenseTableBatchedEmbeddingBagsCodegen,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import ShardedEmbeddingTable
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -30,20 +31,38 @@ COLLECTIONS: Final[dict[type[nn.Module], str]] = {
     ShardedEmbeddingBagCollection: "embedding_bags",
     ShardedEmbeddingCollection: "embeddings",
 }
-"""Modules that hold tables, and the name under which their `state_dict` lists them."""
+"""Modules that hold tables, with the prefix of tables in their `state_dict`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableGroup:
-    """One FBGEMM module (a "table batched embedding") and what lies in it."""
+    """One FBGEMM module (a "table batched embedding") with its tables."""
 
     emb_module: Any
     tables: tuple[TableShard, ...]
-    """In the order of `emb_module.split_embedding_weights()`; `cpr.shards.discovery` adds optimizer state."""
+    """In the order of `emb_module.split_embedding_weights()`, without optimizer state (see `find_shards`)."""
+
+
+class Hooks:
+    """Hooks in a model, removed by `remove` or at the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self.handles: list[RemovableHandle] = []
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        while self.handles:
+            self.handles.pop().remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their path in `model.state_dict()`, each module once."""
+    """All modules of a model with their path in `model.state_dict()`, each module once."""
     return _walk(model, "", set())
 
 
@@ -64,7 +83,7 @@ def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, n
 
 
 def tables_prefix(module: nn.Module) -> str | None:
-    """The name under which a sharded collection lists its tables; None for any other module."""
+    """Prefix of tables in the `state_dict` of a sharded collection; None for other modules."""
     return next((prefix for kind, prefix in COLLECTIONS.items() if isinstance(module, kind)), None)
 
 
@@ -75,7 +94,7 @@ def table_groups(model: nn.Module) -> Iterator[TableGroup]:
         model: a `DistributedModelParallel`, or any module with sharded collections in it.
 
     Raises:
-        ValueError: the model holds tables in a way that is not supported; the message says which.
+        ValueError: the model holds tables in an unsupported way.
     """
     for path, module in walk(model):
         if isinstance(module, ShardedManagedCollisionCollection):

@@ -1,32 +1,31 @@
-"""Being told which table rows training looks up: what trackers of priority count (`cpr.priority`).
+"""Observation of the table rows that training looks up, for the trackers of `cpr.priority`.
 
-A shard's worker gets, after the input exchange, exactly the ids that it looks up itself, whatever the
-sharding kind. They pass here on their way: each forward pass of an FBGEMM module leaves them as `Lookups`.
+After the input exchange, a worker has exactly the ids that it looks up in its shards, for all sharding types.
+A hook on each FBGEMM module passes them on as `Lookups`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from cpr.shards.groups import TableGroup
+from cpr.shards.groups import Hooks, TableGroup
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LookupLayout:
-    """How the tables of an FBGEMM module lie in its joint row space: one after the other."""
+    """Joint row space of an FBGEMM module, which concatenates its tables."""
 
     table_rows: tuple[int, ...]
-    """Rows of each table."""
+    """Number of rows of each table."""
     feature_tables: tuple[int, ...]
-    """Table of each feature; several features may share one."""
+    """Table of each feature; several features may share a table."""
     device: torch.device
-    """Where ids arrive."""
+    """Device of the ids."""
 
     @classmethod
     def of(cls, group: TableGroup) -> Self:
@@ -38,41 +37,41 @@ class LookupLayout:
 
     @cached_property
     def first_rows(self) -> tuple[int, ...]:
-        """Joint row of each table's first row, and at last the number of joint rows."""
+        """Joint row of each table's first row, and the number of joint rows."""
         return tuple(accumulate(self.table_rows, initial=0))
 
     @cached_property
     def first_row_of_features(self) -> Tensor:
-        """Int64 `[F]`."""
+        """Joint row of the first row of each feature's table: int64 `[F]`."""
         return self.by_feature(self.first_rows)
 
     def by_feature(self, of_tables: Sequence[int]) -> Tensor:
-        """A number of each table as that of each feature: int64 `[F]`."""
+        """Map a number per table to a number per feature: int64 `[F]`."""
         return torch.tensor([of_tables[table] for table in self.feature_tables], device=self.device)
 
 
 class Spread:
-    """How the lookups of a pass are spread over the features. What was made of it once is kept.
+    """Distribution of the lookups of a pass over the features, with cached results.
 
     Args:
         ends: feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`.
-        num_lookups: the last of them.
+        num_lookups: the last of `ends`.
     """
 
     def __init__(self, ends: Tensor, num_lookups: int) -> None:
         self.ends = ends
         self._num_lookups = num_lookups
-        self._expanded: dict[Tensor, Tensor] = {}  # by the tensor itself, not by what is in it
+        self._expanded: dict[Tensor, Tensor] = {}  # by identity of the tensor
         self._samples: dict[tuple[int, int], Spread] = {}
 
     def expand(self, of_features: Tensor) -> Tensor:
-        """A number of each feature, `[F]`, as that of each lookup, `[N]`; neither is to be changed."""
+        """Map a number per feature, `[F]`, to a number per lookup, `[N]`; do not modify either."""
         if of_features not in self._expanded:
             self._expanded[of_features] = self._expand(of_features)
         return self._expanded[of_features]
 
     def every(self, period: int, first: int) -> "Spread":
-        """Of the lookups `first`, `first + period`, ... alone."""
+        """Spread of the lookups `first`, `first + period`, ... only."""
         if (period, first) not in self._samples:
             ends = (self.ends + (period - 1 - first)).div(period, rounding_mode="floor").clamp_(min=0)
             num = len(range(first, self._num_lookups, period))
@@ -80,29 +79,29 @@ class Spread:
         return self._samples[period, first]
 
     def lookups(self, layout: LookupLayout, ids: Tensor) -> "Lookups":
-        """Lookups of these ids that are spread like this."""
+        """Lookups of ids with this spread."""
         return Lookups(layout=layout, ids=ids, ends=self.ends, spreads=Spreads(self))
 
     def _expand(self, of_features: Tensor) -> Tensor:
         nums = self.ends.diff()
-        if of_features.device.type == "cpu":  # where repeat_interleave wakes all threads for however little
+        if of_features.device.type == "cpu":  # repeat_interleave would wake all threads
             return torch.cat([one.expand(num) for one, num in zip(of_features, nums.tolist(), strict=True)])
-        # the size is given, or the GPU would be waited for
+        # a given size avoids waiting for the GPU
         return of_features.repeat_interleave(nums, output_size=self._num_lookups)
 
 
 class Spreads:
-    """Spreads of passes. Batches of one id a feature are all spread alike: the last one is kept.
+    """Cache of the last spread, as batches with one id per feature all have the same spread.
 
     Args:
-        last: of the pass before, if there is one.
+        last: spread of the previous pass, if there is one.
     """
 
     def __init__(self, last: Spread | None = None) -> None:
         self._last = last
 
     def of(self, ends: Tensor, num_lookups: int) -> Spread:
-        """The spread of these ends; other tensors are not compared on a GPU, which would be waited for."""
+        """The spread of `ends`; on a GPU compared by identity only, to avoid waiting."""
         last = self._last
         if last is not None and (last.ends is ends or (ends.is_cpu and torch.equal(last.ends, ends))):
             return last
@@ -112,99 +111,83 @@ class Spreads:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lookups:
-    """What one forward pass of an FBGEMM module looks up, in its order: feature by feature."""
+    """Lookups of one forward pass of an FBGEMM module, feature by feature."""
 
     layout: LookupLayout
     ids: Tensor
-    """Rows within their tables (this rank's pieces of them), int64 `[N]`, one for each lookup: an id that
-    comes several times is there several times."""
+    """Rows in this rank's pieces of the tables, int64 `[N]`, one for each lookup, with repetitions."""
     ends: Tensor
-    """Feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`, not to be kept."""
+    """Feature `f` has the lookups `ends[f]` to before `ends[f + 1]`; int64 `[F + 1]`, valid only during the
+    pass."""
     spreads: Spreads = field(default_factory=Spreads)
-    """Keep what was made of the ends of the pass before."""
+    """Cache over passes."""
 
     @cached_property
     def spread(self) -> Spread:
-        """Over features."""
+        """Spread over features."""
         return self.spreads.of(self.ends, self.ids.numel())
 
     @property
     def rows(self) -> Tensor:
-        """Joint rows of the module (`LookupLayout`), int64 `[N]`."""
+        """Joint rows (`LookupLayout`), int64 `[N]`."""
         return self.ids + self.expand(self.layout.first_row_of_features)
 
     def expand(self, of_features: Tensor) -> Tensor:
-        """A number of each feature, `[F]`, as that of each lookup, `[N]`."""
+        """See `Spread.expand`."""
         return self.spread.expand(of_features)
 
     def every(self, period: int, first: int) -> "Lookups":
-        """Only lookups `first`, `first + period`, ... of these."""
+        """The lookups `first`, `first + period`, ... only."""
         return self.spread.every(period, first).lookups(self.layout, self.ids[first::period])
 
 
-class LookupHooks:
-    """What `watch_lookups` has hooked into a model."""
+def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups], object]) -> Hooks:
+    """Call `callback` with the lookups of each training forward pass in the rows of this rank.
 
-    def __init__(self) -> None:
-        self._handles: list[RemovableHandle] = []
-
-    def remove(self) -> None:
-        """Call no more."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def __enter__(self) -> Self:
-        """The hooks, removed at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
-
-    def hook_module(self, group: TableGroup, callback: Callable[[Lookups], object]) -> None:
-        """Hook into an FBGEMM module."""
-        layout = LookupLayout.of(group)
-        spreads = Spreads()
-
-        def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            if not (tbe.training and torch.is_grad_enabled()):
-                return
-            given = dict(zip(("indices", "offsets"), args, strict=False)) | named
-            ids = given["indices"].to(torch.int64)
-            callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
-
-        self._handles.append(group.emb_module.register_forward_hook(after_forward, with_kwargs=True))
-
-
-def watch_lookups(groups: Sequence[TableGroup], callback: Callable[[int, Lookups], object]) -> LookupHooks:
-    """Have `callback` called with what each forward pass of training looks up in the rows of this rank.
-
-    It is called once for each FBGEMM module and pass, in the thread that trains, after FBGEMM's own check has
-    put ids in bounds and before any row changes. Evaluation (`eval()` or without gradients) does not call it.
-    On a GPU nothing is waited for.
+    The callback runs once for each FBGEMM module and pass, in the training thread, after FBGEMM's own check
+    has put ids in bounds and before any row changes; not in evaluation (`eval()` or without gradients). It
+    never waits for a GPU.
 
     Args:
-        groups: to watch, of `table_groups`. Their `forward` may be replaced, before or later.
-        callback: gets the number of the group among `groups`, and what was looked up. Quick, for it runs in
+        groups: from `table_groups`. Their `forward` may be replaced, before or later.
+        callback: receives the number of the group in `groups`, and the lookups. Must be fast, as it runs in
             every step.
+
+    Returns:
+        The hooks, to be removed.
     """
-    hooks = LookupHooks()
+    hooks = Hooks()
     for number, group in enumerate(groups):
-        hooks.hook_module(group, lambda lookups, number=number: callback(number, lookups))  # type: ignore[misc]
+        hook = _lookup_hook(LookupLayout.of(group), partial(callback, number))
+        hooks.handles.append(group.emb_module.register_forward_hook(hook, with_kwargs=True))
     return hooks
 
 
+def _lookup_hook(layout: LookupLayout, callback: Callable[[Lookups], object]) -> Callable[..., None]:
+    spreads = Spreads()
+
+    def after_forward(tbe: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if not (tbe.training and torch.is_grad_enabled()):
+            return
+        given = dict(zip(("indices", "offsets"), args, strict=False)) | named
+        ids = given["indices"].to(torch.int64)
+        callback(Lookups(layout=layout, ids=ids, ends=feature_ends(layout, given), spreads=spreads))
+
+    return after_forward
+
+
 def _feature_tables(tbe: Any, rows: Sequence[int]) -> tuple[int, ...]:
-    """Table of each feature; modules of unfused tables keep no list, but where each feature's rows begin."""
+    """Table of each feature; modules of unfused tables have only the first row of each feature."""
     if hasattr(tbe, "feature_table_map"):
         return tuple(tbe.feature_table_map)
     starts = tbe.hash_size_cumsum[:-1].tolist()
-    # of tables that begin at the same row, all but the last are empty, and nothing is looked up in them
+    # among tables with the same first row, all but the last are empty and have no lookups
     table_at = {first: table for table, first in enumerate(accumulate(rows[:-1], initial=0))}
     return tuple(table_at[first] for first in starts)
 
 
 def feature_ends(layout: LookupLayout, given: Mapping[str, Any]) -> Tensor:
-    """Where the lookups of each feature end, from the arguments of an FBGEMM module: int64 `[F + 1]`."""
+    """Ends of the lookups of each feature, from the arguments of an FBGEMM module: int64 `[F + 1]`."""
     offsets: Tensor = given["offsets"].to(torch.int64)
     sizes = given.get("batch_size_per_feature_per_rank")
     num_features, num_bags = len(layout.feature_tables), offsets.numel() - 1

@@ -1,8 +1,8 @@
-"""The optimizer state of tables that an ordinary optimizer updates, found by the memory they share.
+"""Optimizer state of tables with an ordinary optimizer, found by shared memory.
 
 TorchRec leaves the update of data-parallel tables to the user. Their parameter may be the table itself,
-FBGEMM's flat parameter with many tables in it, or a tall view over neighbours of one width: whatever it
-is, its memory contains the table's, which is what is looked for.
+FBGEMM's flat parameter with many tables, or a tall view over neighbours of one width: in all cases its memory
+contains the table's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 COUNTER_NAMES: Final = {"step": "iter"}
-"""FBGEMM's names, by PyTorch's: a table keeps its count of steps when it becomes, or ceases to be, fused."""
+"""FBGEMM's names by PyTorch's, so that the count of steps is kept if a table becomes fused or unfused."""
 
 
 class LookedUp(Mapping[str, Tensor]):
-    """A mapping that is made anew whenever it is read: optimizers replace their tensors when they load."""
+    """A mapping that is computed at each read, as optimizers replace their tensors in a load."""
 
     def __init__(self, look: Callable[[], Mapping[str, Tensor]]) -> None:
         self._look = look
@@ -38,14 +38,14 @@ class LookedUp(Mapping[str, Tensor]):
 def match_state(
     fqn: str, weights: Tensor, optimizers: Sequence[Optimizer]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """State by row, and counters, of the optimizer that updates a table; both empty when none does.
+    """State by row, and counters, of a table's optimizer; both empty without one.
 
-    State goes by PyTorch's names, counters by FBGEMM's, as for fused tables.
+    State has PyTorch's names, counters have FBGEMM's, as for fused tables.
 
     Args:
-        fqn: of the table, for messages.
+        fqn: name of the table, for messages.
         weights: the table's live rows, contiguous.
-        optimizers: where to look.
+        optimizers: to search.
 
     Raises:
         ValueError: several optimizers update the table, or its state fits neither rows nor scalars.
@@ -60,7 +60,7 @@ def match_state(
     ((optimizer, parameter),) = found
 
     def look(scalars: bool) -> dict[str, Tensor]:
-        # numbers that are no tensors cannot be restored in place; they stay with the optimizer's own state
+        # numbers that are not tensors cannot be restored in place: the optimizer's own state keeps them
         tensors = {
             name: state.detach()
             for name, state in optimizer.state.get(parameter, {}).items()
@@ -78,12 +78,12 @@ def match_state(
             if not _is_scalar(state, parameter)
         }
 
-    look(scalars=False)  # raises now what would else be raised in the middle of a save
+    look(scalars=False)  # raises errors now instead of during a save
     return LookedUp(lambda: look(scalars=False)), LookedUp(lambda: look(scalars=True))
 
 
 def is_updated_by(optimizer: Optimizer, weights: Tensor) -> bool:
-    """Whether an ordinary optimizer has a parameter that shares memory with all of a table's `weights`."""
+    """Whether a parameter of an ordinary optimizer contains the memory of a table's `weights`."""
     return bool(_parameters_of(optimizer, weights))
 
 
@@ -106,7 +106,7 @@ def _contains(parameter: Tensor, weights: Tensor) -> bool:
 
 
 def _place(parameter: Tensor, weights: Tensor) -> int:
-    """Element of `parameter` where the table begins."""
+    """Index of the table's first element in `parameter`."""
     return int(weights.storage_offset() - parameter.storage_offset())
 
 
@@ -115,7 +115,7 @@ def _is_scalar(state: Tensor, parameter: Tensor) -> bool:
 
 
 def _rows(what: str, state: Tensor, parameter: Tensor, weights: Tensor) -> Tensor:
-    """The part of a parameter's state that belongs to the table's rows."""
+    """The part of a parameter's state for the table's rows."""
     rows, cols = weights.shape
     first = _place(parameter, weights)
     if state.shape == parameter.shape and state.is_contiguous():

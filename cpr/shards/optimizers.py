@@ -1,4 +1,4 @@
-"""TorchRec's optimizers of optimizers, and optimizer state that is made in the first step only."""
+"""Unwrapping of TorchRec's nested optimizers, and creation of optimizer state before the first step."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,7 +10,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 
 
 def unwrapped(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """The optimizers that hold the state, and that PyTorch made hooks for: TorchRec's wrappers call none."""
+    """The innermost optimizers, which hold the state and call hooks; TorchRec's wrappers call none."""
     if isinstance(optimizer, CombinedOptimizer):
         for _, inner in optimizer.optimizers:
             yield from unwrapped(inner)
@@ -21,16 +21,16 @@ def unwrapped(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def without_fused(optimizer: Optimizer) -> Optimizer | None:
-    """An optimizer without its fused parts, whose state lives with the rows of their tables.
+    """An optimizer without its fused parts, whose state is part of the tables' rows.
 
     Args:
-        optimizer: of PyTorch or TorchRec; may be `CombinedOptimizer([model.fused_optimizer, dense])`.
+        optimizer: of PyTorch or TorchRec, such as `CombinedOptimizer([model.fused_optimizer, dense])`.
 
     Returns:
         The optimizer itself if no part of it is fused; None if all are.
 
     Raises:
-        ValueError: a wrapper is around a fused optimizer; says what to pass instead.
+        ValueError: a wrapper contains a fused optimizer; the message names the alternative.
     """
     if isinstance(optimizer, FusedOptimizer):
         return None
@@ -55,13 +55,13 @@ def ordinary(optimizers: Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def create_state(optimizer: Optimizer, wanted: Collection[Tensor] | None = None) -> None:
-    """Make an optimizer create the state that it would create in its first step, so that a load finds it.
+    """Create the state that an optimizer creates in its first step, to be overwritten by a load.
 
-    It takes a step of learning rate 0 on gradients of 0, for parameters without state alone. What it creates
-    is the state after one step, not before: only for an optimizer whose state is about to be loaded.
+    Takes a step with learning rate 0 and zero gradients, for parameters without state only. The result is the
+    state after one step, so use it only before a load.
 
     Args:
-        optimizer: its gradients are lost.
+        optimizer: loses its gradients.
         wanted: parameters that get state; None: all.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -79,12 +79,12 @@ def create_state(optimizer: Optimizer, wanted: Collection[Tensor] | None = None)
 
 
 def stateful_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that an optimizer has made state for."""
+    """The parameters for which an optimizer has state."""
     return [parameter for inner in unwrapped(optimizer) for parameter in inner.state]
 
 
 def forget_state(optimizer: Optimizer, kept: Collection[Tensor]) -> None:
-    """Take an optimizer back to before it made its state, for all but some parameters."""
+    """Remove the state of all parameters except `kept` from an optimizer."""
     chosen = {id(parameter) for parameter in kept}
     for inner in unwrapped(optimizer):
         for parameter in [each for each in inner.state if id(each) not in chosen]:

@@ -1,4 +1,4 @@
-"""One table shard: which rows and columns of a table live on this worker, and live views of them."""
+"""A table shard: rows and columns of a table on this worker, with live views of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableShard:
-    """The rows x columns of a table that one worker owns, with the optimizer state of those rows.
+    """Rows x columns of a table on one worker, with the optimizer state of those rows.
 
-    All tensors are live views: they share memory with what training reads and updates. Row `i` of each
-    belongs to row id `row_offset + i` of the table.
+    All tensors are live views, which share memory with training. Row `i` of each tensor is row id
+    `row_offset + i` of the table.
     """
 
     table_fqn: str
@@ -26,41 +26,42 @@ class TableShard:
     table_shape: tuple[int, int]
     """Rows and columns of the whole table."""
     row_offset: int
-    """Row id of the first row here."""
+    """Row id of the first row."""
     col_offset: int
-    """Column of the table that is the first here."""
+    """The first column."""
     replicated: bool
     """Whether every rank holds an equal copy of the whole table (data-parallel)."""
     weights: Tensor
     """`[num_rows, num_cols]`, the table's dtype."""
     optimizer_state: Mapping[str, Tensor]
-    """State of the rows by PyTorch's name ("sum", "exp_avg", ...): `[num_rows]` where the optimizer keeps one
-    number a row, `[num_rows, num_cols]` where it keeps one an element. Empty for stateless optimizers. What
-    else belongs to rows (`add_row_columns`) is here, too."""
+    """State by PyTorch's name ("sum", "exp_avg", ...): `[num_rows]` for one number per row, `[num_rows,
+    num_cols]` for one per element; and additional columns (`add_row_columns`). Empty for stateless
+    optimizers."""
     counters: Mapping[str, Tensor] = field(default_factory=dict)
-    """Live scalars of the table's optimizer that are not per row, such as "iter"; shared by its shards."""
+    """Live scalars of the table's optimizer, such as "iter"; shared by the table's shards."""
     updated_in_backward: bool = False
-    """Whether training changes rows in the backward pass alone (see `before_updates`): a fused optimizer."""
+    """Whether training changes rows only in the backward pass (see `before_updates`), by a fused
+    optimizer."""
     flush: Callable[[], None] = _nothing
-    """Call before reading: brings rows that a device cache holds back into `weights`."""
+    """Call before reading: writes rows in a device cache back to `weights`."""
     invalidate: Callable[[], None] = _nothing
-    """Call after writing: makes a device cache forget rows that it holds, the optimizer heed its counters,
-    and whoever added columns to the rows look at them anew. Who writes only some rows calls `flush` first, or
-    newer rows in the cache are lost."""
+    """Call after writing: drops the rows in a device cache, and updates the optimizer's counters and data
+    derived from additional columns. Call `flush` before writing only some rows, or newer rows in the cache
+    are lost."""
 
     @property
     def num_rows(self) -> int:
-        """Rows here."""
+        """Number of rows."""
         return self.weights.shape[0]
 
     @property
     def num_cols(self) -> int:
-        """Columns here."""
+        """Number of columns."""
         return self.weights.shape[1]
 
     @property
     def extent(self) -> Extent:
-        """Which rows and columns of the table these are."""
+        """Rows and columns of the table."""
         return Extent(
             table_fqn=self.table_fqn,
             table_shape=self.table_shape,
@@ -72,7 +73,7 @@ class TableShard:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Weights and optimizer state by column name: what is saved and restored together."""
+        """Weights and optimizer state by column name, which are saved and restored together."""
         return {"weights": self.weights, **self.optimizer_state}
 
     @property
@@ -82,19 +83,19 @@ class TableShard:
 
     @property
     def table_name(self) -> str:
-        """The table's own name, which tables of other modules may have as well."""
+        """The table's own name, which is not unique in a model."""
         return self.table_fqn.rpartition(".")[2]
 
     @property
     def name(self) -> str:
-        """A name that is unique among all shards of a model and fit for a path."""
+        """Name of the shard: unique in a model, and valid as a path."""
         return self.extent.name
 
     def narrow(self, begin: int, end: int) -> "TableShard":
-        """A part of this shard: live views of the rows from row id `begin` to before `end`.
+        """Live views of the rows from row id `begin` to before `end`.
 
         Raises:
-            ValueError: it does not hold them all.
+            ValueError: the shard does not hold all of these rows.
         """
         first = begin - self.row_offset
         if not 0 <= first <= end - self.row_offset <= self.num_rows:

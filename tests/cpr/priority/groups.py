@@ -1,4 +1,4 @@
-"""Trackers of small made-up modules, without a model: what they are given, and sequences of what happens."""
+"""Trackers of small synthetic groups without a model, and random sequences of events."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from cpr.priority.config import PriorityConfig
-from cpr.priority.schemes import TRACKERS
+from cpr.priority.prioritizer import TRACKERS
 from cpr.priority.tracker import TrackedGroup, TrackedTable
 from cpr.shards.lookups import LookupLayout, Lookups
 from cpr.shards.shard import TableShard
@@ -15,7 +15,7 @@ from cpr.shards.shard import TableShard
 CPU = torch.device("cpu")
 TABLE_ROWS = (9, 5, 6)
 PRIORITISED = (0, 2)
-"""Tables of `TABLE_ROWS`; the one between them is saved whole."""
+"""Prioritised tables of `TABLE_ROWS`; the other one is saved whole."""
 
 
 def make_layout(table_rows=TABLE_ROWS):
@@ -36,7 +36,7 @@ def make_shard(rows, name="table", dtype=torch.float32):
 
 
 def zeros(name, dtype, numel):
-    """Memory that is not touched before it is used, as a worker's own is: most of a backlog never is."""
+    """Memory that is mapped on first use, as most of a backlog is never used."""
     return torch.from_numpy(np.zeros(numel, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
@@ -74,7 +74,7 @@ def make_lookups(ids_of_features, layout=None):
 
 
 def rows_of_table(ids_of_features, table, layout=None):
-    """What lookups say of one table, in order."""
+    """The looked-up rows of one table, in order."""
     tables = (layout or make_layout()).feature_tables
     return [
         each for ids, number in zip(ids_of_features, tables, strict=True) if number == table for each in ids
@@ -91,11 +91,11 @@ events = st.one_of(
     st.tuples(st.just("save"), batches, st.booleans()),
     st.tuples(st.just("forget"), st.sampled_from(PRIORITISED), st.none() | st.sets(st.integers(0, 5))),
 )
-"""A batch; a save, with what is looked up while it is under way and whether it is committed; a restore."""
+"""A batch; a save, with the lookups during it and whether it is committed; a restore."""
 
 
 def play(tracker, oracle, history):
-    """Let all this happen to a tracker and to what should be equal to it."""
+    """Apply events to a tracker and to an oracle that must agree."""
     for kind, *what in history:
         if kind == "see":
             tracker.see(make_lookups(what[0]))

@@ -1,4 +1,4 @@
-"""Lookups that wait: nothing is lost, reordered or counted twice, whatever asks and whoever dies."""
+"""Logged lookups are not lost, reordered or counted twice."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from cpr.priority.backlog import Backlog
 from tests.cpr.priority.groups import batches, make_group, make_lookups, make_tracker, zeros
 
 
-class Outliving:
-    """Memory that a worker leaves to the next."""
+class SurvivingMemory:
+    """Memory that survives a worker."""
 
     def __init__(self):
         self.tensors = {}
@@ -21,7 +21,7 @@ class Outliving:
 
 
 def kept(period, passes):
-    """Joint rows that are kept of passes in a row."""
+    """Joint rows that are kept of consecutive passes."""
     rows = torch.cat([make_lookups(each).rows for each in passes]) if passes else torch.zeros(0)
     return rows[::period].tolist()
 
@@ -49,7 +49,7 @@ def test_every_kept_lookup_is_swept_once_and_in_order(passes, period):
         backlog.CAPACITY = capacity
 
 
-def test_what_waits_is_not_touched_by_whoever_owns_the_ids():
+def test_logged_ids_are_copies():
     tracker = make_tracker(scheme="mfu")
     lookups = make_lookups([[1, 1], [], [], []])
     tracker.see(lookups)
@@ -58,8 +58,8 @@ def test_what_waits_is_not_touched_by_whoever_owns_the_ids():
 
 
 @pytest.mark.parametrize("scheme", ["mfu", "ssu"])
-def test_what_waits_outlives_its_worker(scheme):
-    memory, together = Outliving(), make_tracker(scheme=scheme, ratio=1.0, sampling_period=1)
+def test_logged_lookups_survive_a_worker(scheme):
+    memory, together = SurvivingMemory(), make_tracker(scheme=scheme, ratio=1.0, sampling_period=1)
     for ids in ([1, 1, 4], [2], [4]):
         lookups = [ids, [0], [5], [3]]
         together.see(make_lookups(lookups))
@@ -70,8 +70,8 @@ def test_what_waits_outlives_its_worker(scheme):
         assert torch.equal(successor.choose(table), together.choose(table))
 
 
-def test_an_entry_counts_only_when_it_is_whole():
-    memory = Outliving()
+def test_incomplete_entry_is_ignored():
+    memory = SurvivingMemory()
     worker = make_tracker(scheme="mfu", allocate=memory)
     worker.see(make_lookups([[1], [], [], []]))
     log = memory.tensors["group-backlog"]

@@ -1,4 +1,4 @@
-"""SCAR's distance by brute force, and which version of a row it is measured from."""
+"""SCAR agrees with distances by brute force from the saved rows."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.priority import change
-from cpr.priority.schemes import TRACKERS
+from cpr.priority.prioritizer import TRACKERS
 from tests.cpr.priority.groups import PRIORITISED, TABLE_ROWS, make_group
 
 RATIO = 0.4
@@ -21,7 +21,7 @@ events = st.one_of(
 
 
 def brute_force(live, saved, budget):
-    """Rows at the largest distances: of `[[x, y], ...]`, by hand."""
+    """Distances of `[[x, y], ...]`, and the rows with the largest ones."""
     distances = [math.dist(now, then) for now, then in zip(live.tolist(), saved.tolist(), strict=True)]
     ranked = sorted((-distance, row) for row, distance in enumerate(distances) if distance)
     return distances, sorted(row for _, row in ranked[:budget])
@@ -33,7 +33,7 @@ def small_chunks(monkeypatch):
 
 
 class Case:
-    """A tracker, its tables, and what is saved of them."""
+    """A tracker, its tables, and the saved tables."""
 
     def __init__(self):
         self.group = make_group(scheme="scar", ratio=RATIO)
@@ -72,7 +72,7 @@ class Case:
 
 
 @given(st.lists(events, max_size=10))
-def test_distances_after_any_changes_saves_and_restores(history):
+def test_distances_agree_with_brute_force(history):
     case = Case()
     for kind, *what in history:
         getattr(case, kind)(*what)
@@ -80,7 +80,7 @@ def test_distances_after_any_changes_saves_and_restores(history):
         case.choose(table)
 
 
-def test_half_precision_is_compared_in_single():
+def test_half_precision_is_compared_in_fp32():
     group = make_group(scheme="scar", dtype=torch.float16)
     tracker = TRACKERS["scar"](group)
     group.tables[0].shard.weights[4] = 60_000.0  # whose square fp16 cannot hold
@@ -88,6 +88,6 @@ def test_half_precision_is_compared_in_single():
     assert tracker.choose(0).tolist() == [4]
 
 
-def test_memory_is_that_of_the_prioritised_tables():
+def test_copies_are_as_large_as_the_prioritised_tables():
     tracker = TRACKERS["scar"](make_group(scheme="scar"))
     assert tracker.num_bytes == sum(TABLE_ROWS[table] for table in PRIORITISED) * 2 * 4

@@ -1,4 +1,4 @@
-"""What the user may say, and which tables it is about."""
+"""Configurations of priority saving, and the prioritised tables."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cpr.priority import PriorityConfig
 from cpr.priority.config import SCHEMES
 from cpr.priority.covering import fused_tables, largest_tables, table_sizes
-from cpr.priority.schemes import TRACKERS
+from cpr.priority.prioritizer import TRACKERS
 from data.criteo import KAGGLE_CARDINALITIES
 from tests.cpr.shards.models import bags, sequences, shard
 
@@ -24,7 +24,7 @@ from tests.cpr.shards.models import bags, sequences, shard
         ({"covering": -0.1}, "covering is -0.1"),
     ],
 )
-def test_nonsense_is_refused(wrong, message):
+def test_impossible_values_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         PriorityConfig(**wrong)
 
@@ -33,7 +33,7 @@ def test_every_scheme_has_a_tracker():
     assert tuple(TRACKERS) == SCHEMES
 
 
-def test_seven_of_criteo_kaggles_tables_are_prioritised():
+def test_seven_tables_of_criteo_kaggle_are_prioritised():
     sizes = {f"cat_{number}": rows for number, rows in enumerate(KAGGLE_CARDINALITIES)}
     chosen = largest_tables(sizes, PriorityConfig().covering)
     assert len(chosen) == 7
@@ -44,7 +44,7 @@ def test_seven_of_criteo_kaggles_tables_are_prioritised():
     st.dictionaries(st.text("ab", max_size=4), st.integers(1, 50), min_size=1),
     st.floats(0, 1),
 )
-def test_the_fewest_tables_that_cover_enough(sizes, covering):
+def test_fewest_tables_that_cover_the_share_are_prioritised(sizes, covering):
     chosen = largest_tables(sizes, covering)
     held = sum(sizes[name] for name in chosen)
     assert held >= covering * sum(sizes.values())
@@ -67,7 +67,7 @@ def test_sizes_of_all_tables_of_a_model(world_of_one):
     }
 
 
-def test_only_of_fused_tables_no_row_changes_that_was_not_looked_up(world_of_one):
+def test_fused_tables_of_a_model(world_of_one):
     model = shard(
         {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "unfused"},
         bags=bags(a=10, b=7, c=12, d=5, e=6),

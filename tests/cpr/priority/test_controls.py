@@ -1,4 +1,4 @@
-"""The schemes that know nothing of training."""
+"""Control schemes, which ignore training."""
 
 import math
 
@@ -17,7 +17,7 @@ def save(tracker, table=0):
 
 
 @given(ratio=st.floats(0.01, 1.0), saves=st.integers(1, 12))
-def test_round_robin_saves_each_row_as_often_as_any_other(ratio, saves):
+def test_round_robin_saves_all_rows_equally_often(ratio, saves):
     tracker = make_tracker(scheme="round_robin", ratio=ratio)
     for table in PRIORITISED:
         budget = math.ceil(ratio * TABLE_ROWS[table])
@@ -31,7 +31,7 @@ def test_round_robin_saves_each_row_as_often_as_any_other(ratio, saves):
         assert max(counts) - min(counts) <= 1
 
 
-def test_round_robin_comes_back_to_what_was_not_saved():
+def test_round_robin_repeats_rows_that_were_not_saved():
     tracker = make_tracker(scheme="round_robin", ratio=0.3)
     first = tracker.choose(0)
     tracker.take_back(0, first)
@@ -39,7 +39,7 @@ def test_round_robin_comes_back_to_what_was_not_saved():
     assert save(tracker) != first.tolist()
 
 
-def test_random_rows_differ_from_save_to_save_and_from_seed_to_seed():
+def test_random_rows_differ_by_save_and_seed():
     tracker = make_tracker(table_rows=(1000, 5), prioritised=(0,), scheme="random", seed=1)
     other = make_tracker(table_rows=(1000, 5), prioritised=(0,), scheme="random", seed=2)
     saves = [save(tracker), save(tracker), save(other)]
@@ -52,7 +52,7 @@ def test_random_rows_differ_from_save_to_save_and_from_seed_to_seed():
 
 
 @pytest.mark.parametrize("scheme", ["random", "round_robin"])
-def test_they_go_on_after_a_restart(scheme):
+def test_state_is_restored_after_a_restart(scheme):
     first, second = make_tracker(scheme=scheme), make_tracker(scheme=scheme)
     save(first)
     state = first.state_dict()
@@ -62,7 +62,7 @@ def test_they_go_on_after_a_restart(scheme):
 
 
 @pytest.mark.parametrize("scheme", ["random", "round_robin", "never"])
-def test_they_keep_nothing_of_what_is_looked_up(scheme):
+def test_lookups_are_ignored(scheme):
     tracker, untouched = make_tracker(scheme=scheme), make_tracker(scheme=scheme)
     assert not tracker.sees_lookups
     tracker.see(make_lookups([[1, 2, 3], [], [4], []]))

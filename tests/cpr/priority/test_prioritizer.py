@@ -1,4 +1,4 @@
-"""What a save asks for, and what becomes of it: real models, real saves."""
+"""Prioritizers with real models and real saves."""
 
 import math
 
@@ -27,7 +27,7 @@ def make(model, scheme="mfu", **options):
 
 
 def train(model, step):
-    """One step; its lookups of each table."""
+    """Train one step; returns its lookups of each table."""
     features = batch(step, 6, **ROWS)
     model({"bags": features}).square().sum().backward()
     return {name: features[f"f_{name}"].values() for name in ROWS}
@@ -42,7 +42,7 @@ def model(world_of_one):
     return shard(LAYOUT, bags=bags(**ROWS))
 
 
-def test_the_most_used_rows_of_each_piece_and_all_of_small_tables(model):
+def test_rows_to_save_are_the_most_used_ones_and_small_tables(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
         counts = {name: torch.zeros(rows) for name, rows in ROWS.items()}
@@ -63,8 +63,8 @@ def test_the_most_used_rows_of_each_piece_and_all_of_small_tables(model):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_with_a_checkpointer(model, scheme, tmp_path):
-    """What is loaded is what was saved last, row by row, whatever the scheme."""
+def test_saves_with_a_checkpointer(model, scheme, tmp_path):
+    """Loaded rows are the last saved ones."""
     with Checkpointer(model, CheckpointConfig(uri=str(tmp_path))) as checkpointer:
         prioritizer = make(model, scheme, shards=checkpointer.shards)
         assert not prioritizer.is_complete
@@ -95,8 +95,8 @@ def test_with_a_checkpointer(model, scheme, tmp_path):
                 assert torch.equal(found.weights, live[found.name]), "an incremental save misses nothing"
 
 
-def test_rows_that_only_an_ordinary_optimizer_moves_are_saved_too(world_of_one):
-    """Adam's momentum moves rows of data-parallel tables in steps that do not look them up."""
+def test_tables_of_ordinary_optimizers_are_saved_whole(world_of_one):
+    """Adam's momentum changes rows of data-parallel tables without lookups."""
     rows = {"d": 40, "e": 30, "f": 20}
     model = shard({"d": "dp", "e": "unfused", "f": "tw"}, bags=bags(**rows))
     optimizer = torch.optim.Adam([each for each in model.parameters() if each.numel()], lr=0.1)
@@ -106,7 +106,7 @@ def test_rows_that_only_an_ordinary_optimizer_moves_are_saved_too(world_of_one):
         before = {}
         for step in range(2):
             before = {found.name: found.weights.clone() for found in find_shards(model)}
-            prioritizer.rows_to_save()  # what the first step looked up is saved before the second
+            prioritizer.rows_to_save()  # the lookups of the first step are saved before the second
             prioritizer.confirm()
             optimizer.zero_grad()
             model({"bags": batch(step, 2, **rows)}).square().sum().backward()
@@ -118,7 +118,7 @@ def test_rows_that_only_an_ordinary_optimizer_moves_are_saved_too(world_of_one):
         assert set(moved) <= set(chosen[found.name].tolist()), found.name
 
 
-def test_a_save_that_fails_costs_no_row_its_priority(model):
+def test_failed_save_keeps_priorities(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
         train(model, 0)
@@ -132,7 +132,7 @@ def test_a_save_that_fails_costs_no_row_its_priority(model):
             assert not set(after[name].tolist()) & set(first[name].tolist()), name
 
 
-def test_rows_that_were_set_back_have_nothing_to_save(model):
+def test_forgotten_rows_are_not_saved(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
         train(model, 0)
@@ -150,17 +150,19 @@ def test_rows_that_were_set_back_have_nothing_to_save(model):
         assert rows[name].numel() == 0
         assert rows["bags.embedding_bags.c/r0-c0"].numel()
         prioritizer.take_back()
-        prioritizer.forget(SMALL)  # which is saved whole, whatever happens
+        prioritizer.forget(SMALL)  # a table that is always saved whole
         prioritizer.forget_all()
         rows = prioritizer.rows_to_save()
         assert {name for name, chosen in rows.items() if chosen.numel()} == WHOLE
 
 
-def test_a_full_save_that_fails_must_come_again(model):
+def test_failed_full_save_must_be_repeated(model):
     with make(model) as prioritizer:
         with pytest.raises(ValueError, match="a full save must come first"):
             prioritizer.rows_to_save()
         prioritizer.begin_full_save()
+        with pytest.raises(ValueError, match="a save is running"):
+            prioritizer.doubt()
         prioritizer.take_back()
         assert not prioritizer.is_complete
         prioritizer.begin_full_save()
@@ -168,20 +170,23 @@ def test_a_full_save_that_fails_must_come_again(model):
         prioritizer.confirm()
         assert prioritizer.is_complete
         name = "bags.embedding_bags.a/r0-c0"
-        assert prioritizer.rows_to_save()[name].numel(), "what was looked up meanwhile is to be saved"
+        assert prioritizer.rows_to_save()[name].numel(), "lookups during the save count for the next one"
+        prioritizer.take_back()
+        prioritizer.doubt()
+        assert not prioritizer.is_complete
 
 
-def test_calls_in_the_wrong_order_are_refused(model):
+def test_wrong_order_of_calls_is_refused(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
         for end in (prioritizer.confirm, prioritizer.take_back):
-            with pytest.raises(ValueError, match="no save is under way"):
+            with pytest.raises(ValueError, match="no save is running"):
                 end()
         prioritizer.rows_to_save()
         for begin in (prioritizer.rows_to_save, prioritizer.begin_full_save, prioritizer.forget_all):
-            with pytest.raises(ValueError, match=r"confirm\(\) it or take_back\(\) what it took first"):
+            with pytest.raises(ValueError, match=r"confirm\(\) or take_back\(\) it first"):
                 begin()
-        with pytest.raises(ValueError, match="a save is under way"):
+        with pytest.raises(ValueError, match="a save is running"):
             prioritizer.forget(SMALL)
         prioritizer.confirm()
         with pytest.raises(ValueError, match=r"no shard 'x'; it has bags\.embedding_bags\.a/r0-c0"):
@@ -190,16 +195,18 @@ def test_calls_in_the_wrong_order_are_refused(model):
             prioritizer.forget(SMALL, [(0, 4)])
 
 
-def test_trackers_that_outlive_a_worker(model):
+@pytest.fixture
+def allocate():
+    """An allocator of memory that survives workers."""
     memory = {}
+    return lambda name, dtype, numel: memory.setdefault(name, zeros(name, dtype, numel))
 
-    def allocate(name, dtype, numel):
-        return memory.setdefault(name, zeros(name, dtype, numel))
 
+def test_trackers_survive_a_worker(model, allocate):
     with make(model, allocate=allocate) as first:
         first.forget_all()
         train(model, 0)
-        expected = first.rows_to_save()  # under way when the worker dies
+        expected = first.rows_to_save()  # this save is running when the worker dies
     with make(model, allocate=allocate) as second:
         assert second.is_complete
         found = second.rows_to_save()
@@ -207,15 +214,10 @@ def test_trackers_that_outlive_a_worker(model):
         second.confirm()
         second.begin_full_save()
     with make(model, allocate=allocate) as third:
-        assert not third.is_complete, "the base that was under way is not known to have been committed"
+        assert not third.is_complete, "the running full save may not have been committed"
 
 
-def test_a_worker_that_dies_as_a_full_save_begins_leaves_nothing_to_believe(model, monkeypatch):
-    memory = {}
-
-    def allocate(name, dtype, numel):
-        return memory.setdefault(name, zeros(name, dtype, numel))
-
+def test_worker_that_dies_at_the_start_of_a_full_save_leaves_invalid_trackers(model, allocate, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
@@ -231,21 +233,7 @@ def test_a_worker_that_dies_as_a_full_save_begins_leaves_nothing_to_believe(mode
         assert not second.is_complete
 
 
-def test_trackers_that_are_doubted_need_a_full_save(model):
-    with make(model) as prioritizer:
-        prioritizer.forget_all()
-        prioritizer.doubt()
-        assert not prioritizer.is_complete
-        with pytest.raises(ValueError, match="a full save must come first"):
-            prioritizer.rows_to_save()
-        prioritizer.begin_full_save()
-        with pytest.raises(ValueError, match="a save is under way"):
-            prioritizer.doubt()
-        prioritizer.confirm()
-        assert prioritizer.is_complete
-
-
-def test_another_plan_begins_with_a_full_save_and_counts_on_exactly(model):
+def test_another_sharding_plan_starts_with_a_full_save(model):
     with make(model) as prioritizer:
         prioritizer.forget_all()
         train(model, 0)
@@ -264,7 +252,7 @@ def test_another_plan_begins_with_a_full_save_and_counts_on_exactly(model):
 
 
 @pytest.mark.parametrize("scheme", ["ssu", "random", "round_robin"])
-def test_small_state_goes_on(model, scheme):
+def test_state_is_restored(model, scheme):
     with make(model, scheme) as first, make(model, scheme) as second, make(model, "mfu") as other:
         for prioritizer in (first, second):
             prioritizer.forget_all()
@@ -274,7 +262,7 @@ def test_small_state_goes_on(model, scheme):
         assert second.state_dict().keys() == first.state_dict().keys()
         expected, found = first.rows_to_save(), second.rows_to_save()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
-        other.load_state_dict(first.state_dict())  # of another scheme: nothing that it could use
+        other.load_state_dict(first.state_dict())  # state of another scheme is ignored
 
 
 @pytest.mark.parametrize("scheme", ["ssu", "random", "round_robin"])
@@ -283,7 +271,7 @@ def test_small_state_goes_on(model, scheme):
     [{"layout": {**LAYOUT, "a": "cw", "b": "tw"}}, {"covering": 1.0}, {"ratio": 0.1}],
     ids=["another plan", "more tables", "fewer rows"],
 )
-def test_small_state_of_tables_laid_out_otherwise_is_not_taken(model, scheme, changed):
+def test_state_of_other_tables_is_ignored(model, scheme, changed):
     options = {"ratio": RATIO, "covering": 0.97, **changed}
     layout = options.pop("layout", LAYOUT)
     with make(model, scheme) as before:
@@ -304,7 +292,7 @@ def test_small_state_of_tables_laid_out_otherwise_is_not_taken(model, scheme, ch
             assert table_of(name) != "a" or torch.equal(chosen[name], expected[name])
 
 
-def test_after_closing_nothing_is_watched(model):
+def test_closed_prioritizer_ignores_lookups(model):
     prioritizer = make(model)
     prioritizer.forget_all()
     prioritizer.close()
@@ -314,7 +302,7 @@ def test_after_closing_nothing_is_watched(model):
 
 
 @pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("ssu", 4 * RATIO), ("never", 0)])
-def test_memory(world_of_one, scheme, bytes_per_row):
+def test_tracker_bytes(world_of_one, scheme, bytes_per_row):
     model = shard({"a": "tw", "b": "tw"}, bags=bags(a=1000, b=500))
     with make(model, scheme) as prioritizer:
         assert prioritizer.tracker_bytes == pytest.approx(bytes_per_row * 1500, abs=4)
@@ -322,8 +310,8 @@ def test_memory(world_of_one, scheme, bytes_per_row):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("scheme", ["mfu", "ssu", "scar", "mru", "touched"])
-def test_on_a_gpu(world_of_one, scheme):
-    """The same rows are chosen as on the CPU; of SSU, as many to within those that want the same place."""
+def test_rows_chosen_on_a_gpu(world_of_one, scheme):
+    """The same rows are chosen as on the CPU; of SSU, about as many, as slots collide."""
     chosen = []
     for device in (torch.device("cpu"), torch.device("cuda", 0)):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""MFU, MRU and incremental saving against oracles that keep dictionaries, in any order of events."""
+"""MFU, MRU and incremental saving agree with simple oracles for any sequence of events."""
 
 import math
 
@@ -21,13 +21,13 @@ RATIO = 0.4
 
 
 class Oracle:
-    """Keeps, for each prioritised table, all lookups since the row was saved: `[(time, row)]`."""
+    """Keeps all lookups of each prioritised table since the row's last save: `[(time, row)]`."""
 
     def __init__(self, rank, bounded=True):
         self.rank, self.bounded = rank, bounded
         self.log = {table: [] for table in PRIORITISED}
         self.time = 0
-        self.under_way = {}
+        self.chosen = {}
 
     def see(self, ids):
         self.time += 1
@@ -46,11 +46,11 @@ class Oracle:
         ranked = sorted((-number, row) for row, number in self.numbers(table).items())
         budget = math.ceil(RATIO * TABLE_ROWS[table]) if self.bounded else len(ranked)
         chosen = sorted(row for _, row in ranked[:budget])
-        self.under_way[table] = (self.time, chosen)
+        self.chosen[table] = (self.time, chosen)
         return chosen
 
     def end_save(self, is_committed):
-        for table, (chosen_at, chosen) in self.under_way.items():
+        for table, (chosen_at, chosen) in self.chosen.items():
             if is_committed:
                 self.log[table] = [
                     (time, row) for time, row in self.log[table] if row not in chosen or time > chosen_at
@@ -70,7 +70,7 @@ SCHEMES = {
 @pytest.mark.system
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(history=st.lists(events, max_size=12))
-def test_any_sequence_of_batches_saves_and_restores(scheme, history):
+def test_choice_agrees_with_the_oracle(scheme, history):
     tracker, oracle = make_tracker(scheme=scheme, ratio=RATIO), SCHEMES[scheme]()
     play(tracker, oracle, history)
     for table in PRIORITISED:
@@ -86,29 +86,23 @@ def test_counts_are_exact(history):
         assert {row: count for row, count in enumerate(counts.tolist()) if count} == oracle.numbers(table)
 
 
-def test_each_lookup_counts():
+def test_every_lookup_counts():
     tracker = make_tracker(scheme="mfu")
     tracker.see(make_lookups([[3, 3, 3, 1], [], [], [3]]))  # the last feature reads the first table too
     assert tracker.values(0).tolist() == [0, 1, 0, 4, 0, 0, 0, 0, 0]
 
 
-def test_of_equal_counts_the_lowest_rows_are_saved():
+def test_ties_go_to_the_lowest_rows():
     tracker = make_tracker(scheme="mfu", ratio=0.4)
     tracker.see(make_lookups([[8, 7, 6, 5, 4, 4], [], [], []]))
     assert tracker.choose(0).tolist() == [4, 5, 6, 7]
 
 
-def test_without_lookups_there_is_nothing_to_save():
-    for scheme in SCHEMES:
-        tracker = make_tracker(scheme=scheme)
-        assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(history=st.lists(events, max_size=6), after=st.lists(events, max_size=6))
-def test_memory_that_outlives_its_worker(scheme, history, after):
-    """A worker dies while a save is under way; the next one goes on as if the save had failed."""
+def test_memory_survives_a_worker(scheme, history, after):
+    """A worker dies during a save; the next one continues as if the save had failed."""
     memory = {}
 
     def allocate(name, dtype, numel):
@@ -126,5 +120,5 @@ def test_memory_that_outlives_its_worker(scheme, history, after):
 
 
 @pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("mru", 4), ("touched", 1)])
-def test_memory(scheme, bytes_per_row):
+def test_num_bytes(scheme, bytes_per_row):
     assert make_tracker(scheme=scheme).num_bytes == bytes_per_row * sum(TABLE_ROWS)

@@ -1,4 +1,4 @@
-"""SSU: the bound, no duplicates, nothing but what was offered; and how well the list is used."""
+"""SSU: bounded lists of offered ids without duplicates, and their occupancy."""
 
 import math
 
@@ -26,7 +26,7 @@ BUDGETS = {
 
 
 class Offered:
-    """Which lookups an exact every-`period`-th sample offers, for each table, since the row went."""
+    """Oracle: the lookups of each table that exact sampling offers, since the row's last save."""
 
     def __init__(self, tracker, period, budgets):
         self.tracker, self.period, self.budgets = (
@@ -52,7 +52,7 @@ class Offered:
     see_while_saving = see
 
     def choose(self, table):
-        """What the tracker chose, checked."""
+        """Check the tracker's list and return it."""
         slots = self.tracker._lists[table]
         found = sorted(slots[slots != 0].abs().sub(1).tolist())
         assert len(found) <= self.budgets[table]
@@ -76,7 +76,7 @@ class Offered:
     period=st.integers(1, 3),
     ratio=st.sampled_from(sorted(BUDGETS)),
 )
-def test_the_bound_no_duplicates_and_only_what_was_offered(history, period, ratio):
+def test_lists_are_bounded_and_contain_offered_ids_once(history, period, ratio):
     tracker = make_tracker(scheme="ssu", ratio=ratio, sampling_period=period)
     oracle = Offered(tracker, period, BUDGETS[ratio])
     play(tracker, oracle, history)
@@ -85,8 +85,8 @@ def test_the_bound_no_duplicates_and_only_what_was_offered(history, period, rati
 
 
 @given(batch=batches)
-def test_every_other_lookup_is_offered_counted_on_from_batch_to_batch(batch):
-    """Where ids want the same slot one of them stays, so a list to which anything was offered has an id."""
+def test_sampling_counts_over_batches(batch):
+    """A list to which any id was offered is not empty, as one id of a slot stays."""
     whole = make_tracker(scheme="ssu", ratio=1.0, sampling_period=2)
     for _ in range(3):
         whole.see(make_lookups(batch))
@@ -100,7 +100,7 @@ def test_every_other_lookup_is_offered_counted_on_from_batch_to_batch(batch):
         assert bool(found) == bool(offered.may_be[table])
 
 
-def test_one_id_is_found_with_any_period_only_when_its_turn_comes():
+def test_only_every_third_id_is_offered():
     tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=3)
     chosen = []
     for row in range(6):
@@ -119,8 +119,8 @@ def see(tracker, rows, ids):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0, 4.0])
-def test_how_much_of_the_list_is_used(share):
-    """Different ids, `share` of the places, are spread over them as if at random."""
+def test_occupancy_of_the_list(share):
+    """Different ids, `share` times the slots, are spread over them as if at random."""
     rows, places = 100_000, 10_000
     tracker = big_tracker(rows, places / rows)
     ids = torch.randperm(rows, generator=torch.Generator().manual_seed(5))[: int(share * places)]
@@ -129,7 +129,7 @@ def test_how_much_of_the_list_is_used(share):
     assert tracker.choose(0).numel() == pytest.approx((1 - math.exp(-share)) * places, rel=0.02)
 
 
-def test_frequent_rows_are_in_the_list_though_it_overflows():
+def test_frequent_rows_stay_in_a_full_list():
     rows, hot = 20_000, list(range(0, 20_000, 100))
     tracker = big_tracker(rows, 0.05)
     generator = torch.Generator().manual_seed(5)
@@ -141,7 +141,7 @@ def test_frequent_rows_are_in_the_list_though_it_overflows():
     assert len(kept) > 0.9 * 0.05 * rows
 
 
-def test_ids_that_are_being_saved_take_no_room():
+def test_ids_being_saved_take_no_slots():
     rows = 1000
     tracker, fresh = big_tracker(rows, 0.1), big_tracker(rows, 0.1)
     see(tracker, rows, list(range(100)))
@@ -153,7 +153,7 @@ def test_ids_that_are_being_saved_take_no_room():
 
 
 @given(history=st.lists(events, max_size=6), after=st.lists(batches, max_size=6))
-def test_a_worker_that_goes_on_from_memory_and_state(history, after):
+def test_memory_and_state_survive_a_worker(history, after):
     memory = {}
 
     def allocate(name, dtype, numel):
@@ -171,12 +171,12 @@ def test_a_worker_that_goes_on_from_memory_and_state(history, after):
         assert torch.equal(first.choose(table), second.choose(table))
 
 
-def test_memory_is_the_ratio_times_that_of_counters():
+def test_num_bytes():
     tracker = big_tracker(8000, 0.125)
     assert tracker.num_bytes == 0.125 * 8000 * 4 + 4  # the slot of tables that are not prioritised
 
 
-def test_ids_of_other_tables_go_nowhere():
+def test_ids_of_other_tables_are_ignored():
     tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=1)
     tracker.see(make_lookups([[], [0, 1, 2, 3, 4], [], []]))
     assert [tracker.choose(table).tolist() for table in PRIORITISED] == [[], []]

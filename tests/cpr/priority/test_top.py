@@ -1,10 +1,10 @@
-"""The rows with the highest numbers, by sorting."""
+"""`top_rows` agrees with sorting."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpr.priority.top import top_rows
+from cpr.priority.tracker import top_rows
 
 
 def by_sorting(values, budget):
@@ -13,17 +13,17 @@ def by_sorting(values, budget):
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 45))
-def test_counts_with_many_ties(values, budget):
+def test_top_rows_of_counts_with_ties(values, budget):
     found = top_rows(torch.tensor(values, dtype=torch.int32), budget)
     assert found.dtype == torch.int64
     assert found.tolist() == by_sorting(values, budget)
 
 
 @given(st.lists(st.floats(0, 2.0**100, width=32), max_size=40), st.integers(1, 45))
-def test_distances(values, budget):
+def test_top_rows_of_distances(values, budget):
     assert top_rows(torch.tensor(values, dtype=torch.float32), budget).tolist() == by_sorting(values, budget)
 
 
-def test_the_largest_counts_that_there_are():
+def test_top_rows_of_the_largest_counts():
     values = torch.tensor([2**31 - 1, 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
     assert top_rows(values, 2).tolist() == [0, 3]

@@ -1,4 +1,4 @@
-"""Sharded models whose layout a test chooses table by table, in one process or many."""
+"""Sharded models with a sharding type per table, in one process or many."""
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ def sequences(**rows):
 
 
 def kinds():
-    """Ways to lay a table over the ranks there are."""
+    """Sharding types of a table, for all ranks."""
     ranks = list(range(dist.get_world_size()))
     return {
         "tw": table_wise(rank=0, compute_kernel="fused"),
@@ -76,7 +76,7 @@ def kinds():
 
 
 def _fused(generate, kind):
-    """A generator of a table's plan whose kernel, or kind, TorchRec's own functions do not let one choose."""
+    """A generator of a table's plan with a kernel and a kind that TorchRec's own functions do not offer."""
 
     def fused(*args, **options):
         sharding = generate(*args, **options)
@@ -87,7 +87,7 @@ def _fused(generate, kind):
 
 
 def _grid(param, local_size, world_size, device_type, sharder):
-    """A generator of a table's plan, as TorchRec has for other kinds: both halves of the columns by rows."""
+    """A generator of a table's plan for grid sharding: both halves of the columns by rows."""
     by_rows = _fused(table_row_wise(host_index=0), "grid_shard")
     sharding = by_rows(param, local_size, world_size, device_type, sharder)
     half = param.shape[1] // 2

@@ -1,4 +1,4 @@
-"""What is added to the rows of a table is treated as a part of them."""
+"""Additional columns are treated as part of the rows."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def add_to_b(model, dtypes, written=lambda: None):
     ("optimizer", "states"),
     [(EmbOptimType.EXACT_SGD, set()), (EmbOptimType.EXACT_ROWWISE_ADAGRAD, {"sum"})],
 )
-def test_columns_are_those_of_the_one_table_and_live(optimizer, states):
+def test_columns_are_live_and_of_one_table(optimizer, states):
     model = build(optimizer)
     added = add_to_b(model, {"id": torch.int64, "age": torch.int32})
     a, b = find_shards(model)
@@ -40,17 +40,17 @@ def test_columns_are_those_of_the_one_table_and_live(optimizer, states):
     assert b.bytes_per_row == a.bytes_per_row + 12
 
 
-def test_whoever_writes_rows_tells_the_columns_owner():
-    model, told = build(), []
-    add_to_b(model, {"id": torch.int64}, lambda: told.append("b"))
+def test_invalidate_notifies_the_owner_of_columns():
+    model, calls = build(), []
+    add_to_b(model, {"id": torch.int64}, lambda: calls.append("b"))
     a, b = find_shards(model)
     a.invalidate()
-    assert told == []
+    assert calls == []
     b.invalidate()
-    assert told == ["b"]
+    assert calls == ["b"]
 
 
-def test_rows_with_columns_change_in_the_forward_pass_which_is_announced():
+def test_changes_of_columns_in_the_forward_pass_are_announced():
     model, order = build(), []
     add_to_b(model, {"id": torch.int64})
     (group,) = table_groups(model)
@@ -68,7 +68,7 @@ def test_rows_with_columns_change_in_the_forward_pass_which_is_announced():
 
 
 @pytest.mark.parametrize("name", ["weights", "sum", "row", "id"])
-def test_a_name_that_is_taken_is_refused(name):
+def test_duplicate_names_are_refused(name):
     model = build()
     add_to_b(model, {"id": torch.int64})
     with pytest.raises(ValueError, match=f"called \\['{name}'\\]"):

@@ -1,4 +1,4 @@
-"""What is no table: found under the names of the state dict, as live memory."""
+"""Dense tensors have the names of the state dict and are live."""
 
 import torch
 from torch import nn
@@ -33,12 +33,12 @@ def test_dense_tensors_are_live(world_of_one):
         assert not tensor.requires_grad
 
 
-def test_any_module_will_do():
+def test_dense_tensors_of_any_module():
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Sequential(nn.BatchNorm1d(3)))
     assert dense_tensors(model).keys() == model.state_dict().keys()
 
 
-def test_names_below_a_tables_name_are_not_confused(world_of_one):
+def test_names_with_the_prefix_of_a_table_are_dense(world_of_one):
     model = shard({"a": "tw"}, bags=bags(a=5))
     model.module.bags_of_tricks = nn.Linear(1, 1)
     assert {"bags_of_tricks.weight", "bags_of_tricks.bias"} <= dense_tensors(model).keys()

@@ -1,4 +1,4 @@
-"""Every kind of table is found, under its name, as live memory."""
+"""Tables of every sharding type are found by name, as live memory."""
 
 from copy import deepcopy
 
@@ -30,7 +30,7 @@ STATE_SHAPES = {
 
 
 def unfused_parameters(model):
-    """As a user of TorchRec collects them: what no fused kernel updates."""
+    """Parameters without a fused optimizer, as users of TorchRec collect them."""
     return [
         parameter
         for parameter in model.parameters()
@@ -44,7 +44,7 @@ def model(world_of_one):
 
 
 @pytest.mark.parametrize("optimizer", STATE_SHAPES)
-def test_every_kind_of_table_and_its_state(world_of_one, optimizer):
+def test_tables_of_every_kind_with_their_state(world_of_one, optimizer):
     model = shard({**LAYOUT, "f": "rw"}, optimizer, bags=bags(**TRAINABLE), seq=sequences(a=4, b=3, c=6))
     shards = find_shards(model)
     assert [(s.name, s.table_shape, tuple(s.weights.shape), s.replicated) for s in shards] == [
@@ -66,7 +66,7 @@ def test_every_kind_of_table_and_its_state(world_of_one, optimizer):
         assert set(found.counters) == ({"iter", "learning_rate"} if is_fused else set())
 
 
-def test_wish_5_same_named_tables_in_different_modules(world_of_one):
+def test_tables_of_the_same_name_in_different_modules(world_of_one):
     model = shard({"a": "tw", "b": "cw"}, left=bags(a=3, b=4), right=bags(a=5, b=6), seq=sequences(a=7))
     shards = {found.name: found for found in find_shards(model)}
     rows = {name: found.num_rows for name, found in shards.items()}
@@ -87,7 +87,7 @@ def test_wish_5_same_named_tables_in_different_modules(world_of_one):
         assert torch.all(local.tensor == value)
 
 
-def test_names_and_places_are_those_of_the_state_dict(model):
+def test_names_and_offsets_are_those_of_the_state_dict(model):
     for found in find_shards(model):
         rows = torch.arange(found.row_offset, found.row_offset + found.num_rows)
         columns = torch.arange(found.col_offset, found.col_offset + found.num_cols)
@@ -96,17 +96,16 @@ def test_names_and_places_are_those_of_the_state_dict(model):
     for name, count in TRAINABLE.items():
         tensor = state[f"bags.embedding_bags.{name}.weight"]
         whole = torch.full((count, DIM), torch.nan)
-        for piece in [tensor] if isinstance(tensor, torch.Tensor) else []:
-            local = getattr(piece, "local_shards", None)
-            for part in local() if local else []:
+        if hasattr(tensor, "local_shards"):
+            for part in tensor.local_shards():
                 (row, column), (height, width) = part.metadata.shard_offsets, part.metadata.shard_sizes
                 whole[row : row + height, column : column + width] = part.tensor
-            if local is None:
-                whole.copy_(piece)
+        else:
+            whole.copy_(tensor)
         assert torch.equal(whole, torch.arange(count).unsqueeze(1) * 100.0 + torch.arange(DIM)), name
 
 
-def test_names_do_not_depend_on_where_one_looks_from(model):
+def test_names_are_relative_to_the_module(model):
     from_the_top = [found.name for found in find_shards(model)]
     assert [found.name for found in find_shards(model.module)] == from_the_top
     assert [f"bags.{found.name}" for found in find_shards(model.module.bags)] == from_the_top
@@ -115,7 +114,7 @@ def test_names_do_not_depend_on_where_one_looks_from(model):
 
 
 class Training:
-    """A model with an ordinary optimizer for what is not fused."""
+    """A model with an ordinary optimizer for unfused parameters."""
 
     def __init__(self, make_optimizer, seed):
         torch.manual_seed(seed)
@@ -142,7 +141,7 @@ class Training:
         (lambda parameters: torch.optim.SGD(parameters, lr=0.1), set()),
     ],
 )
-def test_what_is_copied_is_all_that_training_needs(world_of_one, make_optimizer, state_names):
+def test_columns_counters_and_dense_tensors_are_the_whole_state(world_of_one, make_optimizer, state_names):
     first, second = Training(make_optimizer, seed=1), Training(make_optimizer, seed=2)
     for _ in range(3):
         first.step()
@@ -176,7 +175,7 @@ def test_what_is_copied_is_all_that_training_needs(world_of_one, make_optimizer,
             assert torch.equal(target.counters[name], counter), (source.name, name)
 
 
-def test_views_follow_storage_that_moves_to_shared_memory(world_of_one):
+def test_views_stay_valid_in_shared_memory(world_of_one):
     training = Training(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), seed=1)
     shards = training.shards()
     for group in table_groups(training.model):
@@ -194,7 +193,7 @@ def test_views_follow_storage_that_moves_to_shared_memory(world_of_one):
         assert torch.equal(found.weights, fresh[found.name].weights)
 
 
-def test_counters_are_heeded(world_of_one):
+def test_written_counters_are_used(world_of_one):
     model = shard({"a": "tw"}, bags=bags(a=10))
     (found,), (group,) = find_shards(model), table_groups(model)
 
@@ -229,7 +228,7 @@ DECAYED = {
     ],
     ids=["counter", "global decay"],
 )
-def test_regularizers_keep_state_too(world_of_one, fused, states, counters):
+def test_state_of_regularizers(world_of_one, fused, states, counters):
     (found,) = find_shards(shard({"a": "tw"}, fused=fused, bags=bags(a=10)))
     assert found.optimizer_state.keys() == states
     assert {tuple(state.shape) for state in found.optimizer_state.values()} == {(10,)}
@@ -237,7 +236,7 @@ def test_regularizers_keep_state_too(world_of_one, fused, states, counters):
     assert {counter.dim() for counter in found.counters.values()} == {0}
 
 
-def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):
+def test_device_cache_is_flushed_and_invalidated(world_of_one, monkeypatch):
     calls = []
     for name in ("flush", "reset_cache_states"):
         monkeypatch.setattr(
@@ -245,11 +244,8 @@ def test_a_device_cache_is_flushed_and_forgotten(world_of_one, monkeypatch):
         )
     model = shard({"a": "tw", "c": "dp"}, bags=bags(a=10, c=3))
     fused, unfused = find_shards(model)
-    tbe = next(
-        g.emb_module
-        for g in table_groups(model)
-        if isinstance(g.emb_module, SplitTableBatchedEmbeddingBagsCodegen)
-    )
+    modules = [group.emb_module for group in table_groups(model)]
+    (tbe,) = [each for each in modules if isinstance(each, SplitTableBatchedEmbeddingBagsCodegen)]
     calls.clear()
     unfused.flush()
     unfused.invalidate()
@@ -266,7 +262,7 @@ def test_cuda_tables_are_found_on_their_device(world_of_one):
     assert {column.device.type for found in shards for column in found.columns.values()} == {"cuda"}
 
 
-def test_a_model_without_tables_has_no_shards():
+def test_model_without_tables_has_no_shards():
     assert find_shards(nn.Linear(2, 3)) == []
 
 
@@ -277,7 +273,7 @@ def test_a_model_without_tables_has_no_shards():
         (ShardedManagedCollisionCollection, "^net.remap .* use an EmbeddingBagCollection without it"),
     ],
 )
-def test_what_is_not_supported_is_refused(kind, message):
+def test_unsupported_modules_are_refused(kind, message):
     class Bare(kind):
         def __init__(self):
             nn.Module.__init__(self)
@@ -287,7 +283,7 @@ def test_what_is_not_supported_is_refused(kind, message):
         find_shards(model)
 
 
-def test_tables_that_are_not_in_memory_are_refused(world_of_one, monkeypatch):
+def test_unsupported_kernels_are_refused(world_of_one, monkeypatch):
     model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=3))
     (kernel,) = model.module.bags._lookups[0]._emb_modules
     monkeypatch.setattr(kernel, "_emb_module", nn.Linear(1, 1))

@@ -1,4 +1,4 @@
-"""What the callback gets is what training looks up: every id, in its table's rows, and nothing else."""
+"""The callback receives exactly the ids that training looks up."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ SEQUENCES = {"a": 9, "b": 8}
 
 
 class Seen:
-    """Counts lookups of each table's rows, by piece."""
+    """Counts the observed lookups of each row, by piece of a table."""
 
     def __init__(self, model):
         self.groups = list(table_groups(model))
@@ -41,7 +41,7 @@ class Seen:
 
 
 def expected(features, **rows):
-    """Lookups of each row of the tables, from the batch itself."""
+    """Number of lookups of each row, from the batch itself."""
     return {
         name: torch.bincount(features[f"f_{name}"].values(), minlength=count).tolist()
         for name, count in rows.items()
@@ -74,7 +74,7 @@ def model(world_of_one):
     return shard(LAYOUT, bags=bags(**ROWS), sequences=sequences(**SEQUENCES))
 
 
-def test_every_kind_of_table(model):
+def test_lookups_of_every_kind_of_table(model):
     seen = Seen(model)
     with seen.hooks:
         loss_of(model, 0, bags=ROWS, sequences=SEQUENCES).backward()
@@ -95,21 +95,21 @@ def test_every_kind_of_table(model):
     ids=["one id each", "any number of ids", "no ids"],
 )
 @pytest.mark.parametrize("replaced", [False, True], ids=["fbgemm", "host lookups"])
-def test_bags_of_any_length(world_of_one, lengths, replaced):
+def test_lookups_of_bags_of_any_length(world_of_one, lengths, replaced):
     model = shard(LAYOUT, bags=bags(**ROWS))
     if replaced:
         assert use_host_lookups([group.emb_module for group in table_groups(model)], torch.float32)
     features = jagged(ROWS, *lengths)
     seen = Seen(model)
     with seen.hooks:
-        for _ in range(2):  # the second finds what the first left
+        for _ in range(2):  # the second pass uses the cached spread
             seen.passes.clear()
             model.module.bags(features).values().sum().backward()
             assert len(seen.passes) == len(seen.groups)
             assert_seen(seen, features)
 
 
-def test_batches_of_different_sizes_in_turn(world_of_one):
+def test_batches_of_different_sizes(world_of_one):
     model = shard(LAYOUT, bags=bags(**ROWS))
     seen = Seen(model)
     with seen.hooks:
@@ -119,18 +119,18 @@ def test_batches_of_different_sizes_in_turn(world_of_one):
             assert_seen(seen, batch(size, size, **ROWS))
 
 
-def test_offsets_that_are_overwritten_in_place(world_of_one):
+def test_offsets_overwritten_in_place(world_of_one):
     model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=7))
     seen = Seen(model)
     ids, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3])
     with seen.hooks:
         seen.groups[0].emb_module(ids, offsets)
-        offsets[1] = 2  # the second id is the first table's now
+        offsets[1] = 2  # moves the second id to the first table
         seen.groups[0].emb_module(ids, offsets)
     assert [rows.tolist() for _, rows in seen.passes] == [[1, 12, 13], [1, 2, 13]]
 
 
-def test_a_batch_size_for_each_feature(world_of_one):
+def test_batch_size_per_feature(world_of_one):
     model = shard({"a": "tw", "b": "tw", "d": "dp"}, bags=bags(a=10, b=7, d=5))
     features = KeyedJaggedTensor(
         keys=["f_a", "f_b", "f_d"],
@@ -145,7 +145,7 @@ def test_a_batch_size_for_each_feature(world_of_one):
     assert_seen(seen, features, rows={"a": 10, "b": 7, "d": 5})
 
 
-def test_an_id_out_of_bounds_counts_where_it_is_looked_up(world_of_one):
+def test_id_out_of_bounds_counts_as_the_row_looked_up(world_of_one):
     model = shard({"a": "tw", "b": "tw"}, bags=bags(a=10, b=7))
     seen = Seen(model)
     wrong = KeyedJaggedTensor(
@@ -177,7 +177,7 @@ def test_features_that_share_a_table(world_of_one):
         }
 
 
-def test_evaluation_is_not_seen(model):
+def test_evaluation_is_not_observed(model):
     seen = Seen(model)
     with seen.hooks:
         with torch.no_grad():
@@ -190,7 +190,7 @@ def test_evaluation_is_not_seen(model):
     assert seen.passes == []
 
 
-def test_after_removal_nothing_is_seen(model):
+def test_removed_hooks_observe_nothing(model):
     seen = Seen(model)
     seen.hooks.remove()
     loss_of(model, 0, bags=ROWS)
@@ -198,7 +198,7 @@ def test_after_removal_nothing_is_seen(model):
     assert not any(group.emb_module._forward_hooks for group in seen.groups)
 
 
-def test_a_training_pipeline(world_of_one):
+def test_lookups_in_a_training_pipeline(world_of_one):
     model, progress = pipelined()
     seen = Seen(model)
     with seen.hooks:
@@ -213,7 +213,7 @@ def test_a_training_pipeline(world_of_one):
     period=st.integers(1, 5),
     data=st.data(),
 )
-def test_every_so_manieth_lookup(lookups_of_features, period, data):
+def test_sampled_lookups(lookups_of_features, period, data):
     layout = LookupLayout(table_rows=(8, 8), feature_tables=(0, 1, 0), device=torch.device("cpu"))
     ends = torch.tensor([0, *lookups_of_features]).cumsum(0)
     num = int(ends[-1])
@@ -223,7 +223,7 @@ def test_every_so_manieth_lookup(lookups_of_features, period, data):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_nothing_is_waited_for(world_of_one):
+def test_lookups_do_not_wait_for_a_gpu(world_of_one):
     device = torch.device("cuda", 0)
     model = shard({"a": "tw", "b": "rw"}, device=device, bags=bags(a=10, b=7))
     features = batch(0, 4, a=10, b=7)

@@ -1,4 +1,4 @@
-"""Optimizer state by shared memory: whatever view of the tables a parameter is."""
+"""Optimizer state is found by shared memory, for any view of the tables as parameter."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def tables_in(flat, rows, dim=DIM):
 
 
 def stepped(optimizer):
-    """Give the state values that differ from element to element."""
+    """Take a step that gives each element a different state."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.arange(1.0, parameter.numel() + 1).view_as(parameter)
@@ -79,14 +79,14 @@ def test_neighbours_of_another_width_are_not_confused():
     assert torch.equal(state["sum"], optimizer.state[own]["sum"].view(-1))
 
 
-def test_a_table_that_nobody_updates_has_no_state():
+def test_table_without_optimizer_has_no_state():
     table, other = torch.ones(3, DIM), nn.Parameter(torch.ones(3, DIM))
     optimizer = stepped(torch.optim.Adagrad([other]))
     assert match_state("t", table, [optimizer]) == ({}, {})
     assert match_state("t", table, []) == ({}, {})
 
 
-def test_state_is_looked_up_when_it_is_read():
+def test_state_is_looked_up_at_each_read():
     table = nn.Parameter(torch.ones(3, DIM))
     optimizer = torch.optim.Adam([table])
     state, counters = match_state("t", table.detach(), [optimizer])
@@ -100,7 +100,7 @@ def test_state_is_looked_up_when_it_is_read():
     assert counters["iter"].item() == 9.0
 
 
-def test_numbers_that_are_no_tensors_are_left_to_the_optimizer():
+def test_state_other_than_tensors_is_ignored():
     table = nn.Parameter(torch.ones(3, DIM))
     optimizer = torch.optim.SGD([table], lr=0.1)
     optimizer.state[table] = {"step": 3, "momentum_buffer": None}
@@ -115,7 +115,7 @@ def test_two_optimizers_of_one_table_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(1, DIM), (DIM, 3), (2,)])
-def test_state_of_no_row_is_refused(shape):
+def test_state_that_fits_no_rows_is_refused(shape):
     table = nn.Parameter(torch.ones(3, DIM))
     optimizer = torch.optim.SGD([table], lr=0.1)
     optimizer.state[table] = {"factor": torch.ones(shape)}
@@ -123,7 +123,7 @@ def test_state_of_no_row_is_refused(shape):
         match_state("a.b", table.detach(), [optimizer])
 
 
-def test_rows_of_another_width_are_no_rows_of_the_table():
+def test_rows_of_another_width_are_refused():
     flat = torch.ones(3 * DIM)
     optimizer = stepped(RowWiseAdagrad([nn.Parameter(flat.view(-1, 2))]))
     with pytest.raises(ValueError, match=r"t: sum of shape \[6, 1\] fits neither"):
@@ -131,7 +131,7 @@ def test_rows_of_another_width_are_no_rows_of_the_table():
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
-def test_created_state_leaves_the_rest_alone(rate):
+def test_create_state_changes_nothing_else(rate):
     table = nn.Parameter(torch.randn(3, DIM))
     before = table.detach().clone()
     optimizer = torch.optim.Adam([table], lr=rate, weight_decay=0.1)
@@ -142,7 +142,7 @@ def test_created_state_leaves_the_rest_alone(rate):
     assert table.grad is None
 
 
-def test_state_that_is_there_stays():
+def test_create_state_keeps_existing_state():
     tables = [nn.Parameter(torch.randn(3, DIM)) for _ in range(2)]
     optimizer = torch.optim.Adam(tables)
     tables[0].grad = torch.ones(3, DIM)

@@ -1,4 +1,4 @@
-"""The callback comes in time: whenever it is called, no row of its module has changed in this step."""
+"""The callback runs before any row of its module changes in a step."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ OPTIMIZERS = [
 
 
 class Watch:
-    """Sees which columns of shards have changed since the step began, at each call and at the end."""
+    """Records at each call which columns of shards have changed since the start of the step."""
 
     def __init__(self, model, optimizers=()):
         self.shards = find_shards(model, optimizers)
@@ -54,7 +54,7 @@ class Watch:
 
 
 def loss_of(model, step, **rows):
-    """Of the collections alone: a sum over all that was looked up."""
+    """Loss of the collections only: a sum over all lookups."""
     loss = torch.zeros(())
     for name, tables in rows.items():
         found = model.module.get_submodule(name)(batch(step, 4, **tables))
@@ -65,7 +65,7 @@ def loss_of(model, step, **rows):
 
 @pytest.fixture(params=["fbgemm", "host lookups"])
 def lookups(request):
-    """Puts the trainer's own lookups into a model, or leaves it as it is."""
+    """Replaces the lookups of a model by the trainer's own, or leaves them."""
 
     def put(model):
         if request.param == "host lookups":
@@ -77,7 +77,7 @@ def lookups(request):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_called_in_each_step_before_any_row_changes(world_of_one, optimizer):
+def test_callback_runs_in_each_step_before_any_row_changes(world_of_one, optimizer):
     model = shard(LAYOUT, optimizer, bags=bags(**ROWS), sequences=sequences(a=9, b=5))
     watch = Watch(model)
     with before_updates(model, [], watch):
@@ -89,7 +89,7 @@ def test_called_in_each_step_before_any_row_changes(world_of_one, optimizer):
             assert len(changed) == 5, "every table was updated"
 
 
-def test_each_module_is_announced_before_its_own_rows_change(world_of_one):
+def test_callback_runs_before_the_rows_of_each_module_change(world_of_one):
     model = shard({"a": "tw"}, left=bags(a=6), right=bags(a=6))
     calls = Watch(model)
     with before_updates(model, [], calls):
@@ -98,7 +98,7 @@ def test_each_module_is_announced_before_its_own_rows_change(world_of_one):
     assert modules in ([set(), {"left"}], [set(), {"right"}])
 
 
-def test_modules_whose_forward_was_replaced(world_of_one, lookups):
+def test_modules_with_replaced_forward(world_of_one, lookups):
     model = lookups(shard({"a": "tw", "b": "rw"}, bags=bags(a=10, b=7)))
     watch = Watch(model)
     with before_updates(model, [], watch):
@@ -107,16 +107,7 @@ def test_modules_whose_forward_was_replaced(world_of_one, lookups):
     assert watch.changed()
 
 
-def test_a_forward_that_is_replaced_later(world_of_one):
-    model = shard({"a": "tw"}, bags=bags(a=10))
-    watch = Watch(model)
-    with before_updates(model, [], watch):
-        use_host_lookups([group.emb_module for group in table_groups(model)], torch.float32)
-        loss_of(model, 0, bags={"a": 10}).backward()
-    watch.assert_in_time()
-
-
-def test_never_called_without_a_backward_pass(world_of_one, lookups):
+def test_callback_does_not_run_without_a_backward_pass(world_of_one, lookups):
     model = lookups(shard({"a": "tw"}, bags=bags(a=10)))
     watch = Watch(model)
     with before_updates(model, [], watch):
@@ -128,7 +119,7 @@ def test_never_called_without_a_backward_pass(world_of_one, lookups):
 
 
 @pytest.mark.parametrize("moment", ["before the step", "between forward and backward"])
-def test_after_removal_it_is_not_called(world_of_one, moment):
+def test_removed_hooks_do_not_call(world_of_one, moment):
     model = shard({"a": "tw"}, bags=bags(a=10))
     watch = Watch(model)
     hooks = before_updates(model, [], watch)
@@ -142,7 +133,7 @@ def test_after_removal_it_is_not_called(world_of_one, moment):
     assert not any(group.emb_module._forward_hooks for group in table_groups(model))
 
 
-def test_what_it_raises_ends_the_step_before_the_change(world_of_one, lookups):
+def test_exception_of_the_callback_prevents_the_change(world_of_one, lookups):
     def refuse():
         raise RuntimeError("not now")
 
@@ -191,7 +182,7 @@ def test_tables_of_an_ordinary_optimizer(world_of_one, make):
     assert watch.changed_when_called == []
 
 
-def test_averages_that_are_taken_in_the_forward_pass(world_of_one):
+def test_averages_of_the_forward_pass(world_of_one):
     model = shard({"a": "tw"}, EmbOptimType.EXACT_SGD, bags=bags(a=10))
     (group,) = table_groups(model)
     watch = Watch(model)
@@ -206,7 +197,7 @@ def test_averages_that_are_taken_in_the_forward_pass(world_of_one):
 
 
 class Batch(Pipelineable):
-    """As a pipeline wants it."""
+    """A batch for TorchRec's pipeline."""
 
     def __init__(self, step):
         self._features = batch(step, 4, a=10, b=7)
@@ -222,7 +213,7 @@ class Batch(Pipelineable):
 
 
 def pipelined():
-    """A model in TorchRec's training pipeline, and what takes its next of five steps."""
+    """A model in TorchRec's training pipeline, and a function that trains its next step, of five."""
     model = shard({"a": "tw", "b": "rw"}, bags=bags(a=10, b=7))
     dense = torch.optim.SGD(model.module.dense.parameters(), lr=0.1)
     pipeline = TrainPipelineSparseDist(
@@ -235,7 +226,7 @@ def pipelined():
     return model, partial(pipeline.progress, batches)
 
 
-def test_a_training_pipeline(world_of_one):
+def test_updates_in_a_training_pipeline(world_of_one):
     model, progress = pipelined()
     watch = Watch(model)
     with before_updates(model, [], watch):

@@ -1,4 +1,4 @@
-"""From a model to the table shards of this rank."""
+"""Discovery of a model's table shards on this rank."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,9 +9,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import nn
 from torch.optim import Optimizer
 
-from cpr.shards.columns import RowColumns, row_columns
 from cpr.shards.groups import TableGroup, table_groups
 from cpr.shards.matching import match_state
+from cpr.shards.row_columns import RowColumns, row_columns
 from cpr.shards.shard import TableShard
 from cpr.shards.updates import UPDATED_IN_FORWARD
 
@@ -19,12 +19,11 @@ from cpr.shards.updates import UPDATED_IN_FORWARD
 def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[TableShard]:
     """All table shards of `model` on this rank, sorted by table, row and column.
 
-    Tables with a fused optimizer bring their state along. Others, such as data-parallel ones, get it from
-    `optimizers`: from the parameter that shares memory with the table, whether that parameter is the table,
-    or a flat or tall view over several. Such state is looked up whenever it is read, so that it is right
-    also after `load_state_dict` has replaced it; an optimizer that creates its state in its first step
-    gives none before that (`create_state` makes it create it, to be overwritten by a load). A table that
-    no optimizer updates has no state.
+    The state of a fused optimizer is in the table's FBGEMM module. The state of other tables, such as
+    data-parallel ones, is found in `optimizers`, at the parameter that shares memory with the table: the
+    table itself, or a flat or tall view over several. It is looked up at each read, as `load_state_dict`
+    replaces it. Optimizers that create their state in the first step have none before (see `create_state`). A
+    table without optimizer has no state.
 
     The views stay valid while the model keeps its tables, also when their storage moves to shared memory
     (`share_memory_`). After a `reshard`, or `to` another device, call this again.
@@ -32,10 +31,10 @@ def find_shards(model: nn.Module, optimizers: Sequence[Optimizer] = ()) -> list[
     Args:
         model: a `DistributedModelParallel`, or any module with sharded collections in it. Pieces without
             rows are left out.
-        optimizers: ordinary optimizers that update tables; others among them do no harm.
+        optimizers: ordinary optimizers that update tables; others are ignored.
 
     Raises:
-        ValueError: the model holds tables in a way that is not supported; the message says which.
+        ValueError: the model holds tables in an unsupported way.
     """
     shards = [shard for group in table_groups(model) for shard in _shards(group, optimizers)]
     return sorted(
@@ -76,7 +75,7 @@ def _fused_shards(group: TableGroup) -> Iterator[TableShard]:
 
 def _invalidate(tbe: Any, more: RowColumns | None) -> None:
     tbe.reset_cache_states()
-    # FBGEMM computes with a copy of `iter` on the host, which it brings up to date once only
+    # FBGEMM uses a copy of `iter` on the host, which it updates only once
     tbe.iter_cpu.fill_(tbe.iter[0].item())
     if more is not None:
         more.written()

@@ -1,8 +1,8 @@
-"""More columns of a table's rows: what belongs to a row besides its weights and its optimizer's state.
+"""Additional columns of a table's rows, next to its weights and optimizer state.
 
-Whoever keeps something by row beside a table, such as the id that a row stands for at the moment, adds it
-here. It then is one more column of the row in `TableShard.optimizer_state`: saved, moved and restored with
-the rest of the row and from the same moment, and in memory that outlives the worker wherever the table is.
+Data kept by row, such as the id that a row represents at present, is added here. It becomes a column in
+`TableShard.optimizer_state`: saved, moved and restored with the rest of the row, of the same moment, and in
+resident memory if the table is.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from cpr.shards.groups import TableGroup
 from cpr.shards.shard import TableShard
 
 ATTRIBUTE: Final = "row_columns_of_tables"
-"""Of an FBGEMM module: its `RowColumns`, by the place of their table in it."""
+"""Attribute of an FBGEMM module with its `RowColumns`, by the table's number in it."""
 
 
 class RowColumns:
-    """Columns beside a table, or a piece of one.
+    """Additional columns of a table, or of a piece of one.
 
     Args:
-        table: whose rows they belong to.
+        table: of the rows.
         dtypes: of the columns, by name.
-        written: called after rows were written from outside, as when they are restored.
+        written: called after rows were written from outside, as in a restore.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RowColumns:
         """Live, `[num_rows]` each."""
 
     def allocate(self, table: TableShard, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        """Their memory, of zeros; `cpr.resident.allocation` gives another, maybe that of a dead worker."""
+        """Allocate zeros; `cpr.resident.allocation` replaces this by resident memory."""
         num_rows, device = table.weights.shape[0], table.weights.device
         return {name: torch.zeros(num_rows, dtype=dtype, device=device) for name, dtype in dtypes.items()}
 
@@ -43,24 +43,24 @@ class RowColumns:
 def add_row_columns(
     group: TableGroup, place: int, dtypes: Mapping[str, torch.dtype], written: Callable[[], object]
 ) -> Mapping[str, Tensor]:
-    """Give the rows of a table more columns; before anything looks for its shards (`find_shards`).
+    """Add columns to the rows of a table, before any call of `find_shards`.
 
-    Whoever changes them does so in the forward pass of training and after its own pre-hooks of the FBGEMM
-    module began: those of `before_updates` come first. To outlive the worker they are to be added while the
+    Columns may be changed only in the forward pass of training, from a pre-hook of the FBGEMM module on,
+    since the hooks of `before_updates` run before those. Columns in resident memory must be added while the
     model is built (`PartialRecovery.building`), in the same order each time.
 
     Args:
         group: the FBGEMM module, with a fused optimizer.
-        place: of the table among `group.tables`.
-        dtypes: by name of the column; `[num_rows]` each, zeros in the beginning.
-        written: called after rows were written from outside, such as when they were restored: whatever was
-            derived from the columns is to be derived anew.
+        place: number of the table in `group.tables`.
+        dtypes: by name of the column; `[num_rows]` each, initially zeros.
+        written: called after rows were written from outside, as in a restore, to update data derived from the
+            columns.
 
     Returns:
-        The columns by name, live.
+        The live columns by name.
 
     Raises:
-        ValueError: the table has a column of such a name.
+        ValueError: the table has a column of this name.
     """
     added: dict[int, RowColumns] = row_columns(group.emb_module)
     states = group.emb_module.get_optimizer_state()
@@ -74,6 +74,6 @@ def add_row_columns(
 
 
 def row_columns(emb_module: Any) -> dict[int, RowColumns]:
-    """What was added to the tables of an FBGEMM module, by the table's place."""
+    """Additional columns of the tables of an FBGEMM module, by the table's number."""
     found: dict[int, RowColumns] = getattr(emb_module, ATTRIBUTE, {})
     return found
