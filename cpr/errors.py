@@ -1,11 +1,11 @@
-"""What can go wrong with saved or resident state; each error's name tells the caller what to do next."""
+"""Errors of saved and resident state; the name of each tells the caller what to do next."""
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether a block that is left by `error` has failed; None: it was left normally.
+    """Whether a block that ends with `error` has failed; None is a normal end.
 
-    `sys.exit()` with code 0 or none and the end of a generator are ways to return. A generator that is closed
-    while another exception is handled has failed with its caller.
+    `sys.exit()` with code 0 or None, and the end of a generator, are normal ends. A generator closed while
+    another exception is handled has failed with its caller.
     """
     if isinstance(error, SystemExit):
         return not (error.code is None or (isinstance(error.code, int) and error.code == 0))
@@ -27,11 +27,11 @@ class MismatchError(CheckpointError):
 
 
 class LockedError(CheckpointError):
-    """Another run that is alive writes to this directory."""
+    """Another live run writes to this directory."""
 
 
 class SupersededError(LockedError):
-    """A newer run owns this directory; nothing of this one will ever be saved there again."""
+    """A newer run owns this directory; this run can never save to it again."""
 
 
 class NoUsableStateError(CheckpointError):
@@ -39,35 +39,35 @@ class NoUsableStateError(CheckpointError):
 
 
 class NothingSavedError(NoUsableStateError):
-    """Nothing was ever saved there."""
+    """A checkpoint directory contains no save at all."""
 
 
 class SaveFailedError(CheckpointError):
-    """A save in the background failed on some rank; nothing of it counts, older states are untouched."""
+    """A background save failed on some rank; it does not count, and older states are intact."""
 
 
 class SaveGivenUpError(SaveFailedError):
-    """A save took longer than its caller allowed; it does not count, and the storage is not to blame."""
+    """A save took longer than its caller allowed; it does not count, and storage has not failed."""
 
 
 class SaveRefusedError(SaveFailedError):
-    """A newer run owns the directory: there is no use in trying again."""
+    """A save was refused, as a newer run owns the directory; retries are useless."""
 
 
 class ResidentMemoryError(RuntimeError):
-    """Shared memory that outlives a worker cannot be used; the message names the place and the cause."""
+    """Shared memory that survives workers cannot be used; the message names the place and the cause."""
 
 
 class NotEnoughMemoryError(ResidentMemoryError):
-    """The shared memory file system is too small; the message names what to change."""
+    """The shared memory file system is too small; the message tells what to change."""
 
 
 class DamagedMemoryError(ResidentMemoryError):
-    """Shared memory is proven not to be what its owner left, or somebody else's: none of it may be used."""
+    """Shared memory is damaged, or belongs to another run: it must not be used."""
 
 
 class UnreadableMemoryError(ResidentMemoryError):
-    """Shared memory cannot be read now, and may be whole: it is kept; the message says what to do."""
+    """Shared memory cannot be read now, but may be intact: it is kept; the message tells what to do."""
 
 
 class MemoryVersionError(UnreadableMemoryError):
@@ -75,23 +75,23 @@ class MemoryVersionError(UnreadableMemoryError):
 
 
 class RendezvousError(RuntimeError):
-    """The workers of a run did not find each other in time; the message names who is missing."""
+    """Workers did not complete the rendezvous in time; the message names the missing ranks."""
 
 
 class RecoveryError(RuntimeError):
-    """The workers of a run cannot go on together; the message says why and what to do."""
+    """The workers of a run cannot continue together; the message tells why and what to do."""
 
 
 class NoProgressError(RecoveryError):
-    """Generations of workers died one after the other without finishing a step; lists what each died of."""
+    """Several generations of workers died without finishing a step; lists the cause of each."""
 
 
 class DivergedRunError(RecoveryError, FloatingPointError):
-    """Workers left because values were no numbers; whoever is started in their place does not go on."""
+    """Training diverged (NaN or infinity): restarted workers do not continue the run."""
 
 
 class RunFinished(SystemExit):
-    """The run that a restarted worker would continue has reached its end: the process ends with exit code 0.
+    """The run that a restarted worker would continue has finished: the process ends with exit code 0.
 
     Args:
         step: training steps done.
@@ -103,4 +103,4 @@ class RunFinished(SystemExit):
 
 
 class StartOverError(RecoveryError):
-    """Live memory turned out to be of no use before anything was saved; restarted workers begin anew."""
+    """Resident memory was unusable before the first save; restarted workers start over."""

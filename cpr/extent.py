@@ -1,25 +1,25 @@
-"""Which rows and columns of a table a shard, a file or a transfer covers, and where two of them overlap."""
+"""Geometry of shards, files and transfers: ranges of rows and columns of a table, and their overlaps."""
 
 from dataclasses import dataclass, replace
 
 Interval = tuple[int, int]
-"""From the first to before the last."""
+"""Half-open range: begin, end."""
 
 
 def common(one: Interval, other: Interval) -> Interval | None:
-    """What is in both; None if nothing is."""
+    """Intersection of two intervals; None if empty."""
     begin, end = max(one[0], other[0]), min(one[1], other[1])
     return (begin, end) if begin < end else None
 
 
 def contains(outer: Interval, inner: Interval) -> bool:
-    """Whether all of one is in the other."""
+    """Whether the inner interval lies in the outer one."""
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """Rows x columns of a table; of a shard, it tells the shard apart from all others of a model."""
+    """A rectangle of rows x columns of a table; the extent of a shard is unique in a model."""
 
     table_fqn: str
     """Fully qualified name of the table."""
@@ -29,39 +29,35 @@ class Extent:
     """Row id of the first row."""
     num_rows: int
     col_offset: int
-    """Column of the table that is the first."""
+    """The first column."""
     num_cols: int
 
     @classmethod
     def of_table(cls, table_fqn: str, table_shape: tuple[int, int]) -> "Extent":
-        """All of a table."""
+        """Extent of a whole table."""
         rows, cols = table_shape
+        shape = (rows, cols)  # a list, as in JSON, would not be hashable
         return cls(
-            table_fqn=table_fqn,
-            table_shape=(rows, cols),
-            row_offset=0,
-            num_rows=rows,
-            col_offset=0,
-            num_cols=cols,
+            table_fqn=table_fqn, table_shape=shape, row_offset=0, num_rows=rows, col_offset=0, num_cols=cols
         )
 
     @property
     def rows(self) -> Interval:
-        """Row ids."""
+        """Range of row ids."""
         return self.row_offset, self.row_offset + self.num_rows
 
     @property
     def cols(self) -> Interval:
-        """Columns of the table."""
+        """Range of columns."""
         return self.col_offset, self.col_offset + self.num_cols
 
     @property
     def name(self) -> str:
-        """Of the shard that has this extent: unique among those of a model, and fit for a path."""
+        """Name of the shard with this extent: unique in a model, and valid as a path."""
         return f"{self.table_fqn}/r{self.row_offset}-c{self.col_offset}"
 
     def narrowed(self, rows: Interval, cols: Interval) -> "Extent":
-        """Other rows and columns of the same table."""
+        """Extent of other rows and columns of the same table."""
         return replace(
             self,
             row_offset=rows[0],
@@ -71,7 +67,7 @@ class Extent:
         )
 
     def overlap(self, other: "Extent") -> "Extent | None":
-        """What is in both; None if nothing is, or they are of different tables."""
+        """Intersection with another extent; None if empty, or of different tables."""
         if self.table_fqn != other.table_fqn:
             return None
         rows, cols = common(self.rows, other.rows), common(self.cols, other.cols)

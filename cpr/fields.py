@@ -1,4 +1,4 @@
-"""Checks that the fields of a configuration hold what their annotations say; without torch."""
+"""Type checks of configuration fields against their annotations; without torch."""
 
 import math
 import types
@@ -11,14 +11,14 @@ _NAMES: Final = {int: "a whole number", float: "a number", bool: "true or false"
 
 
 def check_fields(config: Any, where: str = "") -> None:
-    """Refuse values of another type than a dataclass declares, and numbers that are not finite or too large.
+    """Refuse values of types other than declared, and numbers that are infinite, NaN or too large.
 
     Args:
-        config: a dataclass, whose `__post_init__` calls this first, so that its own checks can compare.
-        where: goes before a field's name in messages, such as `train.`.
+        config: a dataclass; its `__post_init__` calls this before its own checks.
+        where: prefix of field names in messages, such as `train.`.
 
     Raises:
-        ValueError: names the field, and what it must be.
+        ValueError: a value is wrong; the message names the field and its type.
     """
     hints = typing.get_type_hints(type(config))
     for field in fields(config):
@@ -57,5 +57,5 @@ def _is_a(value: Any, wanted: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer beyond all floats
         return False

@@ -39,7 +39,7 @@ class _Some:
         check_fields(self, "some.")
 
 
-def test_values_of_the_declared_types_are_taken():
+def test_values_of_the_declared_types_are_accepted():
     _Some()
     _Some(count=np.int64(5), rate=2, limit=0.25, flag=False, name="x", days=(1, 2), how="b")
     _Some(rate=np.float32(0.5), limit=None)
@@ -80,7 +80,7 @@ def test_every_field_of_the_public_configurations_is_checked(config, field):
         config(**{**CONFIGS[config], field: object()})
 
 
-def test_a_span_of_time_is_no_number():
+def test_timedelta_is_not_a_number():
     Retention(keep_every=timedelta(hours=1))
     with pytest.raises(ValueError, match="keep_every must be a timedelta, not 3600"):
         Retention(keep_every=3600)

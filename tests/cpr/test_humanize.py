@@ -20,14 +20,14 @@ from cpr.humanize import UNITS_S, duration_text, parse_duration
         ("0s", 0),
     ],
 )
-def test_what_is_understood(text, seconds):
+def test_durations_are_parsed(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "5", "-5m", "5 parsecs", "m", "1h30", "nan", "5m,", "1e3s", "1.2.3s"]
 )
-def test_what_is_not_says_what_would_be(text):
+def test_invalid_durations_are_refused_with_examples(text):
     with pytest.raises(ValueError, match=r"write a number with its unit: 90s"):
         parse_duration(text)
 
@@ -48,15 +48,15 @@ def test_what_is_not_says_what_would_be(text):
         (86_400 * 1234.5, "1,230 d"),
     ],
 )
-def test_how_they_are_shown(seconds, text):
+def test_durations_are_formatted(seconds, text):
     assert duration_text(seconds) == text
 
 
 @given(st.floats(1e-3, 1e8))
-def test_what_is_shown_can_be_read_back_to_three_digits(seconds):
+def test_formatted_durations_can_be_parsed(seconds):
     assert parse_duration(duration_text(seconds).replace(",", "")) == pytest.approx(seconds, rel=5.1e-3)
 
 
 @given(st.floats(0, 1e6), st.sampled_from(sorted(UNITS_S)))
-def test_units_are_factors(number, unit):
+def test_all_units_are_parsed(number, unit):
     assert parse_duration(f"{number:f}{unit}") == pytest.approx(float(f"{number:f}") * UNITS_S[unit])

@@ -1,4 +1,4 @@
-"""A process is known by its pid and its start, and only a living one is found."""
+"""Processes are identified by pid and start time, and only live ones are found."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from cpr.processes import Process, Status
 
 @pytest.fixture
 def child():
-    """A process that waits."""
+    """A sleeping process."""
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     yield process
     process.kill()
     process.wait()
 
 
-def test_a_living_process_is_found_and_gets_signals(child):
+def test_live_process_is_found_and_gets_signals(child):
     found = Process.find(child.pid)
     assert found.is_alive
     assert found.send(signal.SIGTERM)
@@ -27,7 +27,7 @@ def test_a_living_process_is_found_and_gets_signals(child):
     assert not found.is_alive
 
 
-def test_one_whose_exit_code_is_still_there_is_gone(child):
+def test_zombie_is_gone(child):
     found = Process.find(child.pid)
     found.send(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -36,7 +36,7 @@ def test_one_whose_exit_code_is_still_there_is_gone(child):
     assert not found.send(signal.SIGKILL)
 
 
-def test_an_earlier_one_with_the_same_pid_is_not_it(child):
+def test_earlier_process_with_the_same_pid_is_another_one(child):
     found = Process.find(child.pid)
     earlier = Process(found.pid, found.start_ticks - 1)
     assert not earlier.is_alive
@@ -44,15 +44,15 @@ def test_an_earlier_one_with_the_same_pid_is_not_it(child):
     assert child.poll() is None
 
 
-def test_where_it_belongs(child):
+def test_status_has_parent_and_session(child):
     status = Status.of(child.pid)
     assert status == Status(Process.find(child.pid), parent=os.getpid(), session=child.pid)
     assert Process.this().pid == os.getpid()
     assert Process.this().start_ticks <= status.process.start_ticks
 
 
-def test_a_name_may_hold_anything():
-    """proc(5) puts it in front of everything else, with its brackets and blanks."""
+def test_name_may_contain_anything():
+    """proc(5) contains the name unescaped, before most fields."""
     code = (
         f"import ctypes; ctypes.CDLL(None).prctl(15, {b') Z 1 ('!r}, 0, 0, 0); print(1, flush=True); input()"
     )
