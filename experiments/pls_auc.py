@@ -41,7 +41,7 @@ from experiments.emulation.figures import (
     run_of,
     slope,
 )
-from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.emulation.runs import run_experiment
 from experiments.harness.record import Row
 
 SEEDS: Final = 6
@@ -59,10 +59,15 @@ Points = dict[Run, tuple[float, float]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    record = measure_experiment(
-        "pls_auc", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    return run_experiment(
+        "pls_auc",
+        arguments,
+        description=__doc__,
+        plan=plan,
+        seeds=SEEDS,
+        figures_of=figures_of,
+        draw=draw,
     )
-    return finish_experiment(record, figures_of, draw)
 
 
 def plan(seed: int) -> list[Run]:

@@ -33,7 +33,7 @@ from experiments.emulation.figures import (
     deltas,
     estimates,
 )
-from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.emulation.runs import run_experiment
 from experiments.harness.record import Row
 
 SEEDS: Final = 6
@@ -52,10 +52,15 @@ COMPARED: Final[Mapping[str, str]] = {"_8_failures": "", "_sgd": "_sgd", "_dcnv2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    record = measure_experiment(
-        "rare_rows", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    return run_experiment(
+        "rare_rows",
+        arguments,
+        description=__doc__,
+        plan=plan,
+        seeds=SEEDS,
+        figures_of=figures_of,
+        draw=draw,
     )
-    return finish_experiment(record, figures_of, draw)
 
 
 def plan(seed: int) -> list[Run]:

@@ -31,7 +31,7 @@ from experiments.emulation.figures import (
     run_of,
     setting_of,
 )
-from experiments.emulation.runs import finish_experiment, measure_experiment
+from experiments.emulation.runs import run_experiment
 from experiments.harness.record import Row
 
 SEEDS: Final = 6
@@ -76,10 +76,15 @@ LABELS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    record = measure_experiment(
-        "sensitivity", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
+    return run_experiment(
+        "sensitivity",
+        arguments,
+        description=__doc__,
+        plan=plan,
+        seeds=SEEDS,
+        figures_of=figures_of,
+        draw=draw,
     )
-    return finish_experiment(record, figures_of, draw)
 
 
 def plan(seed: int) -> list[Run]:
@@ -132,7 +137,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _draw_changes(axes: Axes, found: Mapping[str, Mapping[str, Estimate]]) -> None:
-    """Draw a block of lines for each change, as high as it has schemes, so that no two lines meet."""
+    """Draw a block of lines for each change, as high as it has schemes, so that no two lines overlap."""
     axes.axvline(0, color="black", linewidth=0.8)
     colors = {scheme: f"C{number}" for number, scheme in enumerate((*PAPER, *OTHERS))}
     place, middles, labelled = 0.0, [], set()

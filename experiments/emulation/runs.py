@@ -29,7 +29,7 @@ from experiments.emulation.data import DEFAULT_COVERING, default_dataset, skewed
 from experiments.emulation.emulation import Run
 from experiments.emulation.worker import EmulatedWorkload, emulate, start
 from experiments.harness.launch import ROOT
-from experiments.harness.record import QUICK, RESULTS, Record, Row, versions
+from experiments.harness.record import QUICK, RESULTS, Record, Row, finished_result, versions
 from experiments.harness.samples import identity_of
 
 PROCESSES: Final = 2
@@ -52,27 +52,44 @@ Plan = Callable[[int], Sequence[Run]]
 """All runs of a seed, the most important first."""
 
 
-def measure_experiment(
+def run_experiment(
     name: str,
     arguments: Sequence[str] | None,
     *,
     description: str,
     plan: Plan,
     seeds: int,
-) -> Record:
-    """Parse an experiment's command line and measure its runs, seed by seed.
+    figures_of: Callable[[Sequence[Row]], Mapping[str, float | None]],
+    draw: Callable[[Sequence[Row], Path], object],
+    notes: Mapping[str, str] | None = None,
+) -> int:
+    """Measure an experiment's runs, store its figures, draw and print them; the exit code.
 
     Args:
         name: of the experiment.
         arguments: the command line; None: that of this process.
-        description: of the command.
-        plan: its runs.
+        description: docstring of the experiment's module, whose first line describes the command.
+        plan: the runs of a seed.
         seeds: how many by default.
-
-    Returns:
-        The record with one row for each run, not finished yet.
+        figures_of: makes the figures of the rows.
+        draw: draws the rows to a path.
+        notes: why figures are missing, by name.
     """
-    parser = _parser(description, seeds)
+    record = measure_experiment(name, arguments, description=description, plan=plan, seeds=seeds)
+    figures = figures_of(record.rows)
+    path = record.finish(figures, notes)
+    draw(record.rows, path.with_suffix(".png"))
+    for figure, value in figures.items():
+        print(f"{figure}: {'not measured' if value is None else f'{value:.6f}'}")
+    print(f"stored in {path}")
+    return 0
+
+
+def measure_experiment(
+    name: str, arguments: Sequence[str] | None, *, description: str, plan: Plan, seeds: int
+) -> Record:
+    """Parse an experiment's command line and measure its runs, seed by seed; the record is not finished."""
+    parser = _parser(description.split("\n", maxsplit=1)[0], seeds)
     options = _parse(parser, arguments)
     folder = QUICK if options.quick else OTHERS if options.dataset else RESULTS
     if options.figures:
@@ -107,33 +124,12 @@ def _stored(name: str, folder: Path) -> Record:
         ValueError: there is none that is finished.
     """
     path = folder / f"{name}.json"
-    stored: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
-    if stored["finished"] is None:
+    stored = finished_result(path)
+    if stored is None:
         raise ValueError(f"{path} is not there or not finished: measure it first, without --figures")
     record = Record(name, stored["config"], seeds=stored["seeds"], folder=folder)
     record.keep(lambda _: True)
     return record
-
-
-def finish_experiment(
-    record: Record,
-    figures_of: Callable[[Sequence[Row]], Mapping[str, float]],
-    draw: Callable[[Sequence[Row], Path], object],
-) -> int:
-    """Store the figures of all measured runs, draw and print them; the exit code.
-
-    Args:
-        record: of `measure_experiment`.
-        figures_of: the rows.
-        draw: the rows, to this path.
-    """
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    draw(record.rows, path.with_suffix(".png"))
-    for name, value in figures.items():
-        print(f"{name}: {value:.6f}")
-    print(f"stored in {path}")
-    return 0
 
 
 def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict[Run, Row]:

@@ -141,6 +141,12 @@ class Record:
         temporary.replace(self.path)
 
 
+def finished_result(path: Path) -> Row | None:
+    """A stored result; None if it is absent or not finished."""
+    body: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
+    return body if body["finished"] else None
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide speed and results."""
     found = {"python": platform.python_version()}

@@ -1,6 +1,5 @@
-"""The overheads of `experiments.overhead`: the paper's formulas, with its times and with measured shares."""
+"""The overheads of `experiments.overhead`, by the paper's formulas, with its times and measured shares."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from cpr.estimator.planning.formulas import (
     overhead_partial,
 )
 from experiments.emulation.emulation import PRODUCTION
-from experiments.harness.record import Row
+from experiments.harness.record import Row, finished_result
 
 TARGET_PLS: Final = 0.1
 OFTEN_PLS: Final = 0.02
@@ -53,11 +52,7 @@ class Account:
 
 
 def account(results: Path) -> Account:
-    """All overheads of the emulated job.
-
-    Args:
-        results: folder of the stored results, where the measured shares come from.
-    """
+    """All overheads of the emulated job, with the measured shares of the stored results in a folder."""
     job, naive_s = PRODUCTION, interval_full(PRODUCTION)
     cpr_s, often_s = (interval_partial(job, target) for target in (TARGET_PLS, OFTEN_PLS))
     overheads = {
@@ -75,7 +70,7 @@ def account(results: Path) -> Account:
     else:
         why = "needs the stored result of checkpointing, which is absent or not finished"
         missing |= dict.fromkeys((BACKGROUND, OFTEN, SLOWED, TRACKED), why)
-    tracking = _finished(results / "tracking.json")
+    tracking = finished_result(results / "tracking.json")
     if tracking is None:
         missing[TRACKED] = "needs the stored result of tracking, which is absent or not finished"
     return Account(overheads, missing, None if tracking is None else tracking["figures"]["mfu_step_share"])
@@ -94,11 +89,5 @@ def _share_of_a_save(rounds: Sequence[Row], value: str) -> float:
 
 def _rounds(path: Path) -> list[Row]:
     """The rounds of a stored result; none if it is absent or not finished."""
-    body = _finished(path)
+    body = finished_result(path)
     return [] if body is None else [row for row in body["rows"] if "round" in row]
-
-
-def _finished(path: Path) -> Row | None:
-    """A stored result; None if it is absent or not finished."""
-    body: Row = json.loads(path.read_text()) if path.exists() else {"finished": None}
-    return body if body["finished"] else None

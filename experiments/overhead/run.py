@@ -32,7 +32,7 @@ or adds more; `--figures` measures nothing and works the figures out again from 
 from collections.abc import Sequence
 from typing import Final
 
-from experiments.emulation.runs import measure_experiment
+from experiments.emulation.runs import run_experiment
 from experiments.harness.record import RESULTS
 from experiments.overhead.accounting import account
 from experiments.overhead.picture import draw
@@ -43,14 +43,14 @@ SEEDS: Final = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    record = measure_experiment(
-        "overhead", arguments, description=__doc__.split("\n", maxsplit=1)[0], plan=plan, seeds=SEEDS
-    )
     accounted = account(RESULTS)
-    figures = {**accounted.figures(), **quality_figures(record.rows)}
-    path = record.finish(figures, accounted.missing)
-    draw(record.rows, path.with_suffix(".png"))
-    for name, value in figures.items():
-        print(f"{name}: {'not measured' if value is None else f'{value:.6f}'}")
-    print(f"stored in {path}")
-    return 0
+    return run_experiment(
+        "overhead",
+        arguments,
+        description=__doc__,
+        plan=plan,
+        seeds=SEEDS,
+        figures_of=lambda rows: {**accounted.figures(), **quality_figures(rows)},
+        draw=draw,
+        notes=accounted.missing,
+    )

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -97,9 +96,9 @@ class NodesRun:
     def __exit__(self, *_: object) -> None:
         for node in list(self._launches):
             self._stop(node)
-        for pid in self._processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         for memory in self._memory:
             shutil.rmtree(memory, ignore_errors=True)
         self._stack.close()
@@ -195,17 +194,18 @@ class NodesRun:
         ]
         for path in (*memory_files, *temporary):
             logger.warning("left behind: %s", path)
-        for pid in processes:
-            logger.warning("left behind: process %d (%s)", pid, _command_of(pid))
+        for process in processes:
+            logger.warning("left behind: process %d (%s)", process.pid, process.info["cmdline"])
         return Leftovers(len(processes), len(memory_files), len(temporary))
 
     def _found(self, name: str) -> list[Path]:
         return list((self.folder / "runs").glob(f"*/{name}"))
 
-    def _processes(self) -> list[int]:
+    def _processes(self) -> list[psutil.Process]:
         """All processes of the run, found by their environment: some are not children of the launchers."""
-        roots = {f"CPR_RESIDENT_ROOT={memory}".encode() for memory in self._memory}
-        return [pid for pid in psutil.pids() if roots & _environment_of(pid)]
+        roots = {str(memory) for memory in self._memory}
+        found = psutil.process_iter(["environ", "cmdline"])
+        return [each for each in found if (each.info["environ"] or {}).get("CPR_RESIDENT_ROOT") in roots]
 
     def _node(self, node: int) -> Node:
         link = self._network.link(node) if self._network else None
@@ -256,16 +256,3 @@ def _free_port() -> int:
         probe.bind(("localhost", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _command_of(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return "it has ended meanwhile"
-
-
-def _environment_of(pid: int) -> set[bytes]:
-    try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    except OSError:  # it has ended, or is another user's
-        return set()

@@ -94,7 +94,7 @@ CLAIMS: Final[Sequence[PaperClaim]] = [
         subject="AUC lost per PLS",
         claim="gentler with MFU and SSU than with vanilla",
         known=Known.RECALLED,
-        differs=f"{_SYNTHETIC}. Random rows are a control of ours.",
+        differs=f"{_SYNTHETIC}. Random rows are a control that the paper does not have.",
     ),
     PaperClaim(
         experiment="sensitivity",

@@ -1,4 +1,4 @@
-"""Where the formulas stop being right: each of their assumptions is broken alone, bit by bit."""
+"""Simulations that break each assumption of the paper's formulas alone, step by step."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,15 +7,16 @@ from typing import Final
 from cpr.estimator.failures.arrivals import FailureModel
 from cpr.estimator.planning.formulas import Job, expected_pls, interval_full, overhead_full, overhead_partial
 from cpr.estimator.simulation.simulation import SimulationConfig, simulate
+from experiments.emulation.emulation import HOUR_S
 from experiments.harness.record import Row
-from experiments.scaling.jobs import HOUR, compared
+from experiments.scaling.jobs import compared
 
-JOB: Final = Job(T_total=500 * HOUR, T_fail=10 * HOUR, O_save=1, O_load=1, O_res=1, N_emb=64)
-"""It fails 50 times, and what it does about failures takes no time to speak of."""
+JOB: Final = Job(T_total=500 * HOUR_S, T_fail=10 * HOUR_S, O_save=1, O_load=1, O_res=1, N_emb=64)
+"""A job that fails 50 times, with saves and recoveries that take next to no time."""
 INTERVALS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Over the mean time between failures."""
+"""Save intervals over the mean time between failures."""
 DURATIONS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""Of a save, and of a recovery, over the mean time between failures."""
+"""Durations of a save, and of a recovery, over the mean time between failures."""
 WAYS_TO_FAIL: Final[Mapping[str, FailureModel]] = {
     "at random": FailureModel(),
     "gamma 0.3: in bursts": FailureModel(distribution="gamma", shape=0.3),
@@ -27,13 +28,13 @@ WAYS_TO_FAIL: Final[Mapping[str, FailureModel]] = {
 
 
 def measure_interval(ratio: float, num_trials: int, seed: int) -> Row:
-    """Intervals that are not far shorter than the time between failures."""
+    """Compare formulas and simulation for a save interval that is `ratio` times the time between failures."""
     both = _both(JOB, ratio * JOB.T_fail, FailureModel(), num_trials, seed)
     return {"part": "interval", "ratio": ratio, **both}
 
 
 def measure_duration(ratio: float, num_trials: int, seed: int) -> Row:
-    """Failures while saves and recoveries are under way; the interval is Young's, which grows with them."""
+    """Compare both where failures break saves and recoveries; the interval, Young's, grows with those."""
     duration_s = ratio * JOB.T_fail
     job = replace(JOB, O_save=duration_s, O_load=duration_s / 2, O_res=duration_s / 2)
     both = _both(job, interval_full(job), FailureModel(), num_trials, seed)
@@ -41,12 +42,12 @@ def measure_duration(ratio: float, num_trials: int, seed: int) -> Row:
 
 
 def measure_way(name: str, num_trials: int, seed: int) -> Row:
-    """Failures that do not come one by one and at random; the interval is an hour, a tenth of their mean."""
-    return {"part": "way", "way": name, **_both(JOB, HOUR, WAYS_TO_FAIL[name], num_trials, seed)}
+    """Compare both for failures in bursts or groups; the interval is an hour, a tenth of their mean time."""
+    return {"part": "way", "way": name, **_both(JOB, HOUR_S, WAYS_TO_FAIL[name], num_trials, seed)}
 
 
 def _both(job: Job, interval_s: float, failures: FailureModel, num_trials: int, seed: int) -> Row:
-    """Both recoveries. The formulas do not know that nodes may fail together."""
+    """Simulate both recoveries; the formulas do not know that nodes may fail together."""
     config = SimulationConfig(
         job=job,
         recovery="full",

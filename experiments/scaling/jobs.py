@@ -1,9 +1,8 @@
 """The job of `experiments.scaling` at any number of nodes, and what one of its schemes costs there."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cpr.estimator.planning.formulas import (
     Job,
@@ -15,36 +14,26 @@ from cpr.estimator.planning.formulas import (
     overhead_partial,
 )
 from cpr.estimator.simulation.simulation import PARTS, Recovery, Simulation, SimulationConfig, simulate
-from experiments.harness.record import RESULTS, Row
+from experiments.emulation.emulation import NODES, PRODUCTION
+from experiments.harness.record import RESULTS, Row, finished_result
 
-HOUR, MINUTE = 3600.0, 60.0
 TARGET_PLS: Final = 0.1
-KNOWN_NODES: Final = 8
-"""Of the job below; how often it fails with others is what `LAWS` are about."""
-JOB: Final = Job(
-    T_total=56 * HOUR,
-    T_fail=28 * HOUR,
-    O_save=5.6 * MINUTE,
-    O_load=2.7 * MINUTE,
-    O_res=2.7 * MINUTE,
-    N_emb=KNOWN_NODES,
-)
-"""What gives the paper's overheads on Criteo Kaggle; solved for from its headline figures, not quoted. Of
-loading and rescheduling only the sum (5.4 min) is known; half of it is each here."""
+JOB: Final = replace(PRODUCTION, O_load=PRODUCTION.O_load / 2, O_res=PRODUCTION.O_load / 2)
+"""The emulated job; only the sum of loading and rescheduling is known, of which each is half here."""
 LAWS: Final = {"independent": 1.0, "milder": 0.5}
 """By name: `T_fail` falls with this power of the number of nodes. Nodes that fail independently make it 1."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A way to save and to recover."""
+    """How a job saves and recovers."""
 
     recovery: Recovery
     is_background: bool
 
     @property
     def name(self) -> str:
-        """In rows and figures."""
+        """The name in rows and figures."""
         return f"{self.recovery}_background" if self.is_background else self.recovery
 
 
@@ -54,31 +43,31 @@ SCHEMES: Final = tuple(
 
 
 def waiting_share(folder: Path = RESULTS) -> float:
-    """Of a background save's time, the share that training loses: what it waits and what it is slowed down.
+    """The share of a background save's time that training loses by waiting and by slower steps.
 
-    As `experiments.checkpointing` measured it, where workers and writers share two processor cores.
+    `experiments.checkpointing` measured it, where workers and writers share two processor cores.
 
     Raises:
         ValueError: that result is not there.
     """
     path = folder / "checkpointing.json"
-    stored: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"finished": None}
-    if stored["finished"] is None:
+    stored = finished_result(path)
+    if stored is None:
         raise ValueError(f"{path} is not finished; run python -m experiments.checkpointing first")
     return 1 - float(stored["figures"]["throughput_while_saving"])
 
 
 def job_at(num_nodes: int, law: str, blocked_share: float = 1.0) -> Job:
-    """The job on so many nodes.
+    """The job on `num_nodes` nodes that fail by one of `LAWS`.
 
-    Saving and loading take as long as ever: tables grow with the nodes, and each writes and reads its own.
+    The times of a save and a load do not change: tables grow with the nodes, and each node has its own part.
 
     Args:
-        num_nodes: of the job.
-        law: of its failures, one of `LAWS`.
-        blocked_share: of a save, that training loses; 1: saves are synchronous.
+        num_nodes: number of nodes.
+        law: a name in `LAWS`.
+        blocked_share: share of a save's time that training loses; 1: saves are synchronous.
     """
-    mean_s = JOB.T_fail * (KNOWN_NODES / num_nodes) ** LAWS[law]
+    mean_s = JOB.T_fail * (NODES / num_nodes) ** LAWS[law]
     blocked_s = None if blocked_share == 1 else blocked_share * JOB.O_save
     return replace(JOB, N_emb=num_nodes, T_fail=mean_s, blocked_save=blocked_s)
 
@@ -102,7 +91,7 @@ def measure(
 
 
 def compared(expected: Overhead, pls: float, simulation: Simulation) -> Row:
-    """What a row holds of a formula and a simulation."""
+    """The fields of a row that compare a formula with a simulation."""
     return {
         "T_fail_s": simulation.config.job.T_fail,
         "interval_s": simulation.config.interval_s,

@@ -14,8 +14,8 @@ shares of the useful time. Figures:
 - `partial_saves_tenth_from_nodes`: fewest nodes at which partial recovery saves a tenth of the useful time;
   `..._background`: against full recovery with background saves as well.
 - `partial_halves_until_nodes`: most nodes at which all runs with partial recovery end and it is shown to cost
-  at most half of what full does. Where runs with full recovery are given up, what they took until then is
-  all that is known, so that beyond this the question is open.
+  at most half of what full does. Where runs with full recovery are given up, only the time until then is
+  known, so that the question is open beyond this number.
 - `recovery_dominates_from_nodes`: fewest nodes at which loading and rescheduling are more than half of what
   partial recovery costs.
 - `pls_break_even_8` and so on: target PLS below which partial recovery stops paying, by formula;
@@ -60,7 +60,7 @@ TRIALS: Final = 1000
 SEED: Final = 1
 GAIN: Final = 0.1
 RIGHT: Final = 0.1
-"""A formula is right if it is within this part of what is simulated."""
+"""A formula is right if it differs from the simulation by at most this share."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measurements(nodes: Sequence[int], blocked_share: float, trials: int) -> dict[str, Callable[[], Row]]:
-    """All of them by key, in their order."""
+    """All measurements by key, in their order."""
     found: dict[str, Callable[[], Row]] = {}
     for law in LAWS:
         for num_nodes in nodes:
@@ -110,12 +110,7 @@ Figures = dict[str, float | None]
 
 
 def figures_of(rows: Sequence[Row], blocked_share: float) -> tuple[Figures, dict[str, str]]:
-    """All figures, and a note for each that is missing.
-
-    Args:
-        rows: of the result.
-        blocked_share: of a background save, that training loses.
-    """
+    """All figures, and a note for each missing one; training loses `blocked_share` of a background save."""
     figures: Figures = {}
     notes: dict[str, str] = {}
     for law in LAWS:
@@ -143,7 +138,7 @@ def figures_of(rows: Sequence[Row], blocked_share: float) -> tuple[Figures, dict
 
 
 def _break_even(law: str, blocked_share: float) -> Figures:
-    """The least target PLS that pays."""
+    """The lowest target PLS at which partial recovery pays."""
     figures: Figures = {}
     for num_nodes in SHOWN_NODES:
         for name, share in (("", 1.0), ("_background", blocked_share)):
@@ -152,10 +147,9 @@ def _break_even(law: str, blocked_share: float) -> Figures:
 
 
 def _turning_points(by_scheme: Mapping[str, Mapping[int, Row]]) -> Figures:
-    """Numbers of nodes at which something changes, of one law; None: it never does.
+    """Numbers of nodes at which something changes under one law, from rows by scheme and number of nodes.
 
-    Args:
-        by_scheme: rows by number of nodes, by scheme.
+    None means that it never changes.
     """
     full, partial_ = by_scheme["full"], by_scheme["partial"]
     background = by_scheme["full_background"], by_scheme["partial_background"]

@@ -83,7 +83,7 @@ def test_the_prioritised_tables_cover_what_is_asked_for():
     assert len(prioritised_tables(seven, emulation_data.DEFAULT_COVERING)) == 7
 
 
-def test_data_sets_are_made_once_and_skewed_ones_beside_them(tmp_path, monkeypatch):
+def test_data_sets_and_their_skewed_variants_are_made_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = default_dataset(quick=True)
     flat = skewed_dataset(made, 0.5)

@@ -47,7 +47,7 @@ def test_runs_are_measured_once_and_kept(tmp_path, emulated, workload):
     assert emulated == [run.name for run in RUNS], "in the order of the plan, each once"
 
 
-def test_an_interrupted_measurement_goes_on(tmp_path, emulated, workload, monkeypatch):
+def test_an_interrupted_measurement_resumes(tmp_path, emulated, workload, monkeypatch):
     whole = emulation_runs._emulated
 
     def interrupted(runs, shared):
@@ -125,7 +125,7 @@ def test_an_experiment_has_one_row_a_run_seed_by_seed(tmp_path, emulated, worklo
     assert made == ["data-top-0.5"]
 
 
-def test_data_of_others_keeps_its_skew_and_the_papers_choice_of_tables(
+def test_a_users_data_keeps_its_skew_and_the_papers_choice_of_tables(
     tmp_path, emulated, workload, monkeypatch
 ):
     record = measured(tmp_path, monkeypatch, ["--quick", str(tmp_path / "data")], [])
@@ -134,7 +134,7 @@ def test_data_of_others_keeps_its_skew_and_the_papers_choice_of_tables(
     assert stored["config"]["covering"] == 0.995
 
 
-def test_a_result_of_other_data_does_not_take_the_place_of_ours(tmp_path, emulated, workload, monkeypatch):
+def test_a_result_of_other_data_does_not_replace_the_default_one(tmp_path, emulated, workload, monkeypatch):
     monkeypatch.setattr(emulation_runs, "OTHERS", tmp_path / "others")
     monkeypatch.setattr(emulation_runs, "KEPT", tmp_path / "kept")
     record = measured(tmp_path, monkeypatch, [str(tmp_path / "data"), "--seeds", "2"], [])
@@ -149,7 +149,7 @@ def test_data_that_is_not_prepared_is_refused_with_what_to_do(tmp_path, monkeypa
     assert "Make one with `python -m data.prepare`" in capsys.readouterr().err
 
 
-def test_figures_can_be_worked_out_anew_without_code_or_data_of_the_stored_runs(
+def test_figures_can_be_recomputed_without_code_or_data_of_the_stored_runs(
     tmp_path, emulated, workload, monkeypatch, capsys
 ):
     measured(tmp_path, monkeypatch, ["--quick"], []).finish({"figure": 1.0})

@@ -96,13 +96,13 @@ def test_rows_of_an_interrupted_batch_are_left_out_and_counted(run):
     assert run.check("process", 3)[0] == [0, 1]
 
 
-def test_a_run_may_go_on_from_a_step_that_a_worker_without_memory_did_not_finish(run):
+def test_a_run_may_continue_from_a_step_that_a_worker_without_memory_did_not_finish(run):
     run.train([4, 5], finished_by=1)
     run.load(2, shards=[1])
     assert run.check("partial", 4, 2, cat_1=NUM_ROWS)[0] == [0, 0]
 
 
-def test_memory_of_long_ago_is_wrong_as_a_whole(run):
+def test_outdated_memory_is_wrong_as_a_whole(run):
     run.load(1)
     wrong, found = run.check("process", 1)
     assert wrong == [NUM_ROWS, NUM_ROWS]
@@ -134,7 +134,7 @@ def test_a_save_newer_than_the_run_is_wrong(run):
     assert run.check("partial", 2, 3, cat_1=NUM_ROWS)[0] == [NUM_ROWS, NUM_ROWS]
 
 
-def test_whoever_goes_back_has_all_rows_of_the_save(run):
+def test_a_run_that_returns_to_a_save_has_all_its_rows(run):
     run.load(1)
     assert run.check("full", 1, 1)[0] == [0, 0]
     run.shards[0].weights[3] = 7
@@ -156,7 +156,7 @@ def test_after_going_back_the_later_course_counts(run):
     assert run.check("partial", 2, 1, cat_0=NUM_ROWS)[0] == [1, 0]
 
 
-def test_whoever_comes_back_late_writes_nothing_that_counts(run):
+def test_logs_of_a_worker_that_returns_late_do_not_count(run):
     late = run.writers[0]
     run.writers = run.writers[1:]
     run.begin()
