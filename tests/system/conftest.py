@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,16 +13,16 @@ import torch.distributed as dist
 
 from tests.programs import at_work
 from tests.system.ranks import Ranks
+from tests.system.runs import make_dataset, shared_memory
 
 REPO = Path(__file__).parents[2]
-MEMORY = Path("/dev/shm")
 
 
 @contextmanager
 def starting(request):
-    """Starts programs in the repository; whatever is left of them afterwards is killed by its pid.
+    """Starts programs in the repository, and kills those that still run at the end, by their pids.
 
-    With `forks`, they and the workers of torchrun are forks of a process that has imported everything.
+    With `forks`, the programs and torchrun's workers are forks of a process that has imported everything.
     """
     started = []
 
@@ -78,17 +77,16 @@ def start_for_all(request):
         yield work
 
 
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory):
+    return make_dataset(tmp_path_factory.mktemp("data") / "dataset")
+
+
 @pytest.fixture
 def memory():
-    """A folder of shared memory for one test, to see what is left in it."""
-    folder = MEMORY / f"cpr-test-{time.time_ns()}"
-    folder.mkdir(mode=0o700)
-    yield folder
-    left = [path for path in folder.rglob("*") if path.is_file()]
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
-    assert not left
+    """A folder of shared memory for one test, which must leave nothing in it."""
+    with shared_memory() as folder:
+        yield folder
 
 
 @pytest.fixture

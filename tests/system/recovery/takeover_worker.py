@@ -1,8 +1,8 @@
-"""`dlrm.train` for `test_takeover`: can be held at a step, is on a machine of its own, and takes over soon.
+"""`dlrm.train` for `test_takeover`: stops at a given step, pretends to run on a machine of its own.
 
-In the folder that CONTROL names, the file `hold` has the step after which all workers wait until it changes;
-they leave a file called after it. Those that have ended their training wait while there is a file `linger`,
-and leave one as well.
+In the folder that CONTROL names, the file `hold` has the step after which all workers wait until the file
+changes; each leaves a file named after the step. Workers that have ended their training wait while there is a
+file `linger`, and leave a file as well.
 """
 
 import os
@@ -18,7 +18,7 @@ from dlrm.launch.process import leave
 
 CONTROL = "CPR_TESTS_CONTROL"
 MACHINE = "CPR_TESTS_MACHINE"
-"""Tells machines apart: processes of another one cannot be seen."""
+"""Name of the pretended machine: a lock of another machine cannot be checked by its process id."""
 PATIENCE = timedelta(seconds=2)
 LONGEST_WAIT_S = 100.0
 

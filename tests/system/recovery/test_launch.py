@@ -1,4 +1,4 @@
-"""`cpr run` with real torchrun: an agent of two is killed, and the run continues without a hand.
+"""`cpr run` with real torchrun: an agent of two is killed, and the run continues by itself.
 
 Each node gets the ranks again of which it has memory, whichever torchrun counts first afterwards.
 """
@@ -6,12 +6,12 @@ Each node gets the ranks again of which it has memory, whichever torchrun counts
 import os
 import signal
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.system.recovery.test_rendezvous import WORKER, check, free_port, generations
+from tests.system.recovery.test_rendezvous import WORKER, check, generations
+from tests.system.runs import free_port, wait_for
 
 
 @pytest.mark.system
@@ -60,10 +60,3 @@ def listens(run, endpoint):
     port = int(endpoint.rpartition(":")[2])
     agents = psutil.Process(run.pid).children()
     return any(each.laddr.port == port for agent in agents for each in agent.net_connections())
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import socket
 import uuid
 
 import pytest
@@ -13,16 +12,12 @@ from cpr.checkpoint.storage.base import open_storage
 from cpr.estimator.history import read_history
 from tests.cpr.shards.models import batch
 from tests.system.recovery.recovery_worker import BASE_AT, BATCH, FAIL_AT, MORE, PRIORITY, ROWS, SAVE_AT
+from tests.system.runs import free_port
 
 WORKER = ("-m", "tests.programs", "tests.system.prepared", "tests.system.recovery.recovery_worker")
 PATIENCE_S = 150
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture

@@ -1,19 +1,14 @@
-"""The first restart works, under plain torchrun, however it is launched."""
+"""Restarts work at the first try under plain torchrun, however it is launched."""
 
 import json
-import socket
 
 import pytest
 
+from tests.system.runs import free_port
+
 WORKER = ("-m", "tests.programs", "tests.system.recovery.rendezvous_worker")
-"""Forks, so that each generation takes as little as can be."""
+"""Forks of a prepared process, so that each generation starts fast."""
 NUM_DEATHS = 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def generations(folder):

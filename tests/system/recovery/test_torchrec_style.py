@@ -4,20 +4,16 @@ import ast
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.system.runs import free_port
+
 SCRIPT = Path(__file__).parents[3] / "examples" / "torchrec_style.py"
 BATCHES = 45
 PATIENCE_S = 150
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Run:
