@@ -1,4 +1,4 @@
-"""Runs of `dlrm.train` on a small data set, shared by system tests: settings, and what a run leaves behind."""
+"""Runs of `dlrm.train` on a small data set, for system tests: settings, and what a run leaves behind."""
 
 import json
 import socket

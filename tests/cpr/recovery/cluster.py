@@ -1,4 +1,4 @@
-"""A cluster whose machines, clock and storage are simulated; what decides and what commits is the real code.
+"""Simulates machines, clock and storage of a cluster around the real code that decides and commits.
 
 A table has one shard on each of two ranks. A row's value is the list of training steps that went into it,
 and the dense parameters are the list of all steps of a run, so it shows at any time whether rows belong to
@@ -66,7 +66,7 @@ class Storage(MemoryStorage):
 
 
 class Clock:
-    """Stands for `time` in the lock: sleeping lets time pass for all that live."""
+    """Replaces `time` in the lock: when one run sleeps, time passes for all runs."""
 
     def __init__(self):
         self.now_s, self.runs = 0.0, []
@@ -83,7 +83,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Memory:
-    """What outlives a worker."""
+    """Resident memory of a worker."""
 
     session_id: str
     generation: int
@@ -106,7 +106,7 @@ class Node:
 
 @dataclass(eq=False)
 class Run:
-    """A generation of workers that has met, from their meeting to their end."""
+    """A generation of workers, from their rendezvous to their end."""
 
     nodes: list
     session_id: str
@@ -158,19 +158,19 @@ class Cluster:
     def __init__(self):
         self.storage, self.clock = Storage(), Clock()
         self.saved = {}
-        """Rows, dense parameters and course of each save, by folder."""
+        """Rows, dense parameters and progress of each save, by folder."""
         self._steps, self._names = count(1), count(1)
         self.place = "none"
         """Of the machine that is at work now."""
 
     def new_node(self):
-        """A machine that a person starts the command on."""
+        """A machine on which a user starts the command."""
         name = f"n{next(self._names)}"
         return Node(name, launch=f"launch of {name}")
 
-    def meet(self, nodes, *, restarted, resume=True):
-        """Workers start on these nodes; the run that comes of it, or the error that ends them."""
-        infos = [self._offer(node, restarted) for node in nodes]
+    def join(self, nodes, *, restarted, resume=True):
+        """Start workers on these nodes; returns their run, or raises the error that ends them."""
+        infos = [self._info(node, restarted) for node in nodes]
         decision = assign_ranks(infos)
         by_rank = [
             node for _, node in sorted(zip(decision.ranks, nodes, strict=True), key=lambda each: each[0])
@@ -256,7 +256,7 @@ class Cluster:
             self.storage.frozen = None
 
     def wake(self, run, *, killed):
-        """A run that stood still goes on, or is killed; what it was writing lands all the same."""
+        """Continue or kill a run that stood still; its write arrives in both cases."""
         run.is_paused = False
         manifest, run.committing = run.committing, None
         if manifest is not None:
@@ -295,7 +295,7 @@ class Cluster:
         states, _ = find_states(self.storage)
         return states[0].newest if states else None
 
-    def _offer(self, node, restarted):
+    def _info(self, node, restarted):
         held = ()
         if node.memory is not None:
             held = (
@@ -357,9 +357,9 @@ class Cluster:
             progress.start_over()
             state = newest
             if newest is not None:
-                rows, run.dense, saved_course = self.saved[newest.newest.folder]
+                rows, run.dense, saved_progress = self.saved[newest.newest.folder]
                 run.rows = list(rows)
-                progress.load_state_dict(deepcopy(saved_course))
+                progress.load_state_dict(deepcopy(saved_progress))
                 progress.note_save()
         run_id = run.ownership.run_id if state is None else state.newest.run_id
         seen = sweep_and_list(self.storage, group, run_id, state, frozenset())
@@ -427,7 +427,7 @@ class Cluster:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
 
     def _charge(self, run, found, plan, newest):
-        accounts = PlsBudget(None, Alone(), run.progress, POLICY, TOTAL_SAMPLES)
+        budget = PlsBudget(None, Alone(), run.progress, POLICY, TOTAL_SAMPLES)
         has_lost = any(each.lost_rows for each in plan)
-        accounts.charge(accounts.cost_of_loss(found, plan, newest.step if has_lost else None))
+        budget.charge(budget.cost_of_loss(found, plan, newest.step if has_lost else None))
         run.progress.forget_saves_after(newest.step if newest else 0)

@@ -20,6 +20,7 @@ OPTIONS = (
     "train.evaluate_every_steps=50",
     "checkpoint.every_steps=20",
 )
+SELDOM = "train.evaluate_every_steps=200"
 
 
 def wait_until_free(memory):
@@ -31,9 +32,7 @@ def wait_until_free(memory):
 
 
 def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
-    arguments = settings(
-        dataset, tmp_path, *OPTIONS, "data.global_batch_size=10", "train.evaluate_every_steps=200"
-    )
+    arguments = settings(dataset, tmp_path, *OPTIONS, "data.global_batch_size=10", SELDOM)
     arguments = [each for each in arguments if not each.startswith("train.run_folder")]
     with NodesRun(tmp_path / "nodes", arguments, workers_per_node=1) as run:
         wait_for_step(None, run.wait_for_folder().parent, 60)
@@ -56,7 +55,7 @@ def test_a_lost_node_loses_its_shards_alone(dataset, tmp_path):
 
 
 def test_a_clean_stop_saves_and_frees_the_memory(start, dataset, memory, tmp_path):
-    arguments = settings(dataset, tmp_path / "runs", *OPTIONS, "train.evaluate_every_steps=200")
+    arguments = settings(dataset, tmp_path / "runs", *OPTIONS, SELDOM)
     environment = {"CPR_RESIDENT_ROOT": str(memory)}
     run = start("-m", "dlrm.train", *arguments, ranks=2, restarts=3, environment=environment, forks=True)
     wait_for_step(run, tmp_path / "runs", 60)

@@ -263,9 +263,7 @@ def test_memory_older_than_the_newest_save_or_its_owner_takes_no_run_back(
         finished.end()
         files = files_of(runs)
         log = run.end()
-    assert re.search(
-        r"go back to save 3 of step 80: live memory .*\), but run .* has owned the directory", log
-    )
+    assert re.search(r"save 3 of step 80: live memory .*\), but run .* has owned the directory", log)
     assert "no longer belongs to run" in log
     assert f"finished at step {STEPS}: nothing is left to train, and nothing is written" in log
     assert files_of(runs) == files
