@@ -17,8 +17,7 @@ from textwrap import shorten
 from typing import Any, Final
 
 from cpr.faults import Killer, KillWorker
-from cpr.recovery.run.phases import PHASES
-from cpr.recovery.run.report import Recovery
+from cpr.recovery.run.report import PHASES, Recovery
 from experiments.harness.launch import torchrun_command, worker_environment
 
 RUNS: Final = Path("runs") / "demo"

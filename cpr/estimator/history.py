@@ -33,7 +33,7 @@ SAVES_FOLLOWED: Final = 15
 """Newest saves that represent the present storage: when more than half of them are slow, storage is slow."""
 SHORTEST_GAP_S: Final = 1.0
 LOADING: Final = ("reattach", "restore")
-"""Phases of a recovery (`cpr.recovery.run.phases`) that are the paper's `O_load`; the others are `O_res`."""
+"""Phases of a recovery (`cpr.recovery.run.report`) that are the paper's `O_load`; the others are `O_res`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class FailureCost:
     """Lost nodes' worth of tables: lost_share x nodes if all hold as much. Also counted for full recovery,
     which loses no samples but has lost the nodes."""
     seconds: Mapping[str, float]
-    """Duration by phase, see `cpr.recovery.run.phases`."""
+    """Duration by phase, see `cpr.recovery.run.report`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""After a failure: who lost what, where it comes from, and what it cost."""
+"""Recovery from failures: find what survived, decide where rows come from, restore them, report the cost."""

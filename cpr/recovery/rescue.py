@@ -1,6 +1,6 @@
-"""Saves what lies in the memory of a dead run: without its model, its process group, or its directory.
+"""Rescue: saves the memory of a dead run without its model, its process group, or its checkpoint directory.
 
-The same reports and conclusions as in a recovery tell which state is the newest, and what belongs to it.
+The assessment of a recovery tells which state is the newest, and which memory belongs to it.
 """
 
 import os
@@ -25,7 +25,7 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import MismatchError, ResidentMemoryError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
-from cpr.recovery.decide.inventory import COURSE, Inventory, examine
+from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, examine
 from cpr.recovery.decide.lineage import Directory, SavedState
 from cpr.recovery.worker.memory import Claimed
 from cpr.recovery.worker.replicated_state import Counters
@@ -39,33 +39,33 @@ class Rescued:
 
     session_id: str
     epoch: int
-    """Of the directory's ownership from which it descends."""
+    """Epoch of the directory's ownership under which the run trained."""
     common: Mapping[str, Any]
-    """What all ranks have alike."""
+    """State that all ranks share."""
     own: Mapping[int, Any]
-    """States of single ranks."""
+    """Per-rank states, by rank."""
     shards: Sequence[TableShard]
-    """They cover every table once; views of the memory."""
+    """Views of the memory that cover every table once."""
     step: int
     interrupted: bool
-    """Whether rows had begun to change in the step after."""
+    """Whether rows had begun to change in the next step."""
     world_size: int
 
     @property
     def num_bytes(self) -> int:
-        """Of all rows."""
+        """Bytes of all rows."""
         return sum(column.nbytes for shard in self.shards for column in shard.columns.values())
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Rescued]:
-    """What is in a run's memory; nobody else takes or frees it during the block.
+    """Open the memory of a run; during the block no other process takes or frees it.
 
     Args:
         folder: of the run.
 
     Raises:
-        ResidentMemoryError: somebody uses the memory, something in it is damaged, or part of it is not here.
+        ResidentMemoryError: the memory is in use or damaged, or part of it is on another node.
     """
     claimed: list[Claimed] = []
     found, refused = Home(folder.name, folder.parent.parent).find()
@@ -75,7 +75,7 @@ def opened(folder: Path) -> Iterator[Rescued]:
             if layout is not None and segment.claim():
                 claimed.append(Claimed.from_segment(segment, layout))
             else:
-                refused.append(f"{segment.name}: somebody has taken it")
+                refused.append(f"{segment.name}: taken by another process")
         if not claimed:
             why = "; ".join(refused) or "it is empty"
             raise ResidentMemoryError(f"{folder} holds nothing that could be saved: {why}")
@@ -87,17 +87,17 @@ def opened(folder: Path) -> Iterator[Rescued]:
 
 
 def save(rescued: Rescued, storage: Storage, progress: Progress = lambda _: None) -> Manifest:
-    """Write it as a base.
+    """Write the rescued state as a full checkpoint.
 
     Args:
-        rescued: see `opened`.
+        rescued: from `opened`.
         storage: a checkpoint directory, without saves or with older ones of the same tables.
         progress: called with the bytes of table rows written since the last call.
 
     Raises:
         MismatchError: the directory holds newer saves, or of other tables.
         LockedError: a run that is alive writes there.
-        CheckpointError: something cannot be written; nothing counts then.
+        CheckpointError: something cannot be written; then nothing counts as saved.
     """
     return write_base(
         storage,
@@ -118,7 +118,7 @@ def _put_together(claimed: Sequence[Claimed], refused: Sequence[str]) -> Rescued
     if state.lost:
         raise ResidentMemoryError(_missing(state, refused))
     tree = found.trees[state.slot_of[1]]
-    tree["common"]["registered"][COURSE]["to_skip"] += state.interrupted
+    tree["common"]["registered"][PROGRESS_STATE]["to_skip"] += state.interrupted
     counters = {name: dict(values) for name, values in state.counters.items()}
     return Rescued(
         session_id=claimed[0].layout.session_id,
@@ -142,12 +142,12 @@ def _missing(state: Assessment, refused: Sequence[str]) -> str:
     return (
         f"the memory of {', '.join(lost)} of {state.old_world_size} is not whole on this machine, and a save "
         f"needs all rows{also}. What to do: if the rest is on another node, nothing can save it as a whole; "
-        "go on from the newest save of the run, and free this memory: cpr clean --yes --unsaved"
+        "resume from the newest save of the run, and free this memory: cpr clean --yes --unsaved"
     )
 
 
 def _sharded(state: Assessment, found: Inventory, counters: Counters) -> Iterator[TableShard]:
-    """The newest memory of each part of the sharded tables; together they are whole tables."""
+    """The newest memory of each part of the sharded tables; the parts must cover whole tables."""
     taken: dict[str, list[Extent]] = {}
     for held in sorted(state.held, key=lambda each: (each.generation, each.step), reverse=True):
         extents = taken.setdefault(held.extent.table_fqn, [])
@@ -160,12 +160,12 @@ def _sharded(state: Assessment, found: Inventory, counters: Counters) -> Iterato
         if here != rows * cols:
             raise ResidentMemoryError(
                 f"memory holds {here} of the {rows * cols} weights of table {table}: it cannot be saved as a "
-                "whole. What to do: go on from the newest save of the run"
+                "whole. What to do: resume from the newest save of the run"
             )
 
 
 def _replicated(saved: Mapping[str, Mapping[str, Tensor]], counters: Counters) -> Iterator[TableShard]:
-    """Tables that every worker had a whole copy of, by the names of their shards."""
+    """Data-parallel tables, of which every worker had a whole copy, from their columns by shard name."""
     for name, columns in saved.items():
         rows, cols = columns["weights"].shape
         extent = Extent.of_table(name.rpartition("/")[0], (rows, cols))
@@ -187,7 +187,7 @@ def _shard(extent: Extent, columns: Mapping[str, Tensor], counters: Counters) ->
 
 
 def _next_save(storage: Storage, rescued: Rescued, owner: Owner | None) -> tuple[int, str]:
-    """Number and run of the next save of a directory, which is empty or has older ones of these tables."""
+    """Sequence number and run of the next save; the directory must hold only older saves of these tables."""
     states, refused = find_states(storage)
     numbers = [*(state.sequence for state in states), *(each.sequence for each in refused)]
     if not states:

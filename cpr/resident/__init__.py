@@ -1,5 +1,5 @@
-"""How shards outlive a worker: its tables live in shared memory that the next process picks up.
+"""Resident memory: tables live in shared memory that survives their worker and that its successor takes over.
 
-`home` has a run's place in memory, `segment` what one worker holds there, `birth` puts tables there while a
-model is built. `folders`, `janitor` and `leftovers` need the standard library alone.
+`home` manages a run's folder, `segment` the memory of one worker, `allocation` puts tables there while a
+model is built. `folders`, `janitor` and `cleanup` need only the standard library.
 """

@@ -1,9 +1,9 @@
-"""Tables that are in resident memory from the start: what happens while a model is built.
+"""Allocation of tables in resident memory while TorchRec builds a model.
 
-TorchRec's fused kernels make an FBGEMM module, whose tensors nobody views yet, and hand it to the optimizer
-that makes the views. In between its host tensors move into the segment: new memory, or that of the worker
-before, if it held the same tables in the same order. Then nothing fills them with random numbers either.
-Tables on a GPU, and those that an ordinary optimizer updates, are left alone.
+TorchRec's fused kernels make an FBGEMM module, whose tensors have no views yet, and pass it to the optimizer,
+which makes the views. In between, its host tensors move into the segment: into new memory, or into the memory
+of the previous worker if that held the same tables in the same order. Adopted memory is not initialised
+again. Tables on a GPU, and those that an ordinary optimizer updates, are left alone.
 """
 
 import json
@@ -41,46 +41,46 @@ RESETS: Final = {
     "embedding": (COLLECTIONS, "ShardedEmbeddingCollection", "reset_parameters"),
     "embedding_bag": (f"{COLLECTIONS}bag", "ShardedEmbeddingBagCollection", "reset_parameters"),
 }
-"""Methods that fill tables a second time, by how their collection's attributes begin."""
+"""Methods that initialise tables a second time, by the prefix of their collection's attributes."""
 COLUMNS: Final = ("cpr.shards.row_columns", "RowColumns", "allocate")
-"""Makes the memory of what is added to the rows of a table."""
+"""Method that allocates columns which were added to a table."""
 
 
 @dataclass(eq=False)
 class Allocation:
-    """What became of the tables; final when the block is left."""
+    """Result of `allocate_tables`; final when the block is left."""
 
     adopted: bool = False
-    """Whether they are the memory of the worker before, untouched."""
+    """Whether all tables live, unchanged, in the memory of the previous worker."""
     reason: str = ""
-    """Why they are not."""
+    """Why not."""
     num_bytes: int = 0
-    """Memory of the tables with their optimizer state."""
+    """Bytes of the tables with their optimizer state."""
 
 
 @contextmanager
 def allocate_tables(segment: Segment, adopt: bool) -> Iterator[Allocation]:
-    """While a model is built in the block, its tables get their memory from `segment`.
+    """Allocate the tables of the model that is built in the block in `segment`.
 
-    With other tables than those that the segment holds, or in another order, all get new memory, initialised
-    as TorchRec does; what the segment's layout names stays beside it, for `held_shards`, until `seal`.
+    If the tables, or their order, differ from those that the segment holds, all get new memory, initialised
+    as TorchRec does. The old memory then stays next to the new one, for `held_shards`, until `seal`.
 
     Args:
         segment: owned by this process.
-        adopt: take the tables over that it holds, if they are the same ones.
+        adopt: take over the tables that the segment holds, if they are the same.
 
     Raises:
         NotEnoughMemoryError: there is no room.
-        DamagedMemoryError: the segment is not what was sealed.
+        DamagedMemoryError: the segment differs from what was sealed.
         ResidentMemoryError: this TorchRec or FBGEMM lacks something that is needed.
     """
-    births = _Births(segment, adopt)
+    building = _Building(segment, adopt)
     with ExitStack() as patches:
-        for (module, owner, name), wrap in births.wrappers():
+        for (module, owner, name), wrap in building.wrappers():
             kind = _find(module, owner, name)
             patches.enter_context(patch.object(kind, name, wrap(getattr(kind, name))))
-        yield births.result
-    births.finish()
+        yield building.result
+    building.finish()
 
 
 def _find(module: str, owner: str, name: str) -> Any:
@@ -94,20 +94,20 @@ def _find(module: str, owner: str, name: str) -> Any:
 
 
 @dataclass(eq=False)
-class _Births:
-    """What was built so far, and what was left undone because memory was adopted."""
+class _Building:
+    """What was built so far, and which initialisations were skipped because memory was adopted."""
 
     segment: Segment
     adopt: bool
     result: Allocation = field(default_factory=Allocation)
     _before: list[KernelMemory] = field(default_factory=list)
-    """What the segment holds, as far as it was not met yet."""
+    """Kernels that the segment holds and that were not built yet."""
     _modules: list[Any] = field(default_factory=list)
-    """FBGEMM modules that have moved."""
+    """FBGEMM modules whose tensors have moved."""
     _storages: set[int] = field(default_factory=set)
     """Addresses of adopted memory."""
     _skipped: list[Callable[[], Any]] = field(default_factory=list)
-    """Initialisations to be made good if the memory turns out to be of other tables."""
+    """Skipped initialisations, to be made up for if the memory turns out to be of other tables."""
 
     def __post_init__(self) -> None:
         self._build = secrets.token_hex(4)  # names of files: never those of an earlier build
@@ -120,7 +120,7 @@ class _Births:
             self._before = list(layout.kernels)
 
     def wrappers(self) -> Iterator[tuple[tuple[str, str, str], Callable[[Any], Any]]]:
-        """Methods to replace while a model is built, and by what."""
+        """Methods to replace while a model is built, and their wrappers."""
         yield ALLOCATOR, _allocating
         yield OPTIMIZER, self._moving
         yield COLUMNS, self._adding
@@ -130,14 +130,14 @@ class _Births:
             yield method, partial(self._resetting, prefix=prefix)
 
     def finish(self) -> None:
-        """The model is complete."""
+        """Check the complete model."""
         if self.result.adopted and self._before:
             self._refuse(f"the model lacks {len(self._before)} of the kernels that the segment holds")
 
     def _moving(self, original: Any) -> Any:
         @wraps(original)
         def make_optimizer(optimizer: Any, config: Any, emb_module: Any, *args: Any, **kwargs: Any) -> None:
-            if not any(module is emb_module for module in self._modules):  # again for each table
+            if not any(module is emb_module for module in self._modules):  # called once for each table
                 self._modules.append(emb_module)
                 self._move(config, emb_module)
             original(optimizer, config, emb_module, *args, **kwargs)
@@ -165,7 +165,7 @@ class _Births:
                     if self._is_adopted(weight):
                         self._skipped.append(partial(config.init_fn, weight))
                         patches.enter_context(patch.object(config, "init_fn", _leave))
-                original(collection)  # it may take part in a collective, whatever there is to initialise
+                original(collection)  # always: it may take part in a collective
 
         return reset_parameters
 
@@ -205,7 +205,7 @@ class _Births:
         return allocate
 
     def _files(self, signature: str, names: Sequence[str], what: str) -> dict[str, str]:
-        """Of memory that is next: that of the worker before, or new ones."""
+        """File names for the next memory: those of the previous worker, or new ones."""
         if self.result.adopted and (not self._before or self._before[0].signature != signature):
             self._refuse(f"the segment holds other tables than {what}, or lays them out differently")
         if self.result.adopted:
@@ -216,7 +216,7 @@ class _Births:
         return files
 
     def _refuse(self, reason: str) -> None:
-        """What was adopted so far becomes new memory; the old content stays under its old name."""
+        """Give up adoption: use adopted memory as new, and keep copies of its content under the old names."""
         self.result.adopted, self.result.reason, self._before = False, reason, []
         self._storages.clear()
         for place, kernel in enumerate(self.segment.kernels):
@@ -230,7 +230,7 @@ class _Births:
 
 
 def _signature(config: Any, emb_module: Any, tensors: dict[str, Tensor]) -> str:
-    """Equal for FBGEMM modules whose memory means the same."""
+    """Description of an FBGEMM module; equal if the memory has the same meaning."""
     tables = []
     for table in config.embedding_tables:
         metadata = table.local_metadata  # None: the whole table
@@ -246,7 +246,7 @@ def _names(config: Any) -> str:
 
 
 def _replace(name: str, tensor: Tensor, region: Tensor) -> None:
-    """Let a tensor live in `region`; nothing may be left that views where it lived."""
+    """Move a tensor to `region`; no view of its old memory may be left."""
     before = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
     tensor.data = region
     if not before.expired():  # type: ignore[no-untyped-call]
@@ -266,15 +266,15 @@ def _allocating(original: Any) -> Any:
 
 
 class _LazyZeros(TorchFunctionMode):
-    """`torch.zeros` of pages that the kernel gives only when they are used; those of PyTorch are touched.
+    """Makes `torch.zeros` return pages that the operating system provides only when they are used.
 
-    What FBGEMM makes here is replaced at once: it must cost neither memory nor time.
+    FBGEMM's own tensors are replaced at once, and must cost neither memory nor time.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        plain = kwargs.keys() == {"device", "dtype"} and len(args) == 1 and isinstance(args[0], int)
-        if func is torch.zeros and plain and torch.device(kwargs["device"]).type == "cpu":
+        is_plain = kwargs.keys() == {"device", "dtype"} and len(args) == 1 and isinstance(args[0], int)
+        if func is torch.zeros and is_plain and torch.device(kwargs["device"]).type == "cpu":
             pages = np.zeros(args[0] * kwargs["dtype"].itemsize, dtype=np.uint8)
             return torch.from_numpy(pages).view(kwargs["dtype"])
         return func(*args, **kwargs)

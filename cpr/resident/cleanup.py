@@ -1,4 +1,4 @@
-"""What runs of this user have in shared memory now, and the removal of what dead ones left there."""
+"""Lists the shared memory of this user's runs, and removes what dead runs left there."""
 
 import logging
 from collections.abc import Iterator
@@ -31,36 +31,36 @@ class Occupied:
     num_bytes: int
     num_segments: int
     in_use_by: str
-    """For people; empty: nobody is known to need it."""
+    """Description of the process that needs the memory; empty: none is known."""
     doubt: str
-    """For people: why it may be needed all the same. Such memory is freed only on request."""
+    """Why the memory may be needed all the same. Such memory is freed only on request."""
     is_unsaved: bool
-    """Whether the run could not save what is in it; nor is that freed, but on a request of its own."""
+    """Whether the run could not save its content. Such memory is freed only on a request of its own."""
 
 
 def occupied(root: str | Path | None = None) -> list[Occupied]:
-    """All runs with memory on this machine, of this user.
+    """List this user's runs with memory on this machine.
 
     Args:
         root: a memory file system; None: as for a run.
 
     Raises:
-        PermissionError: the folder that should be this user's is not.
+        PermissionError: the user's folder belongs to another user, or is open to others.
     """
     found = map(_occupied, _homes(user_folder(root)))
     return [each for each in found if each is not None]
 
 
 def free(home: Path, in_doubt: bool = False, unsaved: bool = False) -> bool:
-    """Remove a run's memory; False, and nothing is done, if somebody needs it by now.
+    """Remove a run's memory; returns False, and does nothing, if a process needs the memory by now.
 
     Args:
         home: the run's folder.
-        in_doubt: also if nobody here can tell whether it is needed; only on a person's request.
-        unsaved: also if the run could not save what is in it; only on a person's request.
+        in_doubt: also if it is unknown whether the memory is needed; only on a user's request.
+        unsaved: also if the run could not save its content; only on a user's request.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the memory cannot be removed.
     """
     with alone_in(home) as there:
         if there and (_users(home) or (_doubt(home) and not in_doubt)):
@@ -73,13 +73,13 @@ def free(home: Path, in_doubt: bool = False, unsaved: bool = False) -> bool:
 
 
 def free_leftovers(root: Path) -> Iterator[tuple[Path, int]]:
-    """Free what this user's runs that are over have left behind, and no janitor has freed.
+    """Free the memory of this user's runs that are over, where no janitor has done so.
 
-    A run is over if no agent that would restart its workers is alive, and no worker. What cannot be removed
-    is logged and stays.
+    A run is over if no worker is alive, and no agent that would restart workers. A failure to remove memory
+    is logged.
 
     Yields:
-        What was freed: the run's folder, and its bytes.
+        Folder and bytes of each run that was freed.
     """
     try:
         for home in _homes(user_folder(root)):
@@ -104,7 +104,7 @@ def _homes(user: Path) -> Iterator[Path]:
 
 
 def _occupied(home: Path) -> Occupied | None:
-    """None: it has ended meanwhile."""
+    """Describe the memory of a run; None: the run has ended meanwhile."""
     with alone_in(home) as there:
         if not there:
             return None
@@ -119,7 +119,7 @@ def _occupied(home: Path) -> Occupied | None:
 
 
 def _users(home: Path) -> str:
-    """Inside `alone_in(home)`: who needs it."""
+    """Describe the process that needs the memory; inside `alone_in(home)`."""
     if live := live_segments(home):
         return f"{len(live)} live worker{'s' if len(live) > 1 else ''}"
     if keepers := live_keepers(home):
@@ -130,7 +130,7 @@ def _users(home: Path) -> str:
 
 
 def _doubt(home: Path) -> str:
-    """Inside `alone_in(home)`: why it may be needed, if nobody is known to need it."""
+    """Why the memory may be needed though no process is known to need it; inside `alone_in(home)`."""
     if tags := foreign_keepers(home):
         return f"unless process {tags[0].split('-')[-2:][0]} of another PID namespace (container) still runs"
     return ""

@@ -1,7 +1,7 @@
-"""Tables that do not live in shared memory, such as those of a GPU, are copied there when the worker must go.
+"""Copies tables that do not live in shared memory, such as those of a GPU, there when the worker must end.
 
-The copy is made by a thread of its own, as the main one may hang in a broken collective, and it counts only
-for the very training step in which it was made.
+A separate thread copies, because the main thread may hang in a broken collective. A copy counts only for the
+training step in which it was made.
 """
 
 import logging
@@ -24,21 +24,21 @@ from cpr.resident.segment import Segment
 from cpr.shards.shard import TableShard
 
 SETTLE_S: Final = 2.0
-"""How long queued work of a GPU may take to finish before the copy; in a broken collective it never does."""
+"""How long to wait for queued work of a GPU before the copy; in a broken collective it never finishes."""
 YIELD_S: Final = 1.0
-"""How long the main thread has, after the copy, to end the process in its own way."""
+"""How long the main thread has, after the copy, to end the process by itself."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class CopyOut:
-    """Copies of the shards that would not outlive this process.
+    """Copies the shards that would not survive this process.
 
     Args:
         segment: owned by this process.
-        shards: all of this rank; those that are in shared memory already are left alone.
-        seal: called with the shards to be sealed: `segment.seal` with the names of this run.
+        shards: of this rank; those that are in shared memory already are left alone.
+        seal: calls `segment.seal` with the shards that it is given.
     """
 
     segment: Segment
@@ -47,7 +47,7 @@ class CopyOut:
     _alone: threading.Lock = field(default_factory=threading.Lock)
     _streams: dict[torch.device, Any] = field(default_factory=dict)
     _is_final: bool = False
-    """Whether there is a copy of the end of training."""
+    """Whether the end of training was copied."""
 
     def __post_init__(self) -> None:
         self._inside = [shard for shard in self.shards if self.segment.holds(shard)]
@@ -59,13 +59,13 @@ class CopyOut:
 
     @property
     def num_bytes(self) -> int:
-        """Shared memory that the copies take."""
+        """Bytes of shared memory that the copies take."""
         return sum(tensor.nbytes for shard in self._outside for tensor in shard.columns.values())
 
     def run(self) -> None:
-        """Copy, note the digests, and seal. Nothing counts until all of it is there.
+        """Copy the shards, note their digests, and seal; after `finish` there is nothing to do.
 
-        Not called by the main thread, which may go on to train. After `finish` there is nothing to do.
+        Not called by the main thread, which may train meanwhile.
 
         Raises:
             NotEnoughMemoryError: there is no room.
@@ -77,10 +77,10 @@ class CopyOut:
                 self._make()
 
     def finish(self) -> None:
-        """The same for the main thread, when it trains no more.
+        """Copy as `run` does; called by the main thread, when it trains no more.
 
-        A thread of its own copies here as well. The main one waits, and may be told to stop meanwhile: then
-        it stands still until `run`, which `LastCall` calls, has found this copy complete.
+        Here, too, a separate thread copies, while the main thread waits. If it receives SIGTERM meanwhile,
+        its handler waits until `run`, which `StopSignal` calls, has found this copy complete.
 
         Raises:
             NotEnoughMemoryError: there is no room.
@@ -127,7 +127,7 @@ class CopyOut:
 
 
 def _settle(device: torch.device) -> None:
-    """Wait for what is queued on a GPU, but not for ever."""
+    """Wait for what is queued on a GPU, up to `SETTLE_S`."""
     done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record(torch.cuda.default_stream(device))
     deadline = time.monotonic() + SETTLE_S
@@ -135,27 +135,27 @@ def _settle(device: torch.device) -> None:
         time.sleep(0.001)
 
 
-class LastCall:
-    """While the block runs: work to be done when the process is told to stop (SIGTERM), before it does.
+class StopSignal:
+    """Runs work before the process ends, when it receives SIGTERM during the block.
 
-    The work is done by a thread that learns of the signal even while the main one hangs outside of Python.
-    Afterwards the signal does what it would have done; if it would have ended the process and the main thread
-    hangs, the process ends here. Enter and leave it in the main thread.
+    A thread does the work: it learns of the signal even while the main thread hangs outside of Python. Then
+    the signal has its usual effect. If that would end the process and the main thread hangs, the thread ends
+    the process. Enter and leave the block in the main thread.
 
     Args:
-        work: to be done once.
+        work: called at each signal.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="cpr-last-call", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name="cpr-stop-signal", daemon=True)
 
-    def __enter__(self) -> "LastCall":
+    def __enter__(self) -> "StopSignal":
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        self._previous = signal.signal(signal.SIGTERM, self._told_to_stop)
+        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
         self._thread.start()
         return self
 
@@ -178,13 +178,13 @@ class LastCall:
             try:
                 self._work()
             except Exception:
-                logger.exception("what should have been saved at the end of this worker is lost")
+                logger.exception("tables outside of shared memory could not be copied there")
             self._done.set()
             if self._previous == signal.SIG_DFL:
                 time.sleep(YIELD_S)
                 os._exit(128 + signal.SIGTERM)
 
-    def _told_to_stop(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._done.wait()
         if callable(self._previous):
             self._previous(signum, frame)

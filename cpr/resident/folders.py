@@ -1,12 +1,13 @@
-"""Folders of resident memory on the file system: whose they are, who is alive in them, and their removal.
+"""Folders of resident memory on the file system: their owners, live processes in them, and their removal.
 
-    <root>/cpr-<uid>/<run>/<segment>/      a worker's memory, with its `owner` file locked while it lives
+    <root>/cpr-<uid>/<run>/<segment>/      a worker's memory; its `owner` file is locked while the worker
+    lives
                           /keeper-<process>   an agent for which the run's memory is kept (`Process.tag`)
-                          /janitor-<namespace>   locked by the process that removes the run's memory in the
+                          /janitor-<namespace>   locked by the process that removes the run's memory at the
                                               end; one for each PID namespace that has workers of the run
 
-Standard library alone, as the janitor and `cpr clean` use it as well. Nothing here follows a link, and
-nothing is touched that another user could have put in place.
+Only the standard library is used, because the janitor and `cpr clean` use this module. Nothing here follows a
+link, or touches what another user could have put in place.
 """
 
 import fcntl
@@ -24,22 +25,22 @@ from cpr.processes import is_tag_alive, pid_namespace
 ROOT_VARIABLE: Final = "CPR_RESIDENT_ROOT"
 DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
-"""In a segment's folder; its owner holds a lock on it for as long as it lives."""
+"""File in a segment's folder; the owner holds a lock on it as long as the owner lives."""
 UNSAVED_FILE: Final = "unsaved"
-"""In the folder of a segment whose run cannot save at the moment."""
+"""File in the folder of a segment whose run cannot save at the moment."""
 KEEPER_PREFIX: Final = "keeper-"
 JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700
 PRIVATE_FILE: Final = 0o600
-_TO_GIVE_UP: Final = "to go on without it, from the checkpoint, remove the segment's folder"
+_TO_GIVE_UP: Final = "to continue without it, from the checkpoint, remove the segment's folder"
 
 
 class NotPrivateError(PermissionError):
-    """A file or folder is a link, or belongs to others, or is open to them."""
+    """A file or folder is a link, belongs to another user, or is open to others."""
 
 
 def user_folder(root: str | Path | None = None) -> Path:
-    """Where this user's resident memory lies.
+    """Folder of this user's resident memory.
 
     Args:
         root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
@@ -48,10 +49,10 @@ def user_folder(root: str | Path | None = None) -> Path:
 
 
 def why_not_private(path: Path, is_folder: bool) -> str | None:
-    """Why `path` must not be used, or None: it is ours, no link, and closed to others.
+    """Why `path` must not be used; None if it is this user's, no link, and closed to others.
 
     Raises:
-        FileNotFoundError: there is nothing.
+        FileNotFoundError: the path does not exist.
     """
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -66,11 +67,11 @@ def why_not_private(path: Path, is_folder: bool) -> str | None:
 
 
 def make_private(path: Path) -> None:
-    """Make a folder for this user alone, unless it is there.
+    """Make a folder for this user alone, unless it exists.
 
     Raises:
-        NotPrivateError: something else is there.
-        OSError: it cannot be made.
+        NotPrivateError: the path exists, but is not such a folder.
+        OSError: the folder cannot be made.
     """
     with suppress(FileExistsError):
         path.mkdir(PRIVATE_FOLDER)
@@ -79,11 +80,11 @@ def make_private(path: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open a file of ours, never through a link; with `os.O_CREAT` it is made if need be.
+    """Open a private file of this user, never through a link; `os.O_CREAT` makes it if it is missing.
 
     Raises:
-        NotPrivateError: it is a link, or open to others.
-        OSError: it cannot be opened.
+        NotPrivateError: the file is a link, or open to others.
+        OSError: the file cannot be opened.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
@@ -103,12 +104,12 @@ def open_private(path: Path, flags: int) -> int:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While memory of a dead worker is read: tells damage from errors that may pass.
+    """Tell damage from passing errors while memory of a dead worker is read in the block.
 
     Raises:
-        DamagedMemoryError: the file is missing, or not ours alone.
-        UnreadableMemoryError: any other error of the operating system, such as too many open files: nothing
-            is known of the memory, which must be kept.
+        DamagedMemoryError: the file is missing, or not private.
+        UnreadableMemoryError: any other error of the operating system, such as too many open files. The
+            memory may be whole, and must be kept.
     """
     try:
         yield
@@ -119,15 +120,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def unreadable(path: Path, cause: Exception) -> UnreadableMemoryError:
-    """The error to raise for a file that cannot be read for a reason that may pass."""
+    """Make the error for a file that cannot be read for a reason that may pass."""
     return UnreadableMemoryError(
         f"{path} cannot be read now, and is kept: {cause}. What to do: mend the cause (free memory, open "
-        f"files, the file system): restarted workers go on with it; {_TO_GIVE_UP}"
+        f"files, the file system): restarted workers continue with it; {_TO_GIVE_UP}"
     )
 
 
 def other_version(path: Path, found: object, own: object) -> MemoryVersionError:
-    """The error to raise for a file that another version of this program wrote."""
+    """Make the error for a file that another version of this program wrote."""
     return MemoryVersionError(
         f"{path} was written by another version of cpr (format {found} instead of {own}), and is kept. "
         f"What to do: restart the workers with that version; {_TO_GIVE_UP}"
@@ -136,7 +137,7 @@ def other_version(path: Path, found: object, own: object) -> MemoryVersionError:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Keep other processes that do the same out of the block; False when the folder is gone."""
+    """Exclude other processes from the same block by a lock on the folder; yields False if it is gone."""
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -168,7 +169,7 @@ def try_lock(file: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock on a file; inside `alone_in`, or it disturbs who wants it."""
+    """Whether some process holds the lock on a file; inside `alone_in`, or it disturbs claims."""
     try:
         file = open_private(path, os.O_RDWR)
     except FileNotFoundError:
@@ -180,56 +181,56 @@ def is_locked(path: Path) -> bool:
 
 
 def segment_folders(home: Path) -> list[Path]:
-    """The segments in a run's folder, whatever their state."""
+    """Folders of the segments in a run's folder, whatever their state."""
     found = []
     with suppress(FileNotFoundError):  # there is no such run
         for entry in home.iterdir():
-            with suppress(FileNotFoundError):  # this one goes just now: the others are still there
+            with suppress(FileNotFoundError):  # this entry was just removed: the others are still there
                 if stat.S_ISDIR(entry.lstat().st_mode):
                     found.append(entry)
     return sorted(found)
 
 
 def unsaved_segments(home: Path) -> list[Path]:
-    """Those that hold what its run could not save: they are freed only when a person asks for it."""
+    """Segments that the run could not save: they are freed only at a user's request."""
     return [folder for folder in segment_folders(home) if (folder / UNSAVED_FILE).exists()]
 
 
 def forget_unsaved(home: Path) -> None:
-    """Have what a run could not save freed as the rest: the run has finished without it."""
+    """Let unsaved segments be freed like others, because the run has finished without them."""
     for folder in unsaved_segments(home):
         (folder / UNSAVED_FILE).unlink(missing_ok=True)
 
 
 def live_segments(home: Path) -> list[Path]:
-    """Those whose owner lives; for callers inside `alone_in(home)`."""
+    """Segments whose owner lives; for callers inside `alone_in(home)`."""
     return [folder for folder in segment_folders(home) if is_locked(folder / OWNER_FILE)]
 
 
 def live_keepers(home: Path) -> list[int]:
-    """Process ids of the agents that are alive and for which the run's memory is kept."""
+    """Process ids of the live agents for which the run's memory is kept."""
     return [int(tag.split("-")[1]) for tag in _keeper_tags(home) if is_tag_alive(tag)]
 
 
 def foreign_keepers(home: Path) -> list[str]:
-    """Tags of agents in other PID namespaces: nobody here can tell whether they are alive."""
+    """Tags of agents in other PID namespaces, where it is unknown whether they are alive."""
     return [tag for tag in _keeper_tags(home) if is_tag_alive(tag) is None]
 
 
 def remove_dead_keepers(home: Path) -> None:
-    """Remove the files of agents that are dead; inside `alone_in(home)`."""
+    """Remove the keeper files of dead agents; inside `alone_in(home)`."""
     for tag in _keeper_tags(home):
         if is_tag_alive(tag) is False:
             (home / f"{KEEPER_PREFIX}{tag}").unlink()
 
 
 def janitor_file(home: Path) -> Path:
-    """Locked by the janitor of this PID namespace while it lives."""
+    """File that the janitor of this PID namespace locks while it lives."""
     return home / f"{JANITOR_PREFIX}{pid_namespace()}"
 
 
 def has_janitor(home: Path) -> bool:
-    """Whether a janitor lives, in whatever PID namespace; inside `alone_in(home)`."""
+    """Whether a janitor lives, in any PID namespace; inside `alone_in(home)`."""
     return any(is_locked(path) for path in home.glob(f"{JANITOR_PREFIX}*"))
 
 
@@ -238,10 +239,10 @@ def _keeper_tags(home: Path) -> list[str]:
 
 
 def remove_home(home: Path) -> None:
-    """Remove a run's folder with all in it, and the user's folder if it was the last; inside `alone_in`.
+    """Remove a run's folder, and the user's folder if that is empty then; inside `alone_in`.
 
     Raises:
-        PermissionError: it is no folder of ours.
+        PermissionError: the folder is not private.
         OSError: something cannot be removed.
     """
     if reason := why_not_private(home, is_folder=True):
@@ -252,7 +253,7 @@ def remove_home(home: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Memory that the files in a folder take, as far as they do not go meanwhile."""
+    """Bytes of memory that the files in a folder take; files removed meanwhile do not count."""
     num_bytes = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):

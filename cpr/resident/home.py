@@ -1,7 +1,7 @@
-"""A run's place in shared memory on this machine, with a segment for each worker.
+"""A run's folder in shared memory on this machine, with a segment for each worker.
 
-A run is known by a key that all its workers on a machine share and no other run has: its segments are never
-picked up by a stranger.
+All workers of a run on a machine, and no other run, share a key, so that no other run takes over its
+segments.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ RUN_ID_VARIABLE: Final = "TORCHELASTIC_RUN_ID"
 
 
 def run_key(uri: str) -> str:
-    """What tells a run from all others on this machine: its checkpoint directory and who launched it.
+    """Key of a run on this machine, made of its checkpoint directory and its launcher.
 
-    That is the `cpr run` above torchrun if there is one, else `--rdzv-id` if one was given, else the agent
-    itself. In this order, because `--standalone` gives each new torchrun an id of its own.
+    The launcher is the `cpr run` above torchrun if there is one, else `--rdzv-id` if one was given, else the
+    agent itself. In this order, because `--standalone` gives each new torchrun an id of its own.
 
     Args:
         uri: the checkpoint directory.
@@ -60,12 +60,12 @@ class Home:
     """The folder of a run.
 
     Args:
-        run_key: see the function.
+        run_key: from the function of this name.
         root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
 
     Raises:
         ValueError: the root is no folder.
-        ResidentMemoryError: it cannot be used, or the user's folder there is not ours alone.
+        ResidentMemoryError: the root cannot be used, or the user's folder there is not private.
     """
 
     def __init__(self, run_key: str, root: str | Path | None = None) -> None:
@@ -79,10 +79,10 @@ class Home:
         self._make()
 
     def check_room(self, num_bytes: int) -> None:
-        """Whether so much shared memory is free now.
+        """Check that so much shared memory is free now.
 
         Raises:
-            NotEnoughMemoryError: it is not; the message says what to change.
+            NotEnoughMemoryError: there is less; says what to change.
         """
         status = os.statvfs(self.folder.parent.parent)
         free = status.f_bavail * status.f_frsize
@@ -90,10 +90,10 @@ class Home:
             raise not_enough(self.folder.parent.parent, num_bytes, f"only {free / 1e6:,.0f} MB are free")
 
     def create(self, owner: str) -> Segment:
-        """A new segment, owned by this process.
+        """Create a segment, owned by this process.
 
         Args:
-            owner: for people, such as "rank3"; part of the folder's name.
+            owner: name of the worker, such as "rank3"; part of the folder's name.
         """
         if not re.fullmatch(r"[A-Za-z0-9_]+", owner):
             raise ValueError(f"{owner!r} cannot be part of a folder's name; use letters and digits")
@@ -109,16 +109,16 @@ class Home:
                     return segment
 
     def find(self) -> tuple[list[Segment], list[str]]:
-        """Segments that can be claimed: sealed, whole, and their owner is dead.
+        """Find segments that can be claimed: sealed, whole, and their owner is dead.
 
-        Memory of dead owners that can never be used, because it was never sealed or is damaged, is freed.
+        Memory of dead owners that is damaged, or was never sealed, is freed.
 
         Returns:
             The segments, and why others were refused.
 
         Raises:
-            UnreadableMemoryError: some cannot be read now, or were written by another version. They are kept:
-                to go on as if they were lost would give up training that they may hold.
+            UnreadableMemoryError: some cannot be read now, or were written by another version. They are kept,
+                because they may be whole.
         """
         found, refused = [], []
         with reading(self.folder), alone_in(self.folder):
@@ -131,14 +131,14 @@ class Home:
         return found, refused
 
     def live(self) -> list[str]:
-        """Names of segments that some process owns."""
+        """Names of the segments whose owner lives."""
         with alone_in(self.folder):
             return [folder.name for folder in live_segments(self.folder)]
 
     def remove(self) -> bool:
-        """Free all memory of the run; False, and nothing is done, while somebody owns a segment of it.
+        """Free all memory of the run; returns False, and does nothing, while a process owns a segment.
 
-        Nor is it done if a segment is left that another run of the same name could not save.
+        Nothing is freed either if a segment is left that another run of the same name could not save.
         """
         with alone_in(self.folder) as there:
             if there and (live_segments(self.folder) or unsaved_segments(self.folder)):
@@ -158,7 +158,7 @@ class Home:
             ) from error
 
     def _made(self) -> bool:
-        """Make the folder; False if the end of another run took the user's folder away meanwhile."""
+        """Make the folder; False if the end of another run removed the user's folder meanwhile."""
         try:
             make_private(self.folder.parent)
             make_private(self.folder)
@@ -170,7 +170,7 @@ class Home:
 
 
 def _examine(folder: Path) -> tuple[str, Segment | None]:
-    """A segment that can be claimed, or why there is none; what is of no use to anybody is removed."""
+    """Return a segment that can be claimed, or why it cannot; remove it if it can never be used."""
     try:
         if reason := why_not_private(folder, is_folder=True):
             return f"{reason}; left alone", None

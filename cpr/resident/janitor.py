@@ -1,10 +1,9 @@
-"""Frees a run's memory when nobody else can: a small process that waits for the end of the run's agent.
+"""Janitor: a small process that frees a run's memory when the run's agents and workers have ended.
 
-A worker starts it; it leaves the worker's session at once, holds none of its files, and imports nothing but
-the standard library and modules of `cpr` that do no more. There is one for each run on a machine, or in each
-PID namespace of it (containers may share /dev/shm). It keeps away from a run while one of its agents or
-workers lives; when the memory is gone, so is the janitor. What is left if the janitor was killed is
-freed by the start of the next run (`leftovers`).
+A worker starts the janitor, which leaves the worker's session at once, holds none of its files, and imports
+only the standard library and modules of `cpr` that do the same. There is one for each run on a machine, or
+for each PID namespace (containers may share /dev/shm). If the janitor was killed, the start of the next run
+frees the memory (`cleanup`).
 """
 
 import logging
@@ -33,16 +32,16 @@ from cpr.resident.folders import (
 )
 
 LOOK_S: Final = 1.0
-"""How often it looks who is alive."""
+"""Pause between checks for live agents."""
 
 logger = logging.getLogger(__name__)
 
 
 def ensure_janitor(home: Path) -> None:
-    """Keep a run's memory while somebody above would start this worker again, and have it freed afterwards.
+    """Keep a run's memory while a launcher could restart this worker, and have it freed afterwards.
 
-    That is torchrun, and the `cpr run` above it if there is one: each outlives a kill of the other. At the
-    start of a run, what earlier runs have left in the same memory file system is freed first.
+    Launchers are torchrun, and the `cpr run` above it: each may survive the other. Leftovers of earlier runs
+    in the same memory file system are freed first.
 
     Args:
         home: the run's folder.
@@ -62,7 +61,7 @@ def ensure_janitor(home: Path) -> None:
         logger.info(
             "freed %.1f MB of shared memory that a run which is over had left: %s", num_bytes / 1e6, left
         )
-    # In isolated mode nothing of the user's set-up runs, so the place of this package must be told.
+    # Isolated mode runs no code of the user's environment, so the path of this package must be passed.
     package_root = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({package_root!r}); from cpr.resident.janitor import main; main()"
     subprocess.run(
@@ -76,16 +75,16 @@ def ensure_janitor(home: Path) -> None:
 
 
 def main() -> None:
-    """Detach, then watch over the run whose folder the command line names."""
+    """Detach, then watch the run whose folder is on the command line."""
     if os.fork():
-        return  # the worker waits for this process only: the janitor is nobody's child
+        return  # the worker waits only for this process, and the janitor is not its child
     os.setsid()
     watch(Path(sys.argv[1]))
 
 
 def watch(home: Path) -> None:
-    """Wait until nobody needs a run's memory, and free it; at once if another janitor does so already."""
-    with alone_in(home) as there:  # where others only look whether it is locked
+    """Wait until a run's memory is not needed any more, and free it; at most one janitor does so."""
+    with alone_in(home) as there:  # others check the lock inside such a block, too
         if not there:
             return
         file = open_private(janitor_file(home), os.O_RDWR | os.O_CREAT)
@@ -96,7 +95,7 @@ def watch(home: Path) -> None:
 
 
 def _is_done(home: Path) -> bool:
-    """Whether nothing is left to do: the memory is freed, or kept for others or because it was not saved."""
+    """Free the memory if no process needs it; whether nothing is left to do, also if others must keep it."""
     if live_keepers(home):
         return False
     with alone_in(home) as there:

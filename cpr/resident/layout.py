@@ -1,4 +1,4 @@
-"""What is in a worker's memory: which shard lies where, as a file that a process without the model can read.
+"""Layout of a worker's memory: which shard lies where, in a file that a process without the model can read.
 
 `layout.json` appears by a rename when everything it lists is complete, and carries a checksum of itself.
 """
@@ -28,7 +28,7 @@ REGION_SUFFIX: Final = ".memory"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlace:
-    """Where a tensor lies: contiguous, row-major, in one file."""
+    """Position of a tensor in a file; it is contiguous and row-major."""
 
     file: str
     offset: int
@@ -39,15 +39,15 @@ class TensorPlace:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor."""
+        """Size of the tensor."""
         return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The same as PyTorch's object.
+        """The dtype as PyTorch's object.
 
         Raises:
-            ValueError: PyTorch has none of this name.
+            ValueError: PyTorch has no dtype of this name.
         """
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
@@ -74,25 +74,25 @@ class KernelMemory:
     """The memory of one FBGEMM module, for the next process that builds the same."""
 
     signature: str
-    """What it is: equal signatures have equal memory layouts."""
+    """Description of the module: equal signatures mean equal memory layouts."""
     files: dict[str, str]
-    """File by the module's name of the tensor, such as "weights_host"."""
+    """File by name of the module's tensor, such as "weights_host"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionFile:
-    """A file and how to tell that it is whole."""
+    """Size and digest of a file."""
 
     num_bytes: int
     digest: str | None = None
-    """XXH3-128 of a copy that was made when the worker left; None: live memory, which has none."""
+    """XXH3-128 of a copy made when the worker left; None: live memory, which has none."""
     update_begun: int | None = None
-    """The worker's mark when the copy was made; it is of no use if another step began after it."""
+    """`StatusPage.update_begun` when the copy was made; the copy is stale if another step began after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All that a sealed segment holds."""
+    """Content of a sealed segment."""
 
     session_id: str
     rank: int
@@ -103,10 +103,10 @@ class Layout:
     """In the order in which they were built."""
     shards: tuple[StoredShard, ...]
     companions: dict[str, str]
-    """File by name of what belongs to these tables and is no part of them, such as counters of lookups."""
+    """File by name of data about the tables, such as counters of lookups."""
 
     def write(self, folder: Path) -> None:
-        """Put it into a segment's folder, at once and whole."""
+        """Write the layout into a segment's folder, atomically."""
         content = asdict(self)
         data = json.dumps({"format": FORMAT, "crc": _crc(content), "layout": content}).encode()
         temporary = folder / f".{LAYOUT_FILE}.{secrets.token_hex(4)}"
@@ -117,11 +117,11 @@ class Layout:
 
 
 def read_layout(folder: Path) -> Layout | None:
-    """A segment's layout; None: it is not sealed.
+    """Read a segment's layout; None: the segment is not sealed.
 
     Raises:
-        DamagedMemoryError: it is not what was written, or a file that it lists is not.
-        UnreadableMemoryError: it cannot be read now, or was written by another version.
+        DamagedMemoryError: the layout, or a file that it lists, differs from what was written.
+        UnreadableMemoryError: the layout cannot be read now, or was written by another version.
     """
     path = folder / LAYOUT_FILE
     with reading(path):
@@ -147,7 +147,7 @@ def read_layout(folder: Path) -> Layout | None:
 
 
 def region_path(folder: Path, name: str) -> Path:
-    """Of the file called `name` in a layout."""
+    """Path of the file called `name` in a layout."""
     if not name or "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} is no name for a region")
     return folder / f"{name}{REGION_SUFFIX}"

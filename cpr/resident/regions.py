@@ -1,6 +1,6 @@
 """Files of shared memory as tensors.
 
-All pages are there before the first is written: a full file system is an error here and no SIGBUS later.
+All pages are allocated before the first is written: a full file system is an error here, and no SIGBUS later.
 """
 
 import logging
@@ -22,7 +22,7 @@ from cpr.errors import (
 from cpr.resident.folders import ROOT_VARIABLE, open_private, reading
 
 PATIENCE_S: Final = 30.0
-"""How long memory that cannot be read is tried again, before this costs one of the run's restarts."""
+"""How long reading memory is repeated before the failure costs one of the run's restarts."""
 FIRST_PAUSE_S: Final = 0.05
 T = TypeVar("T")
 
@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 def create_region(path: Path, num_bytes: int) -> Tensor:
-    """A new file as `[num_bytes]` uint8 of zeros.
+    """Create a file, and map it as `[num_bytes]` uint8 of zeros.
 
     Raises:
         NotEnoughMemoryError: the file system is full; nothing is left of the file.
-        FileExistsError: there is one.
+        FileExistsError: the file exists.
     """
     file = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -48,15 +48,15 @@ def create_region(path: Path, num_bytes: int) -> Tensor:
 
 
 def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
-    """A file that is there as `[num_bytes]` uint8, without reading it; tried again for a while if it fails.
+    """Map an existing file as `[num_bytes]` uint8, without reading it; tries again for a while.
 
     Args:
         path: of the file.
-        num_bytes: what it must have; None: whatever it has.
+        num_bytes: the size that the file must have; None: any.
 
     Raises:
-        DamagedMemoryError: it is missing, a link, not ours, or has another size.
-        UnreadableMemoryError: it cannot be mapped now.
+        DamagedMemoryError: the file is missing, a link, not private, or has another size.
+        UnreadableMemoryError: the file cannot be mapped now.
     """
 
     def map_now() -> Tensor:
@@ -74,10 +74,10 @@ def map_region(path: Path, num_bytes: int | None = None) -> Tensor:
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """What `read` returns; called again with growing pauses while memory cannot be read.
+    """Call `read` again with growing pauses while memory cannot be read, and return its result.
 
     Raises:
-        UnreadableMemoryError: it still cannot after `PATIENCE_S`, or is of another version.
+        UnreadableMemoryError: it still cannot be read after `PATIENCE_S`, or is of another version.
     """
     deadline, pause_s = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
     while True:
@@ -87,16 +87,16 @@ def patiently(read: Callable[[], T]) -> T:
             if isinstance(error, MemoryVersionError) or time.monotonic() + pause_s > deadline:
                 raise
             if pause_s == FIRST_PAUSE_S:
-                logger.warning("%s. It is tried again for %.0f s", error.__cause__, PATIENCE_S)
+                logger.warning("%s. Reading is tried again for %.0f s", error.__cause__, PATIENCE_S)
         time.sleep(pause_s)
         pause_s *= 2
 
 
 def grow_region(path: Path, num_bytes: int) -> Tensor:
-    """Make a file at least so large, or make it; what is in it stays.
+    """Enlarge a file to at least this size, or create it, and map it; its content stays.
 
     Raises:
-        NotEnoughMemoryError: the file system is full; the file stays as it is.
+        NotEnoughMemoryError: the file system is full; the file is unchanged.
     """
     file = open_private(path, os.O_RDWR | os.O_CREAT)
     before = os.fstat(file).st_size
@@ -111,7 +111,7 @@ def grow_region(path: Path, num_bytes: int) -> Tensor:
 
 
 def allocate(file: int, path: Path, num_bytes: int) -> None:
-    """Give an open file all its pages.
+    """Allocate all pages of an open file.
 
     Raises:
         NotEnoughMemoryError: the file system is full.
@@ -124,7 +124,7 @@ def allocate(file: int, path: Path, num_bytes: int) -> None:
 
 
 def not_enough(place: Path, num_bytes: int, cause: str) -> NotEnoughMemoryError:
-    """The error to raise, with what to change."""
+    """Make the error for a lack of shared memory, with what to change."""
     return NotEnoughMemoryError(
         f"{num_bytes / 1e6:,.0f} MB of shared memory are needed in {place}: {cause}. What to do: enlarge it "
         f"(in docker: --shm-size), set {ROOT_VARIABLE} to another memory file system, or remove what dead "

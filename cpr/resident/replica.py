@@ -1,7 +1,7 @@
-"""The newest state that every worker has a copy of, in two slots: one is whole while the other is written.
+"""Copy of the newest replicated state, in two slots: one is whole while the other is written.
 
-A slot is a file: five numbers in a header, the leaves' bytes at multiples of 64, and the tree as JSON behind
-them (see `cpr.checkpoint.format.tree_file`). The marks name the slot that counts, so that a kill while the
+A slot is a file: five numbers in a header, the leaves' bytes at multiples of 64, and then the tree as JSON
+(see `cpr.checkpoint.format.tree_file`). The status page names the slot that counts, so that a kill while the
 other is written changes nothing.
 """
 
@@ -28,7 +28,7 @@ MAGIC: Final = int.from_bytes(MAGIC_BYTES, "little")
 HEADER_BYTES: Final = 64
 ALIGNMENT: Final = 64
 SPARE: Final = 1.25
-"""A slot that must grow gets so much more than it needs."""
+"""A slot that must grow gets this factor more than it needs."""
 Kind = tuple[str, tuple[int, ...]]
 """Dtype ("float32" of torch, "<f4" of numpy, or "bytes") and shape of a leaf."""
 
@@ -40,15 +40,15 @@ class _Slot:
     path: Path
     memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     forms: list[Any] = field(default_factory=list)
-    """Of the leaves for which `targets` are."""
+    """Forms of the leaves that `targets` fit."""
     kinds: str = "[]"
-    """The same as JSON of `Kind`."""
+    """Kinds of these leaves, as JSON."""
     targets: list[Tensor | Array] = field(default_factory=list)
     """Where each leaf is copied to."""
     written: dict[int, bytes] = field(default_factory=dict)
-    """What lies in those of the targets that are for `bytes`, which never change: by number."""
+    """Objects that were copied to targets of `bytes`, which never change, by number of the target."""
     end: int = HEADER_BYTES
-    """Where the leaves end."""
+    """Offset of the end of the leaves."""
 
     def reserve(self, num_bytes: int) -> None:
         if self.memory.numel() < num_bytes:
@@ -56,7 +56,7 @@ class _Slot:
             self.forms = []  # the targets are in the old mapping
 
     def lay_out(self, leaves: Sequence[Leaf]) -> None:
-        """Make room for such leaves, in order."""
+        """Make room for these leaves, in order."""
         kinds = [_kind(leaf.value) for leaf in leaves]
         places, end = _places(kinds)
         self.reserve(end)
@@ -67,26 +67,26 @@ class _Slot:
 
     @property
     def header(self) -> Array:
-        """magic, step, bytes of the JSON, its CRC, where it begins."""
+        """Magic number, step, and of the JSON: bytes, CRC and offset."""
         return self.memory[:HEADER_BYTES].numpy().view(np.int64)
 
 
 class Replica:
-    """Two slots in a segment.
+    """The two slots of a segment.
 
     Args:
         folder: of the segment.
-        status: where the slot that counts is published.
+        status: status page, which names the slot that counts.
     """
 
     def __init__(self, folder: Path, status: StatusPage) -> None:
-        self._marks = status
+        self._status = status
         self._slots = [_Slot(folder / "replica-0"), _Slot(folder / "replica-1")]
 
     def write(self, step: int, tree: Any) -> None:
-        """Copy a state and make it the one that counts, in one store at the very end.
+        """Copy a state, and make the copy count by one store at the very end.
 
-        Costs a copy of its bytes and some microseconds a leaf, as long as shapes stay as they were.
+        As long as shapes stay the same, this costs a copy of the bytes and some microseconds a leaf.
 
         Args:
             step: training steps done.
@@ -94,11 +94,11 @@ class Replica:
                 reference to it is kept.
 
         Raises:
-            ValueError: something in it cannot be saved; the message says where.
-            NotEnoughMemoryError: there is no room; the state before still counts.
+            ValueError: something in the tree cannot be saved; says where.
+            NotEnoughMemoryError: there is no room; the previous state still counts.
         """
         encoded, leaves = encode(tree)
-        number = 1 if self._marks.slot == 0 else 0
+        number = 1 if self._status.slot == 0 else 0
         slot = self._slots[number]
         if slot.forms != [_form(leaf.value) for leaf in leaves]:
             slot.lay_out(leaves)
@@ -111,20 +111,20 @@ class Replica:
         slot.memory.numpy()[slot.end : slot.end + len(text)] = np.frombuffer(text, np.uint8)
         slot.header[1:5] = step, len(text), zlib.crc32(text), slot.end
         slot.header[0] = MAGIC
-        self._marks.slot = number
+        self._status.slot = number
 
     def read(self) -> tuple[int, Any] | None:
-        """Training steps done and the state then, in memory of its own; None if none was ever written.
+        """Read training steps done and the state then, into new memory; None if none was ever written.
 
         Raises:
-            DamagedMemoryError: it is not what was written.
-        UnreadableMemoryError: it cannot be read now, or was written by another version.
+            DamagedMemoryError: the slot differs from what was written.
+            UnreadableMemoryError: the slot cannot be read now, or was written by another version.
         """
-        number = self._marks.slot
+        number = self._status.slot
         if number == NOTHING:
             return None
         if number not in {0, 1}:
-            raise DamagedMemoryError(f"the marks name slot {number} of 0 and 1")
+            raise DamagedMemoryError(f"the status page names slot {number} of 0 and 1")
         path = self._slots[number].path
         memory = map_region(path)
         magic = memory[: len(MAGIC_BYTES)].numpy().tobytes()
@@ -164,12 +164,12 @@ def _read(memory: Tensor) -> tuple[int, Any]:
 def _clone(source: Tensor) -> Tensor:
     try:
         return source.clone()
-    except RuntimeError as error:  # PyTorch's for a lack of memory, which is no damage
+    except RuntimeError as error:  # raised by PyTorch for a lack of memory, which is no damage
         raise MemoryError(str(error)) from error
 
 
 def _form(value: Tensor | Array | bytes) -> Any:
-    """Equal for leaves of one `Kind`, and quicker to make."""
+    """Value that is equal for leaves of one `Kind`, and faster to make."""
     return len(value) if isinstance(value, bytes) else (value.dtype, value.shape)
 
 
@@ -192,7 +192,7 @@ def _dtype(name: str) -> torch.dtype | np.dtype[Any]:
 
 
 def _places(kinds: Sequence[Kind]) -> tuple[list[int], int]:
-    """Where leaves begin, and where the last one ends."""
+    """Offsets of the leaves, and of the end of the last one."""
     places, end = [], HEADER_BYTES
     for name, shape in kinds:
         places.append(end)
@@ -229,4 +229,4 @@ def _copy(leaves: Sequence[Leaf], targets: Sequence[Tensor | Array], written: di
             target[...] = leaf.value
     if to_tensors:
         with torch.no_grad():
-            torch._foreach_copy_(to_tensors, from_tensors)  # one call for all: a call each costs more
+            torch._foreach_copy_(to_tensors, from_tensors)  # one call is faster than one for each

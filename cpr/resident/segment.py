@@ -1,4 +1,4 @@
-"""One worker's resident memory: its tables, its marks, its replica of what all have, and who owns it."""
+"""Segment: one worker's resident memory, with its tables, status page, replicated state and owner."""
 
 import os
 import secrets
@@ -45,18 +45,19 @@ from cpr.shards.shard import TableShard
 MARKS_FILE: Final = "marks"
 
 _held: set[int] = set()
-"""Descriptors of the owner files that this process has locked."""
+"""File descriptors of the owner files that this process has locked."""
 
 
-def _let_go_in_child() -> None:
-    # A lock belongs to all who share the open file: a forked data loader would keep a dead worker "alive".
+def _unlock_in_child() -> None:
+    # All processes that share the open file hold the lock: a forked data loader would keep a dead worker
+    # "alive".
     for file in _held:
         with suppress(OSError):
             os.close(file)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,13 +70,13 @@ class HeldShard:
 
 
 class Segment:
-    """A worker's folder of shared memory. `Home.create` and `Home.find` give one.
+    """A worker's folder of shared memory; made by `Home.create` and `Home.find`.
 
     Args:
         folder: of the segment.
 
     Raises:
-        DamagedMemoryError: it or its marks are not what a worker of this user left.
+        DamagedMemoryError: the folder or its status page was not left by a worker of this user.
         UnreadableMemoryError: they cannot be read now, or were written by another version.
     """
 
@@ -88,21 +89,21 @@ class Segment:
         self.status = StatusPage(folder / MARKS_FILE)
         self.replica = Replica(folder, self.status)
         self.kernels: list[KernelMemory] = []
-        """Of the tables built here, in order; they go into the layout."""
+        """Kernels of the tables built here, in order, for the layout."""
         self._companions: dict[str, str] = {}
         self._regions: dict[str, Tensor] = {}
         self._files: dict[str, RegionFile] = {}
-        """What the layout says of the regions."""
+        """Entries of the regions in the layout."""
         self._owner: int | None = None
 
     @property
     def name(self) -> str:
-        """The folder's."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the run could not save what is here, and has not since: then nobody frees it unasked."""
+        """Whether the newest save failed: then the memory is freed only at a user's request."""
         return (self.folder / UNSAVED_FILE).exists()
 
     @is_unsaved.setter
@@ -115,16 +116,16 @@ class Segment:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether this process owns it."""
+        """Whether this process owns the segment."""
         return self._owner in _held
 
     def claim(self) -> bool:
-        """Own this segment until the process ends; False if another process does, or it is gone.
+        """Own this segment until the process ends; False if another process owns it, or it is gone.
 
-        Of several that claim at once, one wins. What the last owner said in the marks stays.
+        Of several concurrent claims, one succeeds. The status page of the last owner stays.
 
         Raises:
-            UnreadableMemoryError: it cannot be said now.
+            UnreadableMemoryError: the owner cannot be determined now.
         """
         with reading(self.folder), alone_in(self.folder.parent) as there:
             return there and self._claim()
@@ -141,7 +142,7 @@ class Segment:
         try:
             is_mine = try_lock(file) and is_at(file, path)
         finally:
-            if not is_mine:  # also after an error: an open file may be locked
+            if not is_mine:  # also after an error, when the open file may be locked
                 os.close(file)
         if is_mine:
             _held.add(file)
@@ -149,7 +150,7 @@ class Segment:
         return is_mine
 
     def release(self) -> None:
-        """No longer own it, as if this process had died. Nothing of it may be used afterwards."""
+        """Give up the ownership, as if this process had died; the segment must not be used afterwards."""
         if self._owner is not None and self._owner in _held:
             _held.remove(self._owner)
             os.close(self._owner)
@@ -157,21 +158,16 @@ class Segment:
 
     @property
     def layout(self) -> Layout | None:
-        """What a sealed segment holds, from its file; None: it is not sealed.
-
-        Raises:
-            DamagedMemoryError: it, or a file that it lists, is not what was sealed.
-            UnreadableMemoryError: it cannot be read now, or was written by another version.
-        """
+        """Content of the segment, from its file; None: the segment is not sealed. Raises as `read_layout`."""
         return read_layout(self.folder)
 
     def region(self, name: str, dtype: torch.dtype, numel: int) -> Tensor:
-        """The file `name` as `[numel]` of `dtype`, made with zeros if there is none; not touched otherwise.
+        """Map the file `name` as `[numel]` of `dtype`; a missing file is created with zeros.
 
         Raises:
             NotEnoughMemoryError: there is no room.
-            DamagedMemoryError: a file is there, but not such a one.
-            UnreadableMemoryError: a file is there, and cannot be mapped now.
+            DamagedMemoryError: the file has another size, or is not private.
+            UnreadableMemoryError: the file cannot be mapped now.
         """
         if name not in self._regions:
             path, num_bytes = region_path(self.folder, name), numel * dtype.itemsize
@@ -183,20 +179,20 @@ class Segment:
         return region
 
     def companion(self, name: str, dtype: torch.dtype, numel: int, adopt: bool) -> tuple[Tensor, bool]:
-        """Memory that is sealed with the tables, and can be taken over with them; between build and `seal`.
+        """Allocate memory that is sealed, and taken over, with the tables; between build and `seal`.
 
         Args:
-            name: of it, the same in the next process.
-            dtype: of it.
-            numel: its elements.
-            adopt: take it over from the layout, if it is there and as large.
+            name: the same in the next process.
+            dtype: of the elements.
+            numel: number of elements.
+            adopt: take over memory of this name and size from the layout, if there is any.
 
         Returns:
             `[numel]` of `dtype`, and whether it was taken over; zeros if not.
 
         Raises:
             NotEnoughMemoryError: there is no room.
-            DamagedMemoryError: the segment is not what was sealed.
+            DamagedMemoryError: the segment differs from what was sealed.
         """
         layout = self.layout if adopt else None
         file = layout.companions.get(name) if layout is not None else None
@@ -206,7 +202,7 @@ class Segment:
         return self.region(file, dtype, numel), layout is not None
 
     def begin_build(self) -> None:
-        """Forget the regions of an earlier model; those that no layout names are freed."""
+        """Forget the regions of an earlier model, and free those that no layout names."""
         self._regions.clear()
         self._files.clear()
         self.kernels.clear()
@@ -222,11 +218,11 @@ class Segment:
         generation: int,
         shards: Sequence[TableShard],
     ) -> list[str]:
-        """From now on this segment counts: what the shards hold is right and complete.
+        """Make this segment count: the content of these shards is complete.
 
         Returns:
-            Names of those shards of which this segment has no memory, such as tables on a GPU; they would not
-            outlive this process. Data-parallel tables, which every worker has, are not among them.
+            Names of sharded tables' shards outside of this segment, such as tables on a GPU, which would not
+            survive this process.
         """
         placed = {shard.name: self._placed(shard) for shard in shards}
         found = tuple(shard for shard in placed.values() if shard)
@@ -247,18 +243,18 @@ class Segment:
         return [shard.name for shard in shards if not placed[shard.name] and not shard.replicated]
 
     def unseal(self) -> None:
-        """From now on nothing here counts: call it before what is sealed gets overwritten."""
+        """Make this segment count no longer: call it before sealed content is overwritten."""
         (self.folder / LAYOUT_FILE).unlink(missing_ok=True)
 
     def held_shards(self) -> list[HeldShard]:
-        """The shards of a sealed segment, mapped; none of one that is not sealed.
+        """Map the shards of the segment; none if the segment is not sealed.
 
-        Nothing is read but copies that were made when the worker left, which have a digest. A copy after
-        which the worker began another step is of no use, and not among them.
+        Only copies made when the worker left, which have a digest, are read. A copy is left out if the worker
+        began another step after it.
 
         Raises:
-            DamagedMemoryError: something is not what was sealed.
-            UnreadableMemoryError: it cannot be read now.
+            DamagedMemoryError: a file differs from what was sealed.
+            UnreadableMemoryError: a file cannot be read now.
         """
         layout = self.layout
         if layout is None:
@@ -281,28 +277,25 @@ class Segment:
         ]
 
     def holds(self, shard: TableShard) -> bool:
-        """Whether all of a live shard is memory of this segment."""
+        """Whether a live shard lies entirely in this segment."""
         return self._placed(shard) is not None
 
     def set_digest(self, name: str) -> None:
-        """Note what is in a region now, and in which step; the next `seal` writes it down.
-
-        `held_shards` compares the content, and leaves out what is of an earlier step than the last.
-        """
+        """Note the digest of a region and the step of its content, for the next `seal`; see `held_shards`."""
         self._files[name] = replace(
             self._files[name], digest=digest(self._regions[name]), update_begun=self.status.update_begun
         )
 
     def set_aside(self, name: str, new_name: str) -> Tensor:
-        """Call a mapped region `new_name`, and leave an equal copy of it under its old name.
+        """Rename a mapped region, and leave an equal copy of its file under the old name.
 
-        A layout that names the old one stays right at every moment.
+        A layout that names the old file stays valid at every moment.
 
         Returns:
             The region, `[bytes]` uint8, free to be overwritten.
 
         Raises:
-            NotEnoughMemoryError: there is no room for the copy; nothing is changed.
+            NotEnoughMemoryError: there is no room for the copy; nothing has changed.
         """
         region = self._regions[name]
         path, copy_path = region_path(self.folder, name), region_path(self.folder, f"{new_name}-copy")
@@ -314,7 +307,7 @@ class Segment:
         return region
 
     def tidy(self) -> None:
-        """Remove regions that neither the layout names nor this process uses."""
+        """Remove region files that neither the layout nor this process uses."""
         layout = self.layout
         named = {
             region_path(self.folder, name) for name in [*(layout.files if layout else ()), *self._regions]
@@ -324,10 +317,10 @@ class Segment:
                 path.unlink()
 
     def remove(self) -> None:
-        """Free the memory, as far as no process has it mapped, and give up the claim.
+        """Free the memory, except what processes have mapped, and give up the ownership.
 
         Raises:
-            ResidentMemoryError: another process owns it.
+            ResidentMemoryError: another process owns the segment.
         """
         with alone_in(self.folder.parent) as there:
             if there and self.folder.is_dir():
@@ -339,7 +332,7 @@ class Segment:
         self.release()
 
     def _placed(self, shard: TableShard) -> StoredShard | None:
-        """Where a shard's columns lie; None if some lie elsewhere."""
+        """Positions of a shard's columns; None if some lie elsewhere."""
         columns = {name: self._find(tensor) for name, tensor in shard.columns.items()}
         found = {name: place for name, place in columns.items() if place}
         if len(found) < len(columns):
@@ -347,7 +340,7 @@ class Segment:
         return StoredShard(extent=shard.extent, columns=found)
 
     def _find(self, tensor: Tensor) -> TensorPlace | None:
-        """The region in which a tensor lies, by its address."""
+        """Position of a tensor in a region, found by its address."""
         for name, region in self._regions.items():
             offset = tensor.data_ptr() - region.data_ptr()
             if tensor.device.type == "cpu" and 0 <= offset < max(region.numel(), 1):

@@ -1,6 +1,6 @@
-"""A worker's last word: a page of memory with numbers that others read after its death.
+"""Status page of a worker: numbers in shared memory that other processes read after the worker's death.
 
-Each number is one aligned 8-byte store, so that a kill leaves either the old or the new one.
+Each number is written by one aligned 8-byte store, so that a kill leaves either the old or the new one.
 """
 
 import mmap
@@ -21,7 +21,7 @@ PAGE_BYTES: Final = 4096
 REASON_BYTES: Final = 500
 REASON_AT: Final = 1024
 NOTHING: Final = -1
-"""Stands for "none yet" in every number that begins without a value."""
+"""Value of a number that was not set yet."""
 WORDS: Final = (
     *("magic", "version", "pid", "start_ticks", "generation", "step_finished", "update_begun", "slot"),
     *("launcher_pid", "launcher_start_ticks", "heartbeat_ns", "left_ns", "diverged_in"),
@@ -30,7 +30,7 @@ WORDS: Final = (
 
 
 class _Word:
-    """One number in the page."""
+    """Descriptor of one number in the page."""
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -46,28 +46,28 @@ class _Word:
 
 
 class StatusPage:
-    """What a worker says about itself; live, in shared memory.
+    """State of a worker and its memory, live in shared memory.
 
     Args:
-        path: of the page. It is made, with nothing said, if there is none.
+        path: of the page; an empty page is created if there is none.
 
     Raises:
-        DamagedMemoryError: the file is no such page.
-        UnreadableMemoryError: it cannot be read now, or was written by another version.
+        DamagedMemoryError: the file is no status page.
+        UnreadableMemoryError: the page cannot be read now, or was written by another version.
     """
 
     pid = _Word("Process that owns the segment, or owned it last.")
     start_ticks = _Word("When that process started, in ticks since boot: tells it from a later one.")
-    launcher_pid = _Word("What started that process and would start it again; -1: it was gone.")
+    launcher_pid = _Word("Process that launched the owner, and would restart it; -1: it was gone.")
     launcher_start_ticks = _Word("When the launcher started.")
-    generation = _Word("Of the process group in which the owner worked.")
+    generation = _Word("Generation of workers that the owner belongs to.")
     step_finished = _Word("Training steps done.")
     update_begun = _Word("Number of the last step (from 1) in which table rows began to change; -1: none.")
-    slot = _Word("Which replica slot is whole and newest; -1: none.")
-    epoch = _Word("Of the ownership of the checkpoint directory under which this was trained; 0: none.")
-    heartbeat_ns = _Word("Last sign of life, `time.time_ns()`.")
-    left_ns = _Word("When the owner left of its own accord, `time.time_ns()`; -1: it did not.")
-    diverged_in = _Word("Generation whose owner left because values were no numbers; -1: none did.")
+    slot = _Word("Replica slot that is whole and newest; -1: none.")
+    epoch = _Word("Epoch of the directory's ownership under which the memory was trained; 0: none.")
+    heartbeat_ns = _Word("Last heartbeat, `time.time_ns()`.")
+    left_ns = _Word("When the owner left by itself, `time.time_ns()`; -1: it did not.")
+    diverged_in = _Word("Generation whose owner left because values were not finite; -1: none did.")
 
     def __init__(self, path: Path) -> None:
         with reading(path):
@@ -89,9 +89,9 @@ class StatusPage:
             raise DamagedMemoryError(f"{path} has an impossible length of its reason")
 
     def begin(self, generation: int) -> None:
-        """This process owns the segment from now on; what the last owner said of its end is forgotten.
+        """Record this process as the owner, and clear how the last owner ended.
 
-        Not so if that was that values are no numbers: it stays true, and so does the reason.
+        If values were not finite, that stays true, and the reason stays.
         """
         this = Process.this()
         self.pid, self.start_ticks = this.pid, this.start_ticks
@@ -104,16 +104,15 @@ class StatusPage:
         self.beat()
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Record a heartbeat."""
         self.heartbeat_ns = time.time_ns()
 
     def leave(self, reason: str, diverged: bool = False) -> None:
-        """The owner ends of its own accord.
+        """Record that the owner ends by itself.
 
         Args:
-            reason: for people; what is beyond 500 bytes is cut off. Of a segment that holds values that are
-                no numbers, the first that said so is kept.
-            diverged: values are no numbers; nobody may use them, in this generation or in a later one.
+            reason: a message, cut off after 500 bytes; the reason of the first divergence is never replaced.
+            diverged: whether values are not finite, and must never be used.
         """
         if not self.diverged:
             self.reason = reason
@@ -123,12 +122,12 @@ class StatusPage:
 
     @property
     def diverged(self) -> bool:
-        """Whether an owner left because values were no numbers."""
+        """Whether an owner left because values were not finite."""
         return bool(self.diverged_in != NOTHING)
 
     @property
     def reason(self) -> str:
-        """Why the owner left; empty when it had no last word."""
+        """Why the owner left; empty if it was killed."""
         count = self._words[WORDS.index("reason_bytes")]
         return self._page[REASON_AT : REASON_AT + count].decode(errors="replace")
 
@@ -140,7 +139,7 @@ class StatusPage:
         self._words[WORDS.index("reason_bytes")] = len(data)
 
     def close(self) -> None:
-        """Give the page back; the object is of no use afterwards."""
+        """Unmap the page, which must not be used afterwards."""
         self._words.release()
         self._page.close()
 
@@ -149,11 +148,11 @@ class StatusPage:
             self._words[place] = NOTHING
         self.step_finished = self.epoch = 0
         self._words[1] = VERSION
-        self._words[0] = MAGIC  # last: a page without it does not count
+        self._words[0] = MAGIC  # last: without it the page does not count
 
 
 def _check_header(file: int, path: Path) -> None:
-    """Whether the open file is a page of this version, as far as its size and version tell."""
+    """Check size and version of an open file."""
     magic, version = struct.unpack("qq", os.pread(file, 16, 0).ljust(16, b"\0"))
     if magic == MAGIC and version != VERSION:
         raise other_version(path, version, VERSION)

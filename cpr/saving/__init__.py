@@ -1,1 +1,1 @@
-"""When to save: periodic saves, saves of chosen rows, retries, and measurements of what they cost."""
+"""When to save, what to save, what to do after a failed save, and what saves cost."""

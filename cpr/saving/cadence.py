@@ -1,4 +1,4 @@
-"""When a save is due: every so many steps, or as often as what the run has measured makes worth while."""
+"""When a save is due: at a fixed interval, or at one that follows measured costs of saves and failures."""
 
 import logging
 from typing import Final, Protocol
@@ -9,32 +9,32 @@ from cpr.recovery.run.progress import RunProgress
 from cpr.saving.history_writer import HistoryWriter
 
 FIRST_STEPS: Final = 10
-"""Steps until the first save of a run that chooses its interval: it tells what a save costs."""
+"""Steps until the first save of a run that chooses its interval: that save tells what saves cost."""
 SOON_STEPS: Final = 8
-"""After a failure, until a save that it broke off is tried again: not at once, in case it was the reason."""
+"""Steps after a failure until an interrupted save is repeated: not at once, in case it caused the failure."""
 PATIENCE: Final = 8
-"""While a save is under way, a run asks again after this part of the interval."""
+"""While a save is under way, the question is asked again after this part of the interval."""
 
 logger = logging.getLogger(__name__)
 
 
 class Pace(Protocol):
-    """Says when to save. All ranks ask alike, once after each step, and get the same answer."""
+    """Decides when to save. All ranks ask once after each step, and get the same answer."""
 
     def is_due(self, steps_done: int) -> bool:
         """Whether to save now, after so many training steps."""
 
 
 class FixedPace:
-    """A save every so many steps.
+    """A save at a fixed interval.
 
     Args:
-        every_steps: from one whole table to the next; 0: never.
-        share: of the rows that a save holds. With a share r, saves come every r * `every_steps` (rounded, at
+        every_steps: interval of whole tables; 0: never.
+        share: share r of the rows that a save holds. Saves then come every r * `every_steps` (rounded, at
             least 1): as many bytes in the same time, in smaller portions (CPR paper).
-        steps_done: where training goes on.
-        saved_at: training steps done at the newest save; 0: there is none. If the one that was due after it
-            was broken off by a failure, it is made up for after `SOON_STEPS` instead of an interval.
+        steps_done: training steps done now.
+        saved_at: training steps done at the newest save; 0: there is none. If a failure interrupted a later
+            one, that is made up for after `SOON_STEPS`.
     """
 
     def __init__(
@@ -48,26 +48,25 @@ class FixedPace:
         """Whether to save now, after so many training steps."""
         if not self.every_steps:
             return False
-        is_regular = steps_done % self.every_steps == 0
-        is_due = is_regular or steps_done == self._make_up_at
+        is_due = steps_done % self.every_steps == 0 or steps_done == self._make_up_at
         if is_due:
             self._make_up_at = None
         return is_due
 
 
 class AutoPace:
-    """An interval that follows what saves cost lately and how often nodes are lost. Rank 0 decides for all.
+    """An interval that follows the recent costs of saves and the rate of node losses.
 
-    That takes one small collective when a save would be due by the interval so far. No save begins while
-    another is under way. A change is logged with its reason.
+    Rank 0 decides for all, with one small collective when a save would be due by the interval so far. No save
+    begins while another is under way. Changes are logged with their reason.
 
     Args:
-        rule: chooses.
+        rule: chooses the interval.
         group: all ranks; used for nothing else at the same time.
         progress: of the run.
-        diary: what was measured; on rank 0.
+        writer: has the measured history; on rank 0.
         saved_at: training steps done at the newest save; 0: there is none.
-        share: of the rows that a save holds, as for `FixedPace`.
+        share: share of the rows that a save holds, as for `FixedPace`.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class AutoPace:
         rule: IntervalRule,
         group: RankGroup,
         progress: RunProgress,
-        diary: HistoryWriter | None,
+        writer: HistoryWriter | None,
         *,
         saved_at: int,
         share: float = 1.0,
     ) -> None:
-        self._rule, self._group, self._progress, self._diary = rule, group, progress, diary
+        self._rule, self._group, self._progress, self._writer = rule, group, progress, writer
         self._share, self._saved_at = share, saved_at
         self._interval_s: float | None = None
         self._ask_at = progress.steps_done + FIRST_STEPS
@@ -98,13 +97,13 @@ class AutoPace:
         return True
 
     def _decide(self) -> tuple[int, bool]:
-        """Steps from save to save by all that is known, and whether one is under way; on rank 0."""
-        diary = self._diary
-        assert diary is not None
-        history = diary.history
+        """The best interval in steps, and whether a save is under way; on rank 0."""
+        writer = self._writer
+        assert writer is not None
+        history = writer.history
         save = history.lately.row_save or history.lately.whole_save
         if save is None or not history.step_s:
-            return FIRST_STEPS, diary.is_saving
+            return FIRST_STEPS, writer.is_saving
         total = history.samples_total
         measured = RunMeasurements(
             nodes=history.nodes,
@@ -119,7 +118,7 @@ class AutoPace:
         choice = self._rule.next_interval(measured, self._interval_s)
         every = max(1, round(self._share * choice.interval_s / history.step_s))
         if choice.changed:
-            what = "" if self._share == 1 else f", with {self._share:.3g} of the rows in each"
-            logger.info("%s. That is %s steps from save to save%s", choice.reason, f"{every:,}", what)
+            rows = "" if self._share == 1 else f", with {self._share:.3g} of the rows in each"
+            logger.info("%s. That is %s steps from save to save%s", choice.reason, f"{every:,}", rows)
         self._interval_s = choice.interval_s
-        return every, diary.is_saving
+        return every, writer.is_saving

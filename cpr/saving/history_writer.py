@@ -1,16 +1,20 @@
-"""What a run measures of its saves and failures, written down as it goes: a JSON file beside its saves.
+"""History of a run: measures what its saves and failures cost, and writes that to a JSON file with the saves.
 
-Rank 0 keeps it, through all generations of workers. It is written in the background, at each beginning, after
-the first step, and whenever a save has been committed; a diary that cannot be written stops no training. Nor
-does one that cannot be read: until that succeeds the file stays as it is, and then what was measured since is
-added to it. What a save cost is known from the steps beside it (`cpr.saving.step_times`).
+Rank 0 keeps the history, through all generations of workers. The file is written in the background: at each
+start, after the first step, and when a save has been committed. A history that cannot be written stops no
+training. While the file cannot be read, it stays as it is; once it can, the new measurements are added to it.
+
+During a save, steps share processors, memory and disks with it on all ranks, which wait for each other in
+every step. So one rank can measure how much longer steps take for all of them.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean, median
 from threading import Thread
 from typing import Final
 
@@ -28,25 +32,101 @@ from cpr.estimator.history import (
 )
 from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.run.report import Recovery
-from cpr.saving.step_times import SaveBeside, StepTimes
 
 LEAVE_S: Final = 5.0
-"""How long the end of a run waits for the storage to take its diary."""
+"""How long the end of a run waits for the storage to write the history."""
+STEPS_KEPT: Final = 128
+"""Number of newest steps in the median and the mean of step times."""
+FAR_LONGER: Final = 8.0
+"""A step that takes so many times the median contains something else, such as an evaluation."""
 
 logger = logging.getLogger(__name__)
 
 
+class ConcurrentSave:
+    """A save that is under way, and the steps during it.
+
+    Args:
+        save: that was just begun.
+        step: training steps done by then.
+    """
+
+    def __init__(self, save: Save, step: int) -> None:
+        self.save, self.step = save, step
+        self._blocked_s = 0.0
+        self._longer_s = 0.0
+        self._far_longer_s = 0.0
+        self._is_known = False
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that training waited for the save, on the rank where it waited longest."""
+        return max(self.save.blocked_s, self.save.longest_blocked_s)
+
+    @property
+    def slowed_s(self) -> float | None:
+        """Seconds that steps took longer, besides `blocked_s`; negative: shorter. None: unknown.
+
+        When another rank waited longer, this rank waited for that rank in its next step. So of steps that
+        were far longer, that much is attributed to the save.
+        """
+        if not self._is_known:
+            return None
+        for_others_s = self.blocked_s - self.save.blocked_s
+        return self._longer_s + min(self._far_longer_s, for_others_s) - for_others_s
+
+    def blocked_since(self) -> float:
+        """Seconds that training waited for the save on this rank since the last call."""
+        before_s, self._blocked_s = self._blocked_s, self.save.blocked_s
+        return self._blocked_s - before_s
+
+    def note(self, longer_s: float, is_far: bool) -> None:
+        """Add how much longer a step took than others, besides waiting on this rank."""
+        self._is_known = True
+        if is_far:
+            self._far_longer_s += longer_s
+        else:
+            self._longer_s += longer_s
+
+
+class StepTimes:
+    """Durations of the newest steps; those during saves are kept apart."""
+
+    def __init__(self) -> None:
+        self._undisturbed_s: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._during_saves_s: deque[float] = deque(maxlen=STEPS_KEPT)
+
+    @property
+    def median_s(self) -> float | None:
+        """Median of steps without saves; if there are none, of those during saves, without waiting."""
+        steps = self._undisturbed_s or self._during_saves_s
+        return median(steps) if steps else None
+
+    def note(self, took_s: float, saves: Sequence[ConcurrentSave]) -> None:
+        """Add a step that took so many seconds, and the saves that were under way in any part of it."""
+        if not saves:
+            self._undisturbed_s.append(took_s)
+            return
+        rest_s = took_s - sum(save.blocked_since() for save in saves)
+        self._during_saves_s.append(rest_s)
+        if self._undisturbed_s:
+            far_s = FAR_LONGER * median(self._undisturbed_s)
+            usual_s = fmean(each for each in self._undisturbed_s if each <= far_s)
+            for save in saves:
+                save.note((rest_s - usual_s) / len(saves), is_far=rest_s > far_s)
+
+
 class HistoryWriter:
-    """Keeps the history of a run, from a beginning on; on rank 0. Called by the thread that trains.
+    """Keeps the history of a run, on rank 0; called by the thread that trains.
 
     Args:
         storage: of the checkpoint.
-        progress: of the run, which tells of this beginning.
-        check_lock: gives the epoch of this run's ownership of the directory; raises a `CheckpointError`
-            unless the directory still is this run's.
-        nodes: failure domains.
-        samples_total: of the whole run; None: not known.
-        row_share: of a table's rows with which a row save counts.
+        progress: of the run, with the report of this start.
+        check_lock: returns the epoch of this run's ownership of the directory; raises a `CheckpointError`
+            unless the directory still belongs to this run.
+        nodes: number of failure domains.
+        samples_total: of the whole run; None: unknown.
+        row_share: share of a table's rows that a row save counts for.
     """
 
     def __init__(
@@ -79,18 +159,18 @@ class HistoryWriter:
         self._found: tuple[RunHistory | None] | None = None
         if not self._is_read:
             self._read()
-            self._take_up()
+            self._merge_found()
         self._is_first_step = True
         self._step_ended: float | None = None
         self._step_times = StepTimes()
-        self._under_way: list[SaveBeside] = []
+        self._under_way: list[ConcurrentSave] = []
         self._writer: Thread | None = None
         self._is_behind = True
         self._write()
 
     @property
     def history(self) -> RunHistory:
-        """What was measured until now."""
+        """Everything measured until now."""
         now_s, step_s = time.time(), self._step_times.median_s
         return replace(
             self._history,
@@ -107,7 +187,7 @@ class HistoryWriter:
         return any(not each.save.is_over for each in self._under_way)
 
     def step(self) -> None:
-        """A training step is complete."""
+        """Measure a finished training step."""
         now = time.perf_counter()
         if self._step_ended is not None:
             self._step_times.note(now - self._step_ended, self._under_way)
@@ -118,21 +198,21 @@ class HistoryWriter:
         for each in [each for each in self._under_way if each.save.is_over]:
             self._under_way.remove(each)
             self._note_saved(each)
-        self._take_up()
+        self._merge_found()
         if self._is_behind:
             self._write()
 
     def note_save(self, save: Save) -> None:
-        """A save was begun, after this step."""
-        self._under_way.append(SaveBeside(save, self._progress.steps_done))
+        """Watch a save that was begun after this step."""
+        self._under_way.append(ConcurrentSave(save, self._progress.steps_done))
 
     def finish(self) -> None:
-        """The run has reached its end, and nothing is under way any more."""
+        """Write the end of the run; no save is under way any more."""
         for each in self._under_way:
             self._note_saved(each)
         self._under_way.clear()
         self._write_and_wait()
-        if self._take_up():
+        if self._merge_found():
             self._write_and_wait()
 
     def _write_and_wait(self) -> None:
@@ -145,7 +225,7 @@ class HistoryWriter:
             self._writer.join(LEAVE_S)
 
     def _failure(self, story: Recovery) -> FailureCost:
-        """What the run knows of it at once; nodes that full recovery was about are lost as well."""
+        """Cost of the failure as known at the start; a full recovery counts its lost nodes too."""
         assert story.kind in {"process", "partial", "full"}
         return FailureCost(
             elapsed_s=self._history.elapsed_s,
@@ -156,25 +236,25 @@ class HistoryWriter:
         )
 
     def _note_first_step(self) -> None:
-        """What a failure has cost is known when the first step is done."""
+        """Complete the cost of the failure, which ends with the first step."""
         if self._is_failure:
             *older, newest = self._history.failures
             newest = replace(newest, seconds=dict(self._progress.recoveries[-1].seconds))
             self._history = replace(self._history, failures=(*older, newest))
         self._is_behind = True
 
-    def _note_saved(self, beside: SaveBeside) -> None:
-        save = beside.save
+    def _note_saved(self, ended: ConcurrentSave) -> None:
+        save = ended.save
         if save.manifest is None or save.seconds is None:
             return
         cost = SaveCost(
-            step=beside.step,
+            step=ended.step,
             kind=save.kind,
             num_bytes=save.manifest.num_bytes,
-            blocked_s=beside.blocked_s,
+            blocked_s=ended.blocked_s,
             seconds=save.seconds,
             share=self._row_share if save.kind == "rows" else 1.0,
-            slowed_s=beside.slowed_s,
+            slowed_s=ended.slowed_s,
         )
         self._history = self._history.with_save(cost)
         self._is_behind = True
@@ -191,22 +271,22 @@ class HistoryWriter:
         try:
             write_history(self._storage, history, self._check_lock())
         except (CheckpointError, OSError) as error:
-            logger.warning("what the run has measured could not be written down: %s", error)
+            logger.warning("the history of this run could not be written: %s", error)
 
     def _read(self) -> None:
-        """Read what the generations before have measured, or leave it as it is for now."""
+        """Read the history of earlier generations; if that fails for now, it is tried again later."""
         found = None
         try:
             found = read_history(self._storage)
         except ValueError as error:
-            logger.warning("%s. The history of this run begins anew", error)
+            logger.warning("%s. The history of this run starts over", error)
         except (CheckpointError, OSError) as error:
-            logger.warning("what the run has measured until now cannot be read yet: %s", error)
+            logger.warning("the history of this run cannot be read yet: %s", error)
             return
         self._found = (found,)
 
-    def _take_up(self) -> bool:
-        """Go on with what was read, if that is news; from then on this is written. Whether it was."""
+    def _merge_found(self) -> bool:
+        """Continue the history once it was read, and write the file from then on; whether that is new."""
         if self._found is None:
             return False
         (before,), self._found = self._found, None
@@ -225,6 +305,6 @@ class HistoryWriter:
 
 
 def _elapsed(before: RunHistory, story: Recovery, now_s: float) -> float:
-    """Of the run until now; while workers are replaced the clock goes on, while a run pauses it does not."""
+    """Duration of the run: time while workers are replaced counts, time while the run pauses does not."""
     pause_s = 0.0 if story.kind == "resume" else max(0.0, now_s - before.clock_s)
     return before.elapsed_s + pause_s

@@ -1,4 +1,4 @@
-"""The saves of a run: periodic ones, which may fail and are tried again, and the last one, which may not."""
+"""The saves of a run: periodic ones, repeated after a failure, and the last one, which must succeed."""
 
 import logging
 import time
@@ -20,29 +20,28 @@ from cpr.saving.retries import Retries
 from cpr.saving.row_saves import RowSaves
 
 POSTPONED_STEPS: Final = 8
-"""How often a row save that is due while another save is under way is tried again."""
+"""Steps until a row save that was due while another save was under way is tried again."""
 COSTS_KEPT: Final = 256
-"""Newest saves of which somebody may ask what they took."""
+"""Number of newest saves whose costs `take_costs` can return."""
 POLL_S: Final = 0.1
-"""How often the last save is asked for again where a busy checkpointer skips saves."""
+"""Pause before the last save is tried again, where a busy checkpointer skips saves."""
 
 logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Saves now and then, and at the end.
+    """Saves periodically, on request, and at the end.
 
-    Periodic saves hold everything, or the rows that deserve it most; the last save, and one that is wanted
-    now, always hold everything.
+    Periodic saves hold everything, or the most important rows; all others hold everything.
 
     Args:
-        checkpointer: that saves.
-        progress: of the run; is told of each save, before it is copied beside the tables.
-        pace: says when the periodic ones are due.
-        moment: of the periodic ones that hold everything.
-        rows: chooses rows; None: everything is saved each time.
-        diary: is told of each save.
-        give_up_after_s: for how long periodic saves may fail before that ends training; None: for ever.
+        checkpointer: writes the saves.
+        progress: of the run; counts each save, before it is published in shared memory.
+        pace: decides when periodic saves are due.
+        moment: of full periodic saves.
+        rows: chooses rows; None: all periodic saves are full.
+        writer: of the history; on rank 0.
+        give_up_after_s: how long periodic saves may fail before training ends; None: without a limit.
     """
 
     def __init__(
@@ -52,26 +51,26 @@ class Saves:
         pace: Pace,
         moment: Moment,
         rows: RowSaves | None = None,
-        diary: HistoryWriter | None = None,
+        writer: HistoryWriter | None = None,
         give_up_after_s: float | None = None,
     ) -> None:
         self._checkpointer, self._progress = checkpointer, progress
-        self._pace, self._moment, self._diary, self._rows = pace, moment, diary, rows
+        self._pace, self._moment, self._writer, self._rows = pace, moment, writer, rows
         self._is_due = False
         self._postponed_to: int | None = None
         self._saved_at = -1
-        """Training steps done when everything was saved last; -1: never, or nobody knows that it worked."""
+        """Training steps done at the newest full save; -1: none, or its success is unknown."""
         self._retries = Retries(checkpointer.agreement, give_up_after_s)
         self._begun: deque[tuple[int, Save]] = deque()
         self._costs: deque[SaveCost] = deque(maxlen=COSTS_KEPT)
 
     @property
     def history(self) -> RunHistory | None:
-        """What the run has measured so far, where it is kept: on rank 0."""
-        return self._diary.history if self._diary is not None else None
+        """Measured costs so far, on rank 0."""
+        return self._writer.history if self._writer is not None else None
 
     def take_costs(self) -> list[SaveCost]:
-        """What the saves took that were committed since this was last asked, oldest first."""
+        """Return the costs of the saves committed since the last call, oldest first."""
         self._note_costs()
         taken = list(self._costs)
         self._costs.clear()
@@ -79,20 +78,20 @@ class Saves:
 
     @property
     def are_failing(self) -> bool:
-        """Whether the newest one that is known of has failed."""
+        """Whether the newest save whose outcome is known has failed."""
         return self._retries.is_failing
 
     def step(self) -> None:
-        """A training step is complete.
+        """Complete a training step, and decide whether a save is due.
 
         Raises:
             SaveFailedError: saves have failed for too long; names the file.
         """
-        with self._heard():
+        with self._logged():
             self._checkpointer.step()
         self._note_costs()
-        if self._diary is not None:
-            self._diary.step()
+        if self._writer is not None:
+            self._writer.step()
         if self._rows is not None:
             self._rows.step()
         self._is_due = self._ask_whether_due(self._progress.steps_done)
@@ -102,7 +101,7 @@ class Saves:
             self._note()
 
     def save_if_due(self) -> None:
-        """Begin a save if it is time; after the step's state is safe in memory.
+        """Begin a save if one is due; called after the state of the step was published.
 
         Raises:
             SaveFailedError: as `step`.
@@ -114,17 +113,17 @@ class Saves:
                 self._retries.note_failure(error, self._progress.steps_done)
 
     def now(self, timeout_s: float | None) -> bool:
-        """Save this moment, unless that was done, and wait until it is safe; the same answer on all ranks.
+        """Save this moment, unless that was done, and wait until the save is durable.
 
         Args:
-            timeout_s: give it up if it takes longer, which is no failure; None: never. The shortest of all
-                ranks counts.
+            timeout_s: give up if the save takes longer, which is no failure; None: no limit. The shortest of
+                all ranks counts.
 
         Returns:
-            Whether it is safe.
+            Whether this moment is saved; the same on all ranks.
 
         Raises:
-            SaveFailedError: it failed.
+            SaveFailedError: the save failed.
         """
         timeout_s = self._shortest(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -132,7 +131,7 @@ class Saves:
             self._save_moment(seconds_left(deadline))
         if self._saved_at != self._progress.steps_done:
             return False
-        with self._doubted():
+        with self._forgotten_on_failure():
             is_saved = self._checkpointer.wait(seconds_left(deadline))
         if is_saved:
             self._retries.note_success()
@@ -141,10 +140,10 @@ class Saves:
         return is_saved
 
     def finish(self) -> None:
-        """Save the end of the run, unless that was done, and wait until it is safe; lets go of the directory.
+        """Save the end of the run, unless that was done, wait until it is durable, and release the directory.
 
         Raises:
-            SaveFailedError: it failed.
+            SaveFailedError: the save failed.
         """
         if self._progress.steps_done not in {0, self._saved_at}:
             self._let_last_end()  # or the last save may be skipped
@@ -153,15 +152,16 @@ class Saves:
                 time.sleep(POLL_S)
                 self._save_moment()
         try:
-            with self._doubted():
+            with self._forgotten_on_failure():
                 self._checkpointer.wait()
-            with self._heard():
+            with self._logged():
                 self._checkpointer.wait_until_idle()
-            if self._progress.steps_done:  # before any memory is freed: workers that return must learn of it
+            if self._progress.steps_done:
+                # before memory is freed: workers that return must learn that the run has finished
                 self._checkpointer.finish()
         finally:
-            if self._diary is not None:
-                self._diary.finish()
+            if self._writer is not None:
+                self._writer.finish()
             self._checkpointer.close()
 
     def _ask_whether_due(self, steps_done: int) -> bool:
@@ -176,14 +176,14 @@ class Saves:
         return is_due
 
     def _postpone_if_busy(self, rows: RowSaves) -> None:
-        """Row saves are many, and training waits for none; what they leave out is in the next."""
-        is_free = True  # where that is told by an error
-        with self._heard():
+        """Postpone a row save while another save is under way, because training must not wait for it."""
+        is_free = True  # stays so if an error tells it
+        with self._logged():
             is_free = rows.get_ready()
         if not is_free:
             self._is_due = False
             self._postpone()
-        elif (error := self._retries.take_untold()) is not None:
+        elif (error := self._retries.take_unreported()) is not None:
             self._is_due = False
             self._retries.note_failure(error, self._progress.steps_done)
 
@@ -197,29 +197,29 @@ class Saves:
             self._rows.note()
 
     def _shortest(self, timeout_s: float | None) -> float | None:
-        """Of the timeouts of all ranks, whose clocks began at different times; None: none has one."""
+        """The shortest timeout of all ranks, whose clocks began at different times; None: none has one."""
         given = [each for each in self._checkpointer.agreement.gather(timeout_s) if each is not None]
         return max(0.0, min(given)) if given else None
 
     def _let_last_end(self, deadline: float | None = None) -> bool:
-        """Wait for the save before one that may be the last; if it has failed, that is only told.
+        """Wait for the previous save before one that may be the last; its failure is only logged.
 
         Returns:
             Whether it is over; the same on all ranks.
         """
-        is_free = True  # where that is told by an error
-        with self._heard():
+        is_free = True  # stays so if an error tells it
+        with self._logged():
             self._checkpointer.wait_until_idle(deadline)
-        with self._heard():
+        with self._logged():
             is_free = self._checkpointer.is_free()
-        if is_free and (error := self._retries.take_untold()) is not None:
-            self._tell_error(f"{error}. Everything is saved again now")
+        if is_free and (error := self._retries.take_unreported()) is not None:
+            self._log_error(f"{error}. Everything is saved again now")
         if is_free and self._rows is not None:
             self._rows.note_outcome()
         return is_free
 
     def _save_moment(self, timeout_s: float | None = None) -> None:
-        """Begin to save everything as it is now, at a moment that counts."""
+        """Begin a full save of this moment."""
         self._progress.note_save()
         self._save_all("consistent", timeout_s)
 
@@ -227,7 +227,7 @@ class Saves:
         if self._rows is None or self._rows.needs_base:
             self._save_all(self._moment)
         else:
-            self._tell(self._rows.save())
+            self._watch(self._rows.save())
 
     def _save_all(self, moment: Moment, timeout_s: float | None = None) -> None:
         begin = self._checkpointer.save if self._rows is None else self._rows.save_all
@@ -239,17 +239,17 @@ class Saves:
                 self._progress.forget_save(self._progress.steps_done)
         if save is not None:
             self._saved_at = self._progress.steps_done
-        self._tell(save)
+        self._watch(save)
 
-    def _tell(self, save: Save | None) -> None:
+    def _watch(self, save: Save | None) -> None:
         if save is None:
             if self._retries.is_failing:
                 self._postpone()
             return
         self._retries.begin(save, self._progress.steps_done)
         self._begun.append((self._progress.steps_done, save))
-        if self._diary is not None:
-            self._diary.note_save(save)
+        if self._writer is not None:
+            self._writer.note_save(save)
 
     def _note_costs(self) -> None:
         while self._begun and self._begun[0][1].done:
@@ -265,23 +265,23 @@ class Saves:
                     )
                 )
 
-    def _tell_error(self, text: str) -> None:
-        """Once, not on every rank; where it happened tells nothing more."""
+    def _log_error(self, text: str) -> None:
+        """Log once, and not on every rank, because the rank tells nothing more."""
         if self._checkpointer.agreement.rank == 0:
             logger.error("%s", text)
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
-        """What this rank hears of a save that has failed waits until all know, or, if it counts, is told."""
+    def _logged(self) -> Iterator[None]:
+        """Log a failed save, unless `Retries.look` will report it on all ranks."""
         try:
             yield
         except SaveFailedError as error:
-            if not self._retries.will_tell(error):
-                self._tell_error(f"{error}. Training goes on")
+            if not self._retries.will_report(error):
+                self._log_error(f"{error}. Training continues")
 
     @contextmanager
-    def _doubted(self) -> Iterator[None]:
-        """If the block fails, this moment is not saved: whoever wants it saved again gets another save."""
+    def _forgotten_on_failure(self) -> Iterator[None]:
+        """If the block fails, this moment counts as not saved, so that the next request saves it again."""
         try:
             yield
         except SaveFailedError:

@@ -1,7 +1,6 @@
-"""Saves of the rows that deserve it most, laid over a base: what the next one holds, what became of the last.
+"""Row saves: saves of the most important rows on top of a full save, which the file format calls a base.
 
-Nothing that a save held loses its priority because the save failed, and nobody's counters are believed before
-all know what became of it. Whether a base is due is decided alike on all ranks.
+Rows of a failed save keep their priority. All ranks decide equally whether a full save is due.
 """
 
 import math
@@ -15,18 +14,18 @@ from cpr.recovery.run.progress import RunProgress
 
 
 class RowSaves:
-    """Chooses between row saves and bases.
+    """Chooses between row saves and full saves, and the rows.
 
-    The portion of lost samples counts as if the whole table was saved each time that as many rows as it has
-    have been: a base is such a moment, and so is every 1/ratio-th row save (as in the CPR paper, it is not
-    weighted by priority). A row save in between counts for nothing, though it makes a loss smaller.
+    The portion of lost samples counts as if the whole table was saved whenever as many rows as it has were
+    saved: by a full save, and by every 1/ratio-th row save (as in the CPR paper, which does not weight rows
+    by priority). Row saves in between count for nothing, although they make losses smaller.
 
     Args:
-        checkpointer: that saves; prepared.
-        progress: of the run; is told of the moments that count.
-        prioritizer: knows which rows deserve saving.
-        share: of a table's rows with which a row save counts.
-        needs_base: whether the next save is a base; the same on all ranks.
+        checkpointer: writes the saves; prepared.
+        progress: of the run; counts the saves.
+        prioritizer: knows which rows to save.
+        share: share of a table's rows that a row save counts for.
+        needs_base: whether the next save must be full; the same on all ranks.
     """
 
     def __init__(
@@ -39,27 +38,27 @@ class RowSaves:
     ) -> None:
         self._checkpointer, self._progress, self._prioritizer = checkpointer, progress, prioritizer
         self.needs_base = needs_base
-        """Whether the next periodic save is a base; the same on all ranks."""
+        """Whether the next periodic save must be full; the same on all ranks."""
         self._per_table = math.ceil(1 / share)
         self._last: tuple[Save, int] | None = None
-        """The save whose outcome nobody has asked for, and its step."""
+        """The save whose outcome was not noted yet, and its step."""
         self._is_under_way = False
-        """Whether it is for the prioritizer."""
+        """Whether the prioritizer waits for its outcome."""
 
     def step(self) -> None:
-        """A training step is complete: what is saved is known as soon as it is, and outlives this worker."""
+        """Tell the prioritizer of a committed save as soon as possible: its counters survive this worker."""
         if self._is_under_way and self._last is not None and self._last[0].manifest is not None:
             self._is_under_way = False
             self._prioritizer.confirm()
 
     def get_ready(self) -> bool:
-        """Let what became of the last save count; on all ranks, before another periodic save.
+        """Note the outcome of the last save, on all ranks, before another periodic save.
 
         Returns:
-            Whether that can begin now; the same on all ranks.
+            Whether a save can begin now; the same on all ranks.
 
         Raises:
-            SaveFailedError: the last one has failed; that counts all the same.
+            SaveFailedError: the last save has failed; its outcome is noted all the same.
         """
         is_free = True
         try:
@@ -70,14 +69,14 @@ class RowSaves:
         return is_free
 
     def note(self) -> None:
-        """A periodic save is about to begin."""
+        """Count the periodic save that is about to begin."""
         if not self.needs_base:
             self._progress.note_row_save()
         if self.needs_base or self._progress.row_saves_since >= self._per_table:
             self._progress.note_save()
 
     def save_all(self, moment: Moment, timeout_s: float | None = None) -> Save | None:
-        """Begin a base, at a moment that counts and was noted; as `Checkpointer.save`."""
+        """Begin a full save that was counted; as `Checkpointer.save`."""
         save = None
         try:
             save = self._checkpointer.save(moment, timeout_s=timeout_s)
@@ -85,14 +84,14 @@ class RowSaves:
             if save is None:
                 self._progress.forget_save(self._step)
         if save is not None:
-            self.note_outcome()  # of the one before, which is over
+            self.note_outcome()  # of the previous save, which is over
             self._prioritizer.begin_full_save()
             self._last, self._is_under_way = (save, self._step), True
             self.needs_base = False
         return save
 
     def save(self) -> Save | None:
-        """Begin a row save that was noted, unless a base is needed; as `Checkpointer.save_rows`."""
+        """Begin a row save that was counted; as `Checkpointer.save_rows`."""
         assert not self.needs_base
         began, save = time.perf_counter(), None
         rows = self._prioritizer.rows_to_save()
@@ -107,7 +106,7 @@ class RowSaves:
         return save
 
     def note_outcome(self) -> None:
-        """Let what became of the last save count, if that is known; on all ranks, when they agree on it."""
+        """Note the outcome of the last save, if it is known; on all ranks, when it is known on all."""
         if self._last is None or not self._last[0].done:
             return
         self.step()

@@ -1,10 +1,13 @@
-"""What the user says about saving, and the saves that come of it."""
+"""Settings of saving, and construction of a worker's saves and row tracking from them."""
 
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cpr.checkpoint.checkpointer import Checkpointer
@@ -16,17 +19,18 @@ from cpr.fields import check_fields
 from cpr.priority import Prioritizer, PriorityConfig
 from cpr.recovery.restore.restorer import Restorer
 from cpr.recovery.run.progress import RunProgress
+from cpr.recovery.run.report import Recovery
 from cpr.resident.segment import Segment
 from cpr.saving.cadence import AutoPace, FixedPace, Pace
 from cpr.saving.history_writer import HistoryWriter
 from cpr.saving.periodic import Saves
 from cpr.saving.row_saves import RowSaves
-from cpr.saving.tracking import open_prioritizer, saved_share, settle_in
+from cpr.shards.shard import TableShard
 
 
 @dataclass(frozen=True, kw_only=True)
-class SavePlan:
-    """How a run saves; see `cpr.PartialRecovery`."""
+class SaveSettings:
+    """How a run saves; see `cpr.PartialRecovery` for the fields."""
 
     every: int | IntervalRule
     moment: Moment
@@ -64,89 +68,151 @@ class SavePlan:
 
     @property
     def row_share(self) -> float:
-        """The share of a table's rows with which a periodic save counts."""
-        return 1.0 if self.priority is None else saved_share(self.priority)
+        """Share of a table's rows that a periodic save counts for."""
+        if self.priority is None or self.priority.scheme == "touched":
+            return 1.0  # a save of all rows that changed is as good as one of the whole table
+        return self.priority.ratio
 
 
-class Keeper:
-    """Opens the saves of a worker: first, before its memory is sealed, what tracks rows, and then the rest.
+class SavesBuilder:
+    """Builds the saves of a worker: the tracker of rows before its memory is sealed, all else afterwards.
 
     Args:
-        plan: what the user wants.
-        checkpointer: that saves.
+        settings: of the run.
+        checkpointer: writes the saves.
         progress: of the run.
         group: all ranks.
     """
 
     def __init__(
-        self, plan: SavePlan, checkpointer: Checkpointer, progress: RunProgress, group: RankGroup
+        self, settings: SaveSettings, checkpointer: Checkpointer, progress: RunProgress, group: RankGroup
     ) -> None:
-        self._plan, self._checkpointer, self._progress, self._group = plan, checkpointer, progress, group
+        self._settings, self._checkpointer = settings, checkpointer
+        self._progress, self._group = progress, group
         self._prioritizer: Prioritizer | None = None
 
     def track(
         self, model: nn.Module, optimizers: Sequence[Optimizer], segment: Segment, adopted: bool
     ) -> None:
-        """Track rows from now on, if it is wanted; arguments as of `open_prioritizer`."""
-        if self._plan.priority is not None:
-            self._prioritizer = open_prioritizer(
-                model, self._plan.priority, optimizers, self._checkpointer.shards, segment, adopted
-            )
-            self._checkpointer.register("priority", self._prioritizer, per_rank=True)
+        """Track rows from now on, if row saves are wanted.
 
-    def open(self, restorer: Restorer, storage: Storage) -> Saves:
-        """The saves that follow a beginning. Called by all ranks, when the checkpointer is prepared.
+        Trackers live in the worker's segment, and continue those of the previous worker. Trackers of tables
+        on a GPU live there, and end with the worker: then the next save is a full one.
 
         Args:
-            restorer: has brought everything into place.
-            storage: of the checkpoint, where the diary is kept.
-        """
-        plan, progress = self._plan, self._progress
-        rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
-        diary: HistoryWriter | None = None
+            model: its lookups are watched.
+            optimizers: ordinary ones that update tables.
+            segment: of the worker's tables; not sealed yet.
+            adopted: whether the tables are those of the previous worker, unchanged.
 
-        def begin_diary() -> None:
-            nonlocal diary
-            diary = HistoryWriter(
+        Raises:
+            NotEnoughMemoryError: there is no room; says what to change.
+        """
+        config, shards = self._settings.priority, self._checkpointer.shards
+        if config is None:
+            return
+        signature = f"{zlib.crc32(json.dumps(asdict(config)).encode()):08x}"
+
+        def allocate(name: str, dtype: torch.dtype, numel: int) -> Tensor:
+            return segment.companion(f"{name}-{signature}", dtype, numel, adopt=adopted)[0]
+
+        on_gpu = any(shard.weights.is_cuda for shard in shards)
+        self._prioritizer = Prioritizer(
+            model, config, optimizers, shards=shards, allocate=None if on_gpu else allocate
+        )
+        self._checkpointer.register("priority", self._prioritizer, per_rank=True)
+
+    def build(self, restorer: Restorer, storage: Storage) -> Saves:
+        """Build the saves; called by all ranks, when the checkpointer is prepared.
+
+        Args:
+            restorer: has restored everything.
+            storage: of the checkpoint, where the history is written.
+        """
+        settings, progress = self._settings, self._progress
+        rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
+        writer: HistoryWriter | None = None
+
+        def open_history() -> None:
+            nonlocal writer
+            writer = HistoryWriter(
                 storage,
                 progress,
                 self._checkpointer.ownership.check,
                 nodes=num_nodes(self._group.world_size),
-                samples_total=plan.total_samples,
-                row_share=plan.row_share,
+                samples_total=settings.total_samples,
+                row_share=settings.row_share,
             )
 
-        on_rank(self._group, 0, begin_diary)
-        saved_at = self._checkpointer.newest_step or 0
+        on_rank(self._group, 0, open_history)
+        saved_at, share = self._checkpointer.newest_step or 0, settings.row_share
         pace: Pace
-        if isinstance(plan.every, IntervalRule):
+        if isinstance(settings.every, IntervalRule):
             group = self._checkpointer.agreement
-            pace = AutoPace(plan.every, group, progress, diary, saved_at=saved_at, share=plan.row_share)
+            pace = AutoPace(settings.every, group, progress, writer, saved_at=saved_at, share=share)
         else:
-            pace = FixedPace(plan.every, plan.row_share, steps_done=progress.steps_done, saved_at=saved_at)
-        limit_s = plan.give_up_after_s
-        return Saves(self._checkpointer, progress, pace, plan.moment, rows, diary, limit_s)
+            pace = FixedPace(settings.every, share, steps_done=progress.steps_done, saved_at=saved_at)
+        limit_s = settings.give_up_after_s
+        return Saves(self._checkpointer, progress, pace, settings.moment, rows, writer, limit_s)
 
     def _row_saves(self, prioritizer: Prioritizer, restorer: Restorer) -> RowSaves:
-        """Row saves that go on from this beginning; all ranks agree on whether a base comes first."""
+        """Row saves that continue from here; all ranks agree on whether a full save comes first."""
         story, shards = self._progress.recoveries[-1], self._checkpointer.shards
-        settle_in(prioritizer, story, shards, restorer.restored, restorer.fell_back)
-        can_go_on = self._group.gather(prioritizer.is_complete and self._checkpointer.has_base)
+        settle_trackers(prioritizer, story, shards, restorer.restored, restorer.fell_back)
+        can_continue = self._group.gather(prioritizer.is_complete and self._checkpointer.has_base)
         return RowSaves(
             self._checkpointer,
             self._progress,
             prioritizer,
-            share=self._plan.row_share,
-            needs_base=not all(can_go_on),
+            share=self._settings.row_share,
+            needs_base=not all(can_continue),
         )
 
     def close(self) -> None:
-        """Track no longer."""
+        """Stop tracking rows."""
         if self._prioritizer is not None:
             self._prioritizer.close()
 
 
+def settle_trackers(
+    prioritizer: Prioritizer,
+    story: Recovery,
+    shards: Collection[TableShard],
+    restored: Mapping[str, Sequence[tuple[int, int]]],
+    fell_back: bool = False,
+) -> None:
+    """Bring row trackers up to date after a start; afterwards `is_complete` tells whether they are reliable.
+
+    Rows from the checkpoint are equal to saved ones, so their trackers are reset. Rows that stayed in place
+    keep theirs. What has changed in rows that moved between workers is unknown.
+
+    Args:
+        prioritizer: of this worker.
+        story: report of this start.
+        shards: of this worker.
+        restored: row intervals from the checkpoint in a partial recovery, by shard name.
+        fell_back: whether the next saves build on an older save than the one since which the trackers count,
+            or those rows come from an older one.
+    """
+    if story.kind not in {"process", "partial"}:
+        prioritizer.forget_all()
+    elif fell_back:
+        prioritizer.doubt()
+    elif not prioritizer.is_complete:  # new memory, or unreliable before
+        if all(_is_whole(shard, restored) for shard in shards if shard.table_fqn in prioritizer.prioritised):
+            prioritizer.forget_all()
+    elif any(origin.moved for origin in story.sources):
+        prioritizer.doubt()
+    else:
+        for name, ranges in restored.items():
+            prioritizer.forget(name, ranges)
+
+
+def _is_whole(shard: TableShard, restored: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
+    return sum(end - begin for begin, end in restored.get(shard.name, ())) == shard.num_rows
+
+
 def num_nodes(world_size: int) -> int:
-    """Failure domains: torchrun's agents, or else what the environment says of how many ranks a node has."""
+    """Number of failure domains: torchrun's agents, or else world size by ranks per node."""
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "0"))
     return nodes or max(1, world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

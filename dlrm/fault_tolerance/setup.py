@@ -17,7 +17,7 @@ from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.faults.plan import ENVIRONMENT as FAULTS_VARIABLE
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.recovery.decide.decision import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE
 from cpr.session import PartialRecovery
 from dlrm.config.dataset import open_manifest, steps_in_epoch, total_samples

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cpr.recovery.run.phases import PHASES
+from cpr.recovery.run.report import PHASES
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
 from dlrm.metrics import MetricValues

@@ -12,8 +12,8 @@ from cpr.checkpoint.config import CheckpointConfig
 from cpr.estimator.planning.interval import IntervalRule
 from cpr.fields import check_fields
 from cpr.priority.config import PriorityConfig
-from cpr.recovery.run.policy import RecoveryPolicy
-from cpr.saving.setup import SavePlan
+from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.saving.setup import SaveSettings
 
 CONFIGS = {
     CheckpointConfig: {"uri": "runs/a"},
@@ -21,7 +21,7 @@ CONFIGS = {
     PriorityConfig: {},
     RecoveryPolicy: {},
     Retention: {},
-    SavePlan: {"every": 5, "moment": "rolling", "priority": None, "total_samples": None},
+    SaveSettings: {"every": 5, "moment": "rolling", "priority": None, "total_samples": None},
 }
 
 

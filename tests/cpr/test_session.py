@@ -7,7 +7,8 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
-from unittest.mock import Mock
+from importlib import metadata
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 import cpr
+from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import write_owner
 from cpr.checkpoint.storage.base import open_storage
@@ -32,7 +34,8 @@ from cpr.errors import (
 )
 from cpr.estimator.history import read_history
 from cpr.faults import AtStep, InjectedError, Plan, Raise, StorageError
-from cpr.recovery.run.report import NO_LAST_WORD
+from cpr.recovery.restore.restorer import RowTransfer
+from cpr.recovery.run.report import KILLED
 from cpr.saving.cadence import FIRST_STEPS
 from tests.cpr.recovery.workers import BATCH, assert_same
 
@@ -55,7 +58,7 @@ def test_killed_between_steps_nothing_is_lost_and_nothing_is_read(new_worker):
     story = again.story
     assert (story.kind, story.step, story.interrupted) == ("process", 12, False)
     assert (story.bytes_read, story.pls_added, again.recovery.pls) == (0, 0.0, 0.0)
-    assert [ending.why for ending in story.dead] == [NO_LAST_WORD]
+    assert [ending.why for ending in story.dead] == [KILLED]
 
 
 def test_memory_that_cannot_be_mapped_for_a_while_is_not_given_up(new_worker, monkeypatch):
@@ -417,7 +420,9 @@ def test_a_table_that_becomes_data_parallel_or_ceases_to_be_comes_from_the_check
 
 
 @pytest.mark.parametrize(("max_pls", "kind"), [(0.05, "partial"), (0.01, "full")])
-def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_and_says_so(new_worker, max_pls, kind):
+def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_before_any_row_is_moved(
+    new_worker, monkeypatch, max_pls, kind
+):
     adagrad = {"optimizer": torch.optim.Adagrad, "fused": EmbOptimType.EXACT_ADAGRAD, "apart": True}
     adagrad["policy"] = cpr.RecoveryPolicy(max_pls=max_pls)
     worker = new_worker(restarted=False, **adagrad).restore().train(5).wait_for_save()
@@ -425,9 +430,15 @@ def test_a_failure_that_costs_more_than_max_pls_is_recovered_fully_and_says_so(n
     worker.train(2)
     alive = whole_tables(worker)
     worker.die()
-    # table c was data-parallel, and so is in nobody's segment
-    again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
+    moved = create_autospec(RowTransfer.move, side_effect=RowTransfer.move)
+    loaded = create_autospec(Checkpointer.load_shards, side_effect=Checkpointer.load_shards)
+    monkeypatch.setattr(RowTransfer, "move", moved)
+    monkeypatch.setattr(Checkpointer, "load_shards", loaded)
+    # table c was data-parallel, and so is in no segment; rows of a and b would move to other places
+    again = new_worker(layout={"a": "rw", "b": "tw", "c": "tw"}, **adagrad).restore()
     assert (again.story.kind, again.story.save_step) == (kind, 5)
+    assert moved.called == loaded.called == (kind == "partial")
+    assert (again.story.bytes_moved > 0) == (kind == "partial")
     if kind == "partial":
         (loss,) = again.story.losses
         assert (loss.num_rows, loss.samples) == (20, 2 * BATCH)
@@ -774,8 +785,14 @@ def test_an_end_at_the_step_of_a_periodic_save_is_saved_once(new_worker, moment)
     assert_same(later.values(), values)
 
 
-def test_importing_the_package_is_cheap():
-    said = "import sys, cpr; print(sorted({'torch', 'torchrec', 'pyarrow'} & set(sys.modules)))"
-    assert subprocess.check_output([sys.executable, "-c", said], text=True).strip() == "[]"
+def test_the_package_gives_its_public_names_and_is_cheap_to_import(monkeypatch):
+    code = "import sys, cpr; print(cpr.__version__, {'torch', 'torchrec', 'pyarrow'} & set(sys.modules))"
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert output == f"{cpr.__version__} set()\n"
+    assert all(getattr(cpr, name) for name in cpr.__all__)
+    assert cpr.Checkpointer is Checkpointer
+    with monkeypatch.context() as not_installed:
+        not_installed.setattr(metadata, "version", Mock(side_effect=metadata.PackageNotFoundError))
+        assert cpr.__version__ == "0+unknown"
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         cpr.Nonsense  # noqa: B018

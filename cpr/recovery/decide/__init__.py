@@ -1,1 +1,1 @@
-"""From what the workers still hold to a decision: full or partial recovery, and where each row comes from."""
+"""Decision between full and partial recovery, and the source of each row, from the memory that survived."""

@@ -1,6 +1,6 @@
-"""What every worker tells after the model is built, and what follows from all reports together.
+"""Assessment of what survived: reports of all workers, and the conclusions that every rank draws from them.
 
-All of it is plain data that all ranks have in the same order, so that each comes to the same conclusions.
+All reports are plain data that all ranks have in the same order, so that all come to the same conclusions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from cpr.extent import Extent
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import Held, Needed
 from cpr.recovery.run.pls import lost_workers
-from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD, Ending
+from cpr.recovery.run.report import KILLED, MEMORY_GONE, Ending
 
 Columns = tuple[tuple[str, str, int], ...]
 """Name, dtype and number of dimensions of each column, by name."""
@@ -18,118 +18,118 @@ Columns = tuple[tuple[str, str, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardReport:
-    """A shard: of the new model, or in memory that a worker holds."""
+    """A shard of the new model, or a shard in memory that a worker holds."""
 
     extent: Extent
     columns: Columns
     bytes_per_row: int
     in_segment: bool = True
-    """Of a shard of the new model: whether its memory is the worker's segment, and not a GPU's."""
+    """Of a shard of the new model: whether it lives in the worker's segment, and not on a GPU."""
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Slot:
-    """A whole copy of what all ranks have alike; the greater one is nearer to where the run is."""
+    """A copy of the replicated state; the greatest is the newest."""
 
     went_back: int = -1
-    """The last generation that went back to a checkpoint: the steps before it were given up, however many."""
+    """The last generation that went back to a checkpoint, which gave up all steps of older generations."""
     generation: int
-    """Of the workers that wrote it."""
+    """Generation of the workers that wrote the copy."""
     step: int
     """Training steps done."""
     num_recoveries: int = 0
-    """Finished beginnings of generations that it tells of: its own is finished while this is written."""
+    """Number of finished recoveries in the copy, its own included once that is finished."""
     progress_generation: int = field(default=-1, compare=False)
     """The last generation that had finished a step."""
     losses: tuple[tuple[int, int, int], ...] = field(default=(), compare=False)
-    """World size, rank and generation of the workers whose rows have come from a save, and since when."""
+    """World size, rank and loading generation of workers whose rows have come from a save."""
 
     def has_replaced(self, world_size: int, rank: int, generation: int) -> bool:
-        """Whether the rows of a worker of this generation came from a save in a later one."""
+        """Whether a later generation has replaced the rows of a worker of this generation by saved ones."""
         return any(
             (size, lost) == (world_size, rank) and generation < since for size, lost, since in self.losses
         )
 
     def is_of_moment(self, other: "Slot") -> bool:
-        """Whether both are of the same step, and it was not done again in between."""
+        """Whether both copies are of the same training step, which was not repeated in between."""
         return (self.went_back, self.step) == (other.went_back, other.step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReport:
-    """Memory of a dead worker that a new one holds."""
+    """Memory of a dead worker that a new worker holds."""
 
     old_rank: int
     old_world_size: int
     generation: int
-    """In which it was completed."""
+    """Generation that completed the memory."""
     epoch: int
-    """Of the ownership of the checkpoint directory under which it was trained; 0: of none yet."""
+    """Epoch of the directory's ownership under which the memory was trained; 0: none yet."""
     step_finished: int
     update_begun: int
     """Number of the last step in which rows began to change; -1: none."""
     pid: int
     left_ns: int
-    """-1: it had no last word."""
+    """When the worker left by itself; -1: it was killed."""
     heartbeat_ns: int
     reason: str
     diverged: bool = False
-    """Whether that is that values are no numbers."""
+    """Whether the worker left because values were not finite."""
     shards: tuple[ShardReport, ...] = ()
-    """Whole and readable."""
+    """Shards that are whole and readable."""
     whole_bytes: int = 0
-    """Of all shards that were in it, readable or not."""
+    """Bytes of all shards that were in the segment, readable or not."""
     slot: Slot | None = None
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Of the tables' optimizers, by table and name, from the slot."""
+    """Counters of the tables' optimizers, by table and name, as of the slot."""
     problem: str | None = None
-    """Why something in it cannot be used."""
+    """Why something in the segment cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """What a worker brings: what it holds, and what it needs."""
+    """What one worker holds and needs."""
 
     rank: int
     host: str
     pid: int
     segments: tuple[SegmentReport, ...] = ()
-    """The first is the one that its tables live in, if it was there before."""
+    """Memory that the worker holds; the first is the segment of its tables, if that is not new."""
     shards: tuple[ShardReport, ...] = ()
-    """Of the new model, without those that all ranks have."""
+    """Shards of the new model, without replicated ones."""
     adopted: bool = False
-    """Whether the new model lives in the first segment's memory as it was."""
+    """Whether the new model lives, unchanged, in the first segment's memory."""
     refused: tuple[str, ...] = ()
     unreadable: str | None = None
-    """Why memory that it holds, and that may be whole, cannot be read now; nothing else is reported then."""
+    """Why memory that may be whole cannot be read now; nothing else is reported then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """What is left of the generation before."""
+    """What is left of the previous generation."""
 
     slot: Slot | None
     """The newest replicated state; None: there is none."""
     slot_of: tuple[int, int] | None
-    """Worker and segment that have it."""
+    """Worker and segment that hold that state."""
     interrupted: bool
-    """Whether rows had begun to change in the step after."""
+    """Whether rows had begun to change in the next step."""
     held: tuple[Held, ...]
     needed: tuple[Needed, ...]
     lost: dict[int, float] = field(default_factory=dict)
     """Share of its shards that each old worker lost."""
     old_world_size: int = 0
-    """0: nobody holds anything."""
+    """0: no worker holds memory."""
     endings: tuple[Ending, ...] = ()
     epoch: int = 0
-    """The newest of what is left."""
+    """The newest epoch of the memory."""
     stale: str | None = None
-    """Why all that is held must not be used, if it is because the checkpoint directory has moved on."""
-    objection: str | None = None
-    """Why what is held does not fit the new model."""
+    """Why all memory is older than the checkpoint directory, if it is."""
+    mismatch: str | None = None
+    """Why the memory does not fit the new model."""
     refused: tuple[str, ...] = ()
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The newest of each table, as far as they are known."""
+    """The newest counters of each table's optimizer, where known."""
 
     @property
     def step(self) -> int | None:
@@ -138,18 +138,17 @@ class Assessment:
 
 
 def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
-    """Draw conclusions from the reports of all workers, by rank.
+    """Draw conclusions from the reports of all workers, in order of rank.
 
     Memory counts if it descends from the newest save of the directory, and if its worker had finished the
-    step of the newest replicated state, or the one before that, in which it was then killed; what is older
-    was left behind while others went on. Memory of before a generation that went back to a checkpoint does
-    not count, however far it had come.
+    step of the newest replicated state, or died in that step, after the one before. Older memory was left
+    behind. Memory older than a generation that went back to a checkpoint never counts, however many steps it
+    has.
     """
-    everything = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
-    stale = {
-        each.place: why for each in everything if (why := directory.why_stale(each.segment.epoch, each.step))
-    }
-    fresh = [each for each in everything if each.place not in stale]
+    found = [_Found(report, at, each) for report in reports for at, each in enumerate(report.segments)]
+    stale = {each.place: why for each in found if (why := directory.why_stale(each.segment.epoch, each.step))}
+    fresh = [each for each in found if each.place not in stale]
+    # negative, so that of equal slots the one of the lowest rank is the greatest
     slots = [
         (each.segment.slot, (-each.report.rank, -each.at)) for each in fresh if each.segment.slot is not None
     ]
@@ -157,7 +156,11 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     current = [each for each in fresh if slot is None or each.why_not(slot) is None]
     sizes = [(each.segment.generation, each.segment.old_world_size) for each in current]
     old_world_size = max(sizes, default=(0, 0))[1]
-    best = _best_of_each_rank(current, old_world_size)
+    best = {
+        each.segment.old_rank: each
+        for each in sorted(current, key=lambda each: each.age)
+        if each.segment.old_world_size == old_world_size
+    }
     return Assessment(
         slot=slot,
         slot_of=None if slot is None else (-minus_rank, -minus_at),
@@ -173,8 +176,8 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
         endings=_endings(best, old_world_size),
         epoch=max((each.segment.epoch for each in current), default=0),
         stale=next(iter(stale.values()), None) if not fresh else None,
-        objection=_objection(reports, current),
-        refused=tuple(_refused(reports, everything, slot, stale)),
+        mismatch=_mismatch(reports, current),
+        refused=tuple(_refused(reports, found, slot, stale)),
         counters={
             table: counters
             for each in sorted(current, key=lambda each: each.age)
@@ -185,7 +188,7 @@ def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
 
 @dataclass(frozen=True)
 class _Found:
-    """A segment, and who holds it."""
+    """A segment, and the worker that holds it."""
 
     report: WorkerReport
     at: int
@@ -193,7 +196,6 @@ class _Found:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which worker holds it, and its number there."""
         return self.report.rank, self.at
 
     @property
@@ -203,31 +205,31 @@ class _Found:
 
     @property
     def age(self) -> tuple[int, int]:
-        """The smaller, the older."""
+        """Sort key, oldest first."""
         return self.segment.generation, self.step
 
     def why_not(self, newest: Slot) -> str | None:
-        """Why this does not belong to the newest replicated state; None if it does."""
+        """Why this segment does not belong to the newest replicated state; None if it does."""
         if self.segment.generation < newest.went_back:
-            return f"of before everybody went back in generation {newest.went_back}"
+            return f"of before all workers went back in generation {newest.went_back}"
         if self.segment.generation < newest.progress_generation and self.step < newest.step:
-            # It did not die in the step after, as one of that generation may have: others trained without it.
-            return f"left behind at step {self.step} while others went on"
+            # It did not die in the next step, as one of that generation may have: others trained without it.
+            return f"left behind at step {self.step} while others continued"
         if newest.has_replaced(self.segment.old_world_size, self.segment.old_rank, self.segment.generation):
-            return "replaced by rows of a save, in a generation that came after it"
+            return "replaced by rows of a save, in a later generation"
         if self.step < newest.step - 1:
-            return f"left behind at step {self.step} while others went on"
+            return f"left behind at step {self.step} while others continued"
         return None
 
     def was_interrupted(self, newest: Slot) -> bool:
         """Whether rows began to change after the newest step, and that slot does not account for it yet.
 
-        It does if it was written by a later generation, which has seen the mark.
+        A slot of a later generation does: that generation has seen `update_begun`.
         """
         return self.segment.update_begun > newest.step and self.segment.generation >= newest.generation
 
     def held(self) -> Iterator[Held]:
-        """Its shards, numbered through all segments of their holder."""
+        """Shards of this segment, numbered through all segments of its holder."""
         first = sum(len(each.shards) for each in self.report.segments[: self.at])
         for index, shard in enumerate(self.segment.shards, first):
             yield Held(
@@ -255,31 +257,23 @@ def _needed(report: WorkerReport, current: Sequence[_Found]) -> Iterator[Needed]
         )
 
 
-def _best_of_each_rank(current: Sequence[_Found], old_world_size: int) -> dict[int, _Found]:
-    """Of the generation before, by its ranks."""
-    found: dict[int, _Found] = {}
-    for each in sorted(current, key=lambda each: each.age):
-        if each.segment.old_world_size == old_world_size:
-            found[each.segment.old_rank] = each
-    return found
-
-
 def _endings(best: Mapping[int, _Found], old_world_size: int) -> tuple[Ending, ...]:
-    endings = [
-        Ending(
-            rank=rank,
-            pid=best[rank].segment.pid if rank in best else None,
-            host=best[rank].report.host if rank in best else None,
-            why=(best[rank].segment.reason or NO_LAST_WORD) if rank in best else MEMORY_GONE,
-            left_ns=max(0, best[rank].segment.left_ns) or None if rank in best else None,
-        )
-        for rank in range(old_world_size)
-    ]
+    endings = []
+    for rank in range(old_world_size):
+        if (found := best.get(rank)) is None:
+            endings.append(Ending(rank=rank, pid=None, host=None, why=MEMORY_GONE))
+        else:
+            segment = found.segment
+            left_ns = segment.left_ns if segment.left_ns > 0 else None
+            why = segment.reason or KILLED
+            endings.append(
+                Ending(rank=rank, pid=segment.pid, host=found.report.host, why=why, left_ns=left_ns)
+            )
     return tuple(sorted(endings, key=lambda each: (each.left_ns or 0, each.rank)))
 
 
-def _objection(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> str | None:
-    """Shards of one table that cannot be of the same model."""
+def _mismatch(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> str | None:
+    """How a table in memory differs from the model's; None if none does."""
     model = {shard.extent.table_fqn: shard for report in reports for shard in report.shards}
     for each in current:
         for shard in each.segment.shards:
@@ -294,13 +288,13 @@ def _objection(reports: Sequence[WorkerReport], current: Sequence[_Found]) -> st
 
 def _refused(
     reports: Sequence[WorkerReport],
-    everything: Sequence[_Found],
+    found: Sequence[_Found],
     newest: Slot | None,
     stale: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
     for report in reports:
         yield from report.refused
-    for each in everything:
+    for each in found:
         whose = f"memory of old rank {each.segment.old_rank} on {each.report.host}"
         why = stale.get(each.place) or (each.why_not(newest) if newest is not None else None)
         if why:

@@ -1,14 +1,62 @@
-"""Partial recovery or full: what speaks for which, in words that end up in the log."""
+"""Policy and decision: partial recovery or full recovery, with the reason for the log."""
 
 from dataclasses import dataclass
 
-from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.fields import check_fields
 from cpr.recovery.run.report import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryPolicy:
+    """Limits of partial recovery."""
+
+    max_lost_share: float = 0.75
+    """Largest share of the sharded tables' bytes that may come from the checkpoint while the rest keeps its
+    live values; above it, all workers go back to the newest checkpoint. One of two nodes may hold somewhat
+    more than half."""
+    max_pls: float | None = None
+    """Largest portion of lost samples (PLS) of the whole run (CPR paper). A failure that would exceed it is
+    recovered fully, if that loses less: work is redone instead of being lost. A full recovery resets the
+    portion to that of the save, plus what its rows are behind if it holds only some rows (see `priority` of
+    `cpr.PartialRecovery`). None: no limit."""
+    max_generations_without_progress: int = 3
+    """Number of generations of workers in a row that may die without finishing a training step; the next one
+    stops the run with a report."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.max_lost_share <= 1:
+            raise ValueError(f"max_lost_share is {self.max_lost_share}; it is a share, from 0 to 1")
+        if self.max_pls is not None and not 0 <= self.max_pls <= 1:
+            raise ValueError(f"max_pls is {self.max_pls}; it is a portion, from 0 to 1, or None for no limit")
+        if self.max_generations_without_progress < 1:
+            raise ValueError(
+                f"max_generations_without_progress is {self.max_generations_without_progress}; "
+                "it must be at least 1"
+            )
+
+    def against_pls(self, pls_total: float | None, added: float | None) -> str | None:
+        """Why a failure exceeds `max_pls`; None if it does not.
+
+        Args:
+            pls_total: PLS before the failure; None: unknown, which exceeds any limit.
+            added: PLS of the failure.
+        """
+        if self.max_pls is None or added == 0:
+            return None
+        if pls_total is None or added is None:
+            return f"the portion of lost samples is not known, and max_pls = {self.max_pls}"
+        if pls_total + added <= self.max_pls:
+            return None
+        return (
+            f"the portion of lost samples would rise from {pls_total:.6f} to {pls_total + added:.6f}, above "
+            f"max_pls = {self.max_pls}"
+        )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done, and why."""
+    """Kind of recovery, and the reason."""
 
     kind: Kind
     reason: str
@@ -16,37 +64,36 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What all ranks have agreed on after they met."""
+    """Facts, equal on all ranks, from which the decision follows."""
 
     continues: bool
-    """Whether workers of this run were at work before."""
+    """Whether earlier workers of this run have trained."""
     resumes: bool
-    """Whether a run without live memory may go on from what is saved: by its user's wish, or because it is
-    its own."""
+    """Whether a run without live memory may load the saves in its directory."""
     is_saved: bool
     """Whether the checkpoint directory holds a state."""
     holds_anything: bool
-    """Whether somebody holds memory of the generation before."""
+    """Whether some worker holds memory of the previous generation."""
     has_replicated_state: bool
-    """Whether somebody holds dense parameters and registered states of one step."""
+    """Whether some worker holds dense parameters and registered states of one step."""
     lost_share: float
-    """Of the sharded tables' bytes."""
+    """Share of the sharded tables' bytes whose memory is gone."""
     stale: str | None = None
-    """Why live memory must not be used, if it is because the directory has moved on."""
-    objection: str | None = None
-    """Why live memory and this model do not go together."""
+    """Why live memory is older than the directory, if that is why it cannot be used."""
+    mismatch: str | None = None
+    """Why live memory does not fit this model."""
 
 
 def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
-    """How this generation of workers begins."""
+    """Decide how this generation of workers starts."""
     if not found.continues or not (found.holds_anything or found.stale or found.resumes):
         if found.resumes and found.is_saved:
-            return Decision("resume", "the run goes on from the newest checkpoint")
-        return Decision("start", "nothing was saved yet" if found.resumes else "the run begins anew")
+            return Decision("resume", "the run resumes from the newest checkpoint")
+        return Decision("start", "nothing was saved yet" if found.resumes else "the run starts over")
     reason = _against_live_memory(found, policy)
     if reason is None:
         if found.lost_share == 0:
-            return Decision("process", "the memory of all workers outlived them")
+            return Decision("process", "the memory of all workers survived")
         return Decision("partial", f"{found.lost_share:.1%} of the tables were lost")
     if not found.is_saved:
         return Decision("full", f"{reason}, and nothing was saved yet: training begins at the beginning")
@@ -56,8 +103,8 @@ def decide(found: Findings, policy: RecoveryPolicy) -> Decision:
 def _against_live_memory(found: Findings, policy: RecoveryPolicy) -> str | None:
     if not found.holds_anything:
         return f"live memory is {found.stale}" if found.stale else "no worker's memory is left"
-    if found.objection is not None:
-        return found.objection
+    if found.mismatch is not None:
+        return found.mismatch
     if not found.has_replicated_state:
         return "no worker holds a whole copy of the dense parameters"
     if found.lost_share > policy.max_lost_share:

@@ -1,4 +1,4 @@
-"""What this worker reports: the memory that it holds, read and checked, and the shards that it needs."""
+"""Inventory of one worker: the memory that it holds, read and checked, and the shards that it needs."""
 
 import json
 import os
@@ -16,22 +16,21 @@ from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, Wor
 from cpr.recovery.run.pls import losses_in
 from cpr.recovery.worker.memory import Claimed, WorkerMemory
 from cpr.recovery.worker.replicated_state import counters_in
-from cpr.resident.layout import StoredShard
 from cpr.shards.shard import TableShard, bytes_per_row
 
-COURSE = "recovery"
-"""Name of the run's course among the registered states."""
+PROGRESS_STATE = "recovery"
+"""Name of `RunProgress` among the registered states."""
 
 
 @dataclass
 class Inventory:
-    """A report, and what stays on this worker."""
+    """The report of a worker, with the data that only this worker has."""
 
     report: WorkerReport
     columns: list[Mapping[str, Tensor]] = field(default_factory=list)
-    """Of everything that is held, in the order of the report's segments and shards."""
+    """Columns of each shard that is held, in the order of the report's segments and shards."""
     extents: list[Extent] = field(default_factory=list)
-    """Of the same."""
+    """Extents of the same shards."""
     trees: list[Any] = field(default_factory=list)
     """Replicated state of each segment; None where there is none."""
 
@@ -42,8 +41,8 @@ def take_inventory(memory: WorkerMemory, shards: Sequence[TableShard], rank: int
     Args:
         memory: of this worker.
         shards: of the new model on this rank.
-        rank: new.
-        adopted: whether the model lives in the memory of the first claimed segment, as that was.
+        rank: the new one.
+        adopted: whether the model's tables live, unchanged, in the memory of the first claimed segment.
     """
     found = Inventory(WorkerReport(rank=rank, host=socket.gethostname(), pid=os.getpid()))
     try:
@@ -69,10 +68,10 @@ def take_inventory(memory: WorkerMemory, shards: Sequence[TableShard], rank: int
 
 
 def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
-    """End this generation on all ranks, as going on without that memory would give up what it holds.
+    """End this generation on all ranks: continuing without memory that may be whole would lose training.
 
     Raises:
-        UnreadableMemoryError: some worker cannot read memory that may be whole.
+        UnreadableMemoryError: some worker cannot read its memory now.
     """
     for report in reports:
         if report.unreadable is not None:
@@ -80,10 +79,10 @@ def refuse_unreadable(reports: Sequence[WorkerReport]) -> None:
 
 
 def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
-    """A report of one segment; what is in it is added to `found`.
+    """Report one segment, and add its content to `found`.
 
     Raises:
-        UnreadableMemoryError: it cannot be read now, or was written by another version.
+        UnreadableMemoryError: the segment cannot be read now, or was written by another version.
     """
     segment, layout = claimed.segment, claimed.layout
     problems: list[str] = []
@@ -100,7 +99,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         read = segment.replica.read()
         if read is not None:
             step, tree = read
-            slot = _slot(step, tree["common"]["registered"][COURSE])
+            slot = _slot(step, tree["common"]["registered"][PROGRESS_STATE])
     except DamagedMemoryError as error:
         problems.append(str(error))
     found.trees.append(tree)
@@ -117,7 +116,7 @@ def examine(claimed: Claimed, found: Inventory) -> SegmentReport:
         reason=claimed.reason,
         diverged=claimed.diverged,
         shards=tuple(shards),
-        whole_bytes=sum(_bytes(shard) for shard in layout.shards),
+        whole_bytes=sum(column.num_bytes for shard in layout.shards for column in shard.columns.values()),
         slot=slot,
         counters=counters_in(tree) if tree is not None else {},
         problem="; ".join(problems) or None,
@@ -141,7 +140,3 @@ def _report(extent: Extent, columns: Mapping[str, Tensor]) -> ShardReport:
         columns=tuple((name, dtype_name(columns[name]), columns[name].dim()) for name in sorted(columns)),
         bytes_per_row=sum(bytes_per_row(column) for column in columns.values()),
     )
-
-
-def _bytes(shard: StoredShard) -> int:
-    return sum(place.num_bytes for place in shard.columns.values())

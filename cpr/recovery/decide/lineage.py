@@ -1,18 +1,17 @@
-"""Whether memory that outlived a worker may be used: if it descends from the newest save of its directory.
+"""Checks that surviving memory descends from the newest save of its checkpoint directory.
 
-Memory carries the epoch under which it was trained (`cpr.checkpoint.ownership.records`). While it lay there,
-others may have taken the directory, trained on and saved: a node that was cut off and comes back, or a run
-that was paused and replaced, must not lay its rows over theirs.
+Memory carries the epoch under which it was trained (`cpr.checkpoint.ownership.records`). Meanwhile other
+workers may have taken the directory, trained and saved. A node that was cut off, or a run that was paused and
+replaced, must not overwrite their rows when it returns.
 """
 
 import logging
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.catalog.ownership import retry_reads
-from cpr.checkpoint.catalog.resolve import on_rank_0
+from cpr.checkpoint.catalog.resolve import find_newest, on_rank_0
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.checkpoint.ownership.records import Owner, newest_owner
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """The newest state of a directory that counts."""
+    """The newest state of a checkpoint directory."""
 
     sequence: int
     epoch: int
@@ -34,36 +33,34 @@ class SavedState:
 
     @classmethod
     def of(cls, state: State) -> "SavedState":
-        """Of a state's newest save."""
+        """Describe a state by its newest save."""
         return cls(sequence=state.sequence, epoch=state.newest.epoch, step=state.step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Directory:
-    """What all ranks know of the checkpoint directory when they decide how to begin."""
+    """What all ranks know about the checkpoint directory when they decide how to start."""
 
     newest: SavedState | None = None
     """None: nothing was saved."""
     owner: Owner | None = None
-    """Who owned it before these workers; None: nobody."""
+    """The previous owner, before these workers."""
     session_id: str = ""
-    """Of these workers."""
+    """Session of these workers."""
+    is_own: bool = False
+    """Whether the saves were made by a launch of this very run, which these workers continue."""
 
     @property
     def owner_epoch(self) -> int:
-        """Of whoever owned it before these workers; 0: of nobody."""
+        """Epoch of the previous owner; 0 if there was none."""
         return 0 if self.owner is None else self.owner.epoch
-
-    def is_of_launches(self, launches: Collection[str]) -> bool:
-        """Whether its saves are known to be of workers of one of these launches."""
-        return self.owner is not None and not set(launches).isdisjoint(self.owner.launches)
 
     def why_stale(self, epoch: int, step: int) -> str | None:
         """Why memory must not be used any more; None if it descends from the newest save.
 
         Args:
             epoch: of the memory.
-            step: training steps that are in it.
+            step: training steps that are in the memory.
         """
         saved, owner = self.newest, self.owner
         if saved is not None and (saved.epoch > epoch or saved.step > step):
@@ -80,27 +77,26 @@ class Directory:
 
 
 def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resumes: bool) -> Directory:
-    """Own the checkpoint directory; where it cannot be written to, memory is enough to go on for a while.
+    """Claim the checkpoint directory. While it cannot be written to, live memory is enough to continue.
 
     Called by all ranks.
 
     Args:
         checkpointer: of the directory; has neither saved nor loaded.
         worker_group: of the workers.
-        resumes: whether a new run goes on from what is saved.
+        resumes: whether a new run loads what is saved.
 
     Raises:
-        LockedError: another run uses it.
-        MismatchError: it holds saves, and these workers belong to a run that is to begin at the beginning.
-        CheckpointError: it cannot be written to, and nothing outlived the workers before.
+        LockedError: another run uses the directory.
+        MismatchError: the directory holds saves, and these workers belong to a run that must not load them.
+        CheckpointError: the directory cannot be written to, and no memory survived.
     """
     ownership = checkpointer.ownership
-    has_memory = any(info.held for info in worker_group.infos)
-    if not resumes and not has_memory:
-        # before the directory is taken from a run that may only be paused
-        before = Directory(owner=ownership.last_owner())
-        is_own = worker_group.continues and before.is_of_launches(worker_group.launches)
-        if not is_own and (state := checkpointer.newest_state()) is not None:
+    has_memory = _has_memory(worker_group)
+    if not resumes and not has_memory and not _is_own(ownership.last_owner(), worker_group):
+        # asked before the claim, which would take the directory from a run that may only be paused
+        state = checkpointer.newest_state()
+        if state is not None:
             raise MismatchError(
                 f"{checkpointer.uri} holds save {state.sequence}, which this run has not loaded: resume "
                 "it to go on from there, or choose an empty directory"
@@ -120,21 +116,22 @@ def take_directory(checkpointer: Checkpointer, worker_group: WorkerGroup, *, res
         newest=None if newest is None else SavedState.of(newest),
         owner=ownership.previous,
         session_id=worker_group.session_id,
+        is_own=_is_own(ownership.previous, worker_group),
     )
 
 
 def note_launches(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resumes: bool) -> None:
-    """Saves that follow are of what launched these workers: they have begun. Called by all ranks."""
+    """Record in the directory which launches its next saves belong to. Called by all ranks."""
     try:
         continues = resumes or worker_group.continues
         checkpointer.ownership.note_launches(worker_group.launches, continues=continues)
     except CheckpointError as error:
         if worker_group.rank == 0:
-            logger.warning("what launched this run could not be noted: %s", error)
+            logger.warning("the launch of this run could not be recorded: %s", error)
 
 
 def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGroup) -> None:
-    """Leave if the run that these workers continue has reached its end meanwhile. Called by all ranks.
+    """Leave if the run that these workers continue has finished without them. Called by all ranks.
 
     Args:
         storage: the checkpoint directory of the run.
@@ -142,7 +139,7 @@ def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGr
         worker_group: of the workers.
 
     Raises:
-        RunFinished: it has.
+        RunFinished: the run has finished.
         CheckpointError: the directory cannot be read.
     """
     if not worker_group.continues:
@@ -150,10 +147,8 @@ def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGr
     owner = on_rank_0(group, retry_reads(partial(newest_owner, storage)))
     if owner is None or owner.finished is None:
         return
-    has_memory = any(info.held for info in worker_group.infos)
-    if has_memory or not worker_group.launches.isdisjoint(
-        owner.launches
-    ):  # else it is a new run that was restarted
+    # else these workers belong to a new run on a finished directory, whose first workers died early
+    if _has_memory(worker_group) or _is_own(owner, worker_group):
         if worker_group.rank == 0:
             logger.warning(
                 "the run in %s finished at step %d: nothing is left to train, and nothing is written",
@@ -161,3 +156,31 @@ def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGr
                 owner.finished,
             )
         raise RunFinished(owner.finished)
+
+
+def must_start_over(storage: Storage, group: RankGroup, worker_group: WorkerGroup) -> bool:
+    """Whether memory is lost and nothing was saved that could replace it. Called by all ranks.
+
+    Known before the model is built, so that no tables are adopted which would have to be given up again.
+    """
+    held = [
+        segment
+        for info in worker_group.infos
+        for segment in info.held
+        if segment.session_id == worker_group.session_id
+    ]
+    newest = max(held, key=lambda each: each.generation, default=None)
+    if newest is None or {each.rank for each in held} >= set(range(newest.world_size)):
+        return False
+    return find_newest(storage, group)[0] is None
+
+
+def _has_memory(worker_group: WorkerGroup) -> bool:
+    return any(info.held for info in worker_group.infos)
+
+
+def _is_own(owner: Owner | None, worker_group: WorkerGroup) -> bool:
+    """Whether these workers continue a run of which a launch owned the directory."""
+    if owner is None or not worker_group.continues:
+        return False
+    return not worker_group.launches.isdisjoint(owner.launches)

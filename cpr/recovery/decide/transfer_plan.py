@@ -1,8 +1,8 @@
-"""Where every row of every new shard comes from: a plan, from what is held and what is needed.
+"""Plan of where every row of every new shard comes from.
 
-The plan is made by every rank from the same lists, so that all know who sends what to whom, in which order.
-A row that is held in pieces (a table that was split by columns) is put together from them, if all are there;
-a row of which some columns are gone counts as lost, so that a row and its optimizer state stay of one moment.
+Every rank makes the plan from the same lists, so that all know who sends which rows to whom, in which order.
+A row whose columns are held by several workers (a table split by columns) is put together if all its columns
+are left. If some are gone the row counts as lost, so that a row and its optimizer state stay of one moment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ from cpr.recovery.run.report import RowOrigin, ShardLoss
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A shard in memory that outlived its worker."""
+    """A shard in surviving memory."""
 
     rank: int
-    """Which worker of the new generation holds it."""
+    """Worker of the new generation that holds the shard."""
     index: int
-    """Its number among what that worker holds."""
+    """Number of the shard among those of this worker."""
     extent: Extent
     step: int
-    """Training steps that its worker had finished."""
+    """Training steps that the old worker had finished."""
     generation: int
-    """In which the memory was completed."""
+    """Generation that completed the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,31 +36,31 @@ class Needed:
     extent: Extent
     bytes_per_row: int
     adopted: bool = False
-    """It lives in memory that was taken over as it is."""
+    """Whether the shard lives, unchanged, in memory that was taken over."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Columns of a band, in one shard that somebody holds."""
+class Source:
+    """Columns of a band in one held shard."""
 
     rank: int
     index: int
     cols: Interval
-    """Of the table."""
+    """Columns of the table."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Rows of a new shard that come from the same place."""
+    """Rows of a new shard that come from the same held shards."""
 
     rows: Interval
-    """Of the table."""
-    pieces: tuple[Piece, ...]
-    """Every column of the shard once, in order; none: the rows are lost."""
+    """Rows of the table."""
+    sources: tuple[Source, ...]
+    """Every column of the shard once, in order; empty: the rows are lost."""
 
     @property
     def num_rows(self) -> int:
-        """Rows in it."""
+        """Number of rows."""
         return self.rows[1] - self.rows[0]
 
 
@@ -70,38 +70,35 @@ class ShardSources:
 
     needed: Needed
     bands: tuple[Band, ...]
-    """Every row of the shard once, in order; none where the shard is adopted."""
+    """Every row of the shard once, in order; empty where the shard is adopted."""
 
     @property
     def moved_rows(self) -> int:
-        """Rows that are copied from memory that somebody holds."""
-        return sum(band.num_rows for band in self.bands if band.pieces)
+        """Number of rows that are copied from held shards."""
+        return sum(band.num_rows for band in self.bands if band.sources)
 
     @property
     def lost_rows(self) -> int:
-        """Rows that nobody holds."""
-        return sum(band.num_rows for band in self.bands if not band.pieces)
+        """Number of rows that no worker holds."""
+        return sum(band.num_rows for band in self.bands if not band.sources)
 
     @property
     def lost_ranges(self) -> list[Interval]:
-        """Those rows."""
-        return [band.rows for band in self.bands if not band.pieces]
+        """Row intervals that no worker holds."""
+        return [band.rows for band in self.bands if not band.sources]
 
     @property
     def lost_bytes(self) -> int:
-        """Of them, with their optimizer state."""
+        """Bytes of lost rows, optimizer state included."""
         return self.lost_rows * self.needed.bytes_per_row
 
 
 def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSources]:
     """Find a source for every row, in the order of `needed`.
 
-    Where several hold the same rows, the newest generation is preferred, then the most steps, then whoever
-    needs them itself, then the lowest rank.
-
-    Args:
-        needed: the shards of all ranks.
-        held: what all ranks hold, of this run and this model; its order does not matter.
+    Among several holders of a row, the newest generation wins, then the most steps, then the worker that
+    needs the row, then the lowest rank. All holders must be of this run and this model; their order does not
+    matter.
     """
     by_table: dict[str, list[Held]] = {}
     for each in held:
@@ -109,16 +106,16 @@ def plan_sources(needed: Sequence[Needed], held: Sequence[Held]) -> list[ShardSo
     return [_sources(each, by_table.get(each.extent.table_fqn, [])) for each in needed]
 
 
-def lost_share(sources: Sequence[ShardSources]) -> float:
-    """The share of the bytes of all shards that nobody holds; 0 without shards."""
-    total = sum(each.needed.extent.num_rows * each.needed.bytes_per_row for each in sources)
-    return sum(each.lost_bytes for each in sources) / total if total else 0.0
+def lost_share(plan: Sequence[ShardSources]) -> float:
+    """Share of the bytes of all shards that no worker holds; 0 without shards."""
+    total = sum(each.needed.extent.num_rows * each.needed.bytes_per_row for each in plan)
+    return sum(each.lost_bytes for each in plan) / total if total else 0.0
 
 
-def lost_share_by_rank(sources: Sequence[ShardSources]) -> dict[int, float]:
-    """The same for the shards of each rank that needs some that nobody holds."""
+def lost_share_by_rank(plan: Sequence[ShardSources]) -> dict[int, float]:
+    """Share of its own shards' bytes that each rank lost; ranks that lost nothing are absent."""
     by_rank: dict[int, list[ShardSources]] = {}
-    for each in sources:
+    for each in plan:
         by_rank.setdefault(each.needed.rank, []).append(each)
     shares = {rank: lost_share(group) for rank, group in by_rank.items()}
     return {rank: share for rank, share in shares.items() if share}
@@ -140,15 +137,19 @@ def _sources(needed: Needed, held: Sequence[Held]) -> ShardSources:
         if rows[0] < edge < rows[1] and common(each.extent.cols, cols)
     }
     bands = (
-        Band(interval, _pieces(interval, cols, candidates)) for interval in pairwise(sorted({*rows, *edges}))
+        Band(interval, _columns_of(interval, cols, candidates))
+        for interval in pairwise(sorted({*rows, *edges}))
     )
     return ShardSources(needed, tuple(_joined(bands)))
 
 
-def _pieces(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> tuple[Piece, ...]:
-    """Who gives which columns of rows that nobody holds in part; nothing if some column is gone."""
+def _columns_of(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> tuple[Source, ...]:
+    """Which shard gives which columns of these rows; empty if some column is gone.
+
+    Each candidate holds all of these rows or none, because bands end at the edges of candidates.
+    """
     missing = [cols]
-    pieces: list[Piece] = []
+    sources: list[Source] = []
     for each in candidates:
         if not contains(each.extent.rows, rows):
             continue
@@ -158,25 +159,25 @@ def _pieces(rows: Interval, cols: Interval, candidates: Sequence[Held]) -> tuple
             if found is None:
                 still.append(gap)
                 continue
-            pieces.append(Piece(each.rank, each.index, found))
+            sources.append(Source(each.rank, each.index, found))
             still += [part for part in ((gap[0], found[0]), (found[1], gap[1])) if part[0] < part[1]]
         missing = still
         if not missing:
-            return tuple(sorted(pieces, key=lambda piece: piece.cols))
+            return tuple(sorted(sources, key=lambda source: source.cols))
     return ()
 
 
 def _joined(bands: Iterator[Band]) -> Iterator[Band]:
-    """Neighbours with the same sources become one."""
-    for pieces, alike in groupby(bands, key=lambda band: band.pieces):
+    """Join neighbours with the same sources."""
+    for sources, alike in groupby(bands, key=lambda band: band.sources):
         group = list(alike)
-        yield Band((group[0].rows[0], group[-1].rows[1]), pieces)
+        yield Band((group[0].rows[0], group[-1].rows[1]), sources)
 
 
-def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
-    """Rows by origin, for each table."""
+def origins(plan: Sequence[ShardSources]) -> tuple[RowOrigin, ...]:
+    """Count rows by origin, for each table."""
     counts: dict[str, list[int]] = {}
-    for each in sources:
+    for each in plan:
         extent = each.needed.extent
         count = counts.setdefault(extent.table_fqn, [0, 0, 0])
         count[0] += extent.num_rows if each.needed.adopted else 0
@@ -189,17 +190,17 @@ def origins(sources: list[ShardSources]) -> tuple[RowOrigin, ...]:
 
 
 def losses(
-    sources: list[ShardSources], samples: int, pls: float | None, expected: float | None
+    plan: Sequence[ShardSources], samples: int, pls: float | None, expected: float | None
 ) -> tuple[ShardLoss, ...]:
-    """What each shard has lost.
+    """Divide the cost of a failure among the shards that lost rows.
 
     Args:
-        sources: of all shards.
+        plan: of all shards.
         samples: trained between the save and the failure.
-        pls: added by the failure; None: not known.
-        expected: of such a failure; None: not known.
+        pls: added by the failure; None: unknown.
+        expected: PLS of such a failure on average; None: unknown.
     """
-    lost_bytes = sum(each.lost_bytes for each in sources)
+    lost_bytes = sum(each.lost_bytes for each in plan)
     return tuple(
         ShardLoss(
             rank=each.needed.rank,
@@ -209,6 +210,6 @@ def losses(
             pls=None if pls is None else pls * each.lost_bytes / lost_bytes,
             pls_expected=None if expected is None else expected * each.lost_bytes / lost_bytes,
         )
-        for each in sources
+        for each in plan
         if each.lost_rows
     )

@@ -1,1 +1,1 @@
-"""Carrying out a recovery: rows are moved and loaded, and the loss is charged to PLS."""
+"""Execution of a recovery: rows are moved and loaded, and lost samples are counted."""

@@ -1,6 +1,6 @@
-"""What a beginning costs in lost samples: priced, weighed against `max_pls`, charged to the run's course.
+"""PLS budget: prices a recovery in lost samples, and compares the price with `max_pls`.
 
-All ranks call alike, and get the same answers.
+All ranks make the same calls and get the same answers.
 """
 
 import logging
@@ -12,40 +12,40 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError
 from cpr.recovery.decide.assessment import Assessment
-from cpr.recovery.decide.inventory import COURSE
+from cpr.recovery.decide.decision import RecoveryPolicy
+from cpr.recovery.decide.inventory import PROGRESS_STATE
 from cpr.recovery.decide.transfer_plan import ShardSources, lost_share_by_rank
 from cpr.recovery.run.pls import Charge, pls_added, pls_expected
-from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import RunProgress
 
-SOMEBODY: Final = -1
-"""A worker that lost rows which memory of none should have held."""
+UNKNOWN_RANK: Final = -1
+"""Stands for the worker that lost rows which, by the reports, no old worker had."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a beginning."""
+    """What a recovery costs in lost samples."""
 
     samples: int = 0
-    """Of which lost rows know nothing: trained since their save, before the failure."""
+    """Samples trained between the save of the lost rows and the failure."""
     pls: float | None = 0.0
-    """Portion of lost samples; None: not known."""
+    """Portion of lost samples; None: unknown."""
     expected: float | None = None
-    """What such a loss costs on average, at a random moment; None: not known, or nothing was lost."""
+    """PLS of such a loss on average, at a random moment; None: unknown, or nothing was lost."""
     charges: tuple[Charge, ...] = ()
 
 
 class PlsBudget:
-    """Knows what was lost before, and what this beginning adds to it.
+    """Prices recoveries, and charges them to the progress of the run.
 
     Args:
         checkpointer: of the run.
         group: all ranks.
         progress: of the run; is charged.
-        policy: how much loss is put up with.
-        total_samples: of the whole run; None: not known.
+        policy: has the limit.
+        total_samples: of the whole run; None: unknown.
     """
 
     def __init__(
@@ -60,22 +60,23 @@ class PlsBudget:
         self._progress, self._policy, self._total_samples = progress, policy, total_samples
 
     def cost_of_loss(self, found: Assessment, plan: list[ShardSources], save_step: int | None) -> Cost:
-        """Of rows that come from a save while others go on.
+        """Price rows that come from a save in a partial recovery.
 
-        Without what an attempt to recover from the same failure, which failed itself, has charged already.
+        Samples that an earlier, failed attempt to recover from the same failure has charged are not counted
+        again.
 
         Args:
-            found: what the workers before have left.
+            found: what is left of the previous workers.
             plan: where rows come from.
-            save_step: of the save that this rank's rows came from; None: it lost none.
+            save_step: step of the oldest save that lost rows come from, on any rank; None: no rows are lost.
         """
-        steps = [each for each in self._group.gather(save_step) if each is not None]
-        if not steps:
+        if save_step is None:
             return Cost()
         progress, old_world_size = self._progress, found.old_world_size
-        saved, done = progress.samples_at(min(steps)), progress.samples_done
-        lost = {old_world_size: found.lost or {SOMEBODY: 1.0}}
-        if self._group.world_size != old_world_size:  # some may count by the new ranks when others die
+        saved, done = progress.samples_at(save_step), progress.samples_done
+        lost = {old_world_size: found.lost or {UNKNOWN_RANK: 1.0}}
+        if self._group.world_size != old_world_size:
+            # The next failure may be counted by the new ranks: both counts must know this loss.
             lost[self._group.world_size] = lost_share_by_rank(plan)
         return Cost(
             samples=done - saved,
@@ -92,32 +93,32 @@ class PlsBudget:
             ),
         )
 
-    def objection_to(self, cost: Cost) -> str | None:
-        """Why everybody should go back rather than bear it; None if that is not so."""
+    def why_exceeded(self, cost: Cost) -> str | None:
+        """Why all workers should go back instead of paying this cost; None if they should pay it."""
         reason = self._policy.against_pls(self._progress.pls_total, cost.pls)
         return reason if reason and self._is_less_to_go_back(cost) else None
 
     def charge(self, cost: Cost) -> None:
-        """It is borne."""
+        """Add the cost to the progress of the run."""
         self._progress.add_pls(cost.pls, cost.charges)
 
     def charge_for_going_back(self, state: State) -> Cost:
-        """Everybody has gone back to a state: the course is as it was then, and rows may be older than it."""
+        """Charge what the rows of a loaded state are behind its step; the progress is loaded already."""
         cost = Cost(pls=self._pls_behind(self._progress, state))
         self.charge(cost)
-        self._progress.note_save()  # all rows are as they were saved, whenever that was
+        self._progress.note_save()  # all live rows are equal to saved ones, whenever these were saved
         return cost
 
     def _is_less_to_go_back(self, cost: Cost) -> bool:
-        """Whether the run's PLS would be smaller after a full recovery than if this is borne."""
+        """Whether the run's PLS would be smaller after a full recovery than after paying this cost."""
         state, pls_total = self._checkpointer.newest_state(), self._progress.pls_total
         if pls_total is None or cost.pls is None or state is None:
             return True
         then = RunProgress()
         try:
-            then.load_state_dict(self._checkpointer.registered_in(state, COURSE))
+            then.load_state_dict(self._checkpointer.registered_in(state, PROGRESS_STATE))
         except CheckpointError:
-            return True  # to an older state, then
+            return True  # a full recovery will load an older state then
         then.add_pls(self._pls_behind(then, state))
         if then.pls_total is None or then.pls_total < pls_total + cost.pls:
             return True
@@ -132,11 +133,11 @@ class PlsBudget:
         return False
 
     def _pls_behind(self, progress: RunProgress, state: State) -> float | None:
-        """What going on from a state costs because its rows are older than its step, as in row saves.
+        """PLS of loading all rows of a state, of which some are older than its step (row saves).
 
         Args:
-            progress: as it was saved in it.
-            state: all rows of which are live.
+            progress: as saved in the state.
+            state: the state.
         """
         world_size = state.newest.world_size
         done, saved = progress.samples_done, progress.samples_at(progress.steps_done)

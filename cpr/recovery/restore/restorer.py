@@ -1,4 +1,4 @@
-"""One generation's way back into training, carried out: all ranks together, from one agreed plan."""
+"""Execution of a recovery: all ranks together restore the model, from one plan that all of them know."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,18 +9,17 @@ from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.collectives import RankGroup
 from cpr.errors import CheckpointError, DivergedRunError, LockedError, MismatchError, StartOverError
 from cpr.recovery.decide.assessment import Assessment, WorkerReport, assess
-from cpr.recovery.decide.decision import Decision, Findings, decide
-from cpr.recovery.decide.inventory import COURSE, Inventory, refuse_unreadable, take_inventory
+from cpr.recovery.decide.decision import Decision, Findings, RecoveryPolicy, decide
+from cpr.recovery.decide.inventory import PROGRESS_STATE, Inventory, refuse_unreadable, take_inventory
 from cpr.recovery.decide.lineage import Directory
 from cpr.recovery.decide.transfer_plan import ShardSources, losses, lost_share, origins, plan_sources
 from cpr.recovery.restore.pls_budget import Cost, PlsBudget
 from cpr.recovery.restore.transfer import RowTransfer
-from cpr.recovery.run.phases import Phases
-from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import RunProgress
-from cpr.recovery.run.report import Recovery
+from cpr.recovery.run.report import Phases, Recovery
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree, put_back, put_counters, share_tree
+from cpr.rendezvous import WorkerGroup
 from cpr.resident.segment import Segment
 from cpr.resident.status_page import NOTHING
 
@@ -28,25 +27,20 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """What is known when the model is built."""
+class Start:
+    """How these workers may start, as known when the model is built."""
 
-    session_id: str
-    generation: int
-    rank: int
-    world_size: int
-    continues: bool
-    """Whether workers of this run were at work before."""
+    group: WorkerGroup
     resumes: bool
-    """Whether a run without live memory may go on from what is saved."""
+    """Whether a run without live memory may load the saves in its directory."""
     adopted: bool
-    """Whether this worker's tables are memory that was taken over."""
+    """Whether this worker's tables live in memory that was taken over."""
     total_samples: int | None
 
 
 @dataclass
-class _Read:
-    """What was read from the checkpoint."""
+class _Restored:
+    """What was read and moved, on one rank."""
 
     save_step: int | None = None
     bytes_read: int = 0
@@ -57,17 +51,19 @@ class _Read:
 
 
 class Restorer:
-    """Brings model, states and position to where training goes on.
+    """Restores model, registered states and position, once.
 
     Args:
-        checkpointer: everything is registered, nothing saved or loaded.
+        checkpointer: has everything registered, and nothing saved or loaded.
         group: all ranks.
         memory: of this worker.
         progress: of the run; registered with the checkpointer.
-        policy: how much loss is put up with.
-        phases: where time is noted.
-        directory: what is known of the checkpoint directory.
-        initialize: called where training begins at its beginning, on all ranks; may give the model values.
+        policy: limits of partial recovery.
+        phases: receives the seconds that recovery takes.
+        directory: the checkpoint directory.
+        start: how these workers may start.
+        initialize: gives the model its first values, called on all ranks where training begins at its
+            beginning; None: those it was built with.
     """
 
     def __init__(
@@ -79,60 +75,62 @@ class Restorer:
         policy: RecoveryPolicy,
         phases: Phases,
         directory: Directory,
+        start: Start,
         initialize: Callable[[Checkpointer], object] | None = None,
     ) -> None:
         self._checkpointer, self._group, self._memory = checkpointer, group, memory
-        self._directory = directory
+        self._directory, self._start = directory, start
         self._progress, self._policy, self._phases = progress, policy, phases
         self._initialize = initialize or (lambda checkpointer: None)
+        self._budget = PlsBudget(checkpointer, group, progress, policy, start.total_samples)
         self.restored: dict[str, list[tuple[int, int]]] = {}
-        """Rows of this rank that came from the checkpoint while others went on, by shard."""
+        """Row intervals of this rank that came from the checkpoint in a partial recovery, by shard."""
         self.fell_back = False
-        """Whether live rows go on from, or this rank's lost rows came from, an older save than the newest."""
+        """Whether live rows, or this rank's lost rows, build on an older save than the newest."""
         self._restored_from: int | None = None
         self._restored_epoch = 0
-        """Of the ownership under which what training goes on from was trained."""
+        """Epoch of the ownership under which the restored values were trained."""
 
-    def restore(self, begin: Beginning) -> Sequence[WorkerReport]:
-        """Do what the failure, or the lack of one, asks for; afterwards this worker's memory counts.
+    def restore(self) -> None:
+        """Recover as the failure, if there was one, requires; afterwards this worker's memory counts.
 
-        The story is the course's newest, its seconds still unknown.
-
-        Returns:
-            The reports of all workers.
+        The report is the newest of the progress; its seconds are still missing.
 
         Raises:
             UnreadableMemoryError: a worker's memory cannot be read now; it is kept, for restarted workers.
-            DivergedRunError: the workers before left because values were no numbers.
+            DivergedRunError: the previous workers left because values were not finite.
             NoProgressError: generation after generation died without finishing a step.
-            StartOverError: nothing is left to go on with; restarted workers will begin anew.
+            StartOverError: nothing is left to continue with; restarted workers will start over.
             CheckpointError: the checkpoint cannot be read or written; says what to do.
         """
         with self._phases.measured("reattach"):
-            own = take_inventory(self._memory, self._checkpointer.shards, begin.rank, begin.adopted)
+            own = take_inventory(
+                self._memory, self._checkpointer.shards, self._group.rank, self._start.adopted
+            )
             reports = self._group.gather(own.report)
             refuse_unreadable(reports)
             self._refuse_diverged(reports)
             found = assess(reports, self._directory)
             plan = plan_sources(found.needed, found.held)
-            decision = self._decide(begin, found, plan)
+            decision = self._decide(found, plan)
         with self._phases.measured("restore"):
-            tree = self._take_over(begin, decision, found, own)
-            read = _Read()
-            accounts = PlsBudget(
-                self._checkpointer, self._group, self._progress, self._policy, begin.total_samples
-            )
+            tree = self._take_over(decision, found, own)
+            done = _Restored()
             is_fresh = not any(report.adopted for report in reports)
             if decision.kind in {"process", "partial"}:
                 assert tree is not None
                 is_fresh = False
-                decision = self._go_on(accounts, decision, found, plan, own, tree, read)
+                decision = self._keep_live(decision, found, plan, own, tree, done)
             if decision.kind in {"resume", "full"}:
-                self._load(accounts, read, is_fresh)
+                self._load_all(done, is_fresh)
             elif decision.kind == "start":
                 self._initialize(self._checkpointer)
-            self._complete(begin, self._told(begin, decision, found, plan, read))
-        return reports
+            self._complete(self._report(decision, found, plan, done))
+        segments = [segment for report in reports for segment in report.segments]
+        self._phases.add_death(
+            [each.left_ns for each in segments if each.left_ns > 0],
+            [each.heartbeat_ns for each in segments if each.left_ns < 0],
+        )
 
     @property
     def _segment(self) -> Segment:
@@ -140,7 +138,7 @@ class Restorer:
         return self._memory.segment
 
     def _refuse_diverged(self, reports: Sequence[WorkerReport]) -> None:
-        """End this generation too if values were no numbers: it would only come to the same again."""
+        """End this generation too if values were not finite: training on would only repeat it."""
         reasons = [each.reason for report in reports for each in report.segments if each.diverged]
         if not reasons:
             return
@@ -151,122 +149,130 @@ class Restorer:
             + (f"resume from save {newest.sequence}, step {newest.step}" if newest else "begin a new run")
         )
 
-    def _decide(self, begin: Beginning, found: Assessment, plan: list[ShardSources]) -> Decision:
+    def _decide(self, found: Assessment, plan: list[ShardSources]) -> Decision:
         findings = Findings(
-            continues=begin.continues,
-            resumes=begin.resumes,
+            continues=self._start.group.continues,
+            resumes=self._start.resumes,
             is_saved=self._directory.newest is not None,
             holds_anything=bool(found.old_world_size),
             has_replicated_state=found.slot is not None,
             lost_share=lost_share(plan),
             stale=found.stale,
-            objection=found.objection,
+            mismatch=found.mismatch,
         )
         decision = decide(findings, self._policy)
         if decision.kind == "full":
-            self._tell_all_go_back(decision)
+            self._log_full(decision)
         return decision
 
-    def _tell_all_go_back(self, decision: Decision) -> None:
+    def _log_full(self, decision: Decision) -> None:
         if self._group.rank == 0:
             newest = self._directory.newest
             where = f"save {newest.sequence} of step {newest.step}" if newest else "the beginning"
             logger.warning("all workers go back to %s: %s", where, decision.reason)
 
-    def _take_over(
-        self, begin: Beginning, decision: Decision, found: Assessment, own: Inventory
-    ) -> dict[str, Any] | None:
-        """The replicated state, with the run's course brought up to this generation, on all ranks."""
-        self._progress.generation = begin.generation
+    def _take_over(self, decision: Decision, found: Assessment, own: Inventory) -> dict[str, Any] | None:
+        """Give the replicated state to all ranks, with its progress brought up to this generation."""
+        generation = self._start.group.generation
+        self._progress.generation = generation
         if found.slot is None or found.slot_of is None:
             return None
         mine = next((at for at, each in enumerate(own.report.segments) if each.slot == found.slot), None)
         held = None if mine is None else own.trees[mine]
         tree = share_tree(self._group, held, found.slot_of[0])
-        self._progress.take_over(tree["common"]["registered"][COURSE])
-        self._progress.begin(begin.generation, found.endings, found.interrupted, self._policy)
+        self._progress.take_over(tree["common"]["registered"][PROGRESS_STATE])
+        self._progress.begin(
+            generation, found.endings, found.interrupted, self._policy.max_generations_without_progress
+        )
         attempt = Recovery(
             kind=decision.kind,
             reason=decision.reason,
-            generation=begin.generation,
+            generation=generation,
             step=self._progress.steps_done,
             dead=found.endings,
-            world_size=begin.world_size,
+            world_size=self._group.world_size,
             pls_total=self._progress.pls_total,
             finished=False,
         )
         self._progress.recoveries = [*self._progress.recoveries, attempt]
-        tree["common"]["registered"][COURSE] = self._progress.state_dict()
-        if mine is not None:  # whoever dies before the end of this leaves word of what came before
+        tree["common"]["registered"][PROGRESS_STATE] = self._progress.state_dict()
+        if mine is not None:
+            # If this attempt dies too, the next one must know of it, and of the interrupted batch.
             self._memory.claimed[mine].segment.replica.write(found.slot.step, tree)
         return tree
 
-    def _go_on(
+    def _keep_live(
         self,
-        accounts: PlsBudget,
         decision: Decision,
         found: Assessment,
         plan: list[ShardSources],
         own: Inventory,
         tree: dict[str, Any],
-        read: _Read,
+        done: _Restored,
     ) -> Decision:
-        """Keep live values; what is lost comes from the checkpoint, or else everybody goes back."""
-        if any(each.lost_rows and each.needed.rank == self._group.rank for each in plan):
-            self._unseal_if_overwritten(own)
-        if full := self._agree_on(self._put_back(tree, *self._own_states(found, own))):
+        """Keep live values and load lost rows; if that fails on any rank, decide that all go back."""
+        # The budget comes first: a recovery that turns out to be full must not have moved anything.
+        newest, is_lossy = self._directory.newest, any(each.lost_rows for each in plan)
+        expected_step = newest.step if newest is not None and is_lossy else None
+        cost = self._budget.cost_of_loss(found, plan, expected_step)
+        if full := self._full_if(self._budget.why_exceeded(cost)):
             return full
-        mover = RowTransfer(self._group, self._checkpointer.shards, own.columns, own.extents)
-        read.bytes_moved = mover.move(plan)
-        if full := self._agree_on(self._load_lost(plan, found.interrupted, read)):
+        if own.report.adopted and any(
+            each.lost_rows and each.needed.rank == self._group.rank for each in plan
+        ):
+            self._segment.unseal()  # adopted rows are about to be overwritten: a death now loses them
+        if full := self._full_if(self._put_back(tree, *self._own_states(found, own))):
             return full
-        cost = accounts.cost_of_loss(found, plan, read.save_step)
-        if full := self._agree_on(accounts.objection_to(cost)):
+        transfer = RowTransfer(self._group, self._checkpointer.shards, own.columns, own.extents)
+        done.bytes_moved = transfer.move(plan)
+        if full := self._full_if(self._load_lost(plan, found.interrupted, done)):
             return full
-        accounts.charge(cost)
-        read.cost = cost
+        steps = [step for step in self._group.gather(done.save_step) if step is not None]
+        save_step = min(steps, default=None)
+        if save_step != expected_step:  # the newest save is damaged, so that rows are older than expected
+            cost = self._budget.cost_of_loss(found, plan, save_step)
+            if full := self._full_if(self._budget.why_exceeded(cost)):
+                return full
+        self._budget.charge(cost)
+        done.cost = cost
         self._restored_epoch = found.epoch
         put_counters(self._checkpointer, found.counters)
         self._build_on_newest()
         return decision
 
     def _build_on_newest(self) -> None:
-        """Saves that follow build on the newest state; those that were never committed count for nothing."""
+        """Let the next saves build on the newest state, and forget saves that were never committed."""
         newest, damaged = self._checkpointer.continue_live(self._progress.steps_done)
         sequence, step = (newest.sequence, newest.step) if newest else (None, 0)
         self._progress.forget_saves_after(step)
         self.fell_back = bool(damaged) or self._restored_from not in {None, sequence}
 
-    def _agree_on(self, problem: str | None) -> Decision | None:
-        """If any worker has a problem, all go back."""
+    def _full_if(self, problem: str | None) -> Decision | None:
+        """Decide on full recovery if any rank has a problem."""
         problems = [each for each in self._group.gather(problem) if each]
         if not problems:
             return None
         full = Decision("full", problems[0])
-        self._tell_all_go_back(full)
+        self._log_full(full)
         return full
 
     def _put_back(
         self, tree: dict[str, Any], own: dict[str, Any] | None, gone: list[dict[str, Any]]
     ) -> str | None:
-        """Replicated state into place; why it does not fit."""
+        """Put the replicated state into place; returns why it does not fit."""
         try:
             put_back(self._checkpointer, tree, own, gone)
         except MismatchError as error:
             return f"live memory does not fit the model: {error}"
         return None
 
-    def _unseal_if_overwritten(self, own: Inventory) -> None:
-        """What was taken over and is about to change must not count if this worker dies meanwhile."""
-        if own.report.adopted:
-            self._segment.unseal()
-
     def _own_states(
         self, found: Assessment, own: Inventory
     ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """What belonged to this very rank after the step from which it goes on, and to ranks that are gone.
+        """Per-rank states as of the restored step: this rank's, and those of ranks that are gone.
 
-        Of the latter, none counts that a recovery has taken over before it died: it is told by who wrote it.
+        A state of a rank that is gone counts only in the copy of the generation that trained: a later one has
+        inherited it already, in a recovery that died.
         """
         mine: dict[str, Any] | None = None
         gone: dict[tuple[int, int], dict[str, Any]] = {}
@@ -280,13 +286,13 @@ class Restorer:
                 gone.setdefault(place, tree["own"])
         return mine, list(gone.values())
 
-    def _load_lost(self, plan: list[ShardSources], interrupted: bool, read: _Read) -> str | None:
-        """Rows of this rank that nobody holds; why they cannot be loaded.
+    def _load_lost(self, plan: list[ShardSources], interrupted: bool, done: _Restored) -> str | None:
+        """Load the lost rows of this rank from the checkpoint; returns why they cannot be loaded.
 
         Args:
             plan: where rows come from.
-            interrupted: whether the step after the last one had begun, of which live rows may hold a part.
-            read: what was read is noted here.
+            interrupted: whether live rows may hold a part of the next step.
+            done: receives what was read.
         """
         names = {shard.extent: shard.name for shard in self._checkpointer.shards}
         lost = {
@@ -302,27 +308,25 @@ class Restorer:
             )
         except CheckpointError as error:
             return f"lost rows could not be restored: {error}"
-        read.save_step, read.bytes_read = state.step, bytes_read
-        read.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
+        done.save_step, done.bytes_read = state.step, bytes_read
+        done.passed_over = tuple(f"save {each.sequence}: {each.reason}" for each in passed_over)
         self.restored, self._restored_from = lost, state.sequence
         return None
 
-    def _load(self, accounts: PlsBudget, read: _Read, is_fresh: bool) -> None:
-        """Everybody goes to the newest checkpoint, or to the beginning if there is none.
+    def _load_all(self, done: _Restored, is_fresh: bool) -> None:
+        """Load the newest checkpoint on all ranks, or begin at the beginning if there is none.
 
         Args:
-            accounts: are charged.
-            read: what was read is noted here.
-            is_fresh: whether all ranks' model and states still are as they were made: nothing was taken over
-                or put back.
+            done: receives what was read.
+            is_fresh: whether on all ranks model and states are still as they were built.
         """
         self._segment.unseal()
         self._progress.start_over()
         loaded = self._checkpointer.load()
         if loaded is not None:
             self._restored_epoch = self._directory.owner_epoch
-            read.save_step, read.bytes_read = loaded.state.step, loaded.bytes_read
-            read.cost = accounts.charge_for_going_back(loaded.state)
+            done.save_step, done.bytes_read = loaded.state.step, loaded.bytes_read
+            done.cost = self._budget.charge_for_going_back(loaded.state)
         elif is_fresh:
             self._initialize(self._checkpointer)
         else:
@@ -334,67 +338,60 @@ class Restorer:
                 "restarts left; otherwise start the run again"
             )
 
-    def _told(
-        self,
-        begin: Beginning,
-        decision: Decision,
-        found: Assessment,
-        plan: list[ShardSources],
-        read: _Read,
+    def _report(
+        self, decision: Decision, found: Assessment, plan: list[ShardSources], done: _Restored
     ) -> Recovery:
-        reads = self._group.gather(read)
-        steps = [each.save_step for each in reads if each.save_step is not None]
-        lives = decision.kind in {"process", "partial"}
+        on_all = self._group.gather(done)
+        steps = [each.save_step for each in on_all if each.save_step is not None]
+        is_live, continues = decision.kind in {"process", "partial"}, self._start.group.continues
         return Recovery(
             kind=decision.kind,
             reason=decision.reason,
-            generation=begin.generation,
+            generation=self._start.group.generation,
             step=self._progress.steps_done,
-            interrupted=lives and found.interrupted,
-            dead=found.endings if begin.continues else (),
-            sources=origins(plan) if lives else (),
-            lost_share=lost_share(plan) if begin.continues else 0.0,
+            interrupted=is_live and found.interrupted,
+            dead=found.endings if continues else (),
+            sources=origins(plan) if is_live else (),
+            lost_share=lost_share(plan) if continues else 0.0,
             save_step=min(steps, default=None),
-            bytes_read=sum(each.bytes_read for each in reads),
-            bytes_moved=sum(each.bytes_moved for each in reads),
-            refused=(*found.refused, *dict.fromkeys(text for each in reads for text in each.passed_over)),
-            pls_added=read.cost.pls,
-            pls_expected=read.cost.expected,
+            bytes_read=sum(each.bytes_read for each in on_all),
+            bytes_moved=sum(each.bytes_moved for each in on_all),
+            refused=(*found.refused, *dict.fromkeys(text for each in on_all for text in each.passed_over)),
+            pls_added=done.cost.pls,
+            pls_expected=done.cost.expected,
             pls_total=self._progress.pls_total,
-            losses=losses(plan, read.cost.samples, read.cost.pls, read.cost.expected) if lives else (),
-            world_size=begin.world_size,
+            losses=losses(plan, done.cost.samples, done.cost.pls, done.cost.expected) if is_live else (),
+            world_size=self._group.world_size,
         )
 
-    def _complete(self, begin: Beginning, recovery: Recovery) -> None:
-        """Everything is in place on all ranks: this worker's memory counts from now on."""
+    def _complete(self, recovery: Recovery) -> None:
+        """Make this worker's memory count, once everything is in place on all ranks."""
         progress = self._progress
-        progress.recoveries = [
-            *(each for each in progress.recoveries if not self._is_attempt(each)),
-            recovery,
-        ]
+        before = [each for each in progress.recoveries if not self._is_attempt(each)]
+        progress.recoveries = [*before, recovery]
         self._prepare_to_save()
-        segment = self._segment
+        segment, worker_group = self._segment, self._start.group
         segment.replica.write(progress.steps_done, live_tree(self._checkpointer))
         segment.status.step_finished = progress.steps_done
         segment.status.update_begun = NOTHING
         segment.status.epoch = self._checkpointer.ownership.epoch or self._restored_epoch
-        self._group.gather(None)  # nobody needs another's old memory any more
+        self._group.gather(None)  # no rank reads another's old memory any more
         segment.seal(
-            session_id=begin.session_id,
-            rank=begin.rank,
-            world_size=begin.world_size,
-            generation=begin.generation,
+            session_id=worker_group.session_id,
+            rank=worker_group.rank,
+            world_size=worker_group.world_size,
+            generation=worker_group.generation,
             shards=self._checkpointer.shards,
         )
-        self._group.gather(None)  # all new memory counts before any old memory goes
+        self._group.gather(None)  # all new memory counts before any old memory is freed
         self._memory.drop_others()
 
     def _is_attempt(self, story: Recovery) -> bool:
-        """Whether it tells of this very beginning, from before its end."""
+        """Whether the report is the preliminary one of this very recovery."""
         return not story.finished and story.generation == self._progress.generation
 
     def _prepare_to_save(self) -> None:
-        """Get ready, unless the storage fails: then the first save does it."""
+        """Prepare the checkpointer, unless storage fails: then the first save tries again."""
         if not self._checkpointer.ownership.epoch:
             return
         try:

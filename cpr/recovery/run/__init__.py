@@ -1,1 +1,1 @@
-"""What is known of a run: its progress, its losses (PLS), its policy, and reports of its recoveries."""
+"""State of a run that survives its workers: progress, lost samples (PLS), and reports of recoveries."""

@@ -1,4 +1,4 @@
-"""What a failure cost, as the portion of lost samples (PLS), and which old worker lost how much."""
+"""Portion of lost samples (PLS) of a failure, as the CPR paper defines it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Charge:
-    """Samples that a worker's shards are without, and that count as lost: they cannot be lost again."""
+    """Samples that a worker's shards have lost. They are remembered, because none can be lost twice."""
 
     world_size: int
-    """Of the generation whose ranks are counted."""
+    """World size of the generation whose ranks are counted."""
     rank: int
     share: float
-    """Of its shards."""
+    """Share of the worker's shards."""
     begin: int
     """Samples done at the save that the rows came from."""
     end: int
-    """Samples done when they were lost."""
+    """Samples done when the rows were lost."""
     generation: int = -1
-    """In which the rows came from the save; memory of older ones must not come back. -1: not known."""
+    """Generation that loaded the rows; older memory of them must not come back. -1: unknown."""
 
 
 def losses_in(progress: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
-    """World size, rank and generation of workers whose rows came from a save, as a run's course tells."""
+    """World size, rank and generation of workers whose rows came from a save, from a saved `RunProgress`."""
     charges = (Charge(*each) for each in progress["charges"])
     return tuple((each.world_size, each.rank, each.generation) for each in charges)
 
@@ -31,16 +31,14 @@ def losses_in(progress: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
 def lost_workers(
     old_world_size: int, held_bytes: Mapping[int, int], whole_bytes: Mapping[int, int]
 ) -> dict[int, float]:
-    """Which workers of the generation before lost their shards, and what share of them.
+    """Share of its shards that each worker of the previous generation lost, by rank; only shares above 0.
+
+    A worker that had no shards and whose memory is gone counts as lost, because its shards are unknown.
 
     Args:
-        old_world_size: workers of that generation.
-        held_bytes: what is left of a worker's shards, by its old rank; absent: nothing is.
-        whole_bytes: what those shards were, for the same ranks.
-
-    Returns:
-        Share lost by old rank, above 0 and up to 1; workers that lost nothing are absent. A worker without
-        shards whose memory is gone counts as any other: nobody knows what it had.
+        old_world_size: number of workers of that generation.
+        held_bytes: bytes left of a worker's shards, by old rank; absent: its memory is gone.
+        whole_bytes: bytes of those shards before, for the same ranks.
     """
     lost: dict[int, float] = {}
     for rank in range(old_world_size):
@@ -54,13 +52,13 @@ def lost_workers(
 def pls_expected(
     lost: Mapping[int, float], samples_between_saves: float | None, total_samples: int | None, world_size: int
 ) -> float | None:
-    """What a failure at a random moment adds on average: half an interval (CPR paper).
+    """PLS that a failure at a random moment adds on average: half a save interval (CPR paper).
 
     Args:
-        lost: for each worker that lost something, by rank, the share of its shards.
-        samples_between_saves: on average; None: not known.
-        total_samples: of the whole run; None: not known.
-        world_size: workers of the generation that failed.
+        lost: share of its shards that each worker lost, by rank.
+        samples_between_saves: mean; None: unknown, and so is the result.
+        total_samples: of the whole run; None: unknown, and so is the result.
+        world_size: number of workers of the generation that failed.
     """
     if samples_between_saves is None or total_samples is None:
         return None
@@ -75,15 +73,15 @@ def pls_added(
     world_size: int,
     charges: Collection[Charge] = (),
 ) -> float | None:
-    """Portion of lost samples of one failure (CPR paper).
+    """PLS that one failure adds (CPR paper).
 
     Args:
-        lost: for each worker that lost something, by rank, the share of its shards.
-        samples_done: by the run, when the failure came.
-        samples_saved: of them, those in the save that the lost rows came from.
-        total_samples: of the whole run; None: not known, and so is the PLS unless nothing was lost.
-        world_size: workers of the generation that failed.
-        charges: of failures before, whose samples are not counted again.
+        lost: share of its shards that each worker lost, by rank.
+        samples_done: samples trained by the run until the failure.
+        samples_saved: samples trained until the save that the lost rows come from.
+        total_samples: of the whole run; None: unknown, and so is the result unless nothing was lost.
+        world_size: number of workers of the generation that failed.
+        charges: earlier losses, whose samples are not counted again.
     """
     if not lost:
         return 0.0

@@ -1,4 +1,4 @@
-"""How far a run is, and what has happened to it: kept with the model, in memory and in checkpoints alike."""
+"""Progress and failures of a run, kept in memory with the model and in checkpoints; equal on all ranks."""
 
 import json
 from collections.abc import Collection
@@ -7,43 +7,43 @@ from typing import Any, Final
 
 from cpr.errors import NoProgressError
 from cpr.recovery.run.pls import Charge
-from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.report import Ending, Recovery
 
 SAVES_KEPT: Final = 32
 
 
 class RunProgress:
-    """The course of a run; the same on all ranks."""
+    """How far a run is, which saves it made, and which failures it went through."""
 
     def __init__(self) -> None:
         self.steps_done = 0
         self.samples_done = 0
-        """Trained in these steps, by all ranks together."""
+        """Samples trained in these steps, by all ranks together."""
         self.batches_done = 0
-        """Of the data, trained or skipped, up to the registered states; without `to_skip`."""
+        """Batches trained or skipped up to the position of the registered states; without `to_skip`."""
         self.to_skip = 0
-        """Batches after that whose training was interrupted, and which nobody has left out yet."""
+        """Batches after that position whose training was interrupted and which were not skipped yet."""
         self.pls_total: float | None = 0.0
         self.charges: tuple[Charge, ...] = ()
-        """The newest losses that `pls_total` accounts for."""
+        """The newest losses that `pls_total` contains."""
         self.generation = 0
-        """Of the workers that wrote this."""
+        """Generation of the workers that wrote this."""
         self.progress_generation = -1
         """The last generation that finished a step."""
         self.went_back = -1
-        """The last generation that went back to a checkpoint, or began from one."""
+        """The last generation that loaded a checkpoint on all ranks."""
         self.saves: dict[int, int] = {}
-        """Samples done at the newest saves that hold every row, or count as if they did, by their step."""
+        """Samples done at the newest saves that hold every row, or count as such, by step."""
         self.row_saves: list[int] = []
-        """Steps of the saves of some rows, as far back as the last but one of those."""
+        """Steps of the saves of some rows, as far back as the second newest step in `saves`."""
         self._fruitless: list[str] = []
         self._recoveries: list[Recovery] = []
-        self._recoveries_json = b"[]"  # many nodes, seldom changed: bytes, which are stored as they are
+        # As one leaf of bytes: written after each step, and copied only where the object has changed.
+        self._recoveries_json = b"[]"
 
     @property
     def recoveries(self) -> list[Recovery]:
-        """How each generation of workers began, oldest first."""
+        """Reports of how each generation of workers started, oldest first."""
         return list(self._recoveries)
 
     @recoveries.setter
@@ -53,7 +53,7 @@ class RunProgress:
 
     @property
     def newest_stories(self) -> list[Recovery]:
-        """How this generation began, and before it the attempts of others since the last one that trained."""
+        """The report of this generation, after those of attempts that died since the last one trained."""
         stories = self._recoveries[-1:]
         for each in reversed(self._recoveries[:-1]):
             if each.finished:
@@ -62,7 +62,7 @@ class RunProgress:
         return stories
 
     def step(self, samples: int) -> None:
-        """A step is complete."""
+        """Count a finished training step."""
         self.steps_done += 1
         self.samples_done += samples
         self.batches_done += 1 + self.to_skip
@@ -71,26 +71,30 @@ class RunProgress:
         self._fruitless = []
 
     def note_skipped(self) -> None:
-        """A batch whose training was interrupted has been left out: registered states are past it now."""
+        """Count a skipped batch: the registered states are past it now.
+
+        Raises:
+            ValueError: there is no batch to skip.
+        """
         if self.to_skip == 0:
             raise ValueError("no batch is to be skipped; leave out as many as batches_to_skip says")
         self.to_skip -= 1
         self.batches_done += 1
 
     def start_over(self) -> None:
-        """Back to the beginning of training; what has happened to workers is not forgotten."""
+        """Go back to the beginning of training; the reports of recoveries stay."""
         self.went_back = self.generation
         self.steps_done = self.samples_done = self.batches_done = self.to_skip = 0
         self.pls_total, self.charges = 0.0, ()
         self.saves, self.row_saves = {}, []
 
     def add_pls(self, added: float | None, charges: Collection[Charge] = ()) -> None:
-        """Samples were lost.
+        """Add lost samples.
 
         Args:
-            added: None: nobody knows how large a portion.
-            charges: which ones. Who dies before this recovery is over loses the same samples again, and by
-                these everybody knows it then.
+            added: PLS; None: unknown, and so is the total from now on.
+            charges: the losses. Workers that die before this recovery is over lose the same samples again,
+                and the next generation knows by these that they count already.
         """
         self.pls_total = None if added is None or self.pls_total is None else self.pls_total + added
         sizes = {each.world_size for each in charges}
@@ -98,92 +102,92 @@ class RunProgress:
         self.charges = tuple({**known, **{(each.world_size, each.rank): each for each in charges}}.values())
 
     def note_seconds(self, seconds: dict[str, float]) -> Recovery:
-        """What the newest beginning took, as far as it is known; the story with it."""
+        """Put the seconds of each phase into the newest report, and return it."""
         *older, newest = self._recoveries
         newest = replace(newest, seconds=dict(seconds))
         self.recoveries = [*older, newest]
         return newest
 
     def note_save(self) -> None:
-        """A save begins that holds every row as of about now, or counts as if it did."""
+        """Count a save that holds every row as of about now, or counts as such."""
         self.saves[self.steps_done] = self.samples_done
         for step in sorted(self.saves)[:-SAVES_KEPT]:
             del self.saves[step]
 
     def note_row_save(self) -> None:
-        """A save of some rows begins."""
+        """Count a save of some rows."""
         remembered = sorted(self.saves)[-2:]  # the newest may turn out to have failed
         since = remembered[0] if remembered else 0
         self.row_saves = [*(step for step in self.row_saves if step > since), self.steps_done]
 
     @property
     def row_saves_since(self) -> int:
-        """Saves of some rows after the newest one that counts as a whole table."""
+        """Number of row saves after the newest save that counts as a whole table."""
         newest = max(self.saves, default=0)
         return sum(step > newest for step in self.row_saves)
 
     def forget_save(self, step: int) -> None:
-        """The save that began after this step has failed."""
+        """Forget the save that began after this step, because it failed."""
         self.saves.pop(step, None)
         self.row_saves = [each for each in self.row_saves if each != step]
 
     def forget_saves_after(self, step: int) -> None:
-        """Saves that began later were never committed: whoever made them has died meanwhile."""
+        """Forget saves that began later: their workers died before these were committed."""
         for later in [each for each in (*self.saves, *self.row_saves) if each > step]:
             self.forget_save(later)
 
     def samples_at(self, step: int) -> int:
-        """Samples done at a save; of one that is not known of, rather too few than too many.
+        """Samples done at a save; for an unknown save, rather too few than too many.
 
-        Before the oldest that is known of, each step counts as many as those up to there did on average.
+        Before the oldest known save, each step counts as many samples as those up to it did on average.
         """
         if older := [each for each in self.saves if each <= step]:
             return self.saves[max(older)]
         known = {self.steps_done: self.samples_done, **self.saves}
         oldest = min(known)
-        if oldest <= step:  # no save is known of
+        if oldest <= step:  # no save is known
             return known[oldest]
         return known[oldest] * step // oldest
 
     @property
     def samples_between_saves(self) -> float | None:
-        """On average, between the newest saves that count; None: fewer than two are known of."""
+        """Mean over the newest saves that count; None: fewer than two are known."""
         if len(self.saves) < 2:
             return None
         samples = sorted(self.saves.values())
         return (samples[-1] - samples[0]) / (len(samples) - 1)
 
     def begin(
-        self, generation: int, endings: tuple[Ending, ...], interrupted: bool, policy: RecoveryPolicy
+        self, generation: int, endings: tuple[Ending, ...], interrupted: bool, max_without_progress: int
     ) -> None:
-        """A new generation goes on with what the one before left.
+        """Start a new generation from the progress that the previous one left.
 
         Args:
             generation: the new one.
-            endings: of the workers before.
-            interrupted: whether they had begun with the step after the last one.
-            policy: how many may be in vain.
+            endings: how the previous workers ended.
+            interrupted: whether the previous workers had begun the next step.
+            max_without_progress: number of generations in a row that may end without finishing a step.
 
         Raises:
-            NoProgressError: too many generations before it have not finished a step.
+            NoProgressError: more generations than that ended so.
         """
         without_progress = generation - 1 - self.progress_generation
         if without_progress > 0:
-            what = "; ".join(map(str, endings)) or "nobody knows of what"
-            self._fruitless.append(f"generation {generation - 1} ended: {what}")
+            causes = "; ".join(map(str, endings)) or "cause unknown"
+            self._fruitless.append(f"generation {generation - 1} ended: {causes}")
         self.generation = generation
         self.to_skip += interrupted
-        if without_progress >= policy.max_generations_without_progress:
-            told = "\n  ".join(self._fruitless)
+        if without_progress >= max_without_progress:
+            causes = "\n  ".join(self._fruitless)
             raise NoProgressError(
                 f"{without_progress} generations of workers in a row ended without finishing step "
-                f"{self.steps_done + 1}; the run stops here instead of trying again:\n  {told}\n"
+                f"{self.steps_done + 1}; the run stops here instead of trying again:\n  {causes}\n"
                 "What to do: look into the causes above; the memory of the run is kept until its launcher "
                 "ends, and the newest checkpoint stays"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """All of it as plain data."""
         names = ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total", "generation")
         return {
             **{name: getattr(self, name) for name in names},
@@ -197,18 +201,18 @@ class RunProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to where a run was; of what has happened to its workers since, nothing is forgotten."""
+        """Go back to saved progress; reports of later recoveries, and the generation, stay."""
         for name in ("steps_done", "samples_done", "batches_done", "to_skip", "pls_total"):
             setattr(self, name, state[name])
         self.saves = dict(state["saves"])
-        self.row_saves = list(state.get("row_saves", ()))  # runs that began without it have none
+        self.row_saves = list(state.get("row_saves", ()))  # absent in older checkpoints
         self.charges = tuple(Charge(*each) for each in state["charges"])
         stored = [Recovery.from_dict(each) for each in json.loads(state["recoveries"])]
         if len(stored) > len(self._recoveries):
             self.recoveries = stored
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Be the course that the generation before left."""
+        """Continue with the progress that the previous generation left in memory."""
         self.load_state_dict(state)
         self.generation = state["generation"]
         self.progress_generation = state["progress_generation"]

@@ -1,47 +1,55 @@
-"""The story of one recovery: for the log, for the run report, and for the state that outlives workers."""
+"""Report of one recovery, for the log, the run report and the checkpoint; and a clock of its phases."""
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from cpr.recovery.run.phases import PHASES
+from cpr.processes import Process
 
-NO_LAST_WORD = "no last word: kill -9, out of memory, or told to stop while it waited for others"
-MEMORY_GONE = "gone with its memory"
+PHASES: Final = (
+    *("detect", "restart", "imports", "rendezvous", "build", "reattach", "restore", "first_step"),
+)
+"""Phases of a recovery, in order. `detect`: from the dead worker's last heartbeat until the first survivor
+left; `restart`: until this process began; `imports`: until `PartialRecovery` was made; `rendezvous`, `build`:
+those calls; `reattach`: finding out which memory is left; `restore`: putting rows and states in place;
+`first_step`: until the first new step is finished. Time between these blocks belongs to no phase."""
+KILLED: Final = "no last word: kill -9, out of memory, or told to stop while it waited for others"
+MEMORY_GONE: Final = "gone with its memory"
 
 Kind = Literal["start", "resume", "process", "partial", "full"]
-"""`start`: from the beginning; `resume`: a new run that loads the newest checkpoint; `process`: workers died
-and everything they held is still there; `partial`: what nobody holds comes from the checkpoint; `full`:
-everybody goes back to it."""
+"""How workers start. `start`: from the beginning; `resume`: a new run loads the newest checkpoint; `process`:
+workers died and all their memory is left; `partial`: rows whose memory is gone come from the checkpoint;
+`full`: all workers go back to the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a worker of the generation before ended."""
+    """How a worker of the previous generation ended."""
 
     rank: int
-    """Its rank in that generation."""
+    """Rank in that generation."""
     pid: int | None
-    """None where nobody knows."""
+    """Process id, or None if unknown."""
     host: str | None
     why: str
     left_ns: int | None = None
-    """When it left of its own accord, `time.time_ns()`."""
+    """`time.time_ns()` when the worker left by itself; None if it was killed."""
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}"
-        if self.pid is not None:
-            who += f" (process {self.pid} on {self.host})"
-        return f"{who}: {self.why}"
+        process = "" if self.pid is None else f" (process {self.pid} on {self.host})"
+        return f"rank {self.rank}{process}: {self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowOrigin:
-    """Where the rows of a table came from, over all its shards."""
+    """Where the rows of a table came from, summed over all its shards."""
 
     table_fqn: str
     adopted: int = 0
-    """Rows x shards that stayed where they were."""
+    """Rows x shards that stayed in place."""
     moved: int = 0
     """Rows x shards that were copied from other memory."""
     lost: int = 0
@@ -50,66 +58,65 @@ class RowOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLoss:
-    """What the rows of one new shard that came from the checkpoint are without."""
+    """What one new shard lost because some of its rows came from the checkpoint."""
 
     rank: int
     """New owner."""
     table_fqn: str
     num_rows: int
     samples: int
-    """Trained by the run between the save and the failure."""
+    """Samples trained by the run between the save and the failure."""
     pls: float | None
     """This shard's part of `Recovery.pls_added`, by its share of the lost bytes."""
     pls_expected: float | None = None
-    """The same of `Recovery.pls_expected`."""
+    """This shard's part of `Recovery.pls_expected`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """How one generation of workers began."""
+    """Report of how one generation of workers started."""
 
     kind: Kind
     reason: str
     generation: int
     step: int
-    """Training steps done, from which it goes on."""
+    """Training steps done at the start."""
     interrupted: bool = False
-    """Whether rows had begun to change in the step after: its batch is skipped."""
+    """Whether the next step had begun to change rows: its batch is skipped."""
     dead: tuple[Ending, ...] = ()
-    """Workers of the generation before, by rank: those that gave no reason, or lost their memory, first."""
+    """Workers of the previous generation: first those that were killed or lost their memory, by rank."""
     sources: tuple[RowOrigin, ...] = ()
-    """By table."""
+    """Origin of the rows, by table."""
     lost_share: float = 0.0
-    """Of the sharded tables' bytes: what nobody held any more."""
+    """Share of the sharded tables' bytes whose memory was gone."""
     losses: tuple[ShardLoss, ...] = ()
-    """By shard, where rows came from the checkpoint while others went on."""
+    """Losses by shard, where rows came from the checkpoint in a partial recovery."""
     save_step: int | None = None
-    """Training steps done in the save that lost rows, or everything, came from; None: nothing was read."""
+    """Training steps done in the oldest save that was read; None: nothing was read."""
     bytes_read: int = 0
-    """From the checkpoint, by all ranks."""
+    """Bytes read from the checkpoint, by all ranks."""
     bytes_moved: int = 0
-    """Of rows, copied out of memory that outlived its worker, by all ranks."""
+    """Bytes of rows copied out of surviving memory, by all ranks."""
     refused: tuple[str, ...] = ()
     """Memory that was found and not used, with the reason."""
     pls_added: float | None = 0.0
-    """By rows that came from a save; where everybody went back, by what rows were behind that save's step.
-    None: not known, because `total_samples` was not given."""
+    """PLS added by rows older than the run; None: unknown, because `total_samples` was not given."""
     pls_expected: float | None = None
-    """What such a loss adds on average, at a random moment; None: not known, or nothing was lost."""
+    """PLS that such a loss adds on average, at a random moment; None: unknown, or nothing was lost."""
     pls_total: float | None = 0.0
     world_size: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By phase, see `cpr.recovery.run.phases`; of rank 0."""
+    """Seconds by phase (`PHASES`), of rank 0."""
     finished: bool = True
-    """Whether training went on from it; else these workers died before."""
+    """Whether training continued; False: these workers died before."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """The report as plain data, for JSON."""
         return {**asdict(self), "seconds": dict(self.seconds)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read one back."""
+        """Read a report written by `to_dict`, also of another version of this class."""
         known = {name: data[name] for name in (each.name for each in fields(cls)) if name in data}
         known["dead"] = tuple(Ending(**each) for each in known.get("dead", ()))
         known["sources"] = tuple(RowOrigin(**each) for each in known.get("sources", ()))
@@ -124,20 +131,20 @@ class Recovery:
         lines += [f"  ended: {ending}" for ending in self.dead]
         lines += [f"  not used: {refused}" for refused in self.refused]
         if self.kind in {"process", "partial"}:
-            lines += [f"  rows: {_told(origin, self.save_step)}" for origin in self.sources]
+            lines += [f"  rows: {_origin_text(origin, self.save_step)}" for origin in self.sources]
             if self.interrupted:
                 lines.append(f"  step {self.step + 1} was interrupted: its batch is skipped")
         if self.kind in {"process", "partial", "full"} or self.pls_added != 0:
-            lines.append(f"  PLS: {_share(self.pls_added)} added, {_share(self.pls_total)} in total")
+            lines.append(f"  PLS: {_pls_text(self.pls_added)} added, {_pls_text(self.pls_total)} in total")
             if self.pls_expected is not None:
                 lines.append(f"  (such a loss adds {self.pls_expected:.6f} on average, at a random moment)")
         if self.seconds:
-            told = [f"{phase} {self.seconds[phase]:.2f}" for phase in PHASES if phase in self.seconds]
-            lines.append(f"  seconds: {', '.join(told)}; together {sum(self.seconds.values()):.2f}")
+            phases = [f"{phase} {self.seconds[phase]:.2f}" for phase in PHASES if phase in self.seconds]
+            lines.append(f"  seconds: {', '.join(phases)}; together {sum(self.seconds.values()):.2f}")
         return "\n".join(lines)
 
 
-def _told(origin: RowOrigin, save_step: int | None) -> str:
+def _origin_text(origin: RowOrigin, save_step: int | None) -> str:
     parts = [
         (origin.adopted, "in place"),
         (origin.moved, "moved from memory"),
@@ -146,5 +153,48 @@ def _told(origin: RowOrigin, save_step: int | None) -> str:
     return f"{origin.table_fqn}: " + ", ".join(f"{count:,} {how}" for count, how in parts if count)
 
 
-def _share(pls: float | None) -> str:
+def _pls_text(pls: float | None) -> str:
     return "unknown (total_samples was not given)" if pls is None else f"{pls:.6f}"
+
+
+class Phases:
+    """Clock that adds up the seconds of each phase of a recovery."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        """Add the duration of the block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - began)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Add seconds to a phase; negative ones, from clocks of two machines, count as 0."""
+        assert phase in PHASES
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, seconds)
+
+    def add_death(self, left_ns: Sequence[int], heartbeats_ns: Sequence[int]) -> None:
+        """Add the phases before this process began.
+
+        Args:
+            left_ns: `time.time_ns()` when workers left by themselves.
+            heartbeats_ns: last heartbeats of workers that were killed.
+        """
+        died_ns = max(heartbeats_ns, default=None)
+        noticed_ns = min(left_ns, default=died_ns)
+        if noticed_ns is None:
+            return
+        if left_ns and died_ns is not None:
+            self.add("detect", (noticed_ns - died_ns) / 1e9)
+        self.add("restart", (process_began_ns() - noticed_ns) / 1e9)
+
+
+def process_began_ns() -> int:
+    """When this process began, as `time.time_ns()`, accurate to 10 ms."""
+    began_s = Process.this().start_ticks / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
+    return time.time_ns() - int(age_s * 1e9)

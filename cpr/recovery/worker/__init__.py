@@ -1,1 +1,1 @@
-"""What each worker keeps for its successor: its memory, and what all workers have alike."""
+"""What each worker keeps in shared memory for its successor: tables, and the state that all ranks share."""

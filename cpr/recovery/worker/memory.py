@@ -1,4 +1,4 @@
-"""What this worker holds in shared memory: claimed before the workers meet, home of its new tables after."""
+"""Shared memory of a worker: segments of dead workers, claimed before the rendezvous, and its own."""
 
 import logging
 import os
@@ -9,9 +9,8 @@ from typing import Final
 
 from cpr.errors import DamagedMemoryError, ResidentMemoryError
 from cpr.processes import Process, launcher_of_this_worker
-from cpr.recovery.worker.launch_id import launch_of_this_worker
 from cpr.rendezvous import HeldSegment, WorkerGroup, WorkerInfo
-from cpr.resident.home import RUN_ID_VARIABLE, Home, run_key
+from cpr.resident.home import LAUNCH_VARIABLE, RUN_ID_VARIABLE, Home, run_key
 from cpr.resident.layout import Layout
 from cpr.resident.regions import patiently
 from cpr.resident.segment import Segment
@@ -21,33 +20,45 @@ ALIVE: Final = "its owner is alive"
 logger = logging.getLogger(__name__)
 
 
+def launch_of_this_worker() -> str:
+    """Identify the launch of this worker: the `cpr run` above it, or else the torchrun on this host.
+
+    By its launches a run knows its own saves after a failure, and its own end. The session does not tell: a
+    launch that loses all memory starts another session. Nor does `--rdzv-id`, which users choose again. A run
+    on several nodes has several launches, of which one is enough. Empty if the launcher is gone.
+    """
+    launcher = launcher_of_this_worker()
+    of_agent = f"{socket.gethostname()}-{launcher.pid}-{launcher.start_ticks}" if launcher else ""
+    return os.environ.get(LAUNCH_VARIABLE) or of_agent
+
+
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """A segment of a dead worker that is this worker's now, what was sealed in it, and its last words."""
+    """A claimed segment of a dead worker: its layout, and how its owner ended."""
 
     segment: Segment
     layout: Layout
     generation: int
-    """The last in which its owner was, or tried to be."""
+    """The last generation in which the owner trained, or tried to."""
     pid: int
-    """The owner's."""
+    """The owner's process id."""
     left_ns: int
-    """When it left of its own accord; -1: it did not."""
+    """When the owner left by itself; -1: it was killed."""
     heartbeat_ns: int
     reason: str
     diverged: bool
-    """Whether that, or an owner before, left because values were no numbers."""
+    """Whether the owner, or one before, left because values were not finite."""
     launcher: Process
-    """What would have started the owner again."""
+    """The process that would have restarted the owner."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """The smaller, the newer. Steps count only within a generation: a later one may have gone back."""
+        """Sort key, newest first. Steps count only within a generation: a later one may have gone back."""
         return -self.layout.generation, -self.segment.status.step_finished
 
     @classmethod
     def from_segment(cls, segment: Segment, layout: Layout) -> "Claimed":
-        """A claimed segment, with the last words of its owner as they are now."""
+        """Describe a claimed segment by its status page as of now."""
         status = segment.status
         return cls(
             segment=segment,
@@ -67,7 +78,7 @@ class WorkerMemory:
 
     Args:
         uri: of the checkpoint directory; part of the run's key.
-        root: a memory file system; None: the usual one.
+        root: a memory file system; None: the default.
 
     Raises:
         ValueError, ResidentMemoryError: shared memory cannot be used; says what to change.
@@ -78,21 +89,20 @@ class WorkerMemory:
         self.claimed: list[Claimed] = []
         """Best first."""
         self.refused: list[str] = []
-        """What was found and not claimed, with the reason."""
+        """Memory that was found and not claimed, with the reason."""
         self.segment: Segment | None = None
-        """Where the tables of this worker live."""
+        """Segment of this worker's tables, after `settle`."""
 
     def claim(self) -> None:
-        """Claim the segments that fall to this worker.
+        """Claim this worker's part of the segments that dead workers left on this node.
 
-        Which ones is decided by their ranks alone, so that the workers of a node need not talk about it:
-        each segment falls to exactly one of them. Where the node has as many workers as before, that is the
-        one with the local rank of its owner, which gets the owner's rank if the node keeps its ranks.
+        The ranks alone decide which worker claims which segment, so that the workers of a node need not
+        communicate. If the node has as many workers as before, each claims the segment of its own local rank,
+        and gets the owner's rank if the node keeps its ranks.
 
         Raises:
-            UnreadableMemoryError: some memory cannot be read, though it was tried again for a while, or was
-                written by another version. It is kept, and nothing is claimed: workers that are restarted try
-                again, rather than go on without it.
+            UnreadableMemoryError: some memory still cannot be read after repeated attempts, or was written by
+                another version. It is kept and nothing is claimed, so that restarted workers try again.
         """
         rank = int(os.environ.get("RANK", "0"))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -102,7 +112,7 @@ class WorkerMemory:
         self.claimed.sort(key=lambda each: each.age)
 
     def _find(self) -> list[tuple[Segment, Layout]]:
-        """Memory that can be claimed; why other memory cannot is noted."""
+        """Find memory that can be claimed, and note why other memory cannot."""
         found, refused = self.home.find()
         self.refused = [reason for reason in refused if not reason.endswith(ALIVE)]
         sealed = []
@@ -115,7 +125,7 @@ class WorkerMemory:
         return sealed
 
     def info(self) -> WorkerInfo:
-        """What this worker brings to the meeting."""
+        """Describe this worker and its claimed memory for the rendezvous."""
         return WorkerInfo(
             restarted=is_restarted(os.environ, {each.launcher for each in self.claimed}),
             host=socket.gethostname(),
@@ -135,25 +145,14 @@ class WorkerMemory:
         )
 
     def settle(self, worker_group: WorkerGroup) -> Segment:
-        """Drop what is not of this session; the segment that the new tables live in, made if need be.
+        """Drop memory of other sessions, and choose or create the segment of the new tables.
 
         Raises:
-            ResidentMemoryError: another run may still need what is not of this session.
+            ResidentMemoryError: another run may still need memory of another session.
         """
         for each in self.claimed:
             if each.layout.session_id != worker_group.session_id:
-                if each.launcher.is_alive and each.launcher != launcher_of_this_worker():
-                    raise ResidentMemoryError(
-                        f"{each.segment.folder} is memory of another run of the same name and checkpoint "
-                        f"directory, and process {each.launcher.pid}, which restarts its workers, is alive. "
-                        "What to do: stop one of the two runs, or give it another --rdzv-id and directory"
-                    )
-                if each.segment.is_unsaved:
-                    self.refused.append(f"{each.segment.name}: of a run that is over and was not saved; kept")
-                    each.segment.release()
-                    continue
-                self.refused.append(f"{each.segment.name}: of a run that is over; removed")
-                each.segment.remove()
+                self._drop_foreign(each)
         self.claimed = [each for each in self.claimed if each.layout.session_id == worker_group.session_id]
         mine = (worker_group.world_size, worker_group.rank)
         self.claimed.sort(key=lambda each: ((each.layout.world_size, each.layout.rank) != mine, each.age))
@@ -163,15 +162,30 @@ class WorkerMemory:
         self.segment.status.begin(worker_group.generation)
         return self.segment
 
+    def _drop_foreign(self, claimed: Claimed) -> None:
+        segment, launcher = claimed.segment, claimed.launcher
+        if launcher.is_alive and launcher != launcher_of_this_worker():
+            raise ResidentMemoryError(
+                f"{segment.folder} is memory of another run of the same name and checkpoint "
+                f"directory, and process {launcher.pid}, which restarts its workers, is alive. "
+                "What to do: stop one of the two runs, or give it another --rdzv-id and directory"
+            )
+        if segment.is_unsaved:
+            self.refused.append(f"{segment.name}: of a run that is over and was not saved; kept")
+            segment.release()
+        else:
+            self.refused.append(f"{segment.name}: of a run that is over; removed")
+            segment.remove()
+
     def drop_others(self) -> None:
-        """Free what was claimed and is not needed any more: all but the segment of the tables."""
+        """Free all claimed memory but the segment of the tables."""
         for each in self.claimed:
             if each.segment is not self.segment:
                 each.segment.remove()
         self.claimed = []
 
     def remove(self) -> None:
-        """Free everything of this worker, and the run's folder if it was the last."""
+        """Free all memory of this worker, and the run's folder if this worker is the last."""
         self.drop_others()
         if self.segment is not None:
             self.segment.remove()
@@ -182,16 +196,12 @@ class WorkerMemory:
 def is_restarted(environment: Mapping[str, str], launchers: Set[Process]) -> bool:
     """Whether this worker knows that it continues a run.
 
-    torchrun counts restarts after failures, but not those after a change of nodes; then memory tells, if what
-    started its owner has started this worker as well.
-
-    Args:
-        environment: of this worker.
-        launchers: of the owners of the memory that it found.
+    torchrun counts restarts after failures, but not those after a change of nodes. Then memory tells: the run
+    continues if this worker's launcher has also launched an owner of the memory (`launchers`).
     """
     if int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         return True
     if environment.get("CPR_CONTINUES") == "1":
         return True
-    # without torchrun the launcher is a shell, say, from which a new run was started by hand
+    # Without torchrun the launcher may be a shell, from which a user started a new run.
     return RUN_ID_VARIABLE in environment and launcher_of_this_worker() in launchers

@@ -1,4 +1,4 @@
-"""What a worker does at every moment so that the next one can go on from here."""
+"""Publication of a worker's state after every step, so that its successor can continue from there."""
 
 import logging
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree
 from cpr.rendezvous import WorkerGroup
-from cpr.resident.copy_out import CopyOut, LastCall
+from cpr.resident.copy_out import CopyOut, StopSignal
 from cpr.resident.segment import Segment
 from cpr.shards import before_updates
 from cpr.shards.shard import TableShard
@@ -21,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Keeps a worker's memory fit to be taken over; from `restore` to the end of the worker.
+    """Keeps a worker's memory ready for its successor, from `restore` to the end of the worker.
 
     Args:
         memory: of this worker.
         checkpointer: knows the model and what is registered.
         progress: of the run.
         worker_group: of this generation.
-        model: its tables are watched.
+        model: its tables are watched for updates.
         optimizers: ordinary ones that update tables.
 
     Raises:
-        NotEnoughMemoryError: tables that do not live in shared memory would find no room there.
+        NotEnoughMemoryError: there is no room for copies of tables that do not live in shared memory.
     """
 
     def __init__(
@@ -46,26 +46,26 @@ class Publisher:
     ) -> None:
         assert memory.segment is not None
         self._segment: Segment = memory.segment
-        self._checkpointer, self._progress, self._meeting = checkpointer, progress, worker_group
+        self._checkpointer, self._progress, self._worker_group = checkpointer, progress, worker_group
         self.is_unsaved = self._segment.is_unsaved
-        """Whether the run could not save what is here, and has not since."""
+        """Whether the newest save has failed, so that the memory must be kept."""
         self._saved_before = checkpointer.newest_step
         self._copy_out = CopyOut(self._segment, checkpointer.shards, self._seal)
         self._exits = ExitStack()
         self._exits.enter_context(before_updates(model, optimizers, self._note_update))
         if self._copy_out.num_bytes:
             memory.home.check_room(self._copy_out.num_bytes)
-            self._exits.enter_context(LastCall(self._copy_out.run))
+            self._exits.enter_context(StopSignal(self._copy_out.run))
 
     def publish(self) -> None:
-        """A step is complete: what all ranks have alike is copied beside the tables, and counts at once."""
+        """Copy the replicated state into shared memory after a step; it counts at once."""
         segment, steps_done = self._segment, self._progress.steps_done
         segment.replica.write(steps_done, live_tree(self._checkpointer))
         segment.status.step_finished = steps_done
         segment.status.beat()
 
     def note_saves(self, are_failing: bool) -> None:
-        """Whether what is here can be saved: if not, the memory stays even when nobody restarts the run."""
+        """Mark the memory as unsaved while saves fail: then it stays even if the run is not restarted."""
         newest = self._checkpointer.newest_step
         if are_failing and not self.is_unsaved:
             self.is_unsaved = self._segment.is_unsaved = True
@@ -74,19 +74,19 @@ class Publisher:
             self.is_unsaved = self._segment.is_unsaved = False
 
     def note_epoch(self) -> None:
-        """Saves may have taken the directory only now: what they save descends from this memory."""
+        """Record the ownership of the directory, which a save may have claimed only now."""
         if epoch := self._checkpointer.ownership.epoch:
             self._segment.status.epoch = epoch
 
     def copy_out(self) -> None:
-        """Training is over: copy tables that do not live in shared memory, if there are any."""
+        """Copy tables that do not live in shared memory, if there are any, at the end of training."""
         try:
             self._copy_out.finish()
         except Exception:
             logger.exception("tables that do not live in shared memory could not be copied there")
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching the model and the stop signal."""
         self._exits.close()
 
     def _note_update(self) -> None:
@@ -94,9 +94,9 @@ class Publisher:
 
     def _seal(self, shards: Sequence[TableShard]) -> None:
         self._segment.seal(
-            session_id=self._meeting.session_id,
-            rank=self._meeting.rank,
-            world_size=self._meeting.world_size,
-            generation=self._meeting.generation,
+            session_id=self._worker_group.session_id,
+            rank=self._worker_group.rank,
+            world_size=self._worker_group.world_size,
+            generation=self._worker_group.generation,
             shards=shards,
         )

@@ -1,7 +1,7 @@
-"""What every worker has a copy of, as one tree: copied beside the tables after each step, put back later.
+"""Replicated state: everything that all workers have alike, as one tree that each keeps in shared memory.
 
-Dense parameters, registered states, data-parallel tables with their optimizer state, and the counters of all
-tables' optimizers. The tree that is written refers to live tensors; the one that is read owns its memory.
+The tree holds dense parameters, registered states, data-parallel tables with their optimizer state, and the
+counters of all tables' optimizers. A live tree refers to live tensors; one that was read owns its memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Counters = Mapping[str, Mapping[str, float]]
 
 
 def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:
-    """The tree as of now, of a model and of what is registered."""
+    """Make the tree of a model and its registered states as of now."""
     return {
         "common": checkpointer.state.common(checkpointer.steps_done),
         "own": checkpointer.state.own(),
@@ -29,12 +29,12 @@ def live_tree(checkpointer: Checkpointer) -> dict[str, Any]:
 
 
 def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> dict[str, Any]:
-    """The newest tree on all workers; nothing is sent if all of them hold it.
+    """Broadcast the newest tree to the workers that lack it.
 
     Args:
         group: all ranks.
-        tree: the newest, if this worker holds it.
-        source: a worker that does.
+        tree: the newest tree, if this worker holds it.
+        source: rank of a worker that holds it.
     """
     if all(group.gather(tree is not None)):
         assert tree is not None
@@ -43,7 +43,7 @@ def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> di
 
     def write() -> None:
         assert tree is not None
-        write_state(buffer, {**tree, "own": {}, "counters": {}})  # which differ by rank
+        write_state(buffer, {**tree, "own": {}, "counters": {}})  # these differ by rank
 
     on_rank(group, source, write)
     data = torch.frombuffer(buffer.data, dtype=torch.uint8) if group.rank == source else None
@@ -55,7 +55,7 @@ def share_tree(group: RankGroup, tree: dict[str, Any] | None, source: int) -> di
 
 
 class _Buffer:
-    """A file in memory."""
+    """A sink in memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -71,16 +71,16 @@ def put_back(
     own: Mapping[str, Any] | None,
     gone: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Put a tree in place: everything but the rows of sharded tables and counters.
+    """Put a tree into the live model: everything but the rows of sharded tables, and counters.
 
     Args:
         checkpointer: knows the model and what is registered.
         tree: of any worker.
-        own: what belonged to this very rank; None: nobody knows.
-        gone: what belonged to ranks that are no more, and whose memory this worker holds.
+        own: per-rank states of this very rank; None: unknown.
+        gone: per-rank states of ranks that no longer exist, from memory that this worker holds.
 
     Raises:
-        MismatchError: it is of another model.
+        MismatchError: the tree is of another model.
     """
     checkpointer.state.check(tree["common"])
     checkpointer.state.apply(tree["common"], own, gone)
@@ -101,12 +101,7 @@ def put_back(
 
 @torch.no_grad()
 def put_counters(checkpointer: Checkpointer, counters: Counters) -> None:
-    """Set the counters of tables' optimizers, as far as they are known; after rows, which bring older ones.
-
-    Args:
-        checkpointer: knows the tables.
-        counters: by table and name.
-    """
+    """Set the known counters of tables' optimizers; after loading rows, which brings older counters."""
     for shard in checkpointer.shards:
         for name, value in counters.get(shard.table_fqn, {}).items():
             if name in shard.counters:
@@ -115,7 +110,7 @@ def put_counters(checkpointer: Checkpointer, counters: Counters) -> None:
 
 
 def counters_in(tree: Mapping[str, Any]) -> Counters:
-    """The counters that a tree holds, as numbers."""
+    """Extract the counters of a tree as numbers."""
     return {
         table: {name: value.item() for name, value in counters.items()}
         for table, counters in tree["counters"].items()

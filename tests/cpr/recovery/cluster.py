@@ -23,12 +23,11 @@ from cpr.checkpoint.ownership.records import Claimant
 from cpr.errors import LockedError, RunFinished, SaveFailedError
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
-from cpr.recovery.decide.decision import Findings, decide
+from cpr.recovery.decide.decision import Findings, RecoveryPolicy, decide
 from cpr.recovery.decide.lineage import raise_if_finished, take_directory
 from cpr.recovery.decide.transfer_plan import lost_share, plan_sources
 from cpr.recovery.restore.pls_budget import PlsBudget
 from cpr.recovery.run.pls import losses_in
-from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import RunProgress
 from cpr.rendezvous.rank_assignment import HeldSegment, WorkerInfo, assign_ranks
 from tests.cpr.checkpoint.saves import MemoryStorage
@@ -39,7 +38,6 @@ SAMPLES = 100
 """Of a step."""
 BYTES = 8
 POLICY = RecoveryPolicy(max_lost_share=0.5)
-PATIENT = RecoveryPolicy(max_generations_without_progress=10**6)
 
 
 class Frozen(BaseException):
@@ -329,17 +327,16 @@ class Cluster:
         reports = [self._report(rank, node) for rank, node in enumerate(run.nodes)]
         found = assess(reports, directory)
         plan = plan_sources(found.needed, found.held)
-        is_own = worker_group.continues and directory.is_of_launches(worker_group.launches)
         decision = decide(
             Findings(
                 continues=worker_group.continues,
-                resumes=resume or is_own,
+                resumes=resume or directory.is_own,
                 is_saved=newest is not None,
                 holds_anything=bool(found.old_world_size),
                 has_replicated_state=found.slot is not None,
                 lost_share=lost_share(plan),
                 stale=found.stale,
-                objection=found.objection,
+                mismatch=found.mismatch,
             ),
             POLICY,
         )
@@ -349,7 +346,7 @@ class Cluster:
         if decision.kind in {"process", "partial"}:
             holder = run.nodes[found.slot_of[0]].memory
             progress.take_over(deepcopy(holder.progress))
-            progress.begin(run.generation, found.endings, found.interrupted, PATIENT)
+            progress.begin(run.generation, found.endings, found.interrupted, 10**6)
             run.dense, state = holder.dense, newest
             self._put_rows(run, plan, newest)
             self._charge(run, found, plan, newest)
@@ -421,8 +418,8 @@ class Cluster:
                 run.rows[rank] = run.nodes[rank].memory.rows
                 continue
             (band,) = sources.bands
-            if band.pieces:
-                run.rows[rank] = run.nodes[band.pieces[0].rank].memory.rows
+            if band.sources:
+                run.rows[rank] = run.nodes[band.sources[0].rank].memory.rows
             else:
                 run.rows[rank] = self.saved[newest.newest.folder][0][rank]
 

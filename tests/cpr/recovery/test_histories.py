@@ -1,12 +1,11 @@
 """Launches, pauses, partitions, takeovers, saves and ends in any order break no invariant.
 
-Hypothesis plays random histories of a simulated cluster (`cluster`) against the code that decides and commits.
-It must find a violation when one of the rules is switched off, and none as the code is. For a thorough search,
-raise the number of histories: `CPR_TESTS_HISTORIES=5000 pytest -m system tests/cpr/recovery/test_histories.py`.
+Hypothesis plays random histories of a simulated cluster (`cluster`) against the code that decides and
+commits. It must find a violation when one of the rules is switched off, and none as the code is. For a
+thorough search, set the number of histories: `CPR_TESTS_HISTORIES=5000 pytest -m system FILE`.
 """
 
 import os
-
 from contextlib import ExitStack, contextmanager, suppress
 from unittest.mock import patch
 

@@ -199,7 +199,7 @@ def test_damage_is_refused(tmp_path, damage):
     path = path if path.exists() else tmp_path / "replica-0"
     data = bytearray(path.read_bytes())
     if damage == "slot":
-        replica._marks.slot = 5
+        replica._status.slot = 5
     elif damage == "missing":
         path.unlink()
     elif damage == "short":

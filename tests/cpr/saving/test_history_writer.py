@@ -155,7 +155,7 @@ def test_a_pause_of_the_run_is_no_time_of_it_and_no_failure(begin, clock, tmp_pa
 def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_path, caplog):
     (tmp_path / HISTORY_PATH).write_text("[]")
     diary, _ = begin("resume")
-    assert "begins anew" in caplog.text
+    assert "starts over" in caplog.text
     diary.finish()
     assert json.loads((tmp_path / HISTORY_PATH).read_text())["format"] == "cpr-history"
 

@@ -88,7 +88,7 @@ def test_training_goes_on_however_many_saves_fail_and_they_are_tried_again(no_pa
     assert storage.newest_step >= 560, "they never succeeded again"
     told = [record.message for record in caplog.records]
     assert len(told) == len(set(told)) == 53
-    assert "save 2. Training goes on; the save is tried again after step" in told[0]
+    assert "save 2. Training continues; the save is tried again after step" in told[0]
 
 
 def test_a_save_that_fails_is_tried_again_before_the_next_one_is_due(no_pauses):

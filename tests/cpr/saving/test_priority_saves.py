@@ -10,7 +10,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 import cpr
 from cpr.errors import SaveFailedError
 from cpr.saving import setup as save_plan
-from cpr.saving.tracking import settle_in
+from cpr.saving.setup import settle_trackers
 from tests.cpr.recovery.workers import BATCH, ROWS, assert_same
 from tests.cpr.shards import models
 
@@ -390,11 +390,11 @@ def test_trackers_are_told_where_lost_rows_came_from_an_older_save_than_the_newe
 ):
     told = []
 
-    def settle_in_and_tell(*arguments):
+    def settle_and_note(*arguments):
         told.append(arguments[-1])
-        settle_in(*arguments)
+        settle_trackers(*arguments)
 
-    monkeypatch.setattr(save_plan, "settle_in", settle_in_and_tell)
+    monkeypatch.setattr(save_plan, "settle_trackers", settle_and_note)
     adagrad = {"optimizer": torch.optim.Adagrad, "fused": EmbOptimType.EXACT_ADAGRAD, "apart": True}
     worker = new_worker(restarted=False, **adagrad).restore()
     advance(worker, 3)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpr.saving.step_times import FAR_LONGER, SaveBeside, StepTimes
+from cpr.saving.history_writer import FAR_LONGER, ConcurrentSave, StepTimes
 
 STEP_S = 2.0
 
@@ -18,7 +18,7 @@ def steps():
 
 
 def under_way(blocked_s=0.0):
-    return SaveBeside(SimpleNamespace(blocked_s=blocked_s, longest_blocked_s=0.0), 7)
+    return ConcurrentSave(SimpleNamespace(blocked_s=blocked_s, longest_blocked_s=0.0), 7)
 
 
 def cost_s(beside):

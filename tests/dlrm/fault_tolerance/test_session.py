@@ -92,7 +92,7 @@ def train(config: CheckpointConfig, steps: int) -> None:
 def test_saves_that_fail_do_not_end_training_unless_they_do_so_for_too_long(caplog, monkeypatch):
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
     train(CheckpointConfig(every_steps=2), 100)
-    assert caplog.text.count("the disk is full. Training goes on") > 3
+    assert caplog.text.count("the disk is full. Training continues") > 3
     with pytest.raises(SaveFailedError, match=r"the disk is full\. Saves have failed for .* is 1 ms"):
         train(CheckpointConfig(every_steps=2, give_up_after="1ms"), 10**6)
 

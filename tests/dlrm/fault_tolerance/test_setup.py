@@ -11,7 +11,7 @@ import pytest
 from cpr.checkpoint.collectives import Alone
 from cpr.faults import AtStep, Plan, Raise
 from cpr.priority.config import SCHEMES
-from cpr.recovery.worker.launch_id import launch_of_this_worker
+from cpr.recovery.worker.memory import launch_of_this_worker
 from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import CheckpointConfig

@@ -67,7 +67,7 @@ def fail(scenario, recovery, rank):
 def main(folder, scenario):
     folder = Path(folder)
     torch.set_num_threads(1)
-    moving.PIECE_BYTES = 256  # some rows
+    moving.MESSAGE_BYTES = 256  # some rows
     by_priority = scenario == "lose_by_priority"
     recovery = cpr.PartialRecovery(
         str(folder / "checkpoint"),
@@ -78,14 +78,14 @@ def main(folder, scenario):
     )
     with recovery:
         recovery.init_process_group("gloo")
-        rank, generation = dist.get_rank(), recovery._worker_group.generation
+        rank, generation = dist.get_rank(), recovery.worker_group.generation
         torch.manual_seed(5)
         with recovery.building():
             model = shard(LAYOUT, ebc=bags(**ROWS))
         ordinary = [p for p in model.parameters() if p.numel() and not hasattr(p, "_in_backward_optimizers")]
         optimizer = torch.optim.Adagrad(ordinary, lr=0.1)
         if scenario == "lose_again" and generation == 1 and rank == 0:
-            restoring.Mover.move = lambda *_: kill_oneself()  # in the middle of it
+            restoring.RowTransfer.move = lambda *_: kill_oneself()  # in the middle of it
         if scenario in {"lose_before_seal", "lose_after_seal"} and generation == 1 and rank == 1:
             seal = restoring.Segment.seal
 

@@ -45,10 +45,10 @@ EXECUTE = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 CPR_RUN = """import sys
 from cpr.cli import entry
 from cpr.launch import finished
-finished.IDLE_S = 2.0
-sys.exit(entry(["run", *sys.argv[1:]]))
+finished.IDLE_S = float(sys.argv[1])
+sys.exit(entry(["run", *sys.argv[2:]]))
 """
-"""`cpr run` that asks sooner whether the run has finished without its node."""
+"""`cpr run` that, without workers for some seconds, asks whether the run has finished without its node."""
 
 
 class Node:
@@ -98,9 +98,9 @@ class Node:
             forks=True,
         )
 
-    def join(self, lender, torchrun, arguments, prefix=()):
+    def join(self, lender, torchrun, arguments, prefix=(), idle_s=10.0):
         """Start one rank of many nodes, below a `cpr run`."""
-        command = (sys.executable, "-c", CPR_RUN, "--restarts", 20, "--", sys.executable)
+        command = (sys.executable, "-c", CPR_RUN, idle_s, "--restarts", 20, "--", sys.executable)
         worker = ("-m", "tests.programs", "tests.system.recovery.takeover_worker", *arguments)
         command = (*prefix, *command, "-m", "torch.distributed.run", *torchrun, *worker)
         environment = {**lender, **self.environment}
@@ -326,7 +326,7 @@ def run_without_a_node_that_is_cut_off(start, lender, dataset, folder):
             )
             arguments = settings(dataset, runs, *OPTIONS, IMPATIENT)
             node.hold(65)
-            node.join(lender, torchrun, arguments, network.command(number))
+            node.join(lender, torchrun, arguments, network.command(number), idle_s=2.0)
             return node
 
         a, b = join("a", 0), join("b", 1)

@@ -56,7 +56,7 @@ def test_a_run_loses_nothing_to_a_worker_that_dies(train, memory, tmp_path):
         environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
     )
     assert "table_wise, split" in said
-    assert "the memory of all workers outlived them" in said
+    assert "the memory of all workers survived" in said
     assert report_of(folder)["failures"]["pls"] == 0
     assert len(curve(folder)) >= 4
 

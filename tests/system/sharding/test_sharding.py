@@ -60,7 +60,7 @@ def test_split_with_a_worker_killed_is_the_same_run_as_exchanged(train, memory, 
         environment={"CPR_FAULTS": str(plan), "CPR_RESIDENT_ROOT": str(memory)},
     )
     assert "table_wise, split" in said
-    assert "the memory of all workers outlived them" in said
+    assert "the memory of all workers survived" in said
     assert report_of(split)["failures"]["pls"] == 0
     said, exchanged = train("torchrec", more=model)
     assert "split" not in said

@@ -147,7 +147,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     )
     _, said = run.communicate(timeout=200)
     assert run.returncode == 0, said
-    assert said.count("the memory of all workers outlived them") == 3
+    assert said.count("the memory of all workers survived") == 3
     folder = only_folder(tmp_path)
     check_equal(folder, undisturbed())
     failures = report_of(folder)["failures"]
@@ -199,7 +199,7 @@ def test_a_warm_start_on_more_ranks_is_done_again_until_something_is_saved(start
     said = end(run)
     assert said.count("continue from save 0, step 40, of") == 2
     assert "the data starts over, with day 1 of" in said
-    assert "the memory of all workers outlived them" in said
+    assert "the memory of all workers survived" in said
     assert curve(only_folder(tmp_path / "run")) == curve(only_folder(tmp_path / "whole"))
 
 

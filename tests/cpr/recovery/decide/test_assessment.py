@@ -3,7 +3,7 @@
 from cpr.extent import Extent
 from cpr.recovery.decide.assessment import SegmentReport, ShardReport, Slot, WorkerReport, assess
 from cpr.recovery.decide.lineage import Directory
-from cpr.recovery.run.report import MEMORY_GONE, NO_LAST_WORD
+from cpr.recovery.run.report import KILLED, MEMORY_GONE
 
 NOTHING_SAVED = Directory()
 FLOATS = (("sum", "float32", 1), ("weights", "float32", 2))
@@ -135,7 +135,7 @@ def test_memory_of_before_everybody_went_back_does_not_count():
     assert [(held.rank, held.generation) for held in found.held] == [(0, 1)]
     assert [need.adopted for need in found.needed] == [True, False]
     assert (found.lost, found.counters, found.interrupted) == ({1: 1.0}, {}, False)
-    assert any("of before everybody went back in generation 1" in refused for refused in found.refused)
+    assert any("of before all workers went back in generation 1" in refused for refused in found.refused)
 
 
 def test_an_update_that_was_begun_interrupts_unless_it_is_accounted_for():
@@ -158,7 +158,7 @@ def test_who_lost_what_and_how_they_ended():
     )
     assert found.lost == {1: 1.0, 2: 1.0}
     endings = {each.rank: each.why for each in found.endings}
-    assert endings == {0: "ValueError: x", 1: MEMORY_GONE, 2: NO_LAST_WORD}
+    assert endings == {0: "ValueError: x", 1: MEMORY_GONE, 2: KILLED}
     assert found.endings[-1].rank == 0  # those without a word come first
     assert any("page 3 is torn" in refused for refused in found.refused)
 
@@ -178,9 +178,9 @@ def test_what_lies_on_a_gpu_is_moved_and_not_adopted():
 def test_another_model_is_objected_to():
     wide = shard(0, columns=(*FLOATS, ("exp_avg", "float32", 2)))
     found = assess_all([worker(0, segment(0), shards=(wide,))])
-    assert "table t0 is 10 x 8" in found.objection
-    assert "no table t0" in assess_all([worker(0, segment(0), shards=(shard(5),))]).objection
-    assert assess_all([worker(0, segment(0))]).objection is None
+    assert "table t0 is 10 x 8" in found.mismatch
+    assert "no table t0" in assess_all([worker(0, segment(0), shards=(shard(5),))]).mismatch
+    assert assess_all([worker(0, segment(0))]).mismatch is None
 
 
 def test_counters_are_those_of_the_newest_step():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cpr.recovery.decide.decision import Findings, decide
-from cpr.recovery.run.policy import RecoveryPolicy
+from cpr.recovery.decide.decision import Findings, RecoveryPolicy, decide
 
 USUAL = {
     "continues": True,
@@ -19,18 +18,18 @@ USUAL = {
     ("changes", "kind", "words"),
     [
         ({}, "partial", "25.0% of the tables"),
-        ({"lost_share": 0.0}, "process", "outlived"),
-        ({"lost_share": 0.0, "is_saved": False}, "process", "outlived"),
+        ({"lost_share": 0.0}, "process", "survived"),
+        ({"lost_share": 0.0, "is_saved": False}, "process", "survived"),
         ({"lost_share": 0.5}, "partial", "50.0%"),
         ({"lost_share": 0.76}, "full", "max_lost_share = 75.0%"),
         ({"holds_anything": False, "lost_share": 1.0}, "full", "no worker's memory is left"),
         ({"has_replicated_state": False}, "full", "dense parameters"),
-        ({"objection": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
+        ({"mismatch": "table a has 5 rows now"}, "full", "table a has 5 rows now"),
         ({"is_saved": False}, "full", "nothing was saved yet"),
         ({"continues": False}, "resume", "newest checkpoint"),
         ({"continues": False, "is_saved": False}, "start", "nothing was saved"),
-        ({"continues": False, "resumes": False}, "start", "begins anew"),
-        ({"holds_anything": False, "lost_share": 1.0, "resumes": False}, "start", "begins anew"),
+        ({"continues": False, "resumes": False}, "start", "starts over"),
+        ({"holds_anything": False, "lost_share": 1.0, "resumes": False}, "start", "starts over"),
         ({"resumes": False}, "partial", "25.0% of the tables"),
     ],
 )

@@ -92,9 +92,9 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
         counts = np.zeros((at.num_rows, at.num_cols), dtype=int)
         for band in sources.bands:
             rows = slice(band.rows[0] - at.row_offset, band.rows[1] - at.row_offset)
-            if not band.pieces:
+            if not band.sources:
                 counts[rows] += 1
-            for piece in band.pieces:
+            for piece in band.sources:
                 (source,) = [each for each in holders if (each.rank, each.index) == (piece.rank, piece.index)]
                 begin, stop = source.extent.row_offset, source.extent.row_offset + source.extent.num_rows
                 assert source.extent.table_fqn == at.table_fqn
@@ -106,7 +106,7 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
         mine = is_held[at.table_fqn][at.row_offset : end, at.col_offset : at.col_offset + at.num_cols]
         lost = np.ones(at.num_rows, dtype=bool)
         for band in sources.bands:
-            if band.pieces:
+            if band.sources:
                 lost[band.rows[0] - at.row_offset : band.rows[1] - at.row_offset] = False
         np.testing.assert_array_equal(lost, ~mine.all(1))  # nothing that is there is thrown away
         assert (sources.moved_rows, sources.lost_rows) == ((~lost).sum(), lost.sum())
@@ -120,20 +120,20 @@ def test_nothing_is_moved_where_the_memory_was_adopted():
 
 def test_rows_of_which_some_columns_are_gone_are_lost_as_a_whole():
     (sources,) = plan_sources([needed((0, 40))], [held((0, 40), (0, 4)), held((0, 10), (4, 8), index=1)])
-    assert [(band.rows, len(band.pieces)) for band in sources.bands] == [((0, 10), 2), ((10, 40), 0)]
+    assert [(band.rows, len(band.sources)) for band in sources.bands] == [((0, 10), 2), ((10, 40), 0)]
     assert sources.lost_ranges == [(10, 40)]
 
 
 def test_neighbours_from_one_source_are_one_band():
     (sources,) = plan_sources([needed((0, 40))], [held((0, 40)), held((10, 20), rank=1, step=4)])
     (band,) = sources.bands
-    assert (band.rows, [piece.rank for piece in band.pieces]) == ((0, 40), [0])
+    assert (band.rows, [piece.rank for piece in band.sources]) == ((0, 40), [0])
 
 
 def test_the_newest_generation_is_preferred_then_steps_then_the_worker_itself_then_the_lowest_rank():
     def chosen(*candidates, rank=0):
         (sources,) = plan_sources([needed((0, 40), rank=rank)], candidates)
-        return [piece.rank for band in sources.bands for piece in band.pieces]
+        return [piece.rank for band in sources.bands for piece in band.sources]
 
     assert chosen(held((0, 40), rank=1, generation=1, step=4), held((0, 40), rank=2, step=6)) == [1]
     assert chosen(held((0, 40), rank=1), held((0, 40), rank=2, step=6)) == [2]

@@ -7,13 +7,12 @@ import pytest
 
 from cpr.errors import NoProgressError
 from cpr.recovery.run.pls import Charge
-from cpr.recovery.run.policy import RecoveryPolicy
 from cpr.recovery.run.progress import SAVES_KEPT, RunProgress
 from cpr.recovery.run.report import Ending, Recovery
 from cpr.resident.replica import Replica
 from cpr.resident.status_page import StatusPage
 
-POLICY = RecoveryPolicy(max_generations_without_progress=2)
+MAX_WITHOUT_PROGRESS = 2
 
 
 def handed_on(progress):
@@ -31,10 +30,10 @@ def _with_numbers(pairs):
 def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
     progress = RunProgress()
     progress.step(8)
-    progress.begin(1, (), True, POLICY)
+    progress.begin(1, (), True, MAX_WITHOUT_PROGRESS)
     assert (progress.steps_done, progress.batches_done, progress.to_skip) == (1, 1, 1)
     progress = handed_on(progress)
-    progress.begin(2, (), True, POLICY)
+    progress.begin(2, (), True, MAX_WITHOUT_PROGRESS)
     assert progress.to_skip == 2
     progress.step(8)
     assert (progress.steps_done, progress.samples_done, progress.batches_done, progress.to_skip) == (
@@ -127,10 +126,10 @@ def test_generations_in_vain_are_counted_and_their_ends_told():
     progress.step(8)
     for generation, why in ((1, "first"), (2, "second")):
         progress = handed_on(progress)
-        progress.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, POLICY)
+        progress.begin(generation, (Ending(rank=1, pid=5, host="h", why=why),), False, MAX_WITHOUT_PROGRESS)
     progress = handed_on(progress)
     with pytest.raises(NoProgressError) as report:
-        progress.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, POLICY)
+        progress.begin(3, (Ending(rank=0, pid=6, host="h", why="third"),), False, MAX_WITHOUT_PROGRESS)
     assert "generation 1 ended: rank 1 (process 5 on h): second" in str(report.value)
     assert "generation 2 ended: rank 0 (process 6 on h): third" in str(report.value)
     assert "first" not in str(report.value)  # that generation had finished a step

@@ -6,9 +6,8 @@ import time
 import pytest
 
 from cpr.extent import Extent
-from cpr.recovery.decide.transfer_plan import Band, Needed, Piece, ShardSources, origins
-from cpr.recovery.run.phases import Phases, process_began_ns
-from cpr.recovery.run.report import NO_LAST_WORD, Ending, Recovery, RowOrigin
+from cpr.recovery.decide.transfer_plan import Band, Needed, ShardSources, Source, origins
+from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin, process_began_ns
 
 STORY = Recovery(
     kind="partial",
@@ -17,7 +16,7 @@ STORY = Recovery(
     step=1200,
     interrupted=True,
     dead=(
-        Ending(rank=2, pid=77, host="node7", why=NO_LAST_WORD),
+        Ending(rank=2, pid=77, host="node7", why=KILLED),
         Ending(rank=0, pid=None, host=None, why="?"),
     ),
     sources=(RowOrigin(table_fqn="ebc.a", adopted=1000, lost=24),),
@@ -37,7 +36,7 @@ def test_it_comes_back_from_json():
 def test_it_tells_who_died_where_rows_came_from_and_what_it_cost():
     assert str(STORY).splitlines() == [
         "generation 3 begins at step 1200 (partial): 25.0% of the tables were lost",
-        f"  ended: rank 2 (process 77 on node7): {NO_LAST_WORD}",
+        f"  ended: rank 2 (process 77 on node7): {KILLED}",
         "  ended: rank 0: ?",
         "  not used: segment x: is open to other users",
         "  rows: ebc.a: 1,000 in place, 24 from the save of step 1000",
@@ -60,7 +59,7 @@ def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
         )  # fmt: skip
         return Needed(rank=0, extent=place, bytes_per_row=4, adopted=adopted)
 
-    moved = Band((30, 50), (Piece(0, 0, (0, 8)),))
+    moved = Band((30, 50), (Source(0, 0, (0, 8)),))
     plan = [
         ShardSources(need((0, 30), adopted=True), ()),
         ShardSources(need((30, 90)), (moved, Band((50, 90), ()))),

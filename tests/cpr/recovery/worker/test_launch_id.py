@@ -2,7 +2,7 @@
 
 import os
 
-from cpr.recovery.worker.launch_id import launch_of_this_worker
+from cpr.recovery.worker.memory import launch_of_this_worker
 
 
 def test_a_launch_is_known_by_cpr_run_or_else_by_the_agent_and_never_by_an_id_that_people_choose(monkeypatch):
