@@ -20,12 +20,12 @@ def test_flags_are_pinned(monkeypatch):
     assert flags == ["-h", "--help", "--recipe", "--resume", "--warm-start", "--set", "--sharding"]
 
 
-def test_set_collects():
+def test_set_may_be_repeated():
     arguments = parse(["--recipe", "tiny", "--set", "a.b=1", "c.d=2", "--set", "e.f=3"])
     assert arguments.overrides == ["a.b=1", "c.d=2", "e.f=3"]
 
 
-def test_sharding_is_short_for_an_override_which_wins_over_it():
+def test_sharding_is_short_for_an_override():
     arguments = parse(["--recipe", "tiny", "--set", "a.b=1", "--sharding", "des"])
     assert arguments.overrides == ["sharding.strategy=des", "a.b=1"]
 
@@ -41,7 +41,7 @@ def test_sharding_is_short_for_an_override_which_wins_over_it():
         (["--recipe", "tiny", "--sharding", "best"], "choose from '?torchrec'?, '?des'?, '?auto"),
     ],
 )
-def test_wrong_flags_are_a_mistake_like_any_other(arguments, message):
+def test_wrong_flags_raise_a_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         parse(arguments)
 

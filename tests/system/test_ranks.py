@@ -19,7 +19,7 @@ def fail_alone(how):
 
 @pytest.mark.system
 @pytest.mark.parametrize(("how", "told"), [("raises", "ValueError: what went wrong"), ("killed", "code -9")])
-def test_an_error_of_one_rank_is_told(start_ranks, how, told):
+def test_an_error_of_one_rank_fails_the_test(start_ranks, how, told):
     ranks = start_ranks(fail_alone, how, world_size=2)
     with pytest.raises(AssertionError, match=told):
         ranks.wait(timeout_s=60)

@@ -8,22 +8,22 @@ from dlrm.config.ranks_agree import NODE_SETTINGS, _settings, check_agreed, chec
 from dlrm.config.schema import CommConfig, Config, DataConfig, DenseConfig
 
 
-def test_what_differs_is_named_with_both_values():
+def test_differing_settings_are_named_with_both_values():
     other = replace(Config(), comm=CommConfig(exchange="ring"), dense=DenseConfig(learning_rate=0.5))
     told = [_settings(Config())] * 2 + [_settings(other)]
     with pytest.raises(ValueError, match=r"rank 2 .* dense.learning_rate=0.5, comm.exchange=ring, and"):
         check_settings(told)
 
 
-def test_where_a_node_has_its_data_is_its_own_affair():
+def test_paths_may_differ_between_nodes():
     other = replace(Config(), data=DataConfig(uri="/mnt/criteo", cache_folder="/tmp/cache"))
     check_settings([_settings(Config()), _settings(other)])
 
 
-def test_all_that_may_differ_is_an_option():
+def test_node_settings_are_configuration_keys():
     names = {f"{section}.{name}" for section, options in Config().to_dict().items() for name in options}
     assert names >= NODE_SETTINGS
 
 
-def test_a_rank_alone_agrees(world_of_one):
+def test_one_rank_agrees_with_itself(world_of_one):
     check_agreed(Config())

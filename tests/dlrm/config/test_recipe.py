@@ -9,12 +9,12 @@ from dlrm.config.recipe import load_config, load_warm_started, recipe_names
 """Options are few and chosen for the user: a new one is a decision, not an accident."""
 
 
-def test_recipes_are_the_ones_promised():
+def test_the_packaged_recipes_are_listed():
     assert recipe_names() == ["kaggle", "mlperf-dcnv2", "terabyte", "tiny"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_loads_and_survives_being_dumped(name):
+def test_every_recipe_loads_and_can_be_dumped(name):
     config = load_config(name)
     assert config.to_dict()["model"]["kind"] == config.model.kind
     assert config.train.device == "auto"
@@ -87,7 +87,7 @@ def test_the_last_override_wins():
     assert load_config("tiny", ["train.seed=1", "train.seed=2"]).train.seed == 2
 
 
-def test_a_recipe_of_ones_own(tmp_path):
+def test_a_recipe_may_be_a_path(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("[train]\nepochs = 4\n")
     assert load_config(str(path), ["train.seed=5"]).train.epochs == 4

@@ -100,7 +100,7 @@ KEYS = [(section.name, key.name, key.type) for section in fields(Config) for key
 
 @pytest.mark.parametrize(("section", "key"), [(section, key) for section, key, kind in KEYS if kind is float])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1" + 400 * "0"])
-def test_no_number_may_be_infinite_or_none(section, key, value):
+def test_numbers_must_be_finite(section, key, value):
     with pytest.raises(ValueError, match=rf"{section}\.{key} must be finite"):
         load_config("tiny", [f"{section}.{key}={value}"])
 
@@ -122,7 +122,7 @@ def test_deepfm_needs_no_bottom_mlp():
     assert load_config("tiny", ["model.kind=deepfm", "model.bottom_mlp=[]"]).model.kind == "deepfm"
 
 
-def test_kinds_that_the_device_lacks():
+def test_sharding_kinds_that_the_device_lacks_are_refused():
     config = ShardingConfig(kinds=("row_wise", "table_row_wise"))
     config.check_device("cuda")
     with pytest.raises(
@@ -131,14 +131,14 @@ def test_kinds_that_the_device_lacks():
         config.check_device("cpu")
 
 
-def test_a_wire_dtype_is_for_those_who_send_partial_results():
+def test_a_wire_dtype_requires_partial_results():
     for options in ({"strategy": "des"}, {"strategy": "auto"}, {"kinds": ("table_wise", "row_wise")}):
         assert ShardingConfig(wire_dtype="bf16", **options).wire_dtype == "bf16"
     with pytest.raises(ValueError, match=r"set sharding\.strategy to des or auto"):
         ShardingConfig(wire_dtype="bf16", strategy="torchrec")
 
 
-def test_on_a_gpu_a_wire_dtype_is_for_split_operators_alone():
+def test_on_a_gpu_a_wire_dtype_requires_split_operators():
     ShardingConfig(wire_dtype="bf16", strategy="auto").check_device("cuda")
     by_rows = ShardingConfig(wire_dtype="bf16", kinds=("row_wise",), strategy="torchrec")
     by_rows.check_device("cpu")
@@ -146,7 +146,7 @@ def test_on_a_gpu_a_wire_dtype_is_for_split_operators_alone():
         by_rows.check_device("cuda")
 
 
-def test_on_a_gpu_int8_is_not_for_what_is_summed_on_its_way():
+def test_on_a_gpu_int8_is_refused_for_summed_embeddings():
     for options in (
         {"exchange_dtype": "int8"},
         {"exchange_dtype": "bf16", "kinds": ("row_wise", "table_row_wise")},

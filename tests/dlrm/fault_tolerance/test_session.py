@@ -42,7 +42,7 @@ def open_session(checkpointer: Saved, resume: bool) -> Checkpoints:
     return Checkpoints(checkpointer, CheckpointConfig(every_steps=1000), resume, lambda checkpointer: None)
 
 
-def test_a_refused_resume_does_not_say_that_there_is_no_save(caplog):
+def test_a_refused_resume_does_not_warn_of_unsaved_steps(caplog):
     session = open_session(Saved(40, loads=False), resume=True)
     with pytest.raises(MismatchError):
         session.restore()
@@ -51,7 +51,7 @@ def test_a_refused_resume_does_not_say_that_there_is_no_save(caplog):
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_who_leaves_before_the_first_step_has_lost_nothing(resume, caplog):
+def test_leaving_before_the_first_step_warns_of_nothing(resume, caplog):
     session = open_session(Saved(40), resume)
     session.restore()
     session.close()
@@ -65,7 +65,7 @@ def test_who_leaves_before_the_first_step_has_lost_nothing(resume, caplog):
         (True, "not saved before leaving at step 42: the newest save is from step 40"),
     ],
 )
-def test_who_leaves_later_says_what_is_lost(resume, said, caplog):
+def test_leaving_later_warns_of_unsaved_steps(resume, said, caplog):
     session = open_session(Saved(40), resume)
     with caplog.at_level(logging.WARNING, "dlrm"):
         session.restore()
@@ -89,7 +89,7 @@ def train(config: CheckpointConfig, steps: int) -> None:
         session.step()
 
 
-def test_saves_that_fail_do_not_end_training_unless_they_do_so_for_too_long(caplog, monkeypatch):
+def test_failing_saves_end_training_only_after_the_limit(caplog, monkeypatch):
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
     train(CheckpointConfig(every_steps=2), 100)
     assert caplog.text.count("the disk is full. Training continues") > 3
@@ -97,7 +97,7 @@ def test_saves_that_fail_do_not_end_training_unless_they_do_so_for_too_long(capl
         train(CheckpointConfig(every_steps=2, give_up_after="1ms"), 10**6)
 
 
-def test_the_limit_is_a_span_of_time():
+def test_give_up_after_is_a_duration():
     assert CheckpointConfig(give_up_after="1h30m").give_up_after_s == 5400
     for wrong in ("soon", "0s", "90"):
         with pytest.raises(ValueError, match=r"checkpoint\.give_up_after"):

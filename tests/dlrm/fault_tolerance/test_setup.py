@@ -41,7 +41,7 @@ def config(dataset, tmp_path, monkeypatch):
     return work
 
 
-def test_it_is_on_where_workers_are_started_again_and_the_run_saves(config, monkeypatch):
+def test_recovery_is_on_if_workers_are_restarted_and_the_run_saves(config, monkeypatch):
     assert open_recovery(config(), None) is not None
     assert open_recovery(config("checkpoint.every_steps=0"), None) is None
     assert open_recovery(config("recovery.enabled=false"), None) is None
@@ -58,7 +58,7 @@ def test_it_is_on_where_workers_are_started_again_and_the_run_saves(config, monk
         ("checkpoint.every_steps=0", "checkpoint.target_pls=0.1", "checkpoint.mean_hours_to_failure=28"),
     ],
 )
-def test_saving_by_priority_or_target_needs_somebody_who_starts_workers_again(config, monkeypatch, how):
+def test_priority_and_target_pls_need_partial_recovery(config, monkeypatch, how):
     assert open_recovery(config(*how), None) is not None
     with pytest.raises(ValueError, match="partial recovery: give torchrun --max-restarts"):
         open_recovery(config(*how, "recovery.enabled=false"), None)
@@ -67,7 +67,7 @@ def test_saving_by_priority_or_target_needs_somebody_who_starts_workers_again(co
         open_recovery(config(*how), None)
 
 
-def test_failures_are_injected_or_refused(config, tmp_path, monkeypatch):
+def test_fault_plans_need_partial_recovery(config, tmp_path, monkeypatch):
     path = tmp_path / "faults.json"
     monkeypatch.setenv("CPR_FAULTS", str(path))
     with pytest.raises(ValueError, match=r"CPR_FAULTS=.*faults\.json.* cannot be read"):
@@ -82,7 +82,7 @@ def test_failures_are_injected_or_refused(config, tmp_path, monkeypatch):
         open_recovery(config(), None)
 
 
-def test_the_schemes_of_the_recipes_are_those_that_there_are():
+def test_configured_priorities_are_the_implemented_schemes():
     assert ("none", *SCHEMES) == get_args(get_type_hints(CheckpointConfig)["priority"])
 
 
@@ -130,7 +130,7 @@ def test_a_new_run_takes_no_folder_though_its_launch_is_known(joined, tmp_path):
     assert joined("new", continues=True).find_folder(runs) == runs / "before"
 
 
-def test_the_folder_is_known_by_session_and_launch_from_then_on(joined, tmp_path):
+def test_the_folder_records_session_and_launch(joined, tmp_path):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     first = joined("s1", continues=False)
@@ -150,7 +150,7 @@ def test_a_session_that_begins_on_another_node_finds_the_folder(joined, tmp_path
     assert second.find_folder(tmp_path / "runs") == folder
 
 
-def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(joined, tmp_path, monkeypatch):
+def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     joined("s1", continues=False).save_in(folder)
@@ -165,9 +165,7 @@ def test_a_folder_is_still_found_after_a_kill_while_its_names_are_written(joined
     assert joined("s1", continues=True).find_folder(tmp_path / "runs") == folder
 
 
-def test_another_launch_with_the_same_rdzv_id_takes_no_folder_though_its_first_workers_died_early(
-    joined, tmp_path, monkeypatch
-):
+def test_another_launch_with_the_same_rdzv_id_takes_no_folder(joined, tmp_path, monkeypatch):
     """They met anew, so the session tells nothing, and torchrun says that the run continues."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
     folder = tmp_path / "runs" / "a"

@@ -32,7 +32,7 @@ def no_wish(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_wish")
-def test_the_trainer_asks_before_it_imports_torch(monkeypatch):
+def test_huge_pages_are_requested_before_torch_is_imported(monkeypatch):
     asked = []
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.forkserver, "run", lambda *_: asked.append(dict(os.environ)) or 0)
@@ -43,7 +43,7 @@ def test_the_trainer_asks_before_it_imports_torch(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_wish")
-def test_what_the_environment_says_counts(monkeypatch):
+def test_the_environment_overrides_huge_pages(monkeypatch):
     name = next(iter(HUGE_PAGES))
     monkeypatch.setenv(name, "0")
     ask_for_huge_pages()

@@ -73,7 +73,7 @@ def test_too_little_memory_is_one_line(allocate, capsys, slept):
     assert (out, error.count("\n")) == ("", 1)
 
 
-def test_telling_mistakes_from_failures_needs_no_torch():
+def test_the_process_module_does_not_import_torch():
     program = "import sys, dlrm.launch.process; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
@@ -85,21 +85,21 @@ def test_other_ranks_let_rank_0_speak_first(monkeypatch, capsys, slept):
     assert capsys.readouterr().err == "prog: found everywhere\n"
 
 
-def test_what_one_rank_finds_later_is_said_soon(world_of_one, monkeypatch, capsys, slept):
+def test_with_a_process_group_other_ranks_report_sooner(world_of_one, monkeypatch, capsys, slept):
     monkeypatch.setenv("RANK", "3")
     assert exit_code_of("prog", fail_with(ValueError("found here"))) == 2
     assert slept == [process.WAIT_S]
     assert capsys.readouterr().err == "prog: found here\n"
 
 
-def test_our_own_errors_wait_for_the_rank_that_failed_first(monkeypatch, slept):
+def test_errors_of_a_peer_wait_before_they_are_raised(monkeypatch, slept):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="connection closed by peer"):
         exit_code_of("prog", fail_with(RuntimeError("connection closed by peer")))
     assert slept == [process.WAIT_S]
 
 
-def test_the_rank_that_fails_first_keeps_nobody_waiting(monkeypatch, slept):
+def test_own_errors_are_raised_at_once(monkeypatch, slept):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="bug"):
         exit_code_of("prog", fail_with(RuntimeError("bug")))
@@ -107,13 +107,13 @@ def test_the_rank_that_fails_first_keeps_nobody_waiting(monkeypatch, slept):
 
 
 @pytest.mark.parametrize(("rank", "said"), [("0", "prog: stopped by SIGTERM\n"), ("1", "")])
-def test_stopping_is_said_once(rank, said, monkeypatch, capsys):
+def test_a_stop_is_reported_by_rank_0(rank, said, monkeypatch, capsys):
     monkeypatch.setenv("RANK", rank)
     assert exit_code_of("prog", lambda stop: os.kill(os.getpid(), signal.SIGTERM)) == 143
     assert capsys.readouterr().err == said
 
 
-def test_a_collective_that_breaks_while_all_stop_is_no_error(capsys):
+def test_a_broken_collective_during_a_stop_is_no_error(capsys):
     def job(stop):
         with stop.deferred():
             os.kill(os.getpid(), signal.SIGINT)
@@ -136,7 +136,7 @@ def test_a_stopped_process_waits_for_no_thread():
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_others_end_as_programs_do(code):
+def test_other_exit_codes_exit_normally(code):
     with pytest.raises(SystemExit) as caught:
         leave(code)
     assert caught.value.code == code

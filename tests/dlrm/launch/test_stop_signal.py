@@ -32,7 +32,7 @@ def send(signum):
 
 
 @pytest.mark.parametrize("signum", SIGNALS, ids=str)
-def test_at_once_outside_a_step(signum):
+def test_a_signal_outside_a_step_raises_at_once(signum):
     with pytest.raises(StopRequested) as caught, StopSignal() as stop:
         send(signum)
         pytest.fail("went on")
@@ -42,13 +42,13 @@ def test_at_once_outside_a_step(signum):
     assert str(caught.value) == f"stopped by {signum.name}"
 
 
-def test_it_is_no_error_that_somebody_could_swallow():
+def test_except_exception_does_not_catch_a_stop():
     with pytest.raises(StopRequested), StopSignal(), suppress(Exception):
         send(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("signum", SIGNALS, ids=str)
-def test_inside_a_step_it_is_noted(signum):
+def test_a_signal_inside_a_step_is_recorded(signum):
     with StopSignal(grace=LONG) as stop:
         assert not stop.requested
         with stop.deferred():
@@ -60,7 +60,7 @@ def test_inside_a_step_it_is_noted(signum):
     assert caught.value.signum == signum
 
 
-def test_a_step_that_does_not_end_is_left_after_the_grace_time():
+def test_a_step_that_does_not_end_is_interrupted_after_the_grace():
     began = time.monotonic()
     with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop, stop.deferred():
         send(signal.SIGINT)
@@ -69,14 +69,14 @@ def test_a_step_that_does_not_end_is_left_after_the_grace_time():
     assert time.monotonic() - began >= SOON.total_seconds()
 
 
-def test_a_second_signal_does_not_wait():
+def test_a_second_signal_raises_at_once():
     with pytest.raises(StopRequested), StopSignal(grace=LONG) as stop, stop.deferred():
         send(signal.SIGINT)
         send(signal.SIGINT)
         time.sleep(30)
 
 
-def test_sigterm_lets_the_end_of_a_run_be_saved():
+def test_extended_lets_a_save_complete_after_sigterm():
     with StopSignal(grace=SOON) as stop:
         with stop.extended(LONG):
             send(signal.SIGTERM)
@@ -85,7 +85,7 @@ def test_sigterm_lets_the_end_of_a_run_be_saved():
         assert stop.requested
 
 
-def test_but_not_for_ever():
+def test_extended_ends_after_its_time():
     began = time.monotonic()
     with pytest.raises(StopRequested, match="SIGTERM"), StopSignal(grace=SOON) as stop, stop.extended(SOON):
         send(signal.SIGTERM)
@@ -93,13 +93,13 @@ def test_but_not_for_ever():
     assert time.monotonic() - began >= 2 * SOON.total_seconds()
 
 
-def test_nor_does_ctrl_c_wait_for_it():
+def test_ctrl_c_does_not_wait_for_extended():
     with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=LONG) as stop, stop.extended(LONG):
         send(signal.SIGINT)
         pytest.fail("went on")
 
 
-def test_nor_a_ctrl_c_that_came_before():
+def test_an_earlier_ctrl_c_does_not_wait_for_extended():
     with pytest.raises(StopRequested, match="SIGINT"), StopSignal(grace=SOON) as stop:
         with stop.deferred():
             send(signal.SIGINT)
@@ -107,14 +107,14 @@ def test_nor_a_ctrl_c_that_came_before():
             time.sleep(30)
 
 
-def test_a_step_in_time_is_not_disturbed():
+def test_a_step_that_ends_in_time_is_not_interrupted():
     with StopSignal(grace=SOON) as stop, stop.deferred():
         send(signal.SIGTERM)
     time.sleep(2 * SOON.total_seconds())
     assert stop.requested
 
 
-def test_a_loader_that_waits_for_its_storage_is_interrupted():
+def test_a_blocked_loader_is_interrupted():
     def never(closed):
         while not closed():
             time.sleep(0.01)
@@ -146,7 +146,7 @@ with StopSignal(grace=timedelta(seconds=0.2), tidy_up=timedelta(seconds=0.2)):
 """
 
 
-def test_native_code_that_does_not_return_is_left_by_force():
+def test_hanging_native_code_is_ended_by_force():
     """A collective whose peer hangs, storage that hangs: Python runs no signal handler there."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -32,7 +32,7 @@ def _refuse_import(name: str) -> None:
     raise ImportError(f"undefined symbol in {name}")
 
 
-def test_what_is_installed_here_fits():
+def test_the_installed_packages_fit():
     check_versions("cpu")
 
 
@@ -87,7 +87,7 @@ def test_every_supported_pairing_passes_the_metadata(installed, pairing, device)
         check_versions(device)
 
 
-def test_a_missing_driver_is_not_blamed_on_the_packages(installed, monkeypatch):
+def test_a_missing_driver_is_reported_as_such(installed, monkeypatch):
     def import_without_driver(name: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
@@ -104,7 +104,7 @@ def test_an_operator_that_is_not_there_is_noticed(monkeypatch):
         check_versions("cpu")
 
 
-def test_metadata_is_judged_before_anything_heavy_is_imported():
+def test_metadata_is_checked_before_torch_is_imported():
     code = (
         "import sys\n"
         "from dlrm.launch.versions import check_versions\n"

@@ -117,7 +117,7 @@ def test_split_heads_equal_the_whole(owners, sizes, dense_owner, top, features, 
         torch.testing.assert_close(total, replicated[name].grad, rtol=1e-12, atol=1e-12)
 
 
-def test_the_planner_is_told_what_crosses(features):
+def test_traffic_lists_every_crossing(features):
     of_dtype = {
         dtype: CrossHead(features, 4, top, num_layers=2, rank=3, dtype=dtype).traffic().crossings
         for dtype, top in ((torch.float32, (6, 3, 1)), (torch.bfloat16, (1,)))
@@ -131,7 +131,7 @@ def test_the_planner_is_told_what_crosses(features):
     }
 
 
-def test_bfloat16_loses_about_as_much_split_as_whole(features, monkeypatch):
+def test_bfloat16_error_is_similar_split_and_whole(features, monkeypatch):
     """Against fp32. Partial results are rounded before they are summed, and there are few of them."""
     monkeypatch.setattr(cross, "OperatorTables", Rows)
     num_ranks, each, owners = 3, 200, (0, 1, 2, 1)
@@ -170,7 +170,7 @@ def test_bfloat16_loses_about_as_much_split_as_whole(features, monkeypatch):
     assert error_split < 0.02 * exact.square().mean().sqrt()
 
 
-def test_the_dense_vector_is_a_field_beside_another_one(features):
+def test_the_dense_vector_is_placed_with_another_field(features):
     placement, dealt = with_dense_vector(place(features, (1, 1, 0, 1), 0, 3), dim=4)
     assert dealt == [4, 0, 0]  # a rank with the fewest fields, but some
     assert list(placement.fields) == ["dense", "cat_0", "cat_1", "cat_2", "cat_3"]

@@ -113,7 +113,7 @@ def test_mixed_precision_keeps_squares_in_fp32():
     torch.testing.assert_close(sent[0][:, DIM], embeddings.square().sum((1, 2)))
 
 
-def test_the_linear_part_is_drawn_before_the_deep_part():
+def test_the_linear_part_draws_its_weights_before_the_deep_part():
     """As it has been since before there were heads, so that a seed gives the model that it gave."""
     torch.manual_seed(3)
     model = DeepFM(FEATURES, NUM_DENSE, DIM, (6, 1), torch.float32)

@@ -59,7 +59,7 @@ def test_a_stack_equals_torch_and_leaves_the_callers_gradient_alone():
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
-def test_only_the_gradients_asked_for_are_made():
+def test_only_required_gradients_are_computed():
     """A frozen bias, and an input without gradient, as the dense features are."""
     stack = MLP(5, (7, 3))
     stack[0].bias.requires_grad_(False)
@@ -103,7 +103,7 @@ for one, other in zip(*close):
 """
 
 
-def test_bfloat16_also_runs_where_onednn_has_no_such_products():
+def test_bfloat16_runs_without_onednn_support():
     """On processors without AVX-512, which oneDNN plays on request; told to on its first use."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", ONE_STEP], env=environment, check=True, timeout=60)
@@ -127,7 +127,7 @@ def test_logits_are_fp32_and_of_either_sign(widths, dtype):
     assert (logits > 0).any()
 
 
-def test_initial_values_are_those_of_the_original():
+def test_initial_values_have_the_published_variance():
     torch.manual_seed(0)
     layer = Linear(400, 600, relu=True)
     assert layer.weight.std().item() == pytest.approx((2 / 1000) ** 0.5, rel=0.02)

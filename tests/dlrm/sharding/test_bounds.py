@@ -34,7 +34,7 @@ def batch(dtype=torch.int64, **bags):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_the_first_and_the_last_id_of_every_table_are_taken(bounds, dtype):
+def test_first_and_last_ids_are_accepted(bounds, dtype):
     bounds.check(batch(dtype, a=[[0], [9]], b=[[2], [0]]))
     bounds.check(batch(dtype, a=[[0, 9], []], b=[[], [2]], unknown=[[-(2**31)], [2**31 - 1]]))
     bounds.check(batch(dtype, a=[[], []], b=[[], []]))
@@ -44,14 +44,14 @@ def test_the_first_and_the_last_id_of_every_table_are_taken(bounds, dtype):
 @pytest.mark.parametrize(
     "others", [[[0], [9]], [[0, 1, 2], []], [[], []]], ids=["one_hot", "multi_hot", "none"]
 )
-def test_an_id_that_a_table_lacks_is_refused_with_its_name(bounds, others, wrong):
+def test_an_id_beyond_its_table_is_refused_by_name(bounds, others, wrong):
     with pytest.raises(
         ValueError, match=rf"feature b has the id {wrong}, but its table t_b has the rows 0 to 2"
     ):
         bounds.check(batch(a=others, b=[[1], [wrong]], c=[[7], [2**40 - 1]]))
 
 
-def test_of_two_tables_of_a_feature_the_smaller_one_counts():
+def test_the_smaller_of_two_tables_of_a_feature_is_the_bound():
     bounds = IdBounds([table("wide", 10, "f"), table("deep", 5, "f"), table("other", 7, "f")])
     bounds.check(batch(f=[[4]]))
     with pytest.raises(ValueError, match="id 5, but its table t_deep"):

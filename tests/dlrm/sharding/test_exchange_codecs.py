@@ -68,14 +68,14 @@ def test_the_error_is_within_its_bound(dtype, seed, magnitude, spread, offset, n
     ("dtype", "width", "value_bytes"),
     [("fp16", 16, 2), ("bf16", 4, 2), ("int8", 16, 1.5), ("int8", 64, 1.125), ("int8", 12, 2)],
 )
-def test_bytes_of_a_number(dtype, width, value_bytes):
+def test_bytes_of_an_exchanged_number(dtype, width, value_bytes):
     assert ExchangeCodecs(dtype=dtype, batch_size=BATCH).value_bytes(width) == value_bytes
     for codec, _ in ways(dtype, width):
         assert round_trip(codec, torch.randn(7, width))[1] == 7 * width * value_bytes
 
 
 @pytest.mark.parametrize("dtype", CODED)
-def test_what_is_no_number_is_none_on_the_other_side(dtype):
+def test_nan_and_infinity_survive_the_exchange(dtype):
     numbers = torch.ones(4, WIDTH)
     numbers[1, 3] = torch.nan
     for codec, _ in ways(dtype):
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_none_on_the_other_side(dtype):
 
 
 @pytest.mark.parametrize("beside", [1.0, torch.inf])
-def test_numbers_too_large_for_fp16_become_its_largest(beside):
+def test_numbers_too_large_for_fp16_are_clamped(beside):
     for codec, scale in ways("fp16"):
         found, _ = round_trip(codec, torch.tensor([[1e9, -1e9] + [beside] * (WIDTH - 2)]))
         assert found[0, 0] == -found[0, 1] == torch.finfo(torch.float16).max / scale
@@ -144,7 +144,7 @@ def test_the_width_divides_all_pieces(plan, width):
     assert exchanged_width(dict(enumerate(plan))) == width
 
 
-def test_the_sharder_tells_torchrecs_planner():
+def test_the_sharder_reports_exchanged_bytes_to_torchrecs_planner():
     """Which estimates times by the bytes of a number."""
     cpu = torch.device("cpu")
     for dtype, found in ((None, None), ("bf16", torch.bfloat16), ("int8", torch.uint8)):

@@ -72,7 +72,7 @@ def test_equals_fbgemm_over_steps(dim, optimizer, one_hot):
 
 @pytest.mark.parametrize("one_hot", [True, False], ids=["one_hot", "multi_hot"])
 @pytest.mark.parametrize(("gap", "shift"), [(DIM, DIM), (2 * DIM, 0), (3, 1)], ids=str)
-def test_gradients_may_lie_between_others(gap, shift, one_hot):
+def test_gradients_may_be_strided(gap, shift, one_hot):
     """As the interaction's do, whose rows also hold the gradient of the dense vector."""
     apart, together = make_tbe(EmbOptimType.EXACT_SGD), make_tbe(EmbOptimType.EXACT_SGD)
     use_host_lookups([apart, together], torch.float32)
@@ -108,7 +108,7 @@ def test_bfloat16_rounds_only_what_is_exchanged():
 
 
 @pytest.mark.parametrize("dim", [DIM, 16, 64])
-def test_bfloat16_gradients_of_a_row_are_added_up_in_fp32_and_rounded_once(dim):
+def test_bfloat16_gradients_are_summed_in_fp32(dim):
     tbe = make_tbe(EmbOptimType.EXACT_SGD, dim)
     use_host_lookups([tbe], torch.bfloat16)
     batch, num_features = 512, len(FEATURE_TABLES)
@@ -146,7 +146,7 @@ def test_empty_batches_change_nothing():
     [{"weights_precision": SparseType.FP16}, {"pooling_mode": PoolingMode.MEAN}],
     ids=["half_precision_tables", "mean_pooling"],
 )
-def test_what_does_not_suit_is_left_to_fbgemm(kwargs):
+def test_unsupported_modules_keep_fbgemms_lookup(kwargs):
     tbe = make_tbe(EmbOptimType.EXACT_SGD, **kwargs)
     assert use_host_lookups([tbe], torch.float32) == 0
 

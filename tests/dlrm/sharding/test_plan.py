@@ -34,7 +34,7 @@ def kinds_of(features, config, world_size, dim=32):
     return {name: constraint.sharding_types for name, constraint in constraints.items()}
 
 
-def test_small_tables_are_replicated_where_there_is_somebody_to_share_with(features):
+def test_small_tables_are_replicated_on_several_ranks_only(features):
     config = ShardingConfig(data_parallel_rows=50)
     sharded = ["table_wise", "column_wise"]
     assert kinds_of(features, config, world_size=2) == {
@@ -54,7 +54,7 @@ def test_columns_are_cut_where_two_pieces_are_wide_enough(features, dim, cut):
         assert "table_wise" in kinds
 
 
-def test_the_only_allowed_kind_stays(features):
+def test_the_only_allowed_kind_is_kept(features):
     config = ShardingConfig(data_parallel_rows=0, kinds=("column_wise",))
     assert set(map(tuple, kinds_of(features, config, 2, dim=8).values())) == {("column_wise",)}
 
@@ -67,7 +67,7 @@ def test_both_collections_of_deepfm_are_planned(features):
     assert names == {f"{prefix}cat_{i}" for prefix in ("", "wide_") for i in range(4)}
 
 
-def test_plan_of_one_rank(world_of_one, features):
+def test_one_rank_has_all_tables_largest_first(world_of_one, features):
     model = model_of(features)
     tables = placements(plan_of(model), model)
     assert [table.table for table in tables] == ["cat_2", "cat_0", "cat_3", "cat_1"]  # largest first
@@ -120,7 +120,7 @@ def test_all_kinds_of_torchrec_are_known():
     assert {*SHARDING_KINDS["cuda"], "data_parallel"} == {kind.value for kind in ShardingType}
 
 
-def test_tables_that_do_not_fit_are_a_clear_mistake(world_of_one):
+def test_tables_that_do_not_fit_give_one_clear_line(world_of_one):
     model = model_of([Feature(name="cat_0", rows=10**12)])
     with pytest.raises(
         ValueError, match=r"\(128 TB .* cannot be laid over 1 rank with .*Use more ranks"
@@ -129,7 +129,7 @@ def test_tables_that_do_not_fit_are_a_clear_mistake(world_of_one):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_format():
+def test_the_plan_is_formatted_as_a_table():
     placed = [
         TablePlacement("cat_2", 10_131_227, 128, "table_column_wise", tuple(range(8)), 5_187_188_224),
         TablePlacement("cat_8", 3, 16, "data_parallel", (0, 1), 384),

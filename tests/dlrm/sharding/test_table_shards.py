@@ -53,7 +53,7 @@ def test_names_cover_the_state_dict(kind, shard_model):
 
 
 @pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
-def test_rows_that_were_copied_train_on_alike(optimizer, shard_model, make_batch):
+def test_copied_rows_continue_training_identically(optimizer, shard_model, make_batch):
     """Another model, given the shards' rows and the dense tensors, does the same steps bit for bit."""
     tables = TablesConfig(optimizer=optimizer, learning_rate=0.05)
     models = [shard_model(KINDS, tables=tables) for _ in range(2)]

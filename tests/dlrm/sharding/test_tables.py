@@ -29,7 +29,7 @@ def filled(rows, dim, first_row=0, first_column=0, shape=None, name="cat_0", see
 
 @settings(max_examples=60)
 @given(data=st.data(), rows=st.integers(1, 50), chunk=st.integers(1, 20))
-def test_every_piece_equals_its_place_in_the_whole(data, rows, chunk):
+def test_a_piece_has_the_initial_values_of_the_whole_table(data, rows, chunk):
     low = data.draw(st.integers(0, rows - 1))
     high = data.draw(st.integers(low + 1, rows))
     left = data.draw(st.integers(0, DIM - 1))
@@ -51,7 +51,7 @@ def test_large_tables_are_filled_to_the_last_row():
     assert not torch.equal(whole[-3:], whole[:3])
 
 
-def test_seed_and_name_decide():
+def test_initial_values_depend_on_seed_and_name():
     first = filled(10, 4)
     assert torch.equal(first, filled(10, 4))
     assert not torch.equal(first, filled(10, 4, seed=2))

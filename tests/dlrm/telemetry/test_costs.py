@@ -55,7 +55,7 @@ def lines(folder, kind):
     return [line for line in found if line["kind"] == kind]
 
 
-def test_saves_and_recoveries_have_their_lines_once(open_run, tmp_path):
+def test_saves_and_recoveries_are_written_once(open_run, tmp_path):
     telemetry = open_run()
     telemetry.costs(SAVES, [FIRST])
     telemetry.costs((), [FIRST, SECOND])
@@ -80,7 +80,7 @@ def test_saves_and_recoveries_have_their_lines_once(open_run, tmp_path):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_restarted_run_tells_of_what_is_new_alone(open_run, tmp_path, silent):
+def test_a_restarted_run_writes_new_recoveries_only(open_run, tmp_path, silent):
     """Also if rank 0 was lost, and goes on from the state of another rank."""
     before = open_run()
     other = Recorder()
@@ -94,7 +94,7 @@ def test_a_restarted_run_tells_of_what_is_new_alone(open_run, tmp_path, silent):
     assert [line["step"] for line in lines(tmp_path, "save")] == [4, 6]
 
 
-def test_saves_of_steps_that_are_done_again_are_taken_back(open_run, tmp_path):
+def test_lines_of_repeated_steps_are_removed(open_run, tmp_path):
     before = open_run()
     before.costs(SAVES, ())
     before.close()
@@ -102,13 +102,13 @@ def test_saves_of_steps_that_are_done_again_are_taken_back(open_run, tmp_path):
     assert [line["step"] for line in lines(tmp_path, "save")] == [4]
 
 
-def test_the_configuration_is_recorded_by_the_names_of_its_keys(open_run, tmp_path):
+def test_the_configuration_is_recorded_by_key(open_run, tmp_path):
     open_run().close()
     (line,) = lines(tmp_path, "hyperparameters")
     assert (line["train.epochs"], line["model.top_mlp"], line["data.shuffle"]) == (2, [64, 1], True)
 
 
-def test_tensorboard_has_them_as_scalars_and_hyperparameters(open_run, tmp_path):
+def test_tensorboard_gets_scalars_and_hyperparameters(open_run, tmp_path):
     telemetry = open_run()
     telemetry.costs(SAVES, [FIRST, SECOND])
     telemetry.close()

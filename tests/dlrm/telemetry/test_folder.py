@@ -9,7 +9,7 @@ from dlrm.telemetry import make_run_folder
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 
-def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
+def test_runs_of_the_same_second_get_different_folders(tmp_path):
     folders = [make_run_folder(tmp_path / "runs", "recipes/tiny.toml", NOW) for _ in range(3)]
     assert [folder.name for folder in folders] == [
         "20260102-030405-tiny",
@@ -19,7 +19,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path):
     assert all(folder.is_dir() for folder in folders)
 
 
-def test_a_place_that_is_no_folder_is_refused(tmp_path):
+def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(ValueError, match="runs"):
         make_run_folder(tmp_path / "runs", "tiny", NOW)

@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0.1, []), (4.0, ["4 of 8 (50 %)", "7 of 8 (88 %)"])])
-def test_without_a_terminal_long_evaluations_have_lines(clock, caplog, seconds, said):
+def test_without_a_terminal_long_evaluations_log_lines(clock, caplog, seconds, said):
     shown = open_progress(100, 8, io.StringIO())
     with caplog.at_level(logging.INFO, "dlrm"):
         for _ in range(2):

@@ -84,7 +84,7 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_whole_run_leaves_its_circumstances_metrics_and_report(tmp_path):
+def test_a_whole_run_writes_configuration_metrics_and_report(tmp_path):
     telemetry = open_run(tmp_path, best_auc=0.8)
     train(telemetry, 20)
     values = evaluation()
@@ -110,7 +110,7 @@ def test_a_whole_run_leaves_its_circumstances_metrics_and_report(tmp_path):
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tensorboard_finds_the_same_figures(tmp_path):
+def test_tensorboard_gets_the_same_metrics(tmp_path):
     telemetry = open_run(tmp_path)
     train(telemetry, 10)
     telemetry.evaluation(step=10, samples=10 * BATCH, values=evaluation())
@@ -121,7 +121,7 @@ def test_tensorboard_finds_the_same_figures(tmp_path):
     assert events.Scalars("evaluation/auc")[0].value == 1.0
 
 
-def test_without_tensorboard_it_says_so_once_and_goes_on(tmp_path, monkeypatch, caplog):
+def test_a_missing_tensorboard_is_logged_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with caplog.at_level(logging.INFO, "dlrm"):
         telemetry = open_run(tmp_path)
@@ -133,14 +133,14 @@ def test_without_tensorboard_it_says_so_once_and_goes_on(tmp_path, monkeypatch, 
     assert len(lines(tmp_path)) == 2
 
 
-def test_what_was_measured_before_a_kill_is_on_disk(tmp_path):
+def test_metrics_are_written_unbuffered(tmp_path):
     telemetry = open_run(tmp_path)
     train(telemetry, 10)
     assert [line["step"] for line in lines(tmp_path)] == [5, 10]  # nothing was closed
     telemetry.close()
 
 
-def test_on_a_full_disk_training_goes_on_and_lines_follow_when_there_is_room(tmp_path, monkeypatch, caplog):
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "event_writer", lambda: None)
     telemetry = open_run(tmp_path, log_every_steps=1)
     train(telemetry, 1)
@@ -158,7 +158,7 @@ def test_on_a_full_disk_training_goes_on_and_lines_follow_when_there_is_room(tmp
     ]
 
 
-def test_on_a_disk_that_stays_full_a_run_ends_and_says_what_is_missing(tmp_path, monkeypatch, caplog):
+def test_lines_that_were_never_written_are_counted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "event_writer", lambda: None)
     telemetry = open_run(tmp_path, log_every_steps=1)
     with full_disk(10), caplog.at_level(logging.WARNING, "dlrm"):
@@ -197,7 +197,7 @@ def test_event_files_that_cannot_be_begun_cost_one_warning(tmp_path, monkeypatch
     assert len(lines(tmp_path)) == 2
 
 
-def test_on_a_full_disk_no_run_begins_that_could_not_be_resumed(tmp_path, monkeypatch, caplog):
+def test_a_run_that_cannot_write_its_configuration_does_not_start(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "event_writer", lambda: None)
     with full_disk(10), pytest.raises(OSError, match=r"config\.json cannot be written .* train\.run_folder"):
         open_run(tmp_path)
@@ -213,7 +213,7 @@ def test_on_a_full_disk_no_run_begins_that_could_not_be_resumed(tmp_path, monkey
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_loss_that_json_cannot_write_becomes_null(tmp_path):
+def test_nan_becomes_null_in_metrics(tmp_path):
     telemetry = open_run(tmp_path, log_every_steps=1)
     zeros = torch.zeros(2)
     telemetry.step(
@@ -234,7 +234,7 @@ def test_a_terminal_shows_a_bar_with_speed_loss_and_auc(tmp_path):
         assert shown in last
 
 
-def test_elsewhere_a_line_now_and_then_goes_through_logging(tmp_path, caplog):
+def test_without_a_terminal_progress_is_logged(tmp_path, caplog):
     stream = io.StringIO()
     with caplog.at_level(logging.INFO, "dlrm"):
         telemetry = open_run(tmp_path, stream=stream)
@@ -265,7 +265,7 @@ def test_the_time_of_an_evaluation_is_not_training_time(tmp_path, monkeypatch):
     assert report.seconds == 104.0
 
 
-def test_nothing_in_the_folder_changes_before_it_is_known_that_the_run_goes_on(tmp_path):
+def test_the_folder_is_unchanged_before_begin(tmp_path):
     train(first := open_run(tmp_path), 10)
     first.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -287,7 +287,7 @@ def test_nothing_in_the_folder_changes_before_it_is_known_that_the_run_goes_on(t
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, monkeypatch):
+def test_a_resumed_run_reports_the_speed_of_its_own_samples(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(recorder, "monotonic", lambda: clock[0])
     earlier = open_run(tmp_path, log_every_steps=1)
@@ -304,7 +304,7 @@ def test_a_run_that_goes_on_counts_only_its_own_samples_in_its_speed(tmp_path, m
     telemetry.close()
 
 
-def test_a_model_at_chance_brings_the_warning_into_the_log(tmp_path, caplog, monkeypatch):
+def test_a_model_at_chance_is_warned_of(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(recorder.ChanceWatch.__init__, "__defaults__", (1000,))
     monkeypatch.setattr(recorder.RunningAuc, "value", lambda self: 0.503)
     telemetry = open_run(tmp_path)
@@ -324,7 +324,7 @@ def test_other_ranks_stay_silent(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
+def test_another_ranks_state_resumes_the_metrics_if_rank_0_is_lost(tmp_path):
     (tmp_path / "lost").mkdir()
     first = open_run(tmp_path / "lost")
     other = Recorder()
@@ -340,7 +340,7 @@ def test_another_rank_can_tell_how_far_the_run_is_when_rank_0_is_lost(tmp_path):
     assert second.state_dict()["curve"] == first.state_dict()["curve"]
 
 
-def test_what_exchanges_took_is_written_with_the_steps_and_reported(tmp_path):
+def test_exchange_costs_are_written_and_reported(tmp_path):
     telemetry = open_run(tmp_path)
     figures = ExchangeFigures(
         name="ring fp32", steps=5, seconds=0.002, step_seconds=0.01, kept_share=1.0, sent_bytes=800.0

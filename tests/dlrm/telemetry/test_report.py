@@ -55,13 +55,13 @@ def test_the_table_is_aligned_and_complete():
     )
 
 
-def test_what_is_not_defined_says_why():
+def test_undefined_metrics_have_a_reason():
     values = replace(VALUES, auc=None, normalized_entropy=None, note="all 1000 labels are 0")
     text = format_report(replace(REPORT, metrics=values))
     assert text.count("not defined: all 1000 labels are 0") == 2
 
 
-def test_long_and_short_runs_state_their_time_in_fitting_units():
+def test_durations_have_fitting_units():
     assert "time                          2 h 5 min" in format_report(replace(REPORT, seconds=7530))
     assert "time                          9 s" in format_report(replace(REPORT, seconds=9.4))
 
@@ -81,7 +81,7 @@ def test_no_evaluation_no_picture(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.txt"]
 
 
-def test_the_exchange_is_told_with_its_share_and_what_it_lost():
+def test_the_report_shows_the_exchange_and_lost_gradients():
     first = ExchangeFigures(
         name="ring fp32", steps=100, seconds=0.001, step_seconds=0.02, kept_share=1.0, sent_bytes=4e6
     )
@@ -111,7 +111,7 @@ RECOVERY = {
 }
 
 
-def test_failures_are_told_with_rows_and_seconds():
+def test_the_report_shows_recoveries():
     table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(RECOVERY,), pls=0.0125)))
     lines = [line.split(maxsplit=1) for line in table.splitlines()]
     assert ["recoveries", "1"] in lines
@@ -124,7 +124,7 @@ def test_failures_are_told_with_rows_and_seconds():
     assert "portion of lost samples (PLS)  0.012500" in table
 
 
-def test_full_recoveries_have_one_origin():
+def test_the_report_shows_full_recoveries():
     everything = {**RECOVERY, "kind": "full", "sources": []}
     table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(everything,), pls=None)))
     assert "all from the checkpoint" in table
@@ -138,7 +138,7 @@ def test_full_recoveries_have_one_origin():
     assert "initial values" in table
 
 
-def test_saves_are_told_with_what_they_cost():
+def test_the_report_shows_the_cost_of_saves():
     saves = SavesReport(num_bases=2, num_row_saves=31, blocked_s=0.0042)
     table = format_report(replace(REPORT, failures=FailureHistory(recoveries=(), pls=0.0, saves=saves)))
     assert "2 of everything, 31 of rows; training waits 4.2 ms for one" in table

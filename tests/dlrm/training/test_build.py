@@ -32,7 +32,7 @@ ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 CPU = torch.device("cpu")
 
 
-def test_a_process_without_torchrun_is_a_world(monkeypatch):
+def test_a_process_without_torchrun_has_a_group_of_one(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     start_process_group(ALONE, CPU)
     try:
@@ -113,9 +113,7 @@ def test_telemetry_knows_the_length_of_the_run_and_the_best_auc(inputs, override
         ("fp32", {torch.float32}, 0),
     ],
 )
-def test_mixed_precision_that_makes_nothing_faster_is_said(
-    inputs, precision, dtypes, warnings, monkeypatch, caplog
-):
+def test_slow_mixed_precision_is_warned_of(inputs, precision, dtypes, warnings, monkeypatch, caplog):
     monkeypatch.setattr(module, "ONEDNN_DTYPES", dtypes)
     monkeypatch.setattr(module, "open_telemetry", lambda rank, folder, **options: None)
     with caplog.at_level("WARNING", "dlrm"):
@@ -156,7 +154,7 @@ def test_the_dense_part_moves_to_a_gpu_and_tables_wait_to_be_sharded(features):
         ("comm.exchange=selsync", SelectiveSync, SelSync),
     ],
 )
-def test_replicas_are_kept_alike_as_the_configuration_asks(override, kind, own, inputs):
+def test_the_dense_synchronization_is_the_configured_one(override, kind, own, inputs):
     """And what that needs is saved: with the trainer what ranks have in common, the rest for each rank."""
     trainer = build(inputs(override, "checkpoint.every_steps=5"), StopSignal())
     trainer.telemetry.close()
@@ -206,7 +204,7 @@ def spoil_in_step_4(trainer, what):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("what", ["rows", "parameters"])
-def test_what_is_no_number_ends_the_run_before_it_is_saved(inputs, what, precision):
+def test_nan_ends_the_run_before_it_is_saved(inputs, what, precision):
     options = ("checkpoint.every_steps=1", "train.log_every_steps=1000", f"train.precision={precision}")
     with built(inputs(*options)) as trainer:
         spoil_in_step_4(trainer, what)
@@ -215,7 +213,7 @@ def test_what_is_no_number_ends_the_run_before_it_is_saved(inputs, what, precisi
         assert trainer.session._checkpointer.newest_step == 3
 
 
-def test_a_resume_that_is_refused_changes_nothing_in_the_folder_of_the_run(inputs, tmp_path):
+def test_a_refused_resume_leaves_the_run_folder_unchanged(inputs, tmp_path):
     options = ("checkpoint.every_steps=2", "train.max_steps=4", "train.log_every_steps=1")
     with built(inputs(*options)) as trainer:
         trainer.train()
@@ -252,9 +250,7 @@ def assert_equal(ours, theirs):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_the_day_after_begins_with_the_model_and_at_the_beginning_of_its_data(
-    inputs, tmp_path, tomorrow, caplog
-):
+def test_a_warm_start_takes_the_model_and_starts_at_its_own_data(inputs, tmp_path, tomorrow, caplog):
     options = ("checkpoint.every_steps=8", "schedule.warmup_steps=100", "train.max_steps=10")
     with built(inputs(*options)) as trainer:
         trainer.train()
@@ -293,7 +289,7 @@ def test_the_day_after_begins_with_the_model_and_at_the_beginning_of_its_data(
         assert trainer.optimizers.learning_rates["dense"] == pytest.approx(0.02 * 21 / 100)
 
 
-def test_a_warm_start_without_saves_of_its_own_and_one_from_nothing(inputs, tmp_path):
+def test_a_warm_start_needs_a_save_of_the_other_run(inputs, tmp_path):
     with built(inputs("checkpoint.every_steps=2", "train.max_steps=2")) as trainer:
         trainer.train()
         before = values_of(trainer)
@@ -311,7 +307,7 @@ def kinds_of(folder):
     return [(line["kind"], line["step"]) for line in lines]
 
 
-def test_a_run_records_its_saves_and_one_that_had_ended_saves_and_reports_nothing(inputs, tmp_path):
+def test_saves_are_recorded_and_a_finished_run_writes_nothing_more(inputs, tmp_path):
     options = ("checkpoint.every_steps=2", "train.max_steps=3", "train.log_every_steps=1")
     with built(inputs(*options)) as trainer:
         trainer.train()

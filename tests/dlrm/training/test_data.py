@@ -66,7 +66,7 @@ def test_days_and_batches(dataset):
     assert len(prepare_with(dataset, "data.train_days=[1]", "data.test_days=[0]").loader) == 256 // 32
 
 
-def test_the_order_is_that_of_the_training_days_alone(dataset):
+def test_data_order_applies_to_training_days_only(dataset):
     assert set(get_args(get_type_hints(DataConfig)["order"])) == set(order.ORDERS)
     inputs = prepare_with(dataset, "data.order=seldp")
     assert (inputs.loader.config.order, inputs.test_loader.config.order) == ("seldp", "stripes")
@@ -105,19 +105,19 @@ def test_ranks_share_the_global_batch(dataset):
         (["train.device=cpu", "sharding.kinds=['table_row_wise']"], "no table_row_wise sharding on cpu"),
     ],
 )
-def test_mistakes_are_found_before_ranks_meet(dataset, overrides, message):
+def test_mistakes_are_found_before_a_process_group_exists(dataset, overrides, message):
     with pytest.raises(ValueError, match=message):
         prepare_with(dataset, *overrides)
     assert not dist.is_initialized()
 
 
-def test_a_batch_that_ranks_cannot_share(dataset):
+def test_an_indivisible_global_batch_is_refused(dataset):
     with pytest.raises(ValueError, match="global_batch_size 32 cannot be divided among 3 ranks"):
         prepare_with(dataset, ranks=Ranks(rank=0, local_rank=0, world_size=3))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(dataset):
+def test_a_missing_gpu_is_refused(dataset):
     with pytest.raises(ValueError, match=r"no GPU here; set train\.device=cpu"):
         prepare_with(dataset, "train.device=cuda")
     assert resolve_device("auto", ALONE) == CPU
@@ -147,14 +147,14 @@ def test_a_gpu_that_is_not_there(dataset):
     ids=["missing_column", "wrong_type", "id_outside_its_table"],
 )
 @pytest.mark.parametrize("part", [0, 2], ids=["of_training", "of_evaluation"])
-def test_data_that_does_not_fit_its_manifest(dataset, change, message, part):
+def test_data_that_does_not_fit_its_manifest_is_refused(dataset, change, message, part):
     change_part(dataset, change, part)
     with pytest.raises(ValueError, match=message):
         prepare_with(dataset)
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_a_file_that_is_missing_or_cut_short_is_found_before_anything_is_trained(dataset, part):
+def test_missing_and_truncated_files_are_found_before_training(dataset, part):
     path = file_of(dataset, part)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(OSError, match=rf"{path.name} has \d+ bytes instead of \d+: copy it again"):
@@ -167,7 +167,7 @@ def test_a_file_that_is_missing_or_cut_short_is_found_before_anything_is_trained
         prepare_with(dataset)
 
 
-def test_only_the_days_that_are_read_are_looked_at(dataset):
+def test_unused_days_are_not_checked(dataset):
     change_part(dataset, lambda table: table.drop(["cat_3"]))
     prepare_with(dataset, "data.train_days=[1]")
     file_of(dataset, 0).unlink()
@@ -183,14 +183,14 @@ def test_the_environment_of_torchrun(monkeypatch):
     assert Ranks.from_environment() == ALONE
 
 
-def test_a_cache_between_files_and_loader(dataset, tmp_path):
+def test_the_configured_cache_is_used(dataset, tmp_path):
     folder = tmp_path / "cache"
     config = [f"data.cache_folder={folder}", "data.cache_disk_gb=0.1", "data.cache_memory_gb=0.1"]
     assert prepare_with(dataset, *config).source is not None
     assert any(path.is_file() for path in Path(folder).rglob("*"))
 
 
-def test_data_that_cannot_be_read_is_told_with_its_key(tmp_path):
+def test_unreadable_data_is_reported_with_its_key(tmp_path):
     for uri, kind in ((tmp_path, ValueError), ("floppy://a", ValueError), ("a" * 300, OSError)):
         with pytest.raises(kind, match=r"^data\.uri: .*(holds no|cannot be (opened|read))"):
             prepare_with(uri)

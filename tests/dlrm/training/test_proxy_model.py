@@ -25,7 +25,7 @@ def inputs(world_of_one):
     return fake_inputs(config, FEATURES, ids={"small": 2.5})
 
 
-def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
+def test_proxy_steps_train_smaller_tables(inputs, monkeypatch):
     made = []
     apply_plan = proxy_model.apply_plan
     monkeypatch.setattr(
@@ -45,7 +45,7 @@ def test_steps_train_tables_that_are_cut(inputs, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_batches_have_as_many_ids_as_the_data(inputs):
+def test_proxy_batches_have_as_many_ids_as_the_data(inputs):
     batch = ProxyModel(inputs)._batch(list(FEATURES))
     lengths = batch.sparse.lengths().view(len(FEATURES), -1)
     assert set(lengths[1].tolist()) == {1}
@@ -53,7 +53,7 @@ def test_batches_have_as_many_ids_as_the_data(inputs):
     assert int(batch.sparse["small"].values().max()) < 300
 
 
-def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatch):
+def test_the_fastest_trial_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatch):
     """Two ways that are possible, of which the other one turns out to be faster."""
     monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
     tried = []
@@ -72,7 +72,7 @@ def test_the_fastest_is_kept_whatever_was_estimated(inputs, tmp_path, monkeypatc
 
 
 @pytest.mark.system
-def test_random_numbers_go_on_as_if_nothing_had_been_tried(inputs, tmp_path, monkeypatch):
+def test_trials_do_not_change_random_numbers(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_has_no_choice", lambda *_: False)
     monkeypatch.setattr(planner, "candidates", lambda choices: [HEADS, HEADS])
     settle_strategies(inputs, tmp_path)

@@ -123,7 +123,7 @@ def make_trainer(world_of_one, dataset):
         loader.close()
 
 
-def test_batches_that_died_with_their_workers_are_left_out(make_trainer):
+def test_batches_to_skip_are_dropped(make_trainer):
     trainer = make_trainer(epochs=1)
     session = Calling(batches_to_skip=2)
     session.note_skipped = lambda: setattr(session, "batches_to_skip", session.batches_to_skip - 1)
@@ -176,7 +176,7 @@ def test_every_test_sample_counts_once(make_trainer):
         (STEPS + 3, rf"at step {STEPS + 3} \(epoch 1, batch 3 of it, rank 0\)"),
     ],
 )
-def test_a_loss_that_is_no_number_names_step_and_batch(poison_at, place, make_trainer):
+def test_a_nan_loss_is_reported_with_step_and_batch(poison_at, place, make_trainer):
     trainer = make_trainer(epochs=2)
     trainer.model.poison_at = poison_at
     with pytest.raises(DivergedError, match=f"the loss is nan {place}.*Lower dense.learning_rate"):
@@ -186,7 +186,7 @@ def test_a_loss_that_is_no_number_names_step_and_batch(poison_at, place, make_tr
     assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
 
 
-def test_a_gradient_that_is_no_number_ends_the_run_in_its_step_though_the_loss_is_one(make_trainer):
+def test_a_nan_gradient_ends_the_run_in_its_step(make_trainer):
     """As when NaN in a table's row meets a fused ReLU, which makes 0 of it."""
     trainer = make_trainer(log_every_steps=1000)
     weight = trainer.model.layer.weight
@@ -198,7 +198,7 @@ def test_a_gradient_that_is_no_number_ends_the_run_in_its_step_though_the_loss_i
     assert weight.isfinite().all()
 
 
-def test_a_batch_is_counted_through_the_epoch_also_by_a_run_that_goes_on_on_other_ranks(make_trainer):
+def test_the_reported_batch_counts_those_before_a_resume(make_trainer):
     trainer = make_trainer()
     before = asdict(trainer.loader._shape) | {"world_size": 2, "batch_size": BATCH // 2, "steps": 3}
     trainer.loader.load_state_dict(trainer.loader.state_dict() | {"phases": [before]})
@@ -221,9 +221,7 @@ def spoil_in_step_2(trainer):
 
 
 @pytest.mark.parametrize(("log_every_steps", "found_at"), [(4, 3), (100, STEPS)])
-def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
-    log_every_steps, found_at, make_trainer
-):
+def test_a_nan_parameter_ends_the_run(log_every_steps, found_at, make_trainer):
     """In steps that are logged; before evaluations and saves in any case."""
     trainer = make_trainer(log_every_steps=log_every_steps)
     spoil_in_step_2(trainer)
@@ -232,7 +230,7 @@ def test_a_parameter_that_is_no_number_ends_the_run_though_the_loss_is_one(
     assert trainer.telemetry.evaluations() == []
 
 
-def test_parameters_tell_in_the_next_step_where_gradients_are_on_their_way_already(make_trainer):
+def test_a_nan_parameter_is_found_a_step_later_without_gradients(make_trainer):
     trainer = make_trainer(log_every_steps=100)
     for parameter in trainer.model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
@@ -345,7 +343,7 @@ def test_a_signal_of_another_rank_ends_the_evaluation_here_too(make_trainer, mon
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_end_is_saved_lets_it_be_saved_but_not_ctrl_c(make_trainer, signum):
+def test_sigterm_lets_the_final_save_complete_and_ctrl_c_does_not(make_trainer, signum):
     finished = []
     with StopSignal() as stop:
         trainer = make_trainer(stop, max_steps=1)
@@ -361,7 +359,7 @@ def test_a_signal_while_the_end_is_saved_lets_it_be_saved_but_not_ctrl_c(make_tr
     assert finished == ([1] if signum == signal.SIGTERM else [])
 
 
-def test_the_seam_for_recovery(make_trainer):
+def test_the_session_methods_are_called_in_order(make_trainer):
     """`restore` before the first step, `step` after each with its data position, `finish` at the end.
 
     Nothing is recorded before the run is known to go on; the end is saved before it is evaluated.
@@ -382,7 +380,7 @@ def test_the_seam_for_recovery(make_trainer):
 
 
 @pytest.mark.parametrize("config", [{}, {"max_steps": 4}, {"evaluate_every_steps": 5}])
-def test_the_end_is_saved_though_it_cannot_be_evaluated(make_trainer, config):
+def test_the_end_is_saved_before_a_failing_evaluation(make_trainer, config):
     trainer = make_trainer(**config)
     saved, evaluate = [], trainer.evaluate
 
@@ -398,7 +396,7 @@ def test_the_end_is_saved_though_it_cannot_be_evaluated(make_trainer, config):
     assert saved == [config.get("max_steps", STEPS)]
 
 
-def test_an_evaluation_that_was_due_when_the_run_was_cut_off_comes_first(make_trainer):
+def test_an_evaluation_due_at_the_resumed_step_comes_first(make_trainer):
     trainer = make_trainer(max_steps=4, evaluate_every_steps=2)
     trainer.session = Calling(restore=lambda: trainer.load_state_dict({"steps_done": 2, "samples_done": 16}))
     trainer.train()

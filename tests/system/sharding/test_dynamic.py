@@ -44,7 +44,7 @@ def train(start, dataset, tmp_path):
     return work
 
 
-def test_a_run_loses_nothing_to_a_worker_that_dies(train, memory, tmp_path):
+def test_a_run_loses_nothing_when_a_worker_dies(train, memory, tmp_path):
     """That it goes on bit by bit is shown in one process: `tests/dlrm/sharding/dynamic/test_recovery.py`."""
     plan = tmp_path / "faults.json"
     plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))

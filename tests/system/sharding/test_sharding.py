@@ -68,7 +68,7 @@ def test_split_with_a_worker_killed_is_the_same_run_as_exchanged(train, memory, 
     assert losses(split) == pytest.approx(losses(exchanged), rel=1e-4)
 
 
-def test_what_auto_chose_stays_on_resume_and_on_other_ranks(train):
+def test_autos_choice_is_kept_on_resume(train):
     said, folder = train("auto", "--sharding", "auto", more=["checkpoint.every_steps=20"])
     assert "strategies on 2 ranks" in said
     choice = folder / "sharding.json"

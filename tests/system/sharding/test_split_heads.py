@@ -19,7 +19,7 @@ def assert_shards(found, expected):
             assert torch.equal(column, other["columns"][name]), (mine["table"], name)
 
 
-def test_state_checkpoints_priority_and_recovery(start, launcher, tmp_path):
+def test_split_heads_support_state_checkpoints_priority_and_recovery(start, launcher, tmp_path):
     memory = tmp_path / "memory"
     memory.mkdir()
     environment = {

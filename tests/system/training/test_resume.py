@@ -103,7 +103,7 @@ def check_equal(folder, whole):
     assert report_of(folder)["steps"] == report_of(whole)["steps"] == 200
 
 
-def test_wish_9_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
+def test_two_interruptions_in_one_epoch_change_nothing(start, dataset, undisturbed, tmp_path):
     def train(*arguments):
         return start("-m", "dlrm.train", *arguments, ranks=2, forks=True)
 
@@ -160,7 +160,7 @@ def test_workers_that_die_between_steps_change_nothing(start, dataset, memory, u
     assert "InjectedError" in " ".join(dead["why"] for dead in failures["recoveries"][1]["dead"])
 
 
-def test_a_warm_start_on_more_ranks_is_done_again_until_something_is_saved(start, dataset, memory, tmp_path):
+def test_a_warm_start_is_repeated_until_a_save(start, dataset, memory, tmp_path):
     """Memory is lost at step 7, before the first save; a worker dies at step 30, after it."""
 
     def end(run):
@@ -203,7 +203,7 @@ def test_a_warm_start_on_more_ranks_is_done_again_until_something_is_saved(start
     assert curve(only_folder(tmp_path / "run")) == curve(only_folder(tmp_path / "whole"))
 
 
-def test_a_run_that_diverges_does_not_go_on_because_torchrun_restarts_it(start, dataset, memory, tmp_path):
+def test_a_diverged_run_is_not_resumed_by_torchrun(start, dataset, memory, tmp_path):
     run = start(
         "-m",
         "dlrm.train",

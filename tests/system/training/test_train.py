@@ -247,7 +247,7 @@ def test_a_mistake_is_one_line(train, overrides, code, message):
     assert "Traceback" not in stderr
 
 
-def test_a_mistake_of_all_ranks_is_said_once(train):
+def test_a_mistake_of_all_ranks_is_reported_once(train):
     process = train("data.global_batch_size=201", ranks=2, forks=True)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1  # torchrun's
@@ -256,7 +256,7 @@ def test_a_mistake_of_all_ranks_is_said_once(train):
     ]
 
 
-def test_what_one_rank_alone_finds_out_is_said(train, own_dataset):
+def test_a_mistake_of_one_rank_is_reported(train, own_dataset):
     """Rank 1 meets an id outside its table, in the middle of training; rank 0 hears a connection break."""
     spoil(own_dataset, part=1, change=lambda table: with_id(table, "cat_8", row=-1, value=77))
     process = train("data.shuffle=false", "data.window_batches=1", ranks=2, uri=own_dataset, forks=True)

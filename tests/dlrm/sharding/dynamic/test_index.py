@@ -26,7 +26,7 @@ def test_numbers_are_mixed_as_splitmix_does(numbers):
 
 
 @given(IDS, IDS, st.integers(0, 30), st.randoms())
-def test_whatever_was_added_is_found_and_nothing_else(ids, others, spare, random):
+def test_added_ids_are_found_and_no_others(ids, others, spare, random):
     rows = list(range(len(ids) + spare))
     random.shuffle(rows)
     column = torch.full((max(len(rows), 1),), 7)  # rows that are not indexed hold ids, too
@@ -41,7 +41,7 @@ def test_whatever_was_added_is_found_and_nothing_else(ids, others, spare, random
     assert found == [row_of.get(each, -1) for each in asked]
 
 
-def test_ids_of_one_slot_are_told_apart():
+def test_ids_with_one_hash_slot_are_distinguished():
     some = torch.arange(-50_000, 50_000)
     clash = some[(mix(some) & 15) == 3][:8]
     index = IdIndex(clash, torch.arange(8))  # 16 slots, all of which begin at one

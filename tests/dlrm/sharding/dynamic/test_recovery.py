@@ -82,7 +82,7 @@ def wipe(tmp_path):
     return work
 
 
-def test_a_killed_process_loses_nothing_and_its_successor_decides_the_same(new_worker):
+def test_a_restarted_worker_continues_identically(new_worker):
     worker = new_worker(restarted=False).restore().train(12)
     alive = columns_of(worker.model)
     worker.die()
@@ -95,7 +95,7 @@ def test_a_killed_process_loses_nothing_and_its_successor_decides_the_same(new_w
     assert_same(columns_of(again.model), columns_of(unbroken))
 
 
-def test_what_is_lost_comes_from_the_checkpoint_with_its_ids(new_worker, wipe):
+def test_lost_rows_come_from_the_checkpoint_with_their_ids(new_worker, wipe):
     worker = new_worker(restarted=False).restore().train(10).wait_for_save()
     saved = columns_of(worker.model)
     worker.train(2).die()
@@ -110,7 +110,7 @@ def test_what_is_lost_comes_from_the_checkpoint_with_its_ids(new_worker, wipe):
 
 
 @pytest.mark.parametrize("scheme", ["mfu", "ssu", "scar"])
-def test_rows_saved_at_different_moments_are_each_right(new_worker, wipe, scheme):
+def test_rows_saved_at_different_steps_are_consistent_each(new_worker, wipe, scheme):
     options = {
         "save_every_steps": 8,
         "priority": cpr.PriorityConfig(scheme=scheme, ratio=0.25, covering=0.6),

@@ -28,7 +28,7 @@ def start(world_of_one, tmp_path):
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["same process", "new process"])
-def test_training_goes_on_bit_by_bit(start, in_place):
+def test_training_resumes_bit_for_bit(start, in_place):
     model, table, checkpointer = start()
     train(model, range(8))
     num_ids = table.num_ids
@@ -49,7 +49,7 @@ def test_training_goes_on_bit_by_bit(start, in_place):
     assert_same(columns_of(model), after)
 
 
-def test_some_rows_set_back_bring_their_ids_and_nobody_has_two_rows(start):
+def test_restored_rows_bring_their_ids_and_no_id_has_two_rows(start):
     model, table, checkpointer = start()
     train(model, range(8))
     saved = contents(model)

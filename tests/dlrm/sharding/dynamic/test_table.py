@@ -80,7 +80,7 @@ def tensor(ids):
 
 
 @given(st.integers(1, 40), BATCHES, BATCHES)
-def test_rows_are_given_and_taken_as_the_oracle_says(capacity, batches, more):
+def test_rows_are_assigned_and_evicted_like_the_oracle(capacity, batches, more):
     memory, oracle = Memory(capacity), Oracle(capacity)
     table = memory.open()
     for batch in batches:
@@ -96,7 +96,7 @@ def test_rows_are_given_and_taken_as_the_oracle_says(capacity, batches, more):
 
 
 @given(st.integers(1, 20), st.integers(2, 4), BATCHES)
-def test_no_id_gets_a_row_before_its_time(capacity, admit_after, batches):
+def test_no_id_gets_a_row_before_admission(capacity, admit_after, batches):
     memory = Memory(capacity, admit_after)
     table, sightings = memory.open(), Counter()
     for batch in batches:
@@ -114,7 +114,7 @@ def test_no_id_gets_a_row_before_its_time(capacity, admit_after, batches):
             sightings[each] = 0
 
 
-def test_an_id_gets_its_row_at_the_kth_sighting_wherever_that_is_in_the_batch():
+def test_an_id_gets_its_row_at_the_kth_sighting():
     memory = Memory(64, admit_after=3)
     table = memory.open()
     assert table.train_on(tensor([7, 8, 7])).tolist() == [-1, -1, -1]
@@ -124,7 +124,7 @@ def test_an_id_gets_its_row_at_the_kth_sighting_wherever_that_is_in_the_batch():
     assert table.train_on(tensor([9, 8, 9, 9])).tolist() == [2, 1, 2, 2]
 
 
-def test_counts_of_a_shared_place_are_those_of_the_last():
+def test_a_shared_counter_belongs_to_the_last_id():
     columns = {name: torch.zeros(1, dtype=dtype) for name, dtype in columns_of_rows(2).items()}
     candidates = Candidates(columns)
     candidates.remember(tensor([3, 4, 5]), tensor([1, 6, 6]))
@@ -137,7 +137,7 @@ def test_counts_of_a_shared_place_are_those_of_the_last():
     assert candidates.counts(tensor([4, 5])).tolist() == [0, 0]
 
 
-def test_a_new_row_is_as_if_nobody_had_had_it():
+def test_a_reassigned_row_is_reinitialized():
     memory = Memory(2)
     table = memory.open()
     table.train_on(tensor([1, 2]))
@@ -148,7 +148,7 @@ def test_a_new_row_is_as_if_nobody_had_had_it():
     assert memory.weights[1].eq(5.0).all()
 
 
-def test_of_one_id_in_two_rows_the_one_seen_last_stays():
+def test_of_two_rows_of_an_id_the_newer_one_stays():
     """Rows restored from different moments: 7 was in row 0, lost it, and came back in row 2."""
     memory = Memory(4)
     memory.columns["id"].copy_(tensor([7, 8, 7, 0]))

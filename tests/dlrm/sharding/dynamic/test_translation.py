@@ -25,7 +25,7 @@ def shard_of(model, name):
 
 @pytest.mark.parametrize("host", [False, True], ids=["fbgemm", "host"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
-def test_training_is_that_of_a_static_table_bit_by_bit(optimizer, host):
+def test_training_equals_a_static_table_bit_for_bit(optimizer, host):
     model, table = build(CAPACITY, optimizer=optimizer, host=host)
     outputs = train(model, range(12))
     dynamic = shard_of(model, "d")
@@ -48,7 +48,7 @@ def test_training_is_that_of_a_static_table_bit_by_bit(optimizer, host):
 
 
 @pytest.mark.parametrize("host", [False, True], ids=["fbgemm", "host"])
-def test_ids_without_a_row_are_as_if_not_in_the_batch(host):
+def test_ids_without_a_row_are_ignored(host):
     model, table = build(CAPACITY, admit_after=2, host=host)
     before = {name: column.clone() for name, column in shard_of(model, "d").columns.items()}
     (out,) = train(model, [0])
@@ -70,7 +70,7 @@ def test_ids_without_a_row_are_as_if_not_in_the_batch(host):
     )
 
 
-def test_evaluation_gives_no_rows_and_reads_those_there_are():
+def test_evaluation_reads_rows_but_assigns_none():
     model, _ = build(CAPACITY)
     train(model, [0])
     columns = {name: column.clone() for name, column in shard_of(model, "d").columns.items()}
@@ -84,7 +84,7 @@ def test_evaluation_gives_no_rows_and_reads_those_there_are():
         assert torch.equal(column, columns[name])
 
 
-def test_whoever_watches_lookups_sees_rows():
+def test_lookup_hooks_see_rows():
     model, table = build(CAPACITY, admit_after=2)
     seen = []
     with watch_lookups(list(table_groups(model)), lambda _, lookups: seen.append(lookups.rows)):
@@ -95,7 +95,7 @@ def test_whoever_watches_lookups_sees_rows():
     assert touched[:CAPACITY].sum() == table.num_ids > 10
 
 
-def test_weights_of_ids_without_a_row_are_left_out_as_well():
+def test_per_sample_weights_of_ids_without_a_row_are_ignored():
     model, _ = build(CAPACITY, admit_after=2)
     (group,) = table_groups(model)
     given = {
@@ -136,7 +136,7 @@ def test_features_that_share_a_table_share_its_rows():
         ({"d": "tw"}, {"d": 0}, "after 0 sightings; 1: at once"),
     ],
 )
-def test_what_cannot_be_dynamic_is_refused(layout, tables, message):
+def test_tables_that_cannot_be_dynamic_are_refused(layout, tables, message):
     model = shard(layout, ebc=bags(d=12))
     with pytest.raises(ValueError, match=message):
         make_dynamic(model, tables, SEED)

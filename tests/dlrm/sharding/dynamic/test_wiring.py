@@ -81,11 +81,11 @@ def test_heads_of_dynamic_tables_are_split_by_tables_or_not_at_all(
         ((), "cat_0 has raw ids"),
     ],
 )
-def test_data_and_configuration_have_to_fit(dynamic, message):
+def test_dynamic_features_must_match_the_data(dynamic, message):
     with pytest.raises(ValueError, match=message):
         _check_tables(config_of(*dynamic), SimpleNamespace(features=FEATURES))
 
 
-def test_the_limit_of_rows_is_for_tables_whose_rows_the_data_decides():
+def test_max_rows_does_not_apply_to_dynamic_tables():
     config = Config(tables=TablesConfig(dynamic=("cat_0", "cat_2"), max_rows=1000))
     _check_tables(config, SimpleNamespace(features=FEATURES))

@@ -53,7 +53,7 @@ def test_between_nodes_sums_in_two_have_the_closed_form(num_nodes):
 
 
 @given(COUNTS, st.integers(1, 5))
-def test_what_stays_is_free_and_gradients_take_the_way_back(sizes, width):
+def test_local_bytes_are_free_and_gradients_take_the_reverse_way(sizes, width):
     for way in ("sum_to_owners", "deal_columns"):
         forward, backward = costs.crossing(Crossing(way=way, width=width), sizes, sizes)
         assert all(forward.sent[rank][rank] == 0 for rank in range(len(sizes)))
@@ -76,7 +76,7 @@ def test_rounded_numbers_are_summed_by_shares_and_not_in_a_ring():
     assert summed.sent == spread.sent == ((0, 20, 20), (20, 0, 20), (20, 20, 0))
 
 
-def test_ids_go_to_those_who_look_them_up():
+def test_ids_are_sent_to_the_ranks_that_look_them_up():
     lengths, ids = costs.input_exchange(bags=[2, 1], ids=[5, 1], batch_sizes=[10, 20])
     assert lengths.sent == ((0, 10 * 8), (20 * 2 * 8, 0))
     assert ids.sent == ((0, 10 * 8), (20 * 5 * 8, 0))

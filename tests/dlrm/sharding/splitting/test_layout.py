@@ -46,7 +46,7 @@ def rows(*counts):
     return lay("row_wise", *((rank, rank * counts[0], 0, count, 4) for rank, count in enumerate(counts)))
 
 
-def test_ways_to_split_by_torchrecs_names():
+def test_sharding_types_have_torchrecs_names():
     assert sharding_types(DotHead) == ["column_wise"]
     assert sharding_types(LINEAR) == ["table_wise", "row_wise"]
 

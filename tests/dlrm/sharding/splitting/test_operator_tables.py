@@ -63,7 +63,7 @@ def place(world_of_one):
 
 @pytest.mark.parametrize("columns", [1, 4, 6, 16])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_learns_like_the_dense_parameter(optimizer, columns, place):
+def test_operator_tables_learn_like_the_dense_parameter(optimizer, columns, place):
     torch.manual_seed(0)
     initial = torch.randn(len(FEATURES) * ROWS, columns)
     expected = torch.nn.Parameter(initial.clone())
@@ -99,7 +99,7 @@ def test_fbgemm_itself_reads_and_updates_the_same(optimizer, place):
         torch.testing.assert_close(dict(found.optimizer_state), dict(wanted.optimizer_state))
 
 
-def test_are_found_as_tables_and_survive_a_round_trip(place):
+def test_operator_tables_are_listed_saved_and_loaded_as_tables(place):
     initial = torch.arange(float(len(FEATURES) * ROWS * 6)).view(-1, 6)
     operator = place(initial, "adagrad")
     names = [f"tables.embedding_bags.first_{name}" for name in NAMES]
@@ -122,7 +122,7 @@ def _state(operator):
     return {name: value.local_shards()[0].tensor for name, value in operator.state_dict().items()}
 
 
-def test_whoever_watches_tables_is_told(place):
+def test_operator_tables_call_lookup_and_update_hooks(place):
     operator = place(torch.randn(len(FEATURES) * ROWS, 4))
     lookups, updates = [], []
     with (
@@ -136,14 +136,14 @@ def test_whoever_watches_tables_is_told(place):
     assert torch.equal(updates[0], before)
 
 
-def test_the_host_lookup_leaves_them_alone(place):
+def test_the_host_lookup_does_not_replace_operator_tables(place):
     initial = torch.randn(len(FEATURES) * ROWS, 4)
     operator = place(initial)
     assert use_host_lookups([group.emb_module for group in table_groups(operator)], torch.bfloat16) == 0
     assert torch.equal(operator.weight(), initial)
 
 
-def test_a_rank_without_fields_takes_part(place):
+def test_a_rank_without_fields_joins_the_backward_pass(place):
     """Its backward pass runs, for other ranks wait for it there."""
     operator = place(torch.randn(len(FEATURES) * ROWS, 6))
     operator._tbe.clear()
@@ -173,7 +173,7 @@ def model(world_of_one):
     )
 
 
-def test_follow_the_dense_learning_rate(model):
+def test_operator_tables_follow_the_dense_learning_rate(model):
     schedule = ScheduleConfig(warmup_steps=4)
     optimizers = Optimizers(
         model, DenseConfig(optimizer="sgd", learning_rate=0.25), TablesConfig(learning_rate=0.5), schedule
@@ -191,7 +191,7 @@ def test_follow_the_dense_learning_rate(model):
         }
 
 
-def test_are_tables_of_the_model_and_no_dense_parameters(model):
+def test_operator_weights_are_tables_and_not_dense_parameters(model):
     names = {f"sparse.first.tables.embedding_bags.first_{name}.weight" for name in NAMES}
     assert names <= {f"{shard.table_fqn}.weight" for shard in find_shards(model)}
     assert names <= model.state_dict().keys()
@@ -210,7 +210,7 @@ def test_are_tables_of_the_model_and_no_dense_parameters(model):
     }
 
 
-def test_what_lives_on_is_not_initialized(model):
+def test_adopted_rows_are_not_initialized(model):
     """Rows that a worker has left in memory are used as they are; those of the seed are forgotten."""
     (group,) = table_groups(model.module.sparse.first)
     for table in group.tables:
@@ -226,6 +226,6 @@ def test_adam_is_refused_where_fbgemm_lacks_it():
     assert make_operator_sharder(adam, torch.device("cuda")).fused_params["eps"] == 1e-8
 
 
-def test_clipping_is_refused_where_it_comes_too_late():
+def test_clipping_is_refused_for_weights_updated_in_the_backward_pass():
     with pytest.raises(ValueError, match=r"set dense\.clip_norm to 0, or sharding\.strategy to torchrec"):
         make_operator_sharder(DenseConfig(optimizer="sgd", clip_norm=1.0), CPU)

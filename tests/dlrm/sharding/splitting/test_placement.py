@@ -7,7 +7,7 @@ from dlrm.sharding.splitting.placement import balanced, even_columns
 
 
 @given(st.integers(1, 64), st.integers(1, 9))
-def test_columns_are_as_even_as_pieces_of_four_allow(steps, num_ranks):
+def test_columns_are_distributed_evenly_in_pieces_of_four(steps, num_ranks):
     columns = even_columns(4 * steps, num_ranks)
     assert len(columns) == num_ranks
     assert sum(columns) == 4 * steps

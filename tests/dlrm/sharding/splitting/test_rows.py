@@ -27,12 +27,12 @@ def make_tables(*shapes):
     return tables
 
 
-def test_the_sharder_offers_rows_everywhere_once():
+def test_the_sharder_offers_row_wise_once_on_every_device():
     for device in ("cpu", "cuda"):
         assert RowSplitSharder().sharding_types(device).count("row_wise") == 1
 
 
-def test_empty_pieces_leave_other_tables_as_they_are():
+def test_empty_pieces_do_not_change_other_tables():
     """Before a table of another width, and last, where FBGEMM would look beyond its offsets."""
     some, all_of_them = make_tables((5, 4)), make_tables((0, 8), (5, 4), (0, 4))
     _separate_empty_pieces(all_of_them)
@@ -47,14 +47,14 @@ def test_empty_pieces_leave_other_tables_as_they_are():
     assert torch.equal(all_of_them.momentum1_host, some.momentum1_host)
 
 
-def test_nothing_is_looked_up_where_there_is_nothing():
+def test_a_module_without_rows_returns_zeros():
     pooled = _look_nothing_up(make_tables((0, 8), (0, 4)), torch.zeros(0), torch.zeros(2 * 3 + 1))
     assert pooled.shape == (3, 12)
     assert not pooled.any()
     assert pooled.requires_grad
 
 
-def test_host_lookups_put_out_one_dtype_with_rows_or_without():
+def test_host_lookups_return_one_dtype_with_and_without_rows():
     """Or ranks without rows would send other numbers than the rest expects."""
     empty, some = make_tables((0, 4)), make_tables((5, 4))
     empty.forward = partial(_look_nothing_up, empty)
@@ -67,6 +67,6 @@ def test_host_lookups_put_out_one_dtype_with_rows_or_without():
     nothing.sum().backward()
 
 
-def test_features_with_batch_sizes_of_their_own_are_refused():
+def test_variable_batch_sizes_per_feature_are_refused():
     with pytest.raises(ValueError, match="as many bags, or shard their tables table_wise"):
         _RowSums(None)(torch.zeros(2, 4), SimpleNamespace(variable_batch_per_feature=True))

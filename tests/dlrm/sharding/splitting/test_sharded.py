@@ -67,7 +67,7 @@ def test_torchrec_plans_and_splits_heads_like_other_modules(world_of_one, kind):
     torch.testing.assert_close(sharded(*batch), whole(*batch))
 
 
-def test_rows_are_offered_where_tables_have_them():
+def test_row_splits_are_offered_if_the_tables_support_them():
     for tables, expected in (
         (EmbeddingBagCollectionSharder(), ["table_wise"]),
         (RowSplitSharder(), ["table_wise", "row_wise"]),

@@ -31,7 +31,7 @@ class TwoLevelSimulated(TwoLevelExchange, SimulatedExchange):
     ("sizes", "ranks_per_node"),
     [((3, 3, 3, 3), 2), ((4, 0, 2, 5, 1, 3), 2), ((1, 2, 3, 4, 0, 6), 3), ((2, 3), 2), ((2, 3), 1)],
 )
-def test_results_gradients_and_bytes(sizes, ranks_per_node):
+def test_two_level_sums_have_the_same_results_gradients_and_predicted_bytes(sizes, ranks_per_node):
     width = 2
     torch.manual_seed(0)
     partials = [torch.randn(sum(sizes), width, dtype=torch.float64).requires_grad_() for _ in sizes]
@@ -56,7 +56,7 @@ def test_results_gradients_and_bytes(sizes, ranks_per_node):
                 assert sent[target] == sum(each.sent[rank][target] for each in collectives)
 
 
-def test_rounded_sums_on_all_ranks_are_made_inside_nodes_first_as_well():
+def test_rounded_all_reduces_sum_inside_nodes_first():
     partials = [torch.full((8, 3), 2.0**rank, dtype=torch.bfloat16) for rank in range(4)]
 
     def work(simulated):

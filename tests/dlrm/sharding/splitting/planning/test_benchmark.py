@@ -13,7 +13,7 @@ from dlrm.sharding.splitting.planning.benchmark import CALLS, WARM_UP, benchmark
 CPU = torch.device("cpu")
 
 
-def test_all_take_turns_and_what_is_slower_takes_longer(world_of_one):
+def test_alternatives_take_turns_and_the_slower_one_takes_longer(world_of_one):
     order = []
 
     def alternative(name, seconds):
@@ -32,7 +32,7 @@ def test_all_take_turns_and_what_is_slower_takes_longer(world_of_one):
     assert len(turns) == 2 * LEAST_ROUNDS  # it has won all of them
 
 
-def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
+def test_the_first_call_of_a_turn_is_not_timed(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "LASTS_S", 0.0)
     seconds = cycle([0.02, *[0.001] * CALLS])
     for _ in range(WARM_UP):
@@ -46,7 +46,7 @@ def test_a_call_after_others_does_not_count(world_of_one, monkeypatch):
     assert benchmark([work], CPU)[0] < 0.02 / (1 + CALLS)
 
 
-def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monkeypatch):
+def test_rounds_without_a_clear_winner_continue_until_the_time_limit(world_of_one, monkeypatch):
     monkeypatch.setattr(module, "LASTS_S", 0.0)
     calls = [0, 0]
     # each wins every other round
@@ -64,6 +64,6 @@ def test_rounds_without_a_clear_winner_go_on_until_time_is_up(world_of_one, monk
     assert calls == [WARM_UP + LEAST_ROUNDS * (1 + CALLS)] * 2
 
 
-def test_an_error_of_a_contender_is_no_time(world_of_one):
+def test_an_error_of_an_alternative_is_raised(world_of_one):
     with pytest.raises(ZeroDivisionError):
         benchmark([lambda: 1 / 0], CPU)

@@ -30,7 +30,7 @@ def pieces_of(head, split_by, num_ranks):
 @pytest.mark.parametrize(
     ("optimizer", "numbers"), [("sgd", 48), ("rowwise_adagrad", 51), ("adagrad", 96), ("adam", 144)]
 )
-def test_the_state_of_the_optimizer_counts(optimizer, numbers):
+def test_table_bytes_include_optimizer_state(optimizer, numbers):
     assert piece_bytes(3, 16, optimizer) == 4 * numbers
 
 
@@ -52,21 +52,21 @@ def test_a_whole_table_is_on_its_rank(heads, features):
 
 
 @pytest.mark.parametrize(("kind", "numbers"), [("deepfm", 4 * 16 * 8), ("dcnv2", 5 * 16 * (3 * 17 + 8))])
-def test_weights_beside_tables_count_with_their_optimizer(heads, kind, numbers):
+def test_operator_weights_count_with_their_optimizer_state(heads, kind, numbers):
     """First layer `[fields * 16, 8]`; three cross layers of rank 8 with biases, over one field more."""
     head = heads(kind)["sparse"]
     held = operator_bytes(head, pieces_of(head, "tables", 2), 2, "adagrad")
     assert sum(held) == 2 * 4 * numbers
 
 
-def test_what_does_not_fit_keeps_the_ordinary_plan():
+def test_a_head_that_does_not_fit_keeps_the_ordinary_plan():
     ordinary = {"sparse": [11 * GB] * 3, "wide": [GB] * 3}
     split = {"sparse": [1 * GB, 2 * GB, 30 * GB], "wide": [GB] * 3}
     assert too_large(split, ordinary, 31 * GB) == {}
     assert too_large(split, ordinary, 16 * GB) == {"sparse": "rank 2 would need 31 GB of 16 GB for tables"}
 
 
-def test_heads_go_one_after_the_other_until_the_rest_fits():
+def test_heads_are_refused_one_by_one_until_the_rest_fits():
     ordinary = {"a": [5, 5], "b": [5, 5]}
     assert set(too_large({"a": [2, 8], "b": [0, 10]}, ordinary, 13)) == {"b"}
     assert set(too_large({"a": [2, 8], "b": [0, 10]}, ordinary, 12)) == {"a", "b"}

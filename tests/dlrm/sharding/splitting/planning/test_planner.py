@@ -63,7 +63,7 @@ def test_every_model_has_heads_that_can_be_split(kind, heads, shapes):
         ({"kind": "dlrm", "num_ranks": 1}, "there is one rank"),
     ],
 )
-def test_what_cannot_be_split_says_why(options, reason, shapes):
+def test_heads_that_cannot_be_split_have_a_reason(options, reason, shapes):
     assert re.search(reason, shapes(**options)["sparse"].refusal)
 
 
@@ -97,20 +97,20 @@ def sharded(world_of_one, tmp_path):
     return work
 
 
-def test_what_is_wanted_but_not_possible_is_the_ordinary_plan_and_a_warning(sharded, caplog):
+def test_an_impossible_split_falls_back_with_a_warning(sharded, caplog):
     model = sharded("des")
     assert set(model.plan.plan) == {"sparse.tables"}
     assert "sparse keeps TorchRec's plan" in caplog.text
     assert "there is one rank" in caplog.text
 
 
-def test_a_split_beyond_the_memory_of_a_rank_is_the_ordinary_plan_and_a_warning(sharded, monkeypatch, caplog):
+def test_a_split_beyond_a_ranks_memory_falls_back_with_a_warning(sharded, monkeypatch, caplog):
     monkeypatch.setattr(torchrec_plan, "memory_for_tables", lambda device: 50_000)
     assert set(sharded("des", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
     assert re.search("sparse keeps .* because rank 0 would need .* kB of 50 kB for tables", caplog.text)
 
 
-def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
+def test_one_rank_splits_heads_whose_parameters_differ_when_split(sharded, tmp_path):
     """So that it goes on with what several ranks have saved; but by itself `auto` does not choose so."""
     assert set(sharded("des", "deepfm", None).plan.plan) == {"wide.tables", "sparse"}
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
@@ -119,7 +119,7 @@ def test_one_rank_splits_what_has_other_parameters_then(sharded, tmp_path):
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
 
 
-def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypatch):
+def test_the_choice_is_stored_and_reused(sharded, tmp_path, monkeypatch):
     sharded("auto")
     text = (tmp_path / CHOICE_NAME).read_text()
     assert load_choice(tmp_path) == {"sparse": "exchange"}
@@ -128,7 +128,7 @@ def test_the_choice_is_remembered_and_not_made_again(sharded, tmp_path, monkeypa
     assert (tmp_path / CHOICE_NAME).read_text() == text
 
 
-def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shapes, caplog):
+def test_a_stored_choice_that_became_impossible_is_replaced_by_the_next_best(shapes, caplog):
     (shape,) = shapes("dlrm", num_ranks=2).values()
     assert planner._feasible(shape, {"sparse": "two_level"}, num_nodes=2) == "two_level"
     assert planner._feasible(shape, {"sparse": "two_level"}, num_nodes=1) == "split"
@@ -139,7 +139,7 @@ def test_a_remembered_choice_that_is_not_possible_any_more_is_the_next_best(shap
 
 
 @pytest.mark.parametrize(("before", "now"), [("des", "torchrec"), ("torchrec", "des")])
-def test_what_does_not_fit_how_the_run_began_is_refused(sharded, before, now):
+def test_a_strategy_that_does_not_fit_saved_parameters_is_refused(sharded, before, now):
     sharded(before, "deepfm")
     sharded(before, "deepfm")
     with pytest.raises(ValueError, match=r"'exchange'.*'split'|'split'.*'exchange'") as caught:
@@ -147,7 +147,7 @@ def test_what_does_not_fit_how_the_run_began_is_refused(sharded, before, now):
     assert "sharding.strategy" in str(caught.value)
 
 
-def test_auto_goes_on_with_whatever_the_run_began_with(sharded):
+def test_auto_keeps_the_strategy_of_the_first_start(sharded):
     sharded("des", "deepfm")
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse"}
 
@@ -168,7 +168,7 @@ def test_heads_without_weights_fit_any_strategy(sharded):
         ("{", "does not say which strategy"),
     ],
 )
-def test_a_file_that_was_edited_wrongly_is_refused(sharded, tmp_path, content, message):
+def test_a_damaged_choice_file_is_refused(sharded, tmp_path, content, message):
     (tmp_path / CHOICE_NAME).write_text(content)
     for strategy in ("auto", "torchrec"):
         with pytest.raises(ValueError, match=message):

@@ -70,7 +70,7 @@ CROSS = 2 * (CROSSED * 3 + 3 * CROSSED + CROSSED) + CROSSED * 8
         ),
     ],
 )
-def test_bytes_by_hand(kind, split, all_to_all, pull_and_push):
+def test_traffic_equals_hand_computed_bytes(kind, split, all_to_all, pull_and_push):
     found = traffic(kind)
     assert found.split == pytest.approx(split)
     assert found.all_to_all == pytest.approx(all_to_all)

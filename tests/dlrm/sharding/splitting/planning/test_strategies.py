@@ -84,7 +84,7 @@ def test_on_fast_links_going_through_partial_results_is_too_much():
     assert chosen(shape, cluster_of(2, link=FAST, memory_bytes_per_s=1e9), 10**6).strategy == "exchange"
 
 
-def test_what_travels_in_a_codec_is_fewer_bytes_for_the_exchange_alone():
+def test_a_codec_reduces_the_bytes_of_the_exchange_only():
     shape = shape_of(2, 24 * 16 * 3 // 8)  # a split sends 3/4 of what the exchange does in fp32
     coded = replace(shape, exchanged_bytes=1.5)
     assert chosen(shape, cluster_of(2)).strategy == "split"
@@ -101,7 +101,7 @@ def test_gradients_of_replicated_weights_count_for_the_exchange():
         assert chosen(replace(shape, **weights), cluster_of(2)).strategy == "split"
 
 
-def test_by_rows_small_tables_are_not_replicated_but_weights_are():
+def test_row_splits_replicate_weights_but_not_small_tables():
     shape = shape_of(2, 24 * 16)
 
     def value_bytes(**changes):
@@ -122,7 +122,7 @@ def test_nodes_of_several_ranks_sum_inside_first():
     assert chosen(shape, cluster_of(8, 1)).strategy == "split"
 
 
-def test_rows_are_cheap_where_the_operator_is_split_as_well():
+def test_row_splits_are_cheap_if_the_operator_is_split_too():
     shape = shape_of(2, 1)
     found = {each.strategy: each for each in options(shape, cluster_of(2), [64, 64])}
     assert found["rows"].value_bytes > found["exchange"].value_bytes
@@ -136,14 +136,14 @@ def test_rows_are_cheap_where_the_operator_is_split_as_well():
     ("changes", "reason"),
     [({"refusal": "there is one rank"}, "there is one rank"), ({"traffic": None}, "no split")],
 )
-def test_what_is_not_possible_says_why(changes, reason):
+def test_impossible_strategies_have_a_reason(changes, reason):
     choice = chosen(replace(shape_of(2, 1), **changes), cluster_of(2))
     assert choice.strategy == "exchange"
     assert reason in choice.reason
     assert reason in format_choices([choice], cluster_of(2))
 
 
-def test_the_table_tells_bytes_times_and_reasons():
+def test_the_printed_table_has_bytes_times_and_reasons():
     lines = format_choices([chosen(shape_of(2, 1), cluster_of(2))], cluster_of(2)).splitlines()
     assert lines[0].startswith("strategies on 2 ranks on 1 node; inside a node 1 Gb/s, 100 us")
     assert [line.split()[1] for line in lines[2:]] == ["exchange", "split", "rows", "two_level"]
@@ -153,7 +153,7 @@ def test_the_table_tells_bytes_times_and_reasons():
     assert "there is one node" in lines[-1]
 
 
-def test_links_work_side_by_side_and_a_node_shares_its_own():
+def test_links_work_in_parallel_and_ranks_of_a_node_share_one():
     """Two nodes of two ranks: 1000 bytes from each rank to each."""
     sent = tuple(tuple(0.0 if a == b else 1000.0 for b in range(4)) for a in range(4))
     cluster = Cluster(
@@ -168,7 +168,7 @@ def test_links_work_side_by_side_and_a_node_shares_its_own():
     assert quick.time_s(CollectiveBytes(name="", sent=sent, hops=2)) == pytest.approx(1.0 + 0.4)
 
 
-def test_what_may_be_the_fastest_is_tried():
+def test_candidates_are_nothing_split_everything_split_and_the_estimate():
     faster, slower = shape_of(2, 96), shape_of(2, 768)
     choices = [
         chosen(replace(faster, path="wide"), cluster_of(2)),
@@ -184,7 +184,7 @@ def test_what_may_be_the_fastest_is_tried():
 
 
 @pytest.mark.parametrize(("split_s", "strategy"), [(0.9, "split"), (0.995, "exchange"), (1.1, "exchange")])
-def test_the_fastest_in_the_trial_is_chosen_if_it_is_clearly_so(split_s, strategy):
+def test_the_fastest_trial_is_chosen_if_clearly_faster(split_s, strategy):
     choice = chosen(shape_of(2, 96), cluster_of(2))
     (found,) = fastest([choice], [{"sparse": "exchange"}, {"sparse": "split"}], [1.0, split_s])
     assert found.strategy == strategy
