@@ -1,4 +1,4 @@
-"""What tests of the trainer share: a world of one, models with real tables, batches of bags."""
+"""Fixtures of the trainer's tests: a group of one, sharded models, batches."""
 
 from dataclasses import replace
 

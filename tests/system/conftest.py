@@ -1,4 +1,4 @@
-"""Real processes: started, watched, and never left behind."""
+"""Fixtures that start real processes and leave none behind."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Ranks of a process group without torchrun, for tests of what ranks do and not of how they are started."""
+"""Ranks of a process group without torchrun."""
 
 import os
 import sys

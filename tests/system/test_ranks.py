@@ -1,4 +1,4 @@
-"""A rank that fails makes its test fail, at once and with what it said."""
+"""An error of one rank fails its test at once, with its output."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Ranks that were started with different commands."""
+"""Ranks that were started with different configurations are refused."""
 
 from dataclasses import replace
 

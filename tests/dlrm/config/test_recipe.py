@@ -1,4 +1,4 @@
-"""Recipes and `--set`: what comes out, and what a user is told who gets it wrong."""
+"""Recipes and `--set`: values, and messages for mistakes."""
 
 import json
 

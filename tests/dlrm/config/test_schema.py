@@ -1,4 +1,4 @@
-"""Combinations that cannot work are refused by the configuration itself."""
+"""The configuration refuses values and combinations that cannot work."""
 
 from dataclasses import fields
 

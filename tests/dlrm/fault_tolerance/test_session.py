@@ -1,4 +1,4 @@
-"""The session that saves now and then: what it says when it lets go."""
+"""The session with periodic checkpoints: warnings and failing saves."""
 
 import logging
 from types import SimpleNamespace

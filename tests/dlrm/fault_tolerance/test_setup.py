@@ -1,4 +1,4 @@
-"""When partial recovery is on, and which folder a restarted run takes for its own."""
+"""When partial recovery is on, and how a restarted run finds its folder."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_a_kill_while_ids_are_written_keeps_the_old_ones(joined, tmp_path, monke
 
 
 def test_another_launch_with_the_same_rdzv_id_takes_no_folder(joined, tmp_path, monkeypatch):
-    """They met anew, so the session tells nothing, and torchrun says that the run continues."""
+    """A new session, although torchrun reports a restart: only the launch id tells the runs apart."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "chosen by hand")
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)

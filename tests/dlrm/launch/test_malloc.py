@@ -1,4 +1,4 @@
-"""Settings of this process's memory."""
+"""Memory settings of the process."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Stopping: at once where it can be, after the step where it must be, by force where nothing else helps."""
+"""Signals stop a process at once, after a step, or by force."""
 
 # ruff: noqa: PT012  # where in a block it is raised is what these tests are about
 

@@ -1,4 +1,4 @@
-"""Every way in which torch, torchrec and fbgemm can fail to fit is told apart, from real package metadata."""
+"""Mismatches of torch, torchrec and fbgemm are diagnosed from package metadata."""
 
 import subprocess
 import sys

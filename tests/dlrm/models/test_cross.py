@@ -1,4 +1,4 @@
-"""Cross layers in slices equal the whole, in float64: the result and every gradient."""
+"""Split cross layers equal the whole in float64: results and all gradients."""
 
 import copy
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""The head of DeepFM in parts: what ranks compute together is what one computes alone, in float64."""
+"""The split head of DeepFM equals the whole in float64: results and all gradients."""
 
 import copy
 
@@ -92,7 +92,7 @@ def test_parts_together_equal_the_whole(top_mlp, layout):
 
 
 def test_mixed_precision_keeps_squares_in_fp32():
-    """And what is sent, for a sum of squares in bfloat16 says little of their difference."""
+    """Sums of squares in bfloat16 would lose the small difference that the result is."""
     head = DeepFMHead(FEATURES, NUM_DENSE, DIM, (5, 1), torch.bfloat16)
     part = split(head, NAMES)
     values = torch.randn(3, len(NAMES) * DIM).to(torch.bfloat16)

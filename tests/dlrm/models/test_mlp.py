@@ -1,4 +1,4 @@
-"""Fully connected layers against torch's own, and what mixed precision may and may not round."""
+"""Fully connected layers against torch's own, and the rounding of mixed precision."""
 
 import os
 import subprocess
@@ -104,7 +104,7 @@ for one, other in zip(*close):
 
 
 def test_bfloat16_runs_without_onednn_support():
-    """On processors without AVX-512, which oneDNN plays on request; told to on its first use."""
+    """oneDNN emulates a processor without AVX-512 if the environment asks for it before its first use."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", ONE_STEP], env=environment, check=True, timeout=60)
 

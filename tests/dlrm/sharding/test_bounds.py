@@ -1,4 +1,4 @@
-"""An id that its table lacks ends training, whatever looks it up; no other row is trained in its place."""
+"""An id beyond its table ends training with any lookup, and no row is trained."""
 
 import pytest
 import torch

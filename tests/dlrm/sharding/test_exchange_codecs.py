@@ -1,4 +1,4 @@
-"""How far numbers come out from what went in, and what they take on their way."""
+"""Errors and bytes of exchanged embeddings."""
 
 from types import SimpleNamespace
 

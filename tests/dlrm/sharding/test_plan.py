@@ -1,4 +1,4 @@
-"""Which table may go where, what is refused, and how the plan is told."""
+"""Sharding plans under the configuration's constraints, refusals, and the printed plan."""
 
 import pytest
 import torch

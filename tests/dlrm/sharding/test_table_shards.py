@@ -1,4 +1,4 @@
-"""The trainer's own tables as `cpr.shards` sees them: host lookups, tall views of replicated tables."""
+"""The trainer's tables as `cpr.shards` lists them."""
 
 import pytest
 import torch

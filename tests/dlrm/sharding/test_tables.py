@@ -1,4 +1,4 @@
-"""Initial values: a function of seed, table and place, however the table is cut."""
+"""Initial values depend on seed, table and position, not on the plan."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a run records of saves, recoveries and its configuration."""
+"""Metrics of saves and recoveries, and the recorded configuration."""
 
 import io
 import json
@@ -81,7 +81,7 @@ def test_saves_and_recoveries_are_written_once(open_run, tmp_path):
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_restarted_run_writes_new_recoveries_only(open_run, tmp_path, silent):
-    """Also if rank 0 was lost, and goes on from the state of another rank."""
+    """Also if rank 0 was lost and resumes from the state of another rank."""
     before = open_run()
     other = Recorder()
     for each in (before, other):

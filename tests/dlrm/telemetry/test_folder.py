@@ -1,4 +1,4 @@
-"""Run folders are new, named after moment and recipe, and refused where none can be."""
+"""Run folders are new and named after time and recipe."""
 
 from datetime import datetime
 

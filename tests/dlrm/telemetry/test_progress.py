@@ -1,4 +1,4 @@
-"""What is seen of an evaluation while it goes on."""
+"""Progress of evaluations in terminals and logs."""
 
 import io
 import logging

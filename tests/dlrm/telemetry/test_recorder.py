@@ -1,4 +1,4 @@
-"""What a run leaves in its folder and what it shows."""
+"""Metrics, report and progress of a run."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The final table says what is known, and that something is not known."""
+"""The final report as a table."""
 
 from dataclasses import replace
 

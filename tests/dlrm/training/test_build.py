@@ -1,4 +1,4 @@
-"""What all ranks build together."""
+"""Runs built from a configuration: parts, resume, warm start."""
 
 import json
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""What `prepare` refuses before ranks meet."""
+"""Checks before a process group exists."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The sharded model trains exactly like plain PyTorch: one process, no sharding, no fused anything."""
+"""The sharded model trains exactly like plain PyTorch in one process."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Training, evaluating and beginning new epochs keep nothing: the process needs no more memory in the end."""
+"""Training and evaluating do not grow the process's memory."""
 
 import mmap
 

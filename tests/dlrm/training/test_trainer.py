@@ -1,4 +1,4 @@
-"""The loop: how long it runs, when it evaluates, how it stops, what it says when something is no number."""
+"""The training loop: steps, evaluations, signals, NaN."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the ranks of `test_wire` do besides: measure their links together."""
+"""Workers of `test_wire` that measure their links together."""
 
 import math
 import os

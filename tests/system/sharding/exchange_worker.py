@@ -1,4 +1,4 @@
-"""What the ranks of `test_splitting` do with an `SplitExchange` alone."""
+"""Workers of `test_splitting` that use a `SplitExchange` alone."""
 
 import torch
 import torch.distributed as dist

@@ -49,7 +49,7 @@ BATCH = 8
 WAYS = {"dot": "columns", "wide": "tables", "far": "rows", "tiny": "rows"}
 """How each head is split. Of tiny's one row, the second rank has nothing; of far's last table too."""
 DEEP = {"deep": "tables"}
-"""Has tables for the weights of its operator too, which nobody has who does not split it."""
+"""This head keeps operator weights in tables too, which exist only when it is split."""
 RANKS = 2
 ALL = PriorityConfig(scheme="touched", ratio=1.0, covering=1.0)
 SAVE_EVERY = 4

@@ -1,4 +1,4 @@
-"""The heads of the exactness tests, and how their weights are called and shaped where these are split."""
+"""Heads of the exactness tests, and names and shapes of their weights when split."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the ranks of `test_splitting` do: train a split head, and the same head in one process beside it."""
+"""Workers of `test_splitting` that train a split head and compare with one process."""
 
 from dataclasses import dataclass
 from functools import partial

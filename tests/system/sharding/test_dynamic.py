@@ -1,4 +1,4 @@
-"""The trainer with dynamic tables: raw ids from the data to the rows, and workers that die on the way."""
+"""The trainer with dynamic tables: raw ids, and workers that die."""
 
 import json
 
@@ -29,7 +29,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def train(start, dataset, tmp_path):
-    """Trains on two ranks; what was said, and the run folder."""
+    """Trains on two ranks; the output, and the run folder."""
 
     def work(name, *more, **options):
         dynamic = ["tables.dynamic=['*']", "tables.dynamic_rows=256", "tables.admit_after=2"]
@@ -45,7 +45,7 @@ def train(start, dataset, tmp_path):
 
 
 def test_a_run_loses_nothing_when_a_worker_dies(train, memory, tmp_path):
-    """That it goes on bit by bit is shown in one process: `tests/dlrm/sharding/dynamic/test_recovery.py`."""
+    """`tests/dlrm/sharding/dynamic/test_recovery.py` shows in one process that it resumes bit for bit."""
     plan = tmp_path / "faults.json"
     plan.write_text(json.dumps(Plan(schedules=(AtStep(step=25, kind=KillWorker(), target=1),)).to_json()))
     said, folder = train(

@@ -1,4 +1,4 @@
-"""The trainer with operators split: the same run as with TorchRec's plan, and a choice that stays."""
+"""The trainer with split operators: same losses as TorchRec's plan, and a stored choice."""
 
 import json
 
@@ -24,7 +24,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def train(start, dataset, tmp_path):
-    """Trains on two ranks or more; what was said, and the run folder."""
+    """Trains on two ranks or more; the output, and the run folder."""
 
     def work(name, *arguments, ranks=2, more=(), **options):
         runs = tmp_path / name

@@ -1,4 +1,4 @@
-"""Two ranks, tables of every kind: each finds and saves its own pieces, which together are the tables."""
+"""Two ranks with tables of every kind list and save their own pieces."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What works on tables works on those of split heads, to surviving the death of workers and of memory."""
+"""Tables of split heads survive the death of workers and the loss of memory."""
 
 import uuid
 

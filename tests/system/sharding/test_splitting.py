@@ -1,4 +1,4 @@
-"""Split heads train exactly like the same heads in one process; so do exchanges alone."""
+"""Split heads train exactly like the same heads in one process."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""A step sends as many bytes as the planner's formulas say, and links are measured by all ranks together."""
+"""A step sends the bytes of the planner's formulas; links are measured by all ranks."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What the ranks of `test_wire` do: count the bytes of a step, for the planner's formulas."""
+"""Workers of `test_wire` that count the bytes of a step."""
 
 import logging
 import os
@@ -44,18 +44,18 @@ class Case:
     exchange_dtype: str = "fp32"
     precision: str = "fp32"
     chosen: str = ""
-    """What `auto` is said to have chosen."""
+    """The stored choice of `auto`."""
     ranks_per_node: int = 0
     """0: all are on one."""
     small_rows: int = 0
     """Tables with at most so many are replicated where TorchRec's plan is kept."""
     dim: int = DIM
     refusal: str = ""
-    """Why nothing is split although it is asked for; TorchRec's plan is kept, and told of."""
+    """Expected reason for keeping TorchRec's plan although a split is configured."""
 
 
 def check(case: Case) -> None:
-    """One step sends what the planner says, to the byte."""
+    """One step sends exactly the bytes that the planner predicts."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_WORLD_SIZE"] = str(case.ranks_per_node or num_ranks)
     config = Config(

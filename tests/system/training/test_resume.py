@@ -1,4 +1,4 @@
-"""A run that is killed, resumed, stopped and resumed again, or loses workers, ends as one undisturbed."""
+"""Killed, stopped and resumed runs end like an undisturbed one."""
 
 import functools
 import json
@@ -96,7 +96,7 @@ def report_of(folder):
 
 
 def check_equal(folder, whole):
-    """Nothing that was measured says which of them was disturbed."""
+    """Metrics and report of a disturbed run equal those of the undisturbed one."""
     assert len(curve(whole)) == 24
     assert curve(folder) == curve(whole)
     assert report_of(folder)["metrics"] == report_of(whole)["metrics"]

@@ -1,4 +1,4 @@
-"""The command as people use it: whole runs, interruptions everywhere, mistakes."""
+"""The command `dlrm.train`: whole runs, signals, mistakes."""
 
 import json
 import os

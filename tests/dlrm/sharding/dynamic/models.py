@@ -1,4 +1,4 @@
-"""A sharded model with a dynamic table, beside a static one in the same FBGEMM module."""
+"""A sharded model with a dynamic and a static table in one FBGEMM module."""
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType

@@ -1,4 +1,4 @@
-"""The index against a dict, and numbers that depend on ids alone."""
+"""The index against a dict, and hashes against their definition."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Rows come back with their ids after a worker's death, from its memory and from its saves."""
+"""Rows of dynamic tables are recovered with their ids, from resident memory and from saves."""
 
 import shutil
 

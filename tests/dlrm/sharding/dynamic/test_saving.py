@@ -1,4 +1,4 @@
-"""Rows come back from checkpoints with their ids, and the index finds them."""
+"""Rows of dynamic tables are loaded from checkpoints with their ids."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who gets a row, and who loses it: against a plain dictionary that is told the same batches."""
+"""Assignment and eviction of rows, against a plain dictionary given the same batches."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ BATCHES = st.lists(st.lists(FEW_IDS, max_size=12), max_size=12)
 
 
 class Memory:
-    """What of a table outlives it: weights, optimizer state and columns."""
+    """What a table keeps in resident memory: weights, optimizer state and columns."""
 
     def __init__(self, capacity, admit_after=1):
         self.admit_after = admit_after

@@ -1,4 +1,4 @@
-"""A model with a dynamic table trains as one with a static table whose ids somebody has mapped."""
+"""A model with a dynamic table trains like one with a static table and translated ids."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""From the configuration to a model with dynamic tables: where they lie, and which heads may be split."""
+"""Models with dynamic tables from a configuration: plans, and heads that may be split."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A small computation that crosses every border there is, on ranks and in one process."""
+"""A small computation with every kind of exchange, on ranks and in one process."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which meet at a barrier in place of a network."""
+"""Ranks as threads of one process, with a barrier in place of a network."""
 
 from collections.abc import Callable
 from threading import Barrier, Thread

@@ -1,4 +1,4 @@
-"""Formulas of bytes against what they are made of, and against those of communication.md, section H."""
+"""Byte formulas against their closed forms (communication.md, section H)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The ways over the border between ranks' samples and parts of an operator, against plain autograd."""
+"""Collectives of split operators and their gradients, against plain autograd."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where the tables of a split head may lie, and what is said about all else."""
+"""Where the tables of a split head may lie, and messages for other layouts."""
 
 import pytest
 import torch

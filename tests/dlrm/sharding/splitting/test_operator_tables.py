@@ -1,4 +1,4 @@
-"""Weights as tables: values, updates as by the dense optimizer, and that who looks for tables finds them."""
+"""Operator weights in tables: values, updates by the dense optimizer, listing as tables."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tables and columns of split heads are dealt out evenly."""
+"""Tables and columns of split heads are distributed evenly."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Row-wise tables on the CPU, seen from inside; tests.system.sharding.test_splitting has what they do."""
+"""Row-wise tables on the CPU, part by part; tests/system has whole models."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Sums inside nodes first are the same sums."""
+"""Sums inside nodes first equal flat sums."""
 
 from collections import Counter
 

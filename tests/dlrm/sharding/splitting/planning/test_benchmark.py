@@ -1,4 +1,4 @@
-"""Contenders take turns until one has clearly won, and the slowest rank's times count."""
+"""Alternatives take turns until one has clearly won; the slowest rank's times count."""
 
 import time
 from itertools import cycle

@@ -1,4 +1,4 @@
-"""What each rank has to hold, and which heads go back to the ordinary plan where that is too much."""
+"""Bytes of tables on each rank, and heads that are not split for lack of memory."""
 
 import pytest
 import torch

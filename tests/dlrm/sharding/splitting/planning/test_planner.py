@@ -1,4 +1,4 @@
-"""From a configuration to the plan that a run trains with, on one rank; several are `tests/system`'s."""
+"""From a configuration to a plan, on one rank; tests/system has several."""
 
 import re
 from dataclasses import replace
@@ -111,7 +111,7 @@ def test_a_split_beyond_a_ranks_memory_falls_back_with_a_warning(sharded, monkey
 
 
 def test_one_rank_splits_heads_whose_parameters_differ_when_split(sharded, tmp_path):
-    """So that it goes on with what several ranks have saved; but by itself `auto` does not choose so."""
+    """So that one rank can load what several ranks have saved; `auto` by itself does not choose a split."""
     assert set(sharded("des", "deepfm", None).plan.plan) == {"wide.tables", "sparse"}
     assert set(sharded("auto", "deepfm").plan.plan) == {"wide.tables", "sparse.tables"}
     choice = tmp_path / CHOICE_NAME

@@ -1,4 +1,4 @@
-"""What whole models save, against sums made by hand."""
+"""Bytes that splitting saves, against sums by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The choice between strategies, on clusters of known speed."""
+"""The choice between strategies on clusters of known speed."""
 
 from dataclasses import replace
 
