@@ -19,6 +19,7 @@ from dlrm.config.schema import Config
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 _BEYOND_FLOAT: Final = 2**1023
+"""Larger integers become infinity, which `check_fields` refuses by name; float() would overflow."""
 
 
 def recipe_names() -> list[str]:
@@ -47,7 +48,7 @@ def _configure(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
         if not separator or not dot or not section or not key:
             raise ValueError(f"--set wants section.key=value, not {override!r}")
         values = raw.setdefault(section, {})
-        if isinstance(values, dict):  # else the recipe is wrong, which _build says
+        if isinstance(values, dict):  # _build reports a section that is none
             values[key] = _parse_value(value.strip())
     config: Config = _build(Config, raw, where="")
     return config

@@ -1,1 +1,1 @@
-"""The seam between the training loop and `cpr`: sessions that save, recover and resume."""
+"""Sessions that a training loop calls to save, resume and recover, built on `cpr`."""

@@ -149,4 +149,4 @@ class StopSignal:
         if self._left.wait(self._tidy_up_s):
             return
         os.write(2, f"{StopRequested(signum)}, by force: a call did not return\n".encode())
-        os._exit(128 + signum)
+        os._exit(128 + signum)  # exit handlers could hang like the main thread

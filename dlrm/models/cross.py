@@ -177,7 +177,7 @@ def with_dense_vector(placement: Placement, dim: int) -> tuple[Placement, list[i
     owners = [field.ranks[0] for field in fields]
     place = neighbour_of_dense(owners)
     name = "dense"
-    while name in placement.fields:  # a feature has that name
+    while name in placement.fields:  # avoid the name of a feature
         name += "_"
     here = [name] if owners[place] == placement.env.rank else []
     together = replace(

@@ -57,7 +57,7 @@ class DeepFMHead(Head):
         (vector,) = dense
         dtype = self.deep.first_dtype(self.dtype)
         product = mlp.product(owned.values.to(dtype), self.first.weight().t())
-        # in fp32, or squares would lose too much
+        # fp32, because the result is a small difference of large squares
         partial = torch.cat([sums_of(owned.values, self._dim), product], dim=1)
         summed = exchange.sum_to_owners(partial, owned.batch_sizes)
         deep: Tensor = self.deep(vector.to(self.dtype), summed[:, self._dim + 1 :].to(dtype))

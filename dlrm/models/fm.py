@@ -46,7 +46,7 @@ def sums_of(pooled: Tensor, dim: int) -> Tensor:
     In fp32, or in the input's dtype if that is wider. Results for disjoint sets of fields may be added.
     """
     wide = torch.promote_types(pooled.dtype, torch.float32)
-    vectors = pooled.to(wide).view(pooled.shape[0], pooled.shape[1] // dim, dim)  # maybe none
+    vectors = pooled.to(wide).view(pooled.shape[0], pooled.shape[1] // dim, dim)  # a rank may have no fields
     return torch.cat([vectors.sum(1), vectors.square().sum((1, 2)).unsqueeze(1)], dim=1)
 
 

@@ -45,12 +45,12 @@ class _Products(torch.autograd.Function):
         vectors, symmetric = ctx.saved_tensors
         batch, num_vectors, _ = vectors.shape
         grad_products = _as_bits(grad).gather(1, symmetric.view(1, -1).expand(batch, -1)).view(grad.dtype)
-        grad_products[:, :: num_vectors + 1] = 0  # no vector is paired with itself
+        grad_products[:, :: num_vectors + 1] = 0  # the diagonal: no vector is paired with itself
         grad_vectors = torch.bmm(grad_products.view(batch, num_vectors, num_vectors), vectors)
         grad_dense = grad_vectors[:, 0]
         if ctx.kept:
             grad_dense = grad_dense + grad[:, : ctx.kept]
-        # views of one product, although they may have to be copied: faster than two products
+        # one product and copies of its parts are faster than two products
         return grad_dense, grad_vectors[:, 1:].flatten(1), None, None, None
 
 
@@ -130,7 +130,7 @@ class DotHead(Head):
         """Compute the interaction as `forward` does."""
         (vector,) = dense
         columns = exchange.deal_columns(vector, owned.columns, owned.batch_sizes)
-        # of no columns, all products are 0, in whatever order
+        # a rank without columns has no names, and its products are 0 in any order
         partial = self.products(columns, owned.values, owned.names or self.names)
         return torch.cat([vector, exchange.sum_to_owners(partial, owned.batch_sizes)], dim=1)
 

@@ -57,7 +57,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, by_columns: bool) -> Tensor:
     if by_columns:
         return (x.t() @ grad).to(_master(x.dtype)).t()
     if x.dtype == torch.float32 and x.shape[1] % 2:
-        # MKL is slow, up to 3 times, where the rows of the result have an odd length
+        # MKL takes up to 3 times as long if rows of the result have an odd length
         return (x.t() @ grad).t().contiguous()
     return (grad.t() @ x).to(_master(x.dtype))
 

@@ -49,7 +49,7 @@ class _JsonLines:
         if path.exists():
             _truncate(path, step)
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("ab", buffering=0)  # a killed process loses no line
         self._waiting = b""
         self._failing = False
 

@@ -54,7 +54,7 @@ def unsharded(inputs: Inputs, features: Sequence[Feature] = ()) -> Unsharded:
     """
     config, device = inputs.config, inputs.device
     dtype, batch_size = arithmetic_dtype(config.train.precision), inputs.loader.config.batch_size
-    torch.manual_seed(config.train.seed)
+    torch.manual_seed(config.train.seed)  # equal dense parameters on all ranks without a broadcast
     model = build_model(config.model, features or features_of(inputs), len(inputs.manifest.dense), dtype)
     is_dynamic = config.tables.is_dynamic
     dynamic = [table.name for table in tables_of(model) if any(map(is_dynamic, table.feature_names))]
@@ -77,7 +77,7 @@ def apply_plan(
         device=inputs.device,
         plan=planned.plan,
         sharders=planned.sharders,
-        init_data_parallel=False,
+        init_data_parallel=False,  # no DDP: `dense_sync` averages dense gradients
     )
     bounds.watch(sharded)
     if config.sharding.data_parallel_gradients == "rows":
@@ -87,7 +87,7 @@ def apply_plan(
         initialize_tables(sharded, config.train.seed)
     dtype, on_gpu = arithmetic_dtype(config.train.precision), inputs.device.type == "cuda"
     for module in sharded.modules():
-        if isinstance(module, PooledFeatures | ShardedHead):  # each with a dtype of its own
+        if isinstance(module, PooledFeatures | ShardedHead):  # heads may differ in dtype
             use_host_lookups([group.emb_module for group in table_groups(module)], module.dtype)
             _match_dtype_without_tables(module.tables, dtype if on_gpu else module.dtype)
     return sharded

@@ -81,6 +81,6 @@ class ProxyModel:
     def _ids(self, feature: Feature, size: int) -> tuple[Tensor, Tensor]:
         """Random ids of a feature and the number of ids in each of `size` samples."""
         mean = self._inputs.ids.get(feature.name, 1.0)
-        lengths = (torch.rand(size) + mean).long()  # as many on average
+        lengths = (torch.rand(size) + mean).long()  # a random rounding of the mean
         uniform = torch.rand(int(lengths.sum()), dtype=torch.float64)
         return (uniform**SKEW * feature.rows).long(), lengths

@@ -38,7 +38,7 @@ def run(config: Config, recipe: str, stop: StopSignal, resume: Path | None = Non
             quiet_libraries()
         inputs = prepare(config, recipe, Ranks.from_environment(), resume)
         try:
-            check_versions(inputs.device.type)  # "auto" is decided
+            check_versions(inputs.device.type)  # train.device=auto is resolved only now
             if recovery is None:
                 start_process_group(inputs.ranks, inputs.device)
             check_agreed(config)

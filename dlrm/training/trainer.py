@@ -34,7 +34,7 @@ NUM_SCALARS = 4
 
 
 ADVICE = (
-    "Lower dense.learning_rate and tables.learning_rate, or lengthen schedule.warmup_steps, and begin again, "
+    "Lower dense.learning_rate and tables.learning_rate, or lengthen schedule.warmup_steps, and start over, "
     "or --resume from what was saved"
 )
 
@@ -118,7 +118,7 @@ class Trainer:
             return
         bad = [name for name, total in zip(self._dense, sums.tolist(), strict=True) if not isfinite(total)]
         raise DivergedError(
-            f"parameter {bad[0]} has values that are no numbers after step {self.steps_done}, perhaps "
+            f"parameter {bad[0]} has NaN or infinite values after step {self.steps_done}, perhaps "
             f"because a table has. {ADVICE}"
         )
 
@@ -130,9 +130,8 @@ class Trainer:
 
     def _run(self) -> None:
         evaluated_at = -1
-        if (
-            self.steps_done and self._should_evaluate()
-        ):  # the run was cut off between a save and its evaluation
+        # a run may be cut off after a save and before the evaluation of the same step
+        if self.steps_done and self._should_evaluate():
             self._evaluate()
             evaluated_at = self.steps_done
         while self.should_continue():
@@ -181,7 +180,8 @@ class Trainer:
         self.optimizers.begin_step(self.steps_done)
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # also updates the tables
+        # ranks share these scalars in the collective that averages the gradients: no extra latency
         finite_check = self._finite_check().to(loss.device)
         scalars = torch.cat([torch.stack([loss.detach(), finite_check]), loss.new_tensor(self._stop_flags)])
         mean_loss, mean_finite_check, stop, at_once = self.replicas.average(scalars).tolist()
@@ -258,7 +258,7 @@ class Trainer:
         else:
             self.check_parameters()
             ranks = [rank for rank, (_, value) in enumerate(found) if not isfinite(value)]
-            what = "gradients outside the tables are no numbers"
+            what = "gradients outside the tables are NaN or infinite"
         batch = sum(phase["steps"] for phase in self.loader.state_dict()["phases"])
         raise DivergedError(
             f"{what} at step {self.steps_done + 1} (epoch {self.loader.epoch}, batch {batch} of it, rank "

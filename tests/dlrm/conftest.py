@@ -10,6 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from cpr.shards import find_shards
 from data.batch import Batch
 from data.dataset import Feature
+from data.synthetic import SyntheticConfig, generate
 from dlrm.config.schema import Config, ModelConfig, ShardingConfig, TablesConfig, TrainConfig
 from dlrm.sharding import plan
 from dlrm.sharding.pooled import PooledFeatures
@@ -23,6 +24,16 @@ def world_of_one():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def small_dataset(tmp_path_factory):
+    """Three days of 256 samples in two row groups each; tests must not change the files."""
+    folder = tmp_path_factory.mktemp("data") / "dataset"
+    generate(
+        SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=128, rows_per_file=256), folder
+    )
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -140,7 +140,7 @@ class DynamicTable:
             num_idle = int((self._last_seen < self._clock).sum()) - num_free
             num = min(num_idle, max(wanted - num_free, self.capacity // EVICTION_SHARE))
             if num:
-                oldest = self._last_seen.argsort(stable=True)  # free rows are the first
+                oldest = self._last_seen.argsort(stable=True)  # free rows (0) come first
                 self._last_seen[oldest[num_free : num_free + num]] = 0
                 self._derive_index()
         return min(wanted, self._free.numel())

@@ -69,7 +69,7 @@ class SplitExchange:
     def gather(self, own: Tensor, batch_sizes: Sequence[int]) -> Tensor:
         """All ranks' rows in the order of ranks, in the wire dtype."""
         wire = own.to(self.wire_dtype or own.dtype).contiguous()
-        if len(set(batch_sizes)) > 1:  # no backend gathers tensors of different sizes at once
+        if len(set(batch_sizes)) > 1:  # all-gathers need equal sizes
             sent = wire.repeat(self.world_size, *[1] * (wire.dim() - 1))
             return self.all_to_all(sent, [wire.shape[0]] * self.world_size, batch_sizes)
         gathered = wire.new_empty((sum(batch_sizes), *wire.shape[1:]))
@@ -79,7 +79,7 @@ class SplitExchange:
     def reduce_scatter(self, partial: Tensor, batch_sizes: Sequence[int]) -> Tensor:
         """This rank's rows of the sum over ranks, in the dtype of `partial`."""
         own = batch_sizes[self.rank]
-        # faster than gloo's own reduce-scatter; and sums can be in fp32, whatever travels
+        # faster than gloo's reduce-scatter, and sums are in fp32 whatever the wire dtype
         received = self.all_to_all(partial, batch_sizes, [own] * self.world_size)
         pieces = received.view(self.world_size, own, *partial.shape[1:])
         return pieces.sum(0, dtype=torch.promote_types(partial.dtype, torch.float32)).to(partial.dtype)
@@ -90,7 +90,7 @@ class SplitExchange:
             total = partial.clone(memory_format=torch.contiguous_format)  # the collective works in place
             dist.all_reduce(total, group=self._group)
             return total
-        # a collective would add up what is rounded, and round each sum
+        # a collective would round every partial sum
         share, more = divmod(partial.numel(), self.world_size)
         shares = [share + (rank < more) for rank in range(self.world_size)]
         total = self.gather(self.reduce_scatter(partial.reshape(-1), shares), shares)
@@ -98,7 +98,7 @@ class SplitExchange:
 
     def gradient_scale(self, num_samples: int) -> float:
         """Factor by which gradients of a mean over `num_samples` are multiplied while they travel."""
-        # a power of two, which rounds nothing
+        # a power of two, so that scaling itself rounds nothing
         return 2.0 ** (num_samples - 1).bit_length() if self.wire_dtype == torch.float16 else 1.0
 
     def _apply(self, function: type[torch.autograd.Function], tensor: Tensor, *sizes: list[int]) -> Tensor:

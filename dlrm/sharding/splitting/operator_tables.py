@@ -86,10 +86,9 @@ class OperatorTables(nn.Module):
             raise ValueError(f"a head with weights ({prefix}*) needs a sharder for them to be split")
         self.columns = weight.shape[1]
         self._device = placement.device
-        # columns beyond the weight's are filled with zeros, which stay zeros
         fields, width = placement.fields, -(-self.columns // COLUMN_STEP) * COLUMN_STEP
         rows = weight.shape[0] // len(fields)
-        # its columns are those of a table, so they are padded
+        # padded to FBGEMM's column step; the zeros get zero gradients and stay zeros
         padded = nn.functional.pad(weight.detach(), (0, width - self.columns)).view(len(fields), rows, width)
         self._initial: dict[str, Tensor] | None = {
             f"{prefix}{name}": padded[place].clone()
@@ -107,12 +106,14 @@ class OperatorTables(nn.Module):
         assert list(here) == list(placement.names), f"{here} are not in the order of {placement.names}"
         groups = list(table_groups(self))
         assert len(groups) <= 1, "tables of one width are one FBGEMM module"
-        self._tbe: list[Any] = [group.emb_module for group in groups]  # a list hides it from modules()
+        self._tbe: list[Any] = [
+            group.emb_module for group in groups
+        ]  # in a list, or it would be listed as a submodule twice
         for tbe in self._tbe:
             if placement.device.type == "cpu":
                 tbe.forward = WholeTables(tbe)
         self._shape = (len(here), rows, width)
-        # every row once
+        # every lookup reads every row once
         self._ids = torch.arange(rows, device=placement.device).repeat(len(here))
         self._offsets = torch.arange(len(here) * rows + 1, device=placement.device)
 
@@ -130,7 +131,7 @@ class OperatorTables(nn.Module):
         Call it once per forward pass. A rank without fields gets an empty tensor that requires a gradient,
         because other ranks wait for it in the backward pass.
         """
-        self._initial = None  # rows that live on do not begin again
+        self._initial = None  # rows adopted from a dead worker must not be initialized
         num_fields, rows, width = self._shape
         if not self._tbe:
             return torch.zeros(0, self.columns, device=self._device, requires_grad=True)

@@ -92,7 +92,7 @@ class RowSplitCollection(ShardedEmbeddingBagCollection):  # type: ignore[misc]
     """A `ShardedEmbeddingBagCollection` whose row-wise tables work on the CPU."""
 
     def __init__(self, wire_dtype: torch.dtype | None, **options: Any) -> None:
-        self._wire_dtype = wire_dtype  # before the rest, which asks for shardings
+        self._wire_dtype = wire_dtype  # set first, because the base class creates shardings
         super().__init__(**options)
 
     def create_embedding_bag_sharding(

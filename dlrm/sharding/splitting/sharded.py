@@ -85,7 +85,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
             if name != "tables":
                 self.add_module(name, child)
         self.dtype = head.dtype
-        # its modules are this one's, under the same names
+        # not a submodule: its children are this module's, and would be listed twice
         object.__setattr__(self, "_head", head)
         self._exchange = (
             TwoLevelExchange(env.process_group, ranks_per_node, wire_dtype)
@@ -117,7 +117,7 @@ class ShardedHead(ShardedModule[KJTList, Tensor, Tensor, HeadContext]):  # type:
         """Look up pooled embeddings `[B, width]` of all ranks' samples in this rank's tables."""
         (pooled,) = self.tables.compute(ctx.tables, dist_input)
         values: Tensor = pooled.to(self.dtype)
-        if not self._names:  # TorchRec's stand-in for no tables has no samples, but a gradient to wait for
+        if not self._names:  # TorchRec's placeholder output has no samples, but carries the gradient
             (context,) = ctx.tables.sharding_contexts
             values = values.reshape(sum(context.batch_size_per_rank), 0)
         return values

@@ -12,30 +12,20 @@ from cpr.checkpoint.collectives import Alone
 from cpr.faults import AtStep, Plan, Raise
 from cpr.priority.config import SCHEMES
 from cpr.recovery.worker.memory import launch_of_this_worker
-from data.synthetic import SyntheticConfig, generate
 from dlrm.config.recipe import load_config
 from dlrm.config.schema import CheckpointConfig
 from dlrm.fault_tolerance.setup import LAUNCHES, open_recovery
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recovery") / "dataset"
-    generate(
-        SyntheticConfig(scale=1e-4, days=2, rows_per_day=500, rows_per_block=500, rows_per_file=500), folder
-    )
-    return folder
-
-
 @pytest.fixture
-def config(dataset, tmp_path, monkeypatch):
+def config(small_dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path))
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
 
     def work(*overrides):
         runs = tmp_path / "runs"
         runs.mkdir(exist_ok=True)
-        base = (f"data.uri={dataset}", f"train.run_folder={runs}", "data.global_batch_size=100")
+        base = (f"data.uri={small_dataset}", f"train.run_folder={runs}", "data.global_batch_size=100")
         return load_config("tiny", [*base, "checkpoint.every_steps=2", *overrides])
 
     return work

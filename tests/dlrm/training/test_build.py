@@ -59,15 +59,6 @@ def test_deepfm_rounds_embeddings_but_not_the_linear_part(shard_model):
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "dataset"
-    generate(
-        SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=256, rows_per_file=256), folder
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
 def tomorrow(tmp_path_factory):
     """Data of the same tables, other samples."""
     folder = tmp_path_factory.mktemp("data") / "tomorrow"
@@ -79,11 +70,11 @@ def tomorrow(tmp_path_factory):
 
 
 @pytest.fixture
-def inputs(world_of_one, dataset, tmp_path):
+def inputs(world_of_one, small_dataset, tmp_path):
     made = []
 
     def work(*overrides, resume=None):
-        settings = [f"data.uri={dataset}", "data.global_batch_size=32"]
+        settings = [f"data.uri={small_dataset}", "data.global_batch_size=32"]
         config = load_config("tiny", [*settings, f"train.run_folder={tmp_path / 'runs'}", *overrides])
         made.append(prepare(config, "tiny", ALONE, resume))
         return made[-1]

@@ -22,19 +22,10 @@ ALONE = Ranks(rank=0, local_rank=0, world_size=1)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("original") / "dataset"
-    generate(
-        SyntheticConfig(scale=1e-4, days=3, rows_per_day=256, rows_per_block=128, rows_per_file=256), folder
-    )
-    return folder
-
-
 @pytest.fixture
-def dataset(original, tmp_path):
+def dataset(small_dataset, tmp_path):
     """A copy that a test may change."""
-    return Path(shutil.copytree(original, tmp_path / "dataset"))
+    return Path(shutil.copytree(small_dataset, tmp_path / "dataset"))
 
 
 def prepare_with(dataset, *overrides, ranks=ALONE):

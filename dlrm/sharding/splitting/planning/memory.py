@@ -30,7 +30,7 @@ def table_bytes(
     for table in head.tables.embedding_bag_configs():
         rows, columns = table.num_embeddings, table.embedding_dim
         if plan[table.name].sharding_type == ShardingType.DATA_PARALLEL.value:
-            gradients = FP32_BYTES * rows * columns  # of all rows, unlike those of sharded tables
+            gradients = FP32_BYTES * rows * columns  # dense gradients of all rows; sharded tables have none
             held = [each + piece_bytes(rows, columns, optimizer) + gradients for each in held]
             continue
         for piece in plan[table.name].sharding_spec.shards:

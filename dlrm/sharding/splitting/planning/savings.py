@@ -89,14 +89,14 @@ def _of_head(head: Head, num_ranks: int, batch_size: int, unique_rows: Sequence[
     in_place = numbers_outside_tables(head) - traffic.replicated
     averaged = costs.most_sent(costs.all_reduce(in_place, num_ranks))
     exchanged = costs.pooled_exchange([len(tables) * dim / num_ranks] * num_ranks, sizes)
-    # a dense vector that takes part goes to some rank whole, or in even columns: most leaves a rank without
+    # the rank that gets none of the dense vector sends most of it
     columns = [dim / num_ranks] * num_ranks if head.split_by == "columns" else [0.0] * (num_ranks - 1) + [dim]
     moved = [
         collective
         for crossing in traffic.crossings
         for collective in costs.crossing(crossing, sizes, columns, costs.FP32_BYTES)
     ]
-    # TorchRec's tables have more columns than a linear part has weights, a parameter server's do not
+    # FBGEMM pads the linear part's tables to 4 columns; a parameter server would not
     weight_dim = head.weight_dim or dim
     rows = costs.pull_and_push(unique_rows, [weight_dim] * len(tables), num_ranks)
     return Traffic(

@@ -59,7 +59,7 @@ def shapes_of(
     for path, head in heads_of(model).items():
         plan = ordinary.plan[f"{path}.tables"]
         shape = _ordinary(path, head, plan, setting)
-        if output_dtype is not None:  # FBGEMM itself rounds, whatever the head wants
+        if output_dtype is not None:  # FBGEMM itself rounds, whatever the head's dtype
             shape = replace(shape, value_bytes=output_dtype.as_dtype().itemsize)
         if isinstance(sharder, RowSplitSharder) and sharder.codecs is not None:
             shape = replace(shape, exchanged_bytes=sharder.codecs.value_bytes(exchanged_width(plan)))

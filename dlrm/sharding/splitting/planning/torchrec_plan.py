@@ -102,7 +102,7 @@ class ModelLayout:
             if strategy == "exchange":
                 continue
             assert isinstance(head, Head)
-            # by rows, the operator may not be split
+            # by rows, operators without an exact row split keep their forward: only tables are split
             stays = strategy == "rows" and "rows" not in (head.split_by, *head.also_by)
             del plan[f"{path}.tables"]
             plan[f"{path}.tables" if stays else path] = self._pieces(head, strategy)
@@ -110,7 +110,7 @@ class ModelLayout:
                 same = {
                     strategies[each] for each, other in heads_of(model).items() if type(other) is type(head)
                 }
-                # DistributedModelParallel finds a sharder by the type of the module
+                # DistributedModelParallel finds sharders by module type, so each type has one strategy
                 assert same <= {strategy, "exchange"}, f"heads of a type are split alike, not {sorted(same)}"
                 kinds[type(head)] = self._head_sharder(head, strategy)
         return Planned(plan=ShardingPlan(plan), sharders=[*sharders, *kinds.values()], strategies=strategies)
