@@ -14,8 +14,11 @@ from typing import Any, Final
 EXPERIMENTS: Final = Path(__file__).parents[1]
 RANGES: Final = ("low", "high", "ci")
 """Endings of figures that say how far another one can be trusted."""
-LAYOUT_SINCE: Final = "2026-11-23T03:30"
-"""When all modules were moved to their present folders: results that finished earlier measured older code."""
+EARLIER_COMMITS: Final = (
+    "008c159 11f9b69 171db8c 3f92461 449d943 6e3ad1d 73fbe69 83f6ccd 8eaeab5 918f27d "
+    "a41b15f aeeb135 bd18d0f cc1d176 d2d2644 e099d46 f13f08e fa427b1"
+)
+"""Commits of stored results that were measured before all modules moved to their present folders."""
 EARLIER_LAYOUT, UNCOMMITTED, ROWS_BEFORE = "†", "‡", "§"
 MARKS: Final = {
     EARLIER_LAYOUT: "measured at that commit of an earlier layout of the folders",
@@ -112,7 +115,7 @@ class Result:
     def provenance(self) -> str:
         """The command and the short commit, with the `MARKS` that apply."""
         commit, _, changes = str(self.body["commit"]).partition("+")
-        marks = EARLIER_LAYOUT if (self.body["finished"] or "") < LAYOUT_SINCE else ""
+        marks = EARLIER_LAYOUT if commit[:7] in EARLIER_COMMITS else ""
         marks += UNCOMMITTED if changes else ""
         marks += ROWS_BEFORE if any(row.get("commit", commit) != commit for row in self.body["rows"]) else ""
         return f"`{self.command}` at `{commit[:7]}`{marks}"
