@@ -37,12 +37,11 @@ class SharedNorms:
     differently.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self._rank, self._num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self) -> None:
+        self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Compute the norms fp32 `[len(tensors)]`; all ranks of the group call it together.
+        """Compute the norms fp32 `[len(tensors)]`; all ranks call it together.
 
         Args:
             tensors: of the same number, shapes and order on all ranks, and all on one device.
@@ -55,7 +54,7 @@ class SharedNorms:
         found = torch.zeros(self._num_ranks, width, device=device)
         own = torch.zeros(width, device=device)
         own[: len(mine)] = local_norms([tensors[index] for index in mine])
-        dist.all_gather(list(found.unbind()), own, group=self._group)
+        dist.all_gather(list(found.unbind()), own)
         return found.flatten()[_places(shares, device)]
 
 
@@ -81,17 +80,13 @@ def _places(shares: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor
     return torch.tensor([found[index] for index in range(len(found))], device=device)
 
 
-def choose_norms(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None = None) -> Norms:
+def choose_norms(parameters: Iterable[nn.Parameter]) -> Norms:
     """Time both ways to compute norms and return the faster, by the times of the slowest rank.
 
-    All ranks of the group call it together and get the same answer.
-
-    Args:
-        parameters: replicas, equal on all ranks.
-        group: of the replicas; None is all ranks.
+    All ranks call it together, with replicas of the same parameters, and get the same answer.
     """
     tensors = [parameter.detach() for parameter in parameters]
-    if not dist.is_initialized() or dist.get_world_size(group) == 1 or not tensors:
+    if not dist.is_initialized() or dist.get_world_size() == 1 or not tensors:
         return local_norms
     device = tensors[0].device
 
@@ -100,9 +95,9 @@ def choose_norms(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | 
             norms(tensors)
             finish(device)
 
-        return best_time_s(work, device, group)
+        return best_time_s(work, device)
 
-    shared = SharedNorms(group)
+    shared = SharedNorms()
     return shared if time_s(shared) < time_s(local_norms) else local_norms
 
 

@@ -84,11 +84,6 @@ class ExchangePlan:
     chosen: int
     """Index of the chosen candidate."""
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether the chosen exchange is lossless."""
-        return self.estimates[self.chosen].kind == "lossless"
-
     def describe(self) -> str:
         """Format all estimates and reasons as a table."""
         width = max(len(each.name) for each in self.estimates)

@@ -130,7 +130,6 @@ class Packing:
 
     def __init__(self, codec: WireCodec) -> None:
         self._codec = codec
-        self.name: Final = codec.name
         self.is_lossless: Final = isinstance(codec, Plain)
 
     def num_bytes(self, num_values: int) -> int:

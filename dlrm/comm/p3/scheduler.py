@@ -12,7 +12,7 @@ Ranks agree by construction: slices follow from the parameters' names and sizes,
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,9 +28,6 @@ from dlrm.comm.p3.comm_thread import CommThread
 from dlrm.comm.p3.param_order import ParamOrder
 from dlrm.comm.p3.side_stream import SideStream
 from dlrm.comm.p3.slices import FUSE_VALUES, SLICE_VALUES, issue_order, lay_out
-
-Sum = Callable[[Tensor], Tensor]
-"""A function from a slice of this rank's gradient, fp32 `[n]`, to its sum over ranks; may overwrite it."""
 
 
 class PriorityExchange:
@@ -60,10 +57,6 @@ class PriorityExchange:
     Args:
         model: a replica of the other ranks' models.
         optimizer: of the parameters to exchange.
-        group: of the replicas, used by nothing else; None makes one of all ranks.
-        make_sum: makes a `Sum` for slices of a number of values, which runs in the thread and has no state to
-            save; None is an all-reduce.
-        average: divide the sums by the number of ranks.
         slice_values: largest size of a slice.
         fuse_values: smaller tensors share a slice.
 
@@ -77,28 +70,23 @@ class PriorityExchange:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        group: dist.ProcessGroup | None = None,
-        make_sum: Callable[[int], Sum] | None = None,
-        average: bool = True,
         slice_values: int = SLICE_VALUES,
         fuse_values: int = FUSE_VALUES,
     ) -> None:
         named, problem = _parameters_of(model, optimizer)
-        self._group, self._num_ranks = group, 1
+        self._group: dist.ProcessGroup | None = None
+        self._num_ranks = 1
         if dist.is_initialized():
             device = next((each.device for each in model.parameters()), torch.device("cpu"))
             # a group of its own: the thread's collectives must not mix with those of the training loop
-            self._group = dist.new_group(timeout=timeout_of(device)) if group is None else group
+            self._group = dist.new_group(timeout=timeout_of(device))
             self._num_ranks = dist.get_world_size(self._group)
-            check_alike(named, self._group, (average, slice_values, fuse_values), problem)
+            check_alike(named, self._group, (slice_values, fuse_values), problem)
         elif problem is not None:
             raise problem
         self._names, self._parameters = list(named), list(named.values())
         sizes = {name: parameter.numel() for name, parameter in named.items()}
         self._layout = lay_out(sizes, slice_values, fuse_values)
-        self._divisor = self._num_ranks if average else 1
-        make = make_sum or (lambda num_values: self._all_reduce)
-        self._sums = [make(each.end - each.begin) for each in self._layout.slices]
         device = self._parameters[0].device
         self._flat = torch.zeros(sum(sizes.values()), device=device)
         self._pieces = [
@@ -232,20 +220,19 @@ class PriorityExchange:
         self._pending.difference_update(chosen)
 
     def _send(self, number: int) -> None:
-        """Replace a slice by its sum, or mean, over ranks; runs in the thread."""
+        """Replace a slice by its mean over ranks; runs in the thread."""
         each = self._layout.slices[number]
         vector = self._flat[each.begin : each.end]
         with (
             torch.no_grad(),
             self._side.background(each.parameters, number, finish=self._thread.is_measuring),
         ):
-            total = self._sums[number](vector)
-            torch.div(total, self._divisor, out=vector)
+            self._all_reduce(vector)
+            vector /= self._num_ranks
 
-    def _all_reduce(self, vector: Tensor) -> Tensor:
+    def _all_reduce(self, vector: Tensor) -> None:
         if self._num_ranks > 1:
             dist.all_reduce(vector, group=self._group)
-        return vector
 
     def _agree(self, ready_s: Sequence[float], takes_s: Sequence[float]) -> list[int]:
         """Agree on the order of slices by rank 0's times; runs in the thread."""

@@ -155,13 +155,9 @@ def test_a_layer_waits_for_its_own_slices_and_updates_just_those():
     model = make()
     gate, seen = threading.Event(), {}
 
-    def make_sum(num_values):
-        def work(vector):
-            if num_values == 144:  # the weight of `extra`
-                assert gate.wait(30), "the forward pass waited too early"
-            return vector
-
-        return work
+    def wait(vector):
+        if vector.numel() == 144:  # the weight of `extra`
+            assert gate.wait(30), "the forward pass waited too early"
 
     def look(module, inputs, output):
         if not gate.is_set() and "before" in seen:
@@ -171,7 +167,8 @@ def test_a_layer_waits_for_its_own_slices_and_updates_just_those():
 
     model.first.register_forward_hook(look)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with PriorityExchange(model, optimizer, make_sum=make_sum, slice_values=200, fuse_values=0) as exchange:
+    with PriorityExchange(model, optimizer, slice_values=200, fuse_values=0) as exchange:
+        exchange._all_reduce = wait
         loss_of(model, 0).backward()
         exchange.step()
         seen["before"] = {name: each.detach().clone() for name, each in model.named_parameters()}
@@ -214,28 +211,17 @@ def test_evaluation_and_state_dict_see_the_last_update():
     assert_equal(ours, theirs)
 
 
-def failing_sum(name_of_failing, after):
-    """Sums slices of so many values, and fails after some of them."""
-    calls = [0]
-
-    def make_sum(num_values):
-        def work(vector):
-            if num_values == name_of_failing:
-                calls[0] += 1
-                if calls[0] > after:
-                    raise ConnectionError("rank 1 is gone")
-            return vector
-
-        return work
-
-    return make_sum
-
-
 def test_an_error_in_the_thread_reaches_the_next_wait_with_the_slices_name():
-    model = make()
+    model, calls = make(), []
+
+    def fail(vector):
+        calls.append(vector.numel())
+        if calls.count(120) > 2:  # the weight of `first`
+            raise ConnectionError("rank 1 is gone")
+
     optimizer = SGD(model.parameters(), lr=0.1)
-    make_sum = failing_sum(120, after=2)  # the weight of `first`
-    exchange = PriorityExchange(model, optimizer, make_sum=make_sum, slice_values=200, fuse_values=0)
+    exchange = PriorityExchange(model, optimizer, slice_values=200, fuse_values=0)
+    exchange._all_reduce = fail
     with pytest.raises(ExchangeError, match=r"first\.weight in step 3 .* rank 1 is gone"), exchange:
         train(exchange, model, optimizer)
 
