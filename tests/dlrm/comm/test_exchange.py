@@ -66,14 +66,6 @@ def test_a_gradient_of_another_model_is_refused(world_of_one):
         assert made.steps_done == 1
 
 
-def test_scalars_and_means_of_one(world_of_one):
-    made = build_exchange(CommConfig(), 2, CPU)
-    flat = made.make_buffer(num_scalars=3)
-    flat[:5] = torch.tensor([1.0, 2, 3, 4, 5])
-    mean, scalars = made.combine(flat, num_scalars=3, mean=True)
-    assert (mean.tolist(), scalars.tolist()) == ([1, 2], [3, 4, 5])
-
-
 def test_figures_are_means_since_they_were_last_taken(world_of_one):
     made = build_exchange(CommConfig(exchange="ring"), 100, CPU)
     assert made.take_figures() is None

@@ -25,17 +25,6 @@ def test_a_single_rank_exchanges_nothing(world_of_one):
         assert replicas.settle() is None
 
 
-def test_residuals_of_removed_ranks_reach_a_single_rank(world_of_one):
-    layer = nn.Linear(3, 1)
-    replicas = AllReduceSync(list(layer.parameters()), 1, CommConfig(exchange="star"))
-    residual = {"rank": 1, "num_ranks": 2, "memory": {"residual": torch.arange(4.0)}, "compressor": {}}
-    replicas.own.inherit([residual, {**residual, "rank": 0, "memory": {}}])
-    replicas.settle()
-    layer(torch.ones(3)).backward()
-    assert replicas.average(torch.zeros(1)).tolist() == [0]
-    assert [parameter.grad.tolist() for parameter in layer.parameters()] == [[[1, 2, 3]], [4]]
-
-
 def test_dropped_residuals_cause_a_warning(world_of_one, caplog):
     with caplog.at_level(logging.WARNING):
         DenseSync().load_state_dict({}, steps_done=9)

@@ -1,5 +1,6 @@
 """Checks of all collectives between four ranks, on nodes of 1, 2 and 4."""
 
+import math
 import os
 import time
 from collections import Counter
@@ -18,8 +19,9 @@ from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, T
 from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
 from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import Threshold, TopK
+from dlrm.comm.controllers import SumOverRanks
 from dlrm.comm.links import Link, Links, measure_links
-from tests.system.comm.common import assert_same_bits, drawn, of_all
+from tests.system.comm.common import assert_same_bits, assert_same_value, drawn, of_all
 from tests.system.ranks import PATIENCE
 
 CPU = torch.device("cpu")
@@ -333,3 +335,14 @@ def check_drift_is_detected_by_all_ranks_together() -> None:
     said = [[watch.observe(seconds) for _ in range(4)] for seconds in windows]
     assert not any(any(window[:3]) for window in said)
     assert [window[3] for window in said] == [False, False, False, True, False, True, False]
+
+
+def check_sums_for_controllers_have_the_same_bits():
+    """Added in another order these would differ, and in fp32 they would be lost."""
+    agree, rank = SumOverRanks(CPU), dist.get_rank()
+    mine = [0.1 * 7**rank, 1e8 + rank, math.nan if rank == 1 else 0.0]
+    first, second, third = agree(torch.tensor(mine, dtype=torch.float64))
+    assert agree.num_ranks == dist.get_world_size()
+    assert second == sum(1e8 + other for other in range(agree.num_ranks))
+    assert math.isnan(third)
+    assert_same_value(first.hex())

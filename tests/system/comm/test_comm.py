@@ -1,10 +1,9 @@
-"""Collectives, exchanges, hooks, controllers and P3 between real ranks; one start of processes per test."""
+"""Collectives, exchanges, hooks and P3 between real ranks; one start of processes per test."""
 
 import pytest
 
 from tests.system.comm import (
     collectives_worker,
-    controllers_worker,
     disagreement_worker,
     exchange_worker,
     hook_worker,
@@ -19,7 +18,6 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 GROUPS = {
     "collectives": (4, (collectives_worker,)),
-    "controllers": (3, (controllers_worker,)),
     "exchanges": (4, (residual_worker, exchange_worker, disagreement_worker, hook_worker, replicas_worker)),
     "priority and norms": (3, (schedule_worker,)),
 }

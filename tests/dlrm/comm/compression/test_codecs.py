@@ -127,16 +127,3 @@ def test_message_and_rounding_errors_add_up(codec, length):
         assert packing.is_lossless == (not values.any())
     packing.add(data[: packing.num_bytes(length)], sent)
     torch.testing.assert_close(sent + 2 * values, 2 * before, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_infinity_are_sent_and_not_kept(codec, wrong):
-    packing = Packing(codec)
-    values = torch.ones(10)
-    values[3] = wrong
-    data = torch.empty(packing.num_bytes(10), dtype=torch.uint8)
-    packing.pack(values, data)
-    assert values.isfinite().all()
-    packing.unpack(data, values)
-    assert not values[3].isfinite()
