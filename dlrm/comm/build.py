@@ -21,8 +21,8 @@ from dlrm.comm.collectives import (
     select_share,
 )
 from dlrm.comm.collectives.process_groups import Nodes, make_nodes
-from dlrm.comm.compression.codecs import Half, Plain, WireCodec, WireInt8
 from dlrm.comm.compression.compressors import Compressor, MSTopK, RandomK, Threshold, TopK
+from dlrm.comm.compression.wire_codecs import Half, Plain, WireCodec, WireInt8
 from dlrm.comm.config import EXCHANGES, PLAIN, TRIED_CODECS, CommConfig
 from dlrm.comm.controllers import Controller, Fixed, GraVAC, Pareto, SumOverRanks, num_kept_of
 from dlrm.comm.exchange import Exchange

@@ -19,7 +19,7 @@ from dlrm.config.dataset import total_samples
 from dlrm.config.schema import Config
 from dlrm.dense_sync import AllReduceSync, DenseSync
 from dlrm.dense_sync.p3 import P3Sync
-from dlrm.dense_sync.selsync import SelectiveSync
+from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.fault_tolerance.session import Checkpoints, Session
 from dlrm.fault_tolerance.setup import RecoverySetup, save_config
 from dlrm.launch.device import Ranks

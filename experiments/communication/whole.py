@@ -23,7 +23,7 @@ from dlrm.comm.autotune.tuner import DENSE_STEPS
 from dlrm.config.recipe import load_config
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.base import mean_over_ranks
-from dlrm.dense_sync.selsync import SelectiveSync
+from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters

@@ -2,7 +2,7 @@
 
 from dlrm.comm.collectives.ar_topk import ARTopK
 from dlrm.comm.collectives.collective import Buffers, Collective, Select, kept_in_part, select_share
-from dlrm.comm.collectives.dense import Ring, Tree
+from dlrm.comm.collectives.dense_sums import Ring, Tree
 from dlrm.comm.collectives.levels import HiTopK, TwoLevel
 from dlrm.comm.collectives.sparse import SparseAllGather
 

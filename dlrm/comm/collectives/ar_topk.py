@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Collective, Select
-from dlrm.comm.collectives.dense import Ring, Tree
-from dlrm.comm.collectives.messages import all_gather_in_place
+from dlrm.comm.collectives.dense_sums import Ring, Tree
+from dlrm.comm.collectives.point_to_point import all_gather_in_place
 from dlrm.comm.collectives.sparse import INDEX_BYTES, LENGTH_BYTES, check_length, gather_lengths
 from dlrm.comm.links import Links
 

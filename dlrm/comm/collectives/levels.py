@@ -6,11 +6,16 @@ from torch import Tensor
 
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Buffers, Collective, Select, kept_in_part
-from dlrm.comm.collectives.dense import Ring
-from dlrm.comm.collectives.messages import all_gather_in_place, peers_after, send_and_receive, split_evenly
+from dlrm.comm.collectives.dense_sums import Ring
+from dlrm.comm.collectives.point_to_point import (
+    all_gather_in_place,
+    peers_after,
+    send_and_receive,
+    split_evenly,
+)
 from dlrm.comm.collectives.process_groups import Nodes
 from dlrm.comm.collectives.sparse import SparseAllGather
-from dlrm.comm.compression.codecs import WireCodec
+from dlrm.comm.compression.wire_codecs import WireCodec
 from dlrm.comm.links import Links
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dlrm.comm import cost
 from dlrm.comm.collectives.collective import Buffers, Collective, Select
-from dlrm.comm.collectives.messages import all_gather_in_place
-from dlrm.comm.compression.codecs import Packing, WireCodec
+from dlrm.comm.collectives.point_to_point import all_gather_in_place
+from dlrm.comm.compression.wire_codecs import Packing, WireCodec
 from dlrm.comm.links import Links
 
 INDEX_BYTES: Final = torch.int32.itemsize

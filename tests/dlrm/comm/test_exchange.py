@@ -5,8 +5,8 @@ import torch
 
 from dlrm.comm.build import build_exchange
 from dlrm.comm.collectives import Ring
-from dlrm.comm.compression.codecs import Plain
 from dlrm.comm.compression.compressors import TopK
+from dlrm.comm.compression.wire_codecs import Plain
 from dlrm.comm.config import CONTROLLERS, EXCHANGES, PLAIN, CommConfig
 from dlrm.comm.controllers import Fixed
 from dlrm.comm.exchange import Exchange

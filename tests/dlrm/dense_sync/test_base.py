@@ -8,7 +8,7 @@ from torch import nn
 from dlrm.comm.config import CommConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.base import DenseSync
-from dlrm.dense_sync.selsync import SelectiveSync
+from dlrm.dense_sync.selective import SelectiveSync
 
 
 def test_a_single_rank_exchanges_nothing(world_of_one):

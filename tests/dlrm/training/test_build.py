@@ -17,7 +17,7 @@ from dlrm.config.recipe import load_config
 from dlrm.config.schema import ModelConfig
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.p3 import P3Sync
-from dlrm.dense_sync.selsync import SelectiveSync
+from dlrm.dense_sync.selective import SelectiveSync
 from dlrm.launch.device import Ranks
 from dlrm.launch.stop_signal import StopSignal
 from dlrm.models.build import build_model

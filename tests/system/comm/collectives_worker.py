@@ -17,8 +17,8 @@ from dlrm.comm.autotune.candidates import Candidate, estimate, finalists
 from dlrm.comm.autotune.online_trial import OnlineTrial
 from dlrm.comm.collectives import ARTopK, HiTopK, Ring, SparseAllGather, Tree, TwoLevel, select_share
 from dlrm.comm.collectives.process_groups import make_nodes, timeout_of
-from dlrm.comm.compression.codecs import Half, Plain, WireInt8
 from dlrm.comm.compression.compressors import Threshold, TopK
+from dlrm.comm.compression.wire_codecs import Half, Plain, WireInt8
 from dlrm.comm.controllers import SumOverRanks
 from dlrm.comm.links import Link, Links, measure_links
 from tests.system.comm.common import assert_same_bits, assert_same_value, drawn, of_all

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from dlrm.dense_sync import AllReduceSync
 from dlrm.dense_sync.p3 import P3Sync
-from dlrm.dense_sync.selsync import SelectiveSync
+from dlrm.dense_sync.selective import SelectiveSync
 from tests.system.comm.common import STEPS, Layers, assert_same_bits, of_all, samples
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.comm.compression.codecs import BLOCK, CHUNK, Half, Packing, Plain, WireInt8
+from dlrm.comm.compression.wire_codecs import BLOCK, CHUNK, Half, Packing, Plain, WireInt8
 
 NAN, INF = float("nan"), float("inf")
 CODECS = {"fp32": Plain(), "fp16": Half(torch.float16), "bf16": Half(torch.bfloat16), "int8": WireInt8()}

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.comm.collectives.collective import kept_in_part
-from dlrm.comm.collectives.messages import split_evenly
+from dlrm.comm.collectives.point_to_point import split_evenly
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
