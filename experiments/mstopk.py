@@ -1,19 +1,18 @@
-"""Our MSTopK against `torch.topk`: `python -m experiments.mstopk [--quick]`.
+"""MSTopK of this project against `torch.topk`: `python -m experiments.mstopk [--quick]`.
 
-Both look for the largest magnitudes of a vector: of values that are normally distributed, Cauchy (a heavy
-tail), or nearly all 0 (fewer others than are looked for, as in the gradient of a network that sleeps);
-1 % of them and 0.1 %. `torch.topk` (unsorted) is given the magnitudes, our MSTopK makes them itself. They
-take turns, each as often first as second, with one thread (`torch.topk` of one vector uses no more) on warm
-memory, which the C library keeps, as our trainer has it do.
-Figures, each the worst over values and shares:
+MSTopK finds the largest magnitudes of a gradient approximately, by multiple sampling (Shi et al., MLSys
+2021). Both select 1 % and 0.1 % of the values of vectors that are normally distributed, Cauchy distributed (a
+heavy tail), or nearly all 0 (with fewer other values than are selected). `torch.topk` (unsorted) gets the
+magnitudes, MSTopK computes them itself. Both take turns, each as often first as second, with one thread
+(`torch.topk` of one vector uses no more) and freed memory kept in the process, as in the trainer. Figures,
+each the worst over distributions and shares:
 
-- `mstopk_speedup_1m`, `mstopk_speedup_10m`, `mstopk_speedup_100m`: median over rounds of the time of
-  `torch.topk` / ours, of vectors of so many values; `..._low` and `..._high`: the extremes over those rounds.
-- `mstopk_energy`: sum of squares of the values that ours chose / of those that `torch.topk` chose, of all
-  vectors. That they are exactly as many, each once, is checked on the way.
+- `mstopk_speedup_1m`, `mstopk_speedup_10m`, `mstopk_speedup_100m`: time of `torch.topk` over that of MSTopK
+  for vectors of so many values, median over rounds; `..._low` and `..._high`: the extremes over those rounds.
+- `mstopk_energy`: sum of squares of the values that MSTopK selected over that of `torch.topk`, over all
+  vectors. Both select equally many values, each once; the command checks it.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,14 +29,16 @@ from torch import Tensor
 
 from dlrm.comm.compression.compressors import MSTopK
 from dlrm.launch.malloc import keep_freed_memory
+from experiments.harness.command import experiment_parser
 from experiments.harness.record import Record, Row
+from experiments.harness.statistics import median_figures
 
 SEED: Final = 1
 SHARES: Final = (0.01, 0.001)
 WANTED: Final = 3.0
-"""Speed-up that is to be reached from 10 million values on."""
+"""Goal for the speed-up, from 10 million values on."""
 NOT_ZERO_EVERY: Final = 2500
-"""Of the values that are nearly all 0."""
+"""Every how many values of the vector that is nearly all 0 another value stands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Size:
     """A length of vectors."""
 
     label: str
-    """As in the figures."""
+    """Part of the figures' names."""
     num_values: int
     rounds: int
 
@@ -62,9 +63,7 @@ QUICK_SIZES: Final = tuple(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    quick = parser.parse_args(arguments).quick
+    quick = experiment_parser(__doc__).parse_args(arguments).quick
     sizes = QUICK_SIZES if quick else SIZES
     keep_freed_memory()
     config = {
@@ -79,11 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         key = f"{size.label} {kind} {share:.1%}"
         row = record.measure(key, partial(_measure, size, kind, share))
         print(f"{key}: {_speed_up(row):.2f} x, energy {row['energy']:.4f}", flush=True)
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    _draw(record.rows, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+    return record.publish(figures_of(record.rows), draw)
 
 
 def _normal(size: int, seed: int = SEED) -> Tensor:
@@ -126,7 +121,7 @@ def _measure(size: Size, kind: str, share: float) -> Row:
         "topk_s": lambda: magnitudes.topk(num_kept, sorted=False).indices,
         "mstopk_s": lambda: MSTopK().select(vector, num_kept),
     }
-    exact, found = (find() for find in contenders.values())  # which warms the memory up, too
+    exact, found = (find() for find in contenders.values())  # also touches the memory before the clock starts
     assert found.numel() == len(torch.unique(found)) == num_kept
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(size.rounds):
@@ -143,7 +138,7 @@ def _energy(vector: Tensor, indices: Tensor) -> Tensor:
 
 
 def _speed_ups(row: Row) -> list[float]:
-    """Of every round."""
+    """Speed-up in every round."""
     return [theirs / ours for theirs, ours in zip(row["topk_s"], row["mstopk_s"], strict=True)]
 
 
@@ -153,17 +148,16 @@ def _speed_up(row: Row) -> float:
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """All figures."""
-    figures = {}
+    figures: dict[str, float] = {}
     for label in dict.fromkeys(row["size"] for row in rows):
         worst = min((row for row in rows if row["size"] == label), key=_speed_up)
-        figures[f"mstopk_speedup_{label}"] = _speed_up(worst)
-        figures[f"mstopk_speedup_{label}_low"] = min(_speed_ups(worst))
-        figures[f"mstopk_speedup_{label}_high"] = max(_speed_ups(worst))
+        figures |= median_figures(f"mstopk_speedup_{label}", _speed_ups(worst))
     return figures | {"mstopk_energy": min(row["energy"] for row in rows)}
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
-    """Speed-up of every kind and share by size, with the extremes over rounds."""
+def draw(result: Row, folder: Path) -> None:
+    """Draw the speed-up for every distribution and share by size, with the extremes over rounds."""
+    rows = result["rows"]
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     labels = list(dict.fromkeys(row["size"] for row in rows))
@@ -176,15 +170,19 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
             [max(_speed_ups(row)) - middle for row, middle in zip(mine, middles, strict=True)],
         ]
         places = [labels.index(row["size"]) + (number - (len(lines) - 1) / 2) * 0.13 for row in mine]
-        axes.errorbar(places, middles, yerr=edges, fmt="o", capsize=3, label=f"{kind}, {share:.1%}")
+        axes.errorbar(places, middles, yerr=edges, fmt="o", capsize=3, label=f"{kind}, {share:.1%} selected")
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.axhline(WANTED, color="tab:red", linewidth=0.8, linestyle="--")
+    axes.axhline(
+        WANTED, color="tab:red", linewidth=0.8, linestyle="--", label="goal, from 10 million values on"
+    )
     axes.set_xticks(range(len(labels)), [f"{label.removesuffix('m')} million values" for label in labels])
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("time of torch.topk / MSTopK")
-    axes.set_title("Finding the largest magnitudes (bars: extremes over rounds; red: goal)", fontsize=10)
+    axes.set_ylabel("time of torch.topk / time of MSTopK")
+    axes.set_title(
+        "Selecting the largest magnitudes: speed-up over torch.topk (bars: extremes over rounds)", fontsize=10
+    )
     axes.legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=150)
+    figure.savefig(folder / "mstopk.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -34,15 +34,15 @@ from experiments.emulation.figures import (
     NETWORK_NAMES,
     NETWORKS,
     SCHEME_NAMES,
-    TEN_THOUSANDTHS,
     Correlation,
-    Estimate,
     deltas,
     run_of,
     slope,
 )
 from experiments.emulation.runs import run_experiment
+from experiments.harness.plotting import TEN_THOUSANDTHS
 from experiments.harness.record import Row
+from experiments.harness.statistics import Estimate
 
 SEEDS: Final = 6
 FAILURES: Final = 8
@@ -132,12 +132,12 @@ def _lost_by_seed(points: Points) -> dict[int, float]:
     return lost
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw each run as a point and each scheme as a fitted line, in a panel for each network."""
     figure = Figure(figsize=(13, 5.2), layout="constrained")
     panels = figure.subplots(1, len(NETWORKS), sharey=True)
     for axes, ending in zip(panels, NETWORKS, strict=True):
-        _draw_network(axes, {scheme: points_of(rows, scheme, ending) for scheme in SCHEMES})
+        _draw_network(axes, {scheme: points_of(result["rows"], scheme, ending) for scheme in SCHEMES})
         axes.set_title(NETWORK_NAMES[ending], fontsize=10)
     panels[0].set_ylabel("AUC lost against no failure, in 1e-4")
     figure.suptitle(
@@ -146,7 +146,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         fontsize=11,
     )
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, ncols=4, loc="outside lower center")
-    figure.savefig(path, dpi=110)
+    figure.savefig(folder / "pls_auc.png", dpi=110)
 
 
 def _draw_network(axes: Axes, points: Mapping[str, Points]) -> None:

@@ -1,47 +1,43 @@
 """What mixed precision costs in quality: `python -m experiments.precision [DATASET] [--quick]`.
 
-The `tiny` recipe is trained by its own command, `torchrun ... -m dlrm.train`, with several seeds in fp32 and
-in mixed precision, and evaluated at the end; the data set is made first if it is absent. The first
-mixed-precision run is also evaluated every 100 steps, which changes nothing in it, and its learning curve
-is drawn as `learning_curve.png`. Figures:
+`torchrun ... -m dlrm.train` trains the `tiny` recipe with several seeds in fp32 and in mixed precision, and
+evaluates at the end; the data set is generated first if it is absent. The first mixed-precision run is also
+evaluated every 100 steps, which does not affect its training, for the picture `learning_curve.png`. Figures:
 
-- `auc_bf16_minus_fp32`: mean over seeds of the difference in AUC on the test day between two runs of a seed.
+- `auc_bf16_minus_fp32`: difference in AUC on the test day between the two runs of a seed, mean over seeds.
 - `auc_bf16_minus_fp32_ci`: half the width of the 95 % confidence interval of that mean (Student's t).
 - `auc_bf16`, `auc_fp32`: mean over seeds.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Final
 
 from matplotlib.figure import Figure
-from scipy.stats import t as student_t
 
-from data.dataset import MANIFEST_NAME, read_manifest
-from data.synthetic import SyntheticConfig, generate
+from data.dataset import read_manifest
 from dlrm.telemetry.learning_curve import CurvePoint, draw_learning_curve
-from experiments.harness.launch import ROOT, torchrun
-from experiments.harness.record import QUICK, Record, Row
-from experiments.harness.samples import identity_of
+from experiments.harness.command import experiment_parser
+from experiments.harness.launch import torchrun
+from experiments.harness.plotting import TEN_THOUSANDTHS
+from experiments.harness.record import Record, Row
+from experiments.harness.samples import default_dataset, identity_of
+from experiments.harness.statistics import Estimate
 
 PRECISIONS: Final = ("fp32", "bf16")
 SEEDS: Final = range(20)
-"""Runs differ by about 0.0007 from seed to seed: of 5, the interval would be wider than the goal."""
+"""Runs differ by about 0.0007 between seeds; with 5 seeds the interval would be wider than the goal."""
 PROCESSES: Final = 2
-CONFIDENCE: Final = 0.95
+GOAL: Final = 0.0005
+"""Largest difference in AUC that mixed precision is allowed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    add = parser.add_argument
-    add("dataset", nargs="?", type=Path, help="prepared data; default datasets/tiny, made if absent")
-    add("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, dataset=True).parse_args(arguments)
     folder = options.dataset or default_dataset(quick=options.quick)
     seeds, curve_steps, max_steps = (range(2), 2, 4) if options.quick else (SEEDS, 100, 0)
     config = {
@@ -63,24 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 },
             )
             print(f"{row['key']}: AUC {row['auc']:.5f}, {row['samples_per_s']:,.0f} samples/s", flush=True)
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    _draw(record.rows, figures, path.with_suffix(".png"))
-    _draw_curve(record.rows, path.with_name("learning_curve.png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
-
-
-def default_dataset(quick: bool) -> Path:
-    """The data set of `make train`, for a quick run a small one of its own; made if it is absent."""
-    folder = QUICK / "dataset" if quick else ROOT / "datasets" / "tiny"
-    if not (folder / MANIFEST_NAME).is_file():
-        generate(SyntheticConfig(rows_per_day=10_000, days=2) if quick else SyntheticConfig(), folder)
-    return folder
+    return record.publish(figures_of(record.rows), draw)
 
 
 def _train(folder: Path, seed: int, precision: str, *, max_steps: int, evaluate_every: int) -> Row:
-    """One run of the trainer: its report and its evaluations."""
+    """Run the trainer once and return its metrics and its evaluations."""
     with tempfile.TemporaryDirectory(prefix="precision-") as runs:
         settings = {
             "data.uri": json.dumps(str(folder)),
@@ -116,51 +99,36 @@ def differences(rows: Iterable[Row]) -> list[float]:
     return [auc["bf16", seed] - auc["fp32", seed] for precision, seed in auc if precision == "fp32"]
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the confidence interval of the mean of independent, about normal values."""
-    quantile = float(student_t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
-    reach: float = quantile * stdev(values) / len(values) ** 0.5
-    return reach
-
-
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
-    """The figures from the rows of all runs."""
-    found = differences(rows)
+    """All figures."""
+    difference = Estimate.of(differences(rows))
     means = {
         f"auc_{name}": mean(row["auc"] for row in rows if row["precision"] == name) for name in PRECISIONS
     }
-    return {"auc_bf16_minus_fp32": mean(found), "auc_bf16_minus_fp32_ci": half_width(found), **means}
+    return difference.figures("auc_bf16_minus_fp32") | means
 
 
-def _draw(rows: Sequence[Row], figures: dict[str, float], path: Path) -> None:
-    """The difference of each seed, their mean and its confidence interval."""
-    found = [difference * 1e4 for difference in differences(rows)]
-    centre, reach = figures["auc_bf16_minus_fp32"] * 1e4, figures["auc_bf16_minus_fp32_ci"] * 1e4
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+def draw(result: Row, folder: Path) -> None:
+    """Draw the differences of all seeds with their mean, and the learning curve of one run."""
+    rows, figures = result["rows"], result["figures"]
+    found = sorted(difference * TEN_THOUSANDTHS for difference in differences(rows))
+    value, ci = (figures[f"auc_bf16_minus_fp32{end}"] * TEN_THOUSANDTHS for end in ("", "_ci"))
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
     axes = figure.subplots()
-    axes.axhspan(-5, 5, color="tab:green", alpha=0.1, label="within 0.0005")
+    goal = axes.axhspan(-GOAL * TEN_THOUSANDTHS, GOAL * TEN_THOUSANDTHS, color="tab:green", alpha=0.1)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.plot(range(len(found)), found, "o", color="tab:gray", label="one seed")
-    axes.errorbar(
-        [len(found)],
-        [centre],
-        yerr=[reach],
-        fmt="s",
-        color="tab:blue",
-        capsize=5,
-        label="mean, 95 % interval",
-    )
-    axes.set_xticks([*range(len(found) + 1)], [*(f"seed {n}" for n in range(len(found))), "mean"])
-    axes.set_ylabel("AUC bf16 - AUC fp32, in 1e-4")
-    axes.set_title("Mixed precision against fp32, recipe tiny", fontsize=10)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-
-
-def _draw_curve(rows: Sequence[Row], path: Path) -> None:
-    row = max(rows, key=lambda row: len(row["curve"]))
-    curve = [CurvePoint(**point) for point in row["curve"]]
-    draw_learning_curve(path, curve, row["best_auc"], f"recipe tiny, {row['key']}")
+    (seeds,) = axes.plot(range(len(found)), found, "o", color="tab:gray")
+    interval = axes.errorbar([len(found) + 1], [value], yerr=[ci], fmt="s", color="tab:blue", capsize=5)
+    labels = [f"within {GOAL}", "one seed each", f"mean {value:+.1f} and 95 % interval"]
+    axes.legend([goal, seeds, interval], labels, fontsize=8)
+    axes.set_xticks([(len(found) - 1) / 2, len(found) + 1], [f"{len(found)} seeds, sorted", "mean"])
+    axes.set_ylabel("AUC in bf16 minus AUC in fp32, in 1e-4")
+    axes.set_title("Mixed precision (bf16) against fp32: AUC after training the recipe tiny", fontsize=10)
+    figure.savefig(folder / "precision.png", dpi=150)
+    longest = max(rows, key=lambda row: len(row["curve"]))
+    curve = [CurvePoint(**point) for point in longest["curve"]]
+    title = f"recipe tiny, {longest['key']}"
+    draw_learning_curve(folder / "learning_curve.png", curve, longest["best_auc"], title)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ from experiments.emulation.emulation import VANILLA, Run
 from experiments.emulation.figures import (
     NETWORK_NAMES,
     SCHEME_NAMES,
-    TEN_THOUSANDTHS,
-    Estimate,
     by_setting,
     deltas,
     estimates,
 )
 from experiments.emulation.runs import run_experiment
+from experiments.harness.plotting import TEN_THOUSANDTHS
 from experiments.harness.record import Row
+from experiments.harness.statistics import Estimate
 
 SEEDS: Final = 6
 SCHEMES: Final = ("mfu", VANILLA, "ssu", "scar", "random", "never")
@@ -87,11 +87,11 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     return figures
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw the difference in AUC of each third of the test samples, by scheme, in a panel for each job."""
     figure = Figure(figsize=(13, 8.6), layout="constrained")
     for axes, (ending, job) in zip(figure.subplots(2, len(JOBS) // 2).flat, JOBS.items(), strict=True):
-        _draw_job(axes, rows, [Run(scheme=scheme, seed=0, **job) for scheme in SCHEMES])
+        _draw_job(axes, result["rows"], [Run(scheme=scheme, seed=0, **job) for scheme in SCHEMES])
         model = NETWORK_NAMES[COMPARED.get(ending, "")]
         axes.set_title(f"{model}: {job['failures']} failures, target PLS {job['target_pls']:g}", fontsize=10)
     figure.suptitle(
@@ -102,7 +102,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.supylabel("AUC of a third of the test samples - AUC without failures, in 1e-4", fontsize=10)
     legend = figure.axes[0].get_legend_handles_labels()
     figure.legend(*legend, fontsize=9, ncols=len(SLICES), loc="outside lower center")
-    figure.savefig(path, dpi=110)
+    figure.savefig(folder / "rare_rows.png", dpi=110)
 
 
 def _draw_job(axes: Axes, rows: Sequence[Row], runs: Sequence[Run]) -> None:

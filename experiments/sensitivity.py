@@ -25,14 +25,14 @@ from matplotlib.figure import Figure
 from experiments.emulation.emulation import VANILLA, Run
 from experiments.emulation.figures import (
     SCHEME_NAMES,
-    TEN_THOUSANDTHS,
-    Estimate,
     estimates,
     run_of,
     setting_of,
 )
 from experiments.emulation.runs import run_experiment
+from experiments.harness.plotting import TEN_THOUSANDTHS
 from experiments.harness.record import Row
+from experiments.harness.statistics import Estimate
 
 SEEDS: Final = 6
 PAPER: Final = ("mfu", "ssu", VANILLA)
@@ -119,9 +119,9 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     return figures
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw every difference with its interval, change by change, with DCN-v2 in a panel of its own."""
-    found = measured(rows)
+    found = measured(result["rows"])
     panels = [[name for name in found if name.endswith("_dcnv2") == is_dcn] for is_dcn in (False, True)]
     figure = Figure(figsize=(13, 9), layout="constrained")
     for axes, names in zip(figure.subplots(1, 2, sharex=True), panels, strict=True):
@@ -133,7 +133,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         "Accuracy after failures, one thing changed at a time, by what is saved first", fontsize=11
     )
     figure.legend(*left.get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside lower center")
-    figure.savefig(path, dpi=110)
+    figure.savefig(folder / "sensitivity.png", dpi=110)
 
 
 def _draw_changes(axes: Axes, found: Mapping[str, Mapping[str, Estimate]]) -> None:

@@ -1,12 +1,11 @@
-"""What splitting saves in bytes in shapes of recipes, by formula: `python -m experiments.splitting_bytes`.
+"""Bytes that operator splitting saves, by formula: `python -m experiments.splitting_bytes`.
 
-For every model and several numbers of ranks: the share of bytes saved against a parameter server's pull and
-push of unique rows, and against TorchRec's all-to-all of pooled embeddings. The formulas are those of
-`dlrm.sharding.splitting.planning.savings`; `tests/system/sharding/test_wire.py` holds what they are made of
-against counted bytes. A parameter server's keys are counted and the ids that we send are not, as in the
-paper; what comes out with them is among the figures of `experiments.splitting`. How many rows of a batch are
-different follows from the popularity of ids in the synthetic data, which is fitted to Criteo. Nothing is
-measured, nothing stored.
+The command prints, for every model and several numbers of ranks, the share of bytes saved against a parameter
+server's pull and push of unique rows, and against TorchRec's all-to-all of pooled embeddings. The formulas
+are in `dlrm.sharding.splitting.planning.savings`; `tests/system/sharding/test_wire.py` compares their parts
+with counted bytes. As in the DES paper, the keys of the parameter server count and the ids of samples do not;
+figures with ids are in `experiments.splitting`. The number of unique rows follows from the popularity of ids
+in the synthetic data, which is fitted to Criteo. The command measures and stores nothing.
 """
 
 import argparse
@@ -34,15 +33,15 @@ ROWS: Final = capped(TERABYTE_CARDINALITIES, 10_000_000)
 
 @dataclass(frozen=True)
 class Saved:
-    """A line of the table."""
+    """One line of the printed table."""
 
     recipe: str
     model: str
     num_ranks: int
     batch_size: int
-    """Samples of a rank."""
+    """Samples of one rank."""
     unique_rows: float
-    """Different rows among them, in all tables."""
+    """Unique rows among the samples of one rank, in all tables together."""
     traffic: Traffic
 
 
@@ -54,16 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for recipe in RECIPES:
         for num_ranks in RANKS:
             for line in saved(recipe, num_ranks):
-                print(_told(line))
+                print(_formatted(line))
     return 0
 
 
 def saved(recipe: str, num_ranks: int) -> list[Saved]:
-    """All models in the shape of a recipe: its dimension, layers and global batch.
+    """Traffic of all models in the shape of a recipe: its dimension, layers and global batch.
 
     Args:
         recipe: by name.
-        num_ranks: that share its global batch.
+        num_ranks: number of ranks that share the global batch.
     """
     config = load_config(recipe)
     batch_size = config.data.global_batch_size // num_ranks
@@ -76,7 +75,7 @@ def saved(recipe: str, num_ranks: int) -> list[Saved]:
 
 
 def expected_unique(rows: int, draws: int) -> float:
-    """How many rows of a table are seen, on average, in so many lookups: `sum of 1 - (1 - p)^draws`."""
+    """Expected number of unique rows of a table in `draws` lookups: the sum of `1 - (1 - p)^draws`."""
     probabilities = Popularity(rows).probabilities(rows - 1) if rows > 2 else np.ones(1)
     return float(-np.expm1(draws * np.log1p(-np.minimum(probabilities, 1 - 1e-12))).sum())
 
@@ -89,7 +88,7 @@ def _traffic(config: Config, kind: ModelKind, num_ranks: int, unique_rows: Seque
     return traffic_of(model, num_ranks, config.data.global_batch_size // num_ranks, unique_rows)
 
 
-def _told(line: Saved) -> str:
+def _formatted(line: Saved) -> str:
     found = line.traffic
     sent = [f"{each / 1e6:>8.2f} MB" for each in (found.split, found.all_to_all, found.pull_and_push)]
     shares = f"{found.saved:>8.1%} of pull, push {found.saved_a2a:>8.1%} of all-to-all"

@@ -1,1 +1,1 @@
-"""What the cache is worth on slow storage. `python -m experiments.caching`."""
+"""Measures what the cache gains on slow storage. `python -m experiments.caching`."""

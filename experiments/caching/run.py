@@ -1,22 +1,22 @@
-"""What the cache is worth on slow storage: `python -m experiments.caching [--quick]`.
+"""What the cache gains on slow storage: `python -m experiments.caching [--quick]`.
 
-Each round reads whole epochs of the same batches with the same loader: without a cache; through an
-empty cache (first epoch); again (second epoch, from disk, which brings it into memory); a third time
-(from memory); and as a later run would, after the memory level was emptied. The storage is local
-files behind a stated latency and bandwidth. Rounds alternate what comes first. Figures:
+Each round reads whole epochs of the same batches with the same loader: without a cache; through an empty
+cache (first epoch); again (second epoch, from disk, which fills the memory level); a third time (from
+memory); and as a later run would, with an empty memory level. The storage is local files behind a stated
+latency and bandwidth. Every other round reads the epoch without a cache last. Figures:
 
 - `second_epoch_speedup`: median over rounds of the time without a cache / that of the second epoch.
 - `first_epoch_ratio`: median over rounds of the time of the first epoch / that without a cache.
 """
 
-import argparse
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,6 +26,8 @@ from data.dataset import read_manifest
 from data.loader import DataLoader, LoaderConfig, ParquetSource, RowGroupSource
 from data.synthetic import SyntheticConfig, generate
 from experiments.caching.slow_storage import slow_filesystem
+from experiments.harness.command import experiment_parser
+from experiments.harness.plotting import median_bars
 from experiments.harness.record import Record, Row
 
 LATENCY_S: Final = 0.02
@@ -34,21 +36,19 @@ BYTES_PER_S: Final = 25e6
 """One worker's stream from such a store while many others read from it too."""
 LOADER: Final = LoaderConfig(batch_size=2048)
 TOUCHED_BYTES: Final = 4 * 2**30
-"""Touched before the rounds, many times what one round's files need."""
+"""Memory that is touched before the rounds, many times what the files of a round need."""
 EPOCHS: Final = {
     "uncached_s": "no cache",
-    "first_epoch_s": "first epoch\n(fills the disk)",
-    "second_epoch_s": "second epoch\n(fills the memory)",
-    "third_epoch_s": "third epoch\n(from memory)",
-    "later_run_s": "a later run\n(from disk)",
+    "first_epoch_s": "first epoch (fills the disk cache)",
+    "second_epoch_s": "second epoch (from disk, fills the memory)",
+    "third_epoch_s": "third epoch (from memory)",
+    "later_run_s": "a later run (from disk)",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    quick = parser.parse_args(arguments).quick
+    quick = experiment_parser(__doc__).parse_args(arguments).quick
     data = SyntheticConfig(
         days=1, rows_per_day=2**18 if quick else 2**20, rows_per_block=32_768, rows_per_file=262_144
     )
@@ -68,17 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _read_epoch(folder, ParquetSource(str(folder), read_manifest(str(folder))))  # warms the process up
         _touch_memory(0 if quick else TOUCHED_BYTES)
         for number in range(rounds):
-            row = record.measure(f"round {number}", lambda number=number: _round(folder, number))  # type: ignore[misc]
+            row = record.measure(f"round {number}", partial(_round, folder, number))
             print({name: round(value, 3) for name, value in row.items() if name != "key"}, flush=True)
-    figures = _figures(record.rows)
-    path = record.finish(figures)
-    _draw(record.rows, config, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+    rows = record.rows
+    figures = {
+        "second_epoch_speedup": median(row["uncached_s"] / row["second_epoch_s"] for row in rows),
+        "first_epoch_ratio": median(row["first_epoch_s"] / row["uncached_s"] for row in rows),
+    }
+    return record.publish(figures, draw)
 
 
 def _round(folder: Path, number: int) -> Row:
-    """Time every kind of epoch once, the uncached one first or last."""
+    """Time every kind of epoch once, the one without a cache first or last."""
     row: Row = {}
     if number % 2 == 0:
         row["uncached_s"] = _read_epoch(folder, _slow_source(folder))
@@ -98,10 +99,10 @@ def _round(folder: Path, number: int) -> Row:
 
 
 def _touch_memory(num_bytes: int) -> None:
-    """Use memory once before time is taken.
+    """Use memory once before the clock starts.
 
-    A virtual machine gets real memory from its host page by page at first use, much more slowly than
-    ever after. Without this the first epoch, whose files need new pages, would be charged for it.
+    A virtual machine gets real memory from its host page by page at first use, much more slowly than later.
+    Otherwise that time would count for the first epoch, whose files need new pages.
     """
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     np.ones(min(num_bytes, available // 2), np.uint8)
@@ -113,7 +114,7 @@ def _slow_source(folder: Path) -> ParquetSource:
 
 
 def _read_epoch(folder: Path, source: RowGroupSource) -> float:
-    """Seconds to get every batch of one epoch."""
+    """Read every batch of one epoch and return the seconds that takes."""
     loader = DataLoader(str(folder), LOADER, source=source)
     start_s = time.perf_counter()
     batches = sum(1 for _ in loader)
@@ -122,29 +123,19 @@ def _read_epoch(folder: Path, source: RowGroupSource) -> float:
     return took_s
 
 
-def _figures(rows: Sequence[Row]) -> dict[str, float | None]:
-    return {
-        "second_epoch_speedup": median(row["uncached_s"] / row["second_epoch_s"] for row in rows),
-        "first_epoch_ratio": median(row["first_epoch_s"] / row["uncached_s"] for row in rows),
+def draw(result: Row, folder: Path) -> None:
+    """Draw rows/s of every kind of epoch."""
+    config = result["config"]
+    rates = {
+        label: [config["rows"] / row[name] / 1e6 for row in result["rows"]] for name, label in EPOCHS.items()
     }
-
-
-def _draw(rows: Sequence[Row], config: Mapping[str, Any], path: Path) -> None:
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
-    for place, name in enumerate(EPOCHS):
-        rates = [config["rows"] / row[name] / 1e6 for row in rows]
-        axes.bar(place, median(rates), color="tab:blue", alpha=0.6)
-        axes.plot([place] * len(rates), rates, "k.", markersize=4)
-        axes.annotate(
-            f"{median(rates):.2f}", (place, max(rates)), (0, 4), textcoords="offset points", ha="center"
-        )
-    axes.set_xticks(range(len(EPOCHS)), list(EPOCHS.values()))
-    axes.set_ylabel("million rows/s")
-    axes.margins(y=0.15)
+    median_bars(axes, rates, highlighted=[*rates][1:], digits=2)
+    axes.set_xlabel(f"million rows/s (bar: median; dots: {config['rounds']} rounds)")
     axes.set_title(
-        f"Reading an epoch from storage with {config['latency_s'] * 1e3:.0f} ms latency and "
-        f"{config['bytes_per_s'] / 1e6:.0f} MB/s\n(median of {config['rounds']} rounds; dots: rounds)",
+        f"Reading an epoch from storage with\n{config['latency_s'] * 1e3:.0f} ms latency and "
+        f"{config['bytes_per_s'] / 1e6:.0f} MB/s",
         fontsize=10,
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(folder / "caching.png", dpi=150)

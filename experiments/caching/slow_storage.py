@@ -1,8 +1,8 @@
-"""A storage made slow on purpose: local files behind a stated latency and bandwidth.
+"""Slow storage for experiments: local files behind a stated latency and bandwidth.
 
-It stands in for a data set on remote storage: a request takes the latency and then the time of its
-bytes, however fast the local disk was; requests for one file come one after the other. It is a real
-pyarrow filesystem, so all code that reads through one runs unchanged.
+Such a storage replaces a data set on remote storage. A request takes the latency and then the time of its
+bytes, however fast the local disk is, and requests for one file run one after the other. As a real pyarrow
+filesystem, it works with all code that reads through one.
 """
 
 import io
@@ -15,7 +15,7 @@ from pyarrow import fs
 
 
 class _SlowFile(io.FileIO):
-    """A local file whose reads take as long as they would over a network."""
+    """A local file with reads as slow as over a network."""
 
     def __init__(self, path: str, latency_s: float, bytes_per_s: float) -> None:
         super().__init__(path, "rb")
@@ -42,7 +42,7 @@ class _SlowHandler(fs.FSSpecHandler):  # type: ignore[misc]  # pyarrow is untype
 
 
 def slow_filesystem(*, latency_s: float, bytes_per_s: float) -> fs.PyFileSystem:
-    """Local files, slowly.
+    """A pyarrow filesystem of local files that delays every read.
 
     Args:
         latency_s: time before the first byte of each request, in seconds.

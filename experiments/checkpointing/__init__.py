@@ -1,1 +1,1 @@
-"""What saving costs while a model trains. `python -m experiments.checkpointing`."""
+"""Measures what saving costs while a model trains. `python -m experiments.checkpointing`."""

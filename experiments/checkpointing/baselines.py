@@ -1,6 +1,6 @@
-"""What `experiments.checkpointing` measures `cpr.checkpoint` against, and what all savers have in common.
+"""Other ways to save, which `experiments.checkpointing` compares with `cpr.checkpoint`, and their interface.
 
-All write the same tables with their optimizer state from all ranks together, and sync every file.
+All savers write the same tables with their optimizer state from all ranks together, and sync every file.
 """
 
 import os
@@ -16,41 +16,40 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from cpr.shards import dense_tensors, find_shards
-from experiments.checkpointing.files import folder_bytes
 
-WRITE_BYTES: Final = 64 * 2**20  # raw writing: at once, enough that calls cost nothing
+WRITE_BYTES: Final = 64 * 2**20  # per call of raw writing, so large that calls cost nothing
 
 
 class Saver(Protocol):
-    """One way to save. All ranks make the same calls."""
+    """A way to save; all ranks make the same calls."""
 
     def begin(self) -> None:
-        """Begin a save; training waits as long as this takes."""
+        """Start a save; training waits for this call."""
 
     def step(self) -> None:
-        """Called after each training step while the save is under way; training waits."""
+        """Called after each training step until the save is committed and idle; training waits."""
 
     @property
     def held_up_s(self) -> float:
-        """Seconds, so far, that it has made training wait within a step, so that no caller sees it."""
+        """Seconds so far that the saver has blocked training inside a step, where callers cannot see it."""
 
     @property
     def committed(self) -> bool:
-        """Whether the save is complete and durable, as far as this rank knows; any thread may ask."""
+        """Whether the save is complete and durable, as far as this rank knows; thread-safe."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing goes on any more, not even clearing away what the save has made superfluous."""
+        """Whether all work has ended, including the deletion of older saves."""
 
     def finish(self) -> int:
-        """Wait for the end, free what the save held; bytes that all ranks wrote together."""
+        """Wait for the end and free memory; returns the bytes that all ranks wrote together."""
 
 
 class Blocking:
-    """A save that is over when `begin` is: its own work, then a barrier.
+    """A saver that has finished when `begin` returns.
 
     Args:
-        folder: where it writes; emptied of an older save by nobody but its owner.
+        folder: of the saved files; the caller deletes older ones.
     """
 
     held_up_s = 0.0
@@ -60,22 +59,22 @@ class Blocking:
         self.committed = False
 
     def begin(self) -> None:
-        """Save, on all ranks."""
+        """Save on all ranks, and wait for all of them."""
         self.committed = False
         self._save()
         dist.barrier()
         self.committed = True
 
     def step(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the save has finished."""
 
     @property
     def idle(self) -> bool:
-        """It ends with the commit."""
+        """Whether the save is committed, which is the end of the work."""
         return self.committed
 
     def finish(self) -> int:
-        """Bytes written."""
+        """Return the bytes written."""
         return folder_bytes(self.folder)
 
     def _save(self) -> None:
@@ -93,7 +92,7 @@ class DcpSave(Blocking):
         save(self._state(), checkpoint_id=self.folder)
 
     def load(self) -> None:
-        """Load what was saved into the live model."""
+        """Load the save into the live model."""
         load(self._state(), checkpoint_id=self.folder)
 
     def _state(self) -> dict[str, Any]:
@@ -103,8 +102,7 @@ class DcpSave(Blocking):
 class DcpAsyncSave:
     """`torch.distributed.checkpoint.async_save` of the local tensors, in a thread and a group of its own.
 
-    ShardedTensor fails in it on the CPU with torch 2.13, so that it gets plain tensors: the views that
-    PyTorch's users would take of their shards.
+    It gets plain tensors, views of the shards, because with torch 2.13 it fails for ShardedTensor on the CPU.
     """
 
     held_up_s = 0.0
@@ -112,31 +110,31 @@ class DcpAsyncSave:
     def __init__(self, folder: Path, model: DistributedModelParallel) -> None:
         self.folder = folder
         self._model = model
-        self._group = dist.new_group(backend="gloo")  # training's own group is busy meanwhile
+        self._group = dist.new_group(backend="gloo")  # the group of training is busy meanwhile
         self._future: Future[Any] | None = None
 
     def begin(self) -> None:
-        """Copy the state; writing goes on in a thread."""
+        """Copy the state and write it in a thread."""
         self._future = cast(
             "Future[Any]",
             async_save(local_tensors(self._model), checkpoint_id=self.folder, process_group=self._group),
         )
 
     def step(self) -> None:
-        """Training does not take part."""
+        """Do nothing: training takes no part in the save."""
 
     @property
     def committed(self) -> bool:
-        """Whether the thread is done."""
+        """Whether the thread has finished."""
         return self._future is not None and self._future.done()
 
     @property
     def idle(self) -> bool:
-        """It ends with the commit."""
+        """Whether the save is committed, which is the end of the work."""
         return self.committed
 
     def finish(self) -> int:
-        """Wait for the thread; bytes written."""
+        """Wait for the thread; returns the bytes written."""
         assert self._future is not None
         self._future.result()
         self._future = None
@@ -144,7 +142,7 @@ class DcpAsyncSave:
 
 
 class TorchSave(Blocking):
-    """`torch.save` of each rank's tensors to a file of its own, buffered, then fsync."""
+    """`torch.save` of each rank's tensors to a file per rank, buffered, then fsync."""
 
     def __init__(self, folder: Path, model: DistributedModelParallel) -> None:
         super().__init__(folder)
@@ -159,7 +157,7 @@ class TorchSave(Blocking):
 
 
 class RawWrite(Blocking):
-    """The bytes of each rank's shards as they lie in memory, to one file, buffered, then fsync."""
+    """Plain writing of the bytes of each rank's shards to a file per rank, buffered, then fsync."""
 
     def __init__(self, folder: Path, model: DistributedModelParallel) -> None:
         super().__init__(folder)
@@ -177,10 +175,30 @@ class RawWrite(Blocking):
 
 
 def local_tensors(model: DistributedModelParallel) -> dict[str, Tensor]:
-    """All that is saved on this rank as plain tensors, by a name that is unique over all ranks."""
+    """The saved state of this rank as plain tensors, by a name that is unique over all ranks."""
     tables = {
         f"{shard.name}/{name}": column.detach()
         for shard in find_shards(model)
         for name, column in shard.columns.items()
     }
     return {**tables, **{name: tensor.detach() for name, tensor in dense_tensors(model).items()}}
+
+
+def files_in(folder: Path) -> list[Path]:
+    """List all files under `folder`."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def folder_bytes(folder: Path) -> int:
+    """Total size of the files under `folder`."""
+    return sum(path.stat().st_size for path in files_in(folder))
+
+
+def forget_cached(folder: Path) -> None:
+    """Drop the files under `folder`, which must be synced, from the page cache."""
+    for path in files_in(folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)

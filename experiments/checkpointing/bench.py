@@ -1,4 +1,4 @@
-"""All savers of `experiments.checkpointing` on one rank, and what is measured while training goes on."""
+"""Measures all savers of `experiments.checkpointing` on one rank during training."""
 
 import os
 import shutil
@@ -19,11 +19,17 @@ from cpr.checkpoint.config import WRITER_BYTES
 from cpr.checkpoint.format.manifest import Moment
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.shards import find_shards
-from experiments.checkpointing.baselines import DcpAsyncSave, DcpSave, RawWrite, Saver, TorchSave
-from experiments.checkpointing.files import forget_cached
+from experiments.checkpointing.baselines import (
+    DcpAsyncSave,
+    DcpSave,
+    RawWrite,
+    Saver,
+    TorchSave,
+    forget_cached,
+)
 from experiments.checkpointing.job import Job
 from experiments.checkpointing.ours import OurRowSave, OurSave, checkpointer_at, random_rows, shard_bytes
-from experiments.checkpointing.watch import Watch, give_memory_back, resident_bytes
+from experiments.checkpointing.watch import SaveWatch, give_memory_back, resident_bytes
 from experiments.harness.training import Training
 
 PROBED_ROWS: Final = 256
@@ -35,12 +41,12 @@ Measured = dict[str, Any]
 
 
 class Bench:
-    """Savers and what is measured of them, on this rank.
+    """The savers of this rank and their measurements.
 
     Args:
-        job: what is trained.
-        training: goes on during all measurements.
-        scratch: folder for all that is saved.
+        job: the model that is trained and saved.
+        training: continues during all measurements.
+        scratch: folder for all saves.
         rank: of this process.
     """
 
@@ -61,7 +67,7 @@ class Bench:
         }
 
     def open(self) -> None:
-        """Make our savers, which keep their memory from now on; the row save is among them."""
+        """Make the savers of CPR, which keep their memory until `close`."""
         rolling, consistent = self._scratch / "ours rolling", self._scratch / "ours consistent"
         self._rolling = self._checkpointer(rolling)
         self._consistent = self._checkpointer(consistent)
@@ -70,26 +76,26 @@ class Bench:
             "ours rolling": OurSave(rolling, self._rolling, "rolling"),
             "ours consistent": OurSave(consistent, self._consistent, "consistent"),
             "ours rows": OurRowSave(rolling, self._rolling, rows),
-            # backwards, it makes the first base
+            # in a reversed round, this one writes the full save that the row save needs
             "ours waiting": OurSave(rolling, self._rolling, "consistent", waits=True),
         }
 
     def close(self) -> None:
-        """End our savers."""
+        """Close the savers of CPR."""
         for checkpointer in (self._rolling, self._consistent):
             if checkpointer is not None:
                 checkpointer.close()
 
     def memory_pass(self) -> Measured:
-        """Each saver alone, its making and its first touch of memory included."""
+        """Measure each saver alone, its construction and its first use of memory included."""
         return {"savers": {name: self._alone(name) for name in MEASURED_ALONE}}
 
     def warm_up(self) -> None:
-        """Everything once, so that its memory is there the next time; DCP until it takes no new memory.
+        """Run every saver once, so that its memory is warm later; DCP until it takes no new memory.
 
-        DCP wants blocks of more than a gigabyte, for which the freed memory of others may lie in pieces.
+        DCP needs blocks of more than a gigabyte, for which the freed memory of others may be too fragmented.
         """
-        self.round(backwards=True)  # ours first: what they keep is not taken from what DCP has freed
+        self.round(backwards=True)  # CPR first, so that its buffers do not fragment the memory that DCP frees
         little_bytes = _across([shard_bytes(self._shards)])[0] / 16
         for name in ("dcp save", "dcp async"):
             for _ in range(MOST_WARM_UPS):
@@ -99,7 +105,7 @@ class Bench:
                     break
 
     def round(self, backwards: bool) -> Measured:
-        """Every saver once, then both loads from cold and from warm files."""
+        """Measure every saver once, then both loads from cold and from warm files."""
         names = list(self._savers)
         saves = {}
         for name in reversed(names) if backwards else names:
@@ -135,13 +141,13 @@ class Bench:
         return measured
 
     def _measure(self, name: str, make: Callable[[], Saver]) -> Measured:
-        """One save while training goes on; all times are the slowest rank's."""
+        """Measure one save during training; all times are those of the slowest rank."""
         step_s = median(self._training.timed_steps(self._job.steps_before))
         before_bytes = resident_bytes()
         saver = make()
         self._probes[name] = self._probe()
         dist.barrier()
-        with Watch(saver) as watch:
+        with SaveWatch(saver) as watch:
             began = perf_counter()
             saver.begin()
             begun = perf_counter()
@@ -171,7 +177,7 @@ class Bench:
         return measured
 
     def _train_until(self, over: Callable[[], bool], saver: Saver) -> list[float]:
-        """Train until `over` on all ranks; seconds waited for the saver in and after each step."""
+        """Train until `over` on all ranks; returns the seconds that each step waited for the saver."""
         waits_s: list[float] = []
         everywhere = bool(_across([float(over())], "min")[0])
         while not everywhere:
@@ -183,10 +189,10 @@ class Bench:
         return waits_s
 
     def _loads(self, side: str, load: Callable[[], None], folder: str) -> dict[str, float]:
-        """Seconds of a load from cold and from warm files, by name.
+        """Measure the seconds of a load from cold and from warm files, by name.
 
         Raises:
-            RuntimeError: what was loaded is not what was saved.
+            RuntimeError: the loaded rows differ from the saved ones.
         """
         found = {}
         for state in ("cold", "warm"):
@@ -202,7 +208,7 @@ class Bench:
         return found
 
     def _probe(self) -> list[Tensor]:
-        """Some rows of every column of every shard, to be recognized."""
+        """Copy some rows of every column of every shard, to compare after a load."""
         return [
             column.detach()[:: max(1, shard.num_rows // PROBED_ROWS)].clone()
             for shard in self._shards
@@ -214,7 +220,7 @@ class Bench:
         self._consistent.load()
 
     def _remove(self, name: str, *, also_ours: bool = False) -> None:
-        """Delete what a rival saved, and let the disk come to rest; ours tidies its directory itself."""
+        """Delete a save by DCP or torch and flush the disk; CPR cleans its directory itself."""
         if self._rank == 0:
             if also_ours or not name.startswith("ours"):
                 with suppress(FileNotFoundError):
@@ -224,7 +230,7 @@ class Bench:
 
 
 def _across(values: Sequence[float], how: str = "max") -> list[float]:
-    """The largest, or smallest, of each value over all ranks."""
+    """Reduce each value to its largest (`max`) or smallest (`min`) over all ranks."""
     tensor: Tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.MIN)
     return [float(value) for value in tensor.tolist()]

@@ -1,4 +1,4 @@
-"""What `experiments.checkpointing` trains and saves: shared by the launcher and its workers."""
+"""The training job of `experiments.checkpointing`, shared by its launcher and its workers."""
 
 import tempfile
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from experiments.harness.workload import TimedBatches, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The model that is trained and saved, and how often."""
+    """Size of the model and of the measurements."""
 
     rows: int = 390_000
     """Rows of each of the 26 tables, 64 columns, row-wise Adagrad: 2.6 GB in all."""
     global_batch_size: int = 2048
     """Samples in a step, over all processes."""
     steps_before: int = 25
-    """Steps without a save before each one, whose median is the undisturbed step."""
+    """Steps before each save, whose median is the undisturbed step."""
     row_share: float = 1 / 8
-    """Of the rows of each table, drawn at random, that a row save writes."""
+    """Share of the rows of each table, drawn at random, that a row save writes."""
     ceiling_bytes: int = 512 * 2**20
-    """Of the extra host memory of a worker in a rolling save."""
+    """Limit of the extra host memory of a worker in a rolling save."""
     seed: int = 1
-    """Decides batches and rows."""
+    """Seed of batches and rows."""
 
 
 def start_training(job: Job, ranks: Ranks, initialize: bool = True) -> Training:
-    """The `terabyte` recipe with the tables of `job`, laid over the ranks table by table."""
+    """Set up the `terabyte` recipe with the tables of `job`, sharded table-wise."""
     workload = Workload(rows=job.rows, global_batch_size=job.global_batch_size, seed=job.seed)
     batches = TimedBatches(workload, steps=workload.num_batches, rank=ranks.rank, world_size=ranks.world_size)
     overrides = [

@@ -1,4 +1,4 @@
-"""The ways to save by `cpr.checkpoint` that `experiments.checkpointing` measures."""
+"""The savers of `cpr.checkpoint` that `experiments.checkpointing` measures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ POLL_S: Final = 0.002
 
 
 class OurSave:
-    """A full save by `cpr.checkpoint`, beside training.
+    """A full save by `cpr.checkpoint` in the background of training.
 
     Args:
         folder: directory of the checkpointer.
-        checkpointer: shared by all savers into one directory.
+        checkpointer: shared by all savers with the same directory.
         moment: rolling or consistent.
-        waits: begin only returns when the save is committed, as with the rivals that train no step meanwhile.
+        waits: whether `begin` waits for the commit, so that no step is trained meanwhile.
     """
 
     def __init__(
@@ -38,33 +38,33 @@ class OurSave:
         self._older: frozenset[Path] = frozenset()
 
     def begin(self) -> None:
-        """Begin it."""
+        """Start the save."""
         self._older = self._manifests()
         self._save = self._begin()
         while self._waits and not (self.committed or self.idle):
             sleep(POLL_S)
 
     def step(self) -> None:
-        """Copy the next pieces."""
+        """Copy the next pieces of a rolling save."""
         self.checkpointer.step()
 
     @property
     def held_up_s(self) -> float:
-        """Within a step it waits for one thing: for rows that are to change to be copied before."""
+        """Seconds that steps have waited for the copy of rows before their update."""
         return 0.0 if self._save is None else self._save.blocked_s
 
     @property
     def committed(self) -> bool:
-        """Whether there is a new manifest: the last thing that a save writes, and what makes it count."""
+        """Whether a new manifest exists, the file that a save writes last and that makes it valid."""
         return bool(self._manifests() - self._older)
 
     @property
     def idle(self) -> bool:
-        """Whether older saves have been cleared away too, after the new one was read again."""
+        """Whether the new save is verified and older saves are deleted."""
         return self._save is not None and self._save.done
 
     def finish(self) -> int:
-        """Wait; bytes of the save."""
+        """Wait for the save; returns its bytes."""
         self.checkpointer.wait()
         assert self._save is not None
         assert self._save.manifest is not None
@@ -82,7 +82,7 @@ class OurRowSave(OurSave):
 
     Args:
         folder: directory of the checkpointer.
-        checkpointer: has saved a base.
+        checkpointer: has written a full save.
         rows: row ids by shard.
     """
 
@@ -95,18 +95,18 @@ class OurRowSave(OurSave):
 
 
 def checkpointer_at(folder: Path, model: DistributedModelParallel, host_memory_bytes: int) -> Checkpointer:
-    """Ours, into an empty directory; it never merges, which would disturb the next measurement."""
+    """A checkpointer for an empty directory, without compaction, which would disturb the next measurement."""
     config = CheckpointConfig(uri=str(folder), host_memory_bytes=host_memory_bytes, merge_after=0)
     return Checkpointer(model, config)
 
 
 def shard_bytes(shards: Sequence[TableShard]) -> int:
-    """Of the rows with their optimizer state."""
+    """Size of all rows with their optimizer state."""
     return sum(shard.num_rows * shard.bytes_per_row for shard in shards)
 
 
 def random_rows(shards: Sequence[TableShard], share: float, seed: int) -> dict[str, Tensor]:
-    """`share` of the rows of each shard, drawn at random, ascending, by the shard's name."""
+    """Ascending ids of a random `share` of the rows of each shard, by the shard's name."""
     generator = torch.Generator().manual_seed(seed)
     rows = {}
     for shard in shards:

@@ -1,32 +1,33 @@
 """What saving costs while a model trains: `python -m experiments.checkpointing [--quick]`.
 
-Two workers train 26 tables of 64 columns, 2.6 GB with the state of row-wise Adagrad, and save them again
-and again while training goes on: by `torch.distributed.checkpoint` (DCP), both `save` of TorchRec's sharded
-state and `async_save` of the plain local tensors, by `torch.save` per rank and fsync, by plain writing
-(through the page cache) and fsync, and by `cpr.checkpoint`. All take turns in one run over several rounds, in
-memory that is warm. Before that comes one pass in which each starts from memory given back to the system, for
-the memory figures. Interrupted, the command goes on where it stopped. Figures, ours over theirs, each a
-median over rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
+Two workers train 26 tables of 64 columns, 2.6 GB with the state of row-wise Adagrad, and save them repeatedly
+during training: by `torch.distributed.checkpoint` (DCP), both `save` of TorchRec's sharded state and
+`async_save` of the plain local tensors, by `torch.save` per rank and fsync, by plain writing (through the
+page cache) and fsync, and by `cpr.checkpoint`. All take turns in one run over several rounds, with warm
+memory. For the memory figures, an earlier pass starts each of them after free memory was returned to the
+system. An interrupted command continues where it stopped. Figures, CPR over the other, each a median over
+rounds of the ratio within a round, with `..._low` and `..._high`, the extremes:
 
-- `blocked_ratio_rolling`, `blocked_ratio_consistent`: time that training waits, all pieces together, over
-  DCP's `save`. What a step waits before its update, for rows to be copied as they were, counts.
+- `blocked_ratio_rolling`, `blocked_ratio_consistent`: time that training waits in all, over DCP's `save`. The
+  time that a step waits before its update for the copy of its rows counts.
   `blocked_ratio_rolling_to_dcp_async`, `blocked_ratio_consistent_to_dcp_async`: the same over `async_save`.
 - `lost_ratio_to_dcp_async`, `lost_ratio_to_dcp_async_consistent`: training time lost, over `async_save`. Lost
-  is the time from the start of a save to its commit, less the steps done in it at the undisturbed pace, which
-  is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` counts what ours does after
-  the commit too: reading the new save again and deleting an old one, which DCP leaves to its user.
-- `save_ratio_to_dcp`, `save_ratio_to_raw`: bytes/s from start to commit of a full save that training waits
-  for to its end, over DCP's `save` and over plain writing.
-- `load_ratio_to_dcp`, `load_ratio_to_dcp_warm`: speed of loading all (ours verifies every digest), from files
-  that are not in the page cache, and from files that may be.
+  is the time from the start of a save to its commit, minus that of the steps done meanwhile at the
+  undisturbed pace, which is the median of 25 steps just before. `lost_ratio_to_dcp_async_with_clearing` also
+  counts CPR's work after the commit: verifying the new save and deleting an old one, which DCP leaves to its
+  user.
+- `save_ratio_to_dcp`, `save_ratio_to_raw`: bytes/s from start to commit of a full save without training
+  meanwhile, over DCP's `save` and over plain writing.
+- `load_ratio_to_dcp`, `load_ratio_to_dcp_warm`: speed of loading everything (CPR verifies every digest), from
+  files that are not in the page cache, and from files that may be.
 - `row_save_blocked_share`, `row_save_bytes_share`: a save of 1/8 of the rows, drawn at random, over a full
   rolling save.
 - `throughput_while_saving`: steps/s from start to commit of a rolling save over those before it.
-- `peak_extra_bytes`, `peak_extra_bytes_consistent`, `peak_extra_bytes_dcp_async`: most memory (RSS) that a
-  worker takes more than just before, from making the checkpointer to the commit; of the worker with most.
+- `peak_extra_bytes`, `peak_extra_bytes_consistent`, `peak_extra_bytes_dcp_async`: largest growth of a
+  worker's memory (RSS) from the construction of the checkpointer to the commit; of the worker with the
+  largest growth.
 """
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -36,13 +37,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import IO, Final
 
 from experiments.checkpointing.job import Job
 from experiments.checkpointing.picture import draw
+from experiments.harness.command import experiment_parser
 from experiments.harness.launch import check_ended_well, running, torchrun_command
 from experiments.harness.record import QUICK, Record, Row
+from experiments.harness.statistics import median_figures
 
 ROUNDS: Final = 4
 PROCESSES: Final = 2
@@ -50,18 +52,15 @@ POLL_S: Final = 0.2
 KEEP_MEMORY: Final = "GLIBC_TUNABLES=" + ":".join(
     f"glibc.malloc.{setting}" for setting in ("mmap_max=0", f"trim_threshold={2**40}", "arena_max=1")
 )
-"""What was freed stays with the process, whatever its size and thread: more than `dlrm.launch.malloc` does,
-because DCP copies into blocks beyond its limits. So the second save of each finds its memory warm."""
+"""Keeps all freed memory in the process, so that the second save of each saver finds its memory warm.
+Stronger than `dlrm.launch.malloc`, because DCP copies into blocks beyond the limits of that."""
 SCRATCH: Final = Path("runs") / "checkpointing"
-"""Where checkpoints are written, and deleted again: up to 20 GB, under the current folder."""
+"""Folder of the checkpoints, up to 20 GB; deleted at the end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
     job, rounds = Job(), options.rounds
     if options.quick:
         job, rounds = Job(rows=4000, global_batch_size=64, steps_before=2), 1
@@ -70,27 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for key in keys(rounds):
             record.measure(key, next_row)
             print(f"{key}: stored", flush=True)
-    figures = figures_of(record.rows)
-    path = record.finish(figures, NOTES)
-    draw(record.rows, path.with_suffix(".png"))
-    print(f"{json.dumps(figures, indent=1)}\nstored in {path}")
-    return 0
+    return record.publish(figures_of(record.rows), draw, NOTES)
 
 
 def keys(rounds: int) -> list[str]:
-    """Of all rows, in the order of their measurement."""
+    """Keys of all rows, in the order of their measurement."""
     return ["memory", *(f"round {number}" for number in range(rounds))]
 
 
 def missing(rows: Sequence[Row], rounds: int) -> list[str]:
-    """The keys that are still to be measured."""
+    """Keys of the rows that are not measured yet."""
     measured = {row["key"] for row in rows}
     return [key for key in keys(rounds) if key not in measured]
 
 
 @contextmanager
 def measuring(job: Job, wanted: Sequence[str], *, quick: bool) -> Iterator[Callable[[], Row]]:
-    """Workers that measure `wanted` one after the other; gives a function that waits for the next of them."""
+    """Start workers that measure `wanted` in order; yields a function that waits for the next row."""
     if not wanted:
         yield _nothing_left
         return
@@ -116,7 +111,7 @@ def measuring(job: Job, wanted: Sequence[str], *, quick: bool) -> Iterator[Calla
             rows = _rows(out, launcher, output)
             yield lambda: next(rows)
             for _ in rows:  # none is left; the workers end
-                raise AssertionError("the workers measured more than was wanted")
+                raise AssertionError("the workers measured more rows than requested")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -126,7 +121,7 @@ def _nothing_left() -> Row:
 
 
 def _rows(out: Path, launcher: "subprocess.Popen[bytes]", output: IO[str]) -> Iterator[Row]:
-    """What the workers have measured, as it comes."""
+    """Yield the rows of the workers as soon as they are written."""
     seen = 0
     while True:
         ended = launcher.poll() is not None
@@ -144,7 +139,7 @@ def _rows(out: Path, launcher: "subprocess.Popen[bytes]", output: IO[str]) -> It
 
 
 def ratios(rows: Sequence[Row], ours: Callable[[Row], float], theirs: Callable[[Row], float]) -> list[float]:
-    """Ours over theirs within each round."""
+    """CPR's value over the other's within each round."""
     return [ours(row) / theirs(row) for row in rows if "round" in row]
 
 
@@ -197,8 +192,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
     }
     figures: dict[str, float | None] = {}
     for name, (ours, theirs) in pairs.items():
-        values = ratios(rows, ours, theirs)
-        figures |= {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+        figures |= median_figures(name, ratios(rows, ours, theirs))
     (alone,) = (row for row in rows if row["key"] == "memory")
     for name, which in (
         ("", "ours rolling"),
@@ -211,15 +205,15 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float | None]:
 
 NOTES: Final = {
     "blocked_ratio_consistent": (
-        "The consistent save has room for all rows of a worker, so that training waits for the copy alone; "
-        "peak_extra_bytes_consistent is what that takes. The rolling one has a ceiling of 512 MiB."
+        "The consistent save has memory for all rows of a worker, so that training waits for the copy alone; "
+        "peak_extra_bytes_consistent is that memory. The rolling save has a limit of 512 MiB."
     ),
     "lost_ratio_to_dcp_async": (
         "async_save gets plain local tensors: TorchRec's ShardedTensor fails in it on the CPU with "
         "torch 2.13."
     ),
     "load_ratio_to_dcp_warm": (
-        "cpr.checkpoint writes past the page cache where the file system lets it; its files are only in the "
-        "cache if reading brought them there. DCP's may be there from writing."
+        "cpr.checkpoint bypasses the page cache when writing, where the file system allows it, so that only "
+        "reading brings its files into the cache. DCP's files may be in the cache from writing."
     ),
 }

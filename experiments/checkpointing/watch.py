@@ -1,4 +1,4 @@
-"""Watching one save from a thread beside it, for `experiments.checkpointing`."""
+"""A background thread that watches a save, for `experiments.checkpointing`, and memory functions."""
 
 import ctypes
 import gc
@@ -13,8 +13,8 @@ from experiments.checkpointing.baselines import Saver
 POLL_S: Final = 0.01
 
 
-class Watch:
-    """A thread that watches one save: when it is committed, and the most memory that is taken meanwhile."""
+class SaveWatch:
+    """A thread that measures the time of a save's commit and the peak memory of the process until then."""
 
     def __init__(self, saver: Saver) -> None:
         self.committed_at = 0.0
@@ -23,7 +23,7 @@ class Watch:
         self._stop = Event()
         self._thread = Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "SaveWatch":
         self._thread.start()
         return self
 
@@ -42,13 +42,13 @@ class Watch:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Resident set size of this process."""
     found: int = psutil.Process().memory_info().rss
     return found
 
 
 def give_memory_back() -> None:
-    """Free memory goes to the system, so that whoever needs it next is seen to take it."""
+    """Return freed memory to the system, so that a later need for it shows in the resident set size."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

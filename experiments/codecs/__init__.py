@@ -1,1 +1,1 @@
-"""What the codecs of row saves cost in quality. `python -m experiments.codecs`."""
+"""Measures what lossy codecs of row saves cost in quality. `python -m experiments.codecs`."""

@@ -1,46 +1,36 @@
-"""One worker of one seed of `experiments.codecs`; started by torchrun, not by people.
+"""Worker of one seed of `experiments.codecs`.
 
-Reads its job as JSON from the command line; rank 0 writes what it measured as JSON to the job's `out`.
-The batches stay in memory, so that every codec's run goes on with the same ones.
+The batches stay in memory, so that training continues with the same ones after the load with each codec.
 """
 
 import json
-import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from cpr.checkpoint.checkpointer import CheckpointConfig, Checkpointer
 from dlrm.config.recipe import load_config
 from dlrm.launch.device import Ranks
-from dlrm.launch.malloc import keep_freed_memory
-from dlrm.training.build import start_process_group
 from dlrm.training.data import prepare
 from dlrm.training.evaluation import evaluate
 from experiments.codecs.run import EXACT, LOSSY, Job
 from experiments.harness.training import Training
+from experiments.harness.worker_process import job_from, worker_process_group, write_measured
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure one seed."""
-    request = json.loads((sys.argv[1:] if arguments is None else arguments)[0])
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
-    keep_freed_memory()
-    ranks = Ranks.from_environment()
-    start_process_group(ranks, torch.device("cpu"))
-    measured = _measure(Job(**request["job"]), Path(request["scratch"]), ranks)
-    dist.destroy_process_group()
-    if ranks.rank == 0:
-        Path(request["out"]).write_text(json.dumps(measured))
+    job = job_from(arguments)
+    with worker_process_group() as ranks:
+        measured = _measure(Job(**job["job"]), Path(job["scratch"]), ranks)
+    write_measured(job, ranks, measured)
     return 0
 
 
 def _measure(job: Job, scratch: Path, ranks: Ranks) -> dict[str, Any]:
-    """AUC, and what the save says of itself, for each codec."""
+    """Train, save, load and train to the end with each codec; returns AUC and largest error by codec."""
     overrides = [
         f"data.uri={json.dumps(job.dataset)}",
         f"train.seed={job.seed}",
@@ -70,7 +60,7 @@ def _measure(job: Job, scratch: Path, ranks: Ranks) -> dict[str, Any]:
 
 
 def _save(training: Training, folder: Path, codec: str) -> Checkpointer:
-    """A base, and on top of it a row save of all rows."""
+    """Write a full save, and a row save of all rows with `codec` on top of it."""
     checkpointer = Checkpointer(
         training.model,
         CheckpointConfig(uri=str(folder), codec=codec, merge_after=0),

@@ -1,1 +1,1 @@
-"""What the ways to exchange dense gradients are worth. `python -m experiments.communication`."""
+"""Measures what the ways to exchange dense gradients gain. `python -m experiments.communication`."""

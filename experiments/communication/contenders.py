@@ -1,4 +1,4 @@
-"""Who competes in `experiments.communication`: ways to sum dense gradients, ours and PyTorch's, by name."""
+"""The contenders of `experiments.communication`: ways to sum dense gradients, by name."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,11 +7,11 @@ from typing import Final
 from dlrm.comm.config import DENSE, SPARSE, CommConfig, SparseExchange
 
 
-class Rival(StrEnum):
-    """What comes with PyTorch, and what sends nothing."""
+class Baseline(StrEnum):
+    """Contenders of PyTorch, and the one without an exchange."""
 
-    NOTHING = "no exchange: ranks drift apart"
-    DDP = "DistributedDataParallel, dense fp32, beside the backward pass"
+    NOTHING = "no exchange: ranks diverge"
+    DDP = "DistributedDataParallel, dense fp32, overlapping the backward pass"
     DDP_FP16 = "DDP with PyTorch's fp16_compress_hook"
     POWER_SGD = "DDP with PyTorch's PowerSGD hook"
 
@@ -19,7 +19,7 @@ class Rival(StrEnum):
 POWER_SGD_RANK: Final = 2
 RATIOS: Final = (0.1, 0.01, 0.001)
 
-Contender = CommConfig | Rival
+Contender = CommConfig | Baseline
 AUTO_NAME: Final = "auto"
 AUTO: Final = CommConfig(exchange="auto")
 
@@ -29,10 +29,10 @@ def _sparse(exchange: SparseExchange, ratios: tuple[float, ...] = RATIOS) -> dic
 
 
 CONTENDERS: Final[Mapping[str, Contender]] = {
-    "nothing": Rival.NOTHING,
-    "ddp": Rival.DDP,
-    "ddp_fp16": Rival.DDP_FP16,
-    "power_sgd": Rival.POWER_SGD,
+    "nothing": Baseline.NOTHING,
+    "ddp": Baseline.DDP,
+    "ddp_fp16": Baseline.DDP_FP16,
+    "power_sgd": Baseline.POWER_SGD,
     "dense": CommConfig(),
     "tree": CommConfig(exchange="tree"),
     "two_level": CommConfig(exchange="two_level"),
@@ -53,29 +53,29 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     "selsync": CommConfig(exchange="selsync"),
     AUTO_NAME: AUTO,
 }
-"""By their names in rows and figures."""
+"""Contenders by their names in rows and figures."""
 
 BASELINE: Final = "ddp"
 LIMIT: Final = "nothing"
-"""No exchange is faster than none."""
+"""The contender without an exchange, which bounds the throughput of all others."""
 
 LEVELS: Final = ("two_level", "two_level_bf16", "two_level_int8", *_sparse("hi_topk"))
-"""For nodes of more than one worker."""
+"""Contenders for nodes of more than one worker."""
 STEPPED: Final = (
     *("nothing", "ddp", "ddp_fp16", "power_sgd", "dense", "tree", "priority"),
     *("ring_bf16", "ring_fp16", "ring_int8"),
     *("all_gather_0.1", "all_gather_0.01", "all_gather_0.001"),
     *("star_0.1", "star_0.01", "star_0.001", "star_tree_0.01", "var_0.01"),
 )
-"""Those whose steps are all alike, so that a few of them tell all; controllers need a whole training."""
+"""Contenders of which a few steps are representative; controllers need a whole training."""
 STEPPED_LARGE: Final = (
     *("nothing", "ddp", "ddp_fp16", "power_sgd", "dense", "ring_bf16", "ring_int8"),
     *("all_gather_0.01", "all_gather_0.001", "star_0.01", "star_0.001", "star_tree_0.01"),
 )
-"""Of a large model on few workers: without what can only be slower there, all fp32 values in other ways than
-by a ring, and a tenth of them."""
+"""Contenders for a large model on few workers: without those that can only be slower there, that is, other
+collectives than a ring for all fp32 values, and a share of a tenth."""
 STEPPED_LARGEST: Final = ("nothing", "ddp", "ddp_fp16", "dense", "all_gather_0.01")
-"""Of a large model on many workers, with one of these two:"""
+"""Contenders for a large model on many workers, together with those of one of the next two:"""
 LARGEST_FLAT: Final = ("star_0.01",)
 LARGEST_LEVELS: Final = ("two_level", "hi_topk_0.01")
 CHOSEN: Final[Mapping[str, str]] = {
@@ -91,20 +91,20 @@ CHOSEN: Final[Mapping[str, str]] = {
     "AR-Topk STAR, tree fp32": "star_tree_0.01",
     "HiTopK fp32": "hi_topk_0.01",
 }
-"""What `auto` may choose, by the name of the collective, and who does the same without choosing."""
+"""The contender with the same exchange, by name of a collective that `auto` may choose."""
 TRAINED: Final = (
     *("ddp", "auto", "ddp_fp16", "power_sgd", "ring_int8", "all_gather_0.01", "star_0.01"),
     *("gravac", "gravac_geometric", "pareto", "selsync"),
 )
-"""Those that train a model to the end."""
+"""Contenders that train a model to the end."""
 
 
 def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ...]:
-    """Who takes turns in a cell.
+    """Contenders of a cell.
 
     Args:
         is_large: whether the model fills memory.
-        num_workers: of the cell.
+        num_workers: number of workers.
         per_node: workers of a node.
     """
     if not is_large:
@@ -115,23 +115,22 @@ def stepped(*, is_large: bool, num_workers: int, per_node: int) -> tuple[str, ..
 
 
 def is_lossless(name: str) -> bool:
-    """Whether a contender sends all values as they are, in fp32."""
+    """Whether a contender sends all values in fp32."""
     contender = CONTENDERS[name]
-    if isinstance(contender, Rival):
-        return contender is Rival.DDP
+    if isinstance(contender, Baseline):
+        return contender is Baseline.DDP
     return contender.exchange in DENSE and contender.codec == "fp32"
 
 
 def is_comparable(name: str) -> bool:
-    """Whether a contender leaves no more of a gradient behind than `auto` may.
+    """Whether a contender sends at least as large a share of a gradient as `auto` must.
 
-    `auto` sends all values, in whatever encoding, or a share of `CommConfig.ratio`; it does not decide for
-    its user that a tenth of that will do, nor that a low rank or a rare meeting will: what those cost is a
-    matter of the model, and of the trainings.
+    `auto` sends all values, in any encoding, or a share of `CommConfig.ratio`. It never chooses a smaller
+    share, a low rank or a rarer exchange for its user, because their cost in quality depends on the model.
     """
     contender = CONTENDERS[name]
-    if isinstance(contender, Rival):
-        return contender in {Rival.DDP, Rival.DDP_FP16}
+    if isinstance(contender, Baseline):
+        return contender in {Baseline.DDP, Baseline.DDP_FP16}
     if contender.exchange in DENSE:
         return True
     return contender.exchange in SPARSE and contender.controller == "fixed" and contender.ratio >= AUTO.ratio

@@ -1,4 +1,4 @@
-"""Figures of `experiments.communication` from its rows; what each means is said there."""
+"""Computes the figures of `experiments.communication`, which that module describes, from its rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from typing import Final
 from experiments.communication.contenders import AUTO_NAME, BASELINE, LIMIT, is_comparable, is_lossless
 from experiments.communication.rounds import Rounds, ratios
 from experiments.communication.winners import table_vi_hits
-from experiments.emulation.figures import Estimate
 from experiments.harness.record import Row
-from experiments.splitting.figures import Ratio, link_name
+from experiments.harness.statistics import Estimate, Ratio
+from experiments.splitting.figures import link_name
 
 WIDE: Final = "wide"
 WIDE_GBIT_PER_S: Final = 1.0
 TARGET_SHARE: Final = 0.75
-"""Of the samples: the AUC that the baseline has by then is the target."""
+"""Share of the samples after which the AUC of the baseline is the target."""
 SMALL_SHARE: Final = 0.03
-"""Of a step of the baseline: so little can be gained at most that all values should be sent as they are."""
+"""Share of a baseline step below which `auto` should send all values in fp32, as little can be gained."""
 LEAST_SAMPLES: Final = 4
-"""Rounds without which a ratio has no interval worth the name."""
+"""Minimum of rounds for the interval of a ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Workers in nodes."""
+class NodeLayout:
+    """Number of workers, in all and per node."""
 
     workers: int
     per_node: int = 1
@@ -36,27 +36,27 @@ class Layout:
 
     @property
     def ending(self) -> str:
-        """Of figures."""
+        """Part of the figures' names."""
         return f"{self.workers}_workers" + (f"_nodes_of_{self.per_node}" if self.per_node > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Contenders that took turns on one model, layout and speed of links."""
+    """Timed rounds of one model, node layout and link speed."""
 
     model: str
-    layout: Layout
+    layout: NodeLayout
     gbit_per_s: float | None
-    """Of a node's link; None: not limited."""
+    """Speed of a node's link; None: not limited."""
     rounds: Rounds
     link_bytes: Mapping[str, float]
-    """That left the busiest node in a step."""
+    """Bytes that left the busiest node in a step, by contender."""
     chosen: str
-    """Contender that `auto` chose."""
+    """Contender with the exchange that `auto` chose."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for readers."""
         return f"{self.model}, {self.layout}, {link_name(self.gbit_per_s)}"
 
     def ratio(self, one: str, other: str) -> Ratio:
@@ -70,31 +70,34 @@ class Cell:
 
     @property
     def best(self) -> str:
-        """Of the comparable contenders."""
+        """The fastest comparable contender."""
         return self._fastest(self.rounds, _to_the_end(self.rounds, is_comparable))
 
     @property
     def best_of_all(self) -> str:
-        """Of all that exchange anything, whatever they leave behind."""
+        """The fastest contender with an exchange, comparable or not."""
         return self._fastest(self._shared, _to_the_end(self._shared, _exchanges))
 
     @property
     def auto_ratio(self) -> Ratio:
-        """`auto` over the best comparable contender; where it is that one, exactly 1."""
+        """Throughput of `auto` over the best comparable contender; exactly 1 if `auto` chose that one."""
         return self._ratio_to_best(self.rounds, is_comparable)
 
     @property
     def whole_table_ratio(self) -> Ratio:
-        """`auto` over the best of all."""
+        """Throughput of `auto` over the best contender with an exchange."""
         return self._ratio_to_best(self._shared, _exchanges)
 
     @property
     def _shared(self) -> Rounds:
-        """The rounds that are not of comparable contenders alone."""
+        """Rounds of all contenders, before only comparable ones continue."""
         return [each for each in self.rounds if LIMIT in each]
 
     def _ratio_to_best(self, rounds: Rounds, among: Callable[[str], bool]) -> Ratio:
-        """Each half of the rounds is compared with who was best in the other: no luck counts twice."""
+        """Compare each half of the rounds with the best contender of the other half.
+
+        A contender that won a half by luck is thus not compared in the same half.
+        """
         names, halves = _to_the_end(rounds, among), (rounds[::2], rounds[1::2])
         pooled: list[float] = []
         for judging, compared in (halves, halves[::-1]):
@@ -102,33 +105,33 @@ class Cell:
         return _interval(pooled)
 
     def _fastest(self, rounds: Rounds, names: Sequence[str]) -> str:
-        """In these rounds, all of which have what `auto` chose."""
+        """The fastest of the named contenders in these rounds."""
         return max(names, key=lambda name: median(ratios(rounds, name, self.chosen)))
 
     @property
     def share(self) -> Ratio:
-        """What is gained at most: the share of a step of the baseline that goes if nothing is exchanged."""
+        """Share of a baseline step that ends without an exchange: the most that can be gained."""
         return _share(self.ratio(LIMIT, BASELINE))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """A training to the end."""
+class TrainingCurve:
+    """A whole training by one contender."""
 
     contender: str
     seed: int
     curve: Sequence[Mapping[str, float]]
-    """`samples`, `seconds` so far and `auc`, by time."""
+    """`samples`, `seconds` so far and `auc` of each evaluation."""
     decisions: Sequence[tuple[int, str]] = ()
-    """Of `auto`: steps and collectives."""
+    """Steps at which `auto` chose a collective, with its name."""
 
     @property
     def auc(self) -> float:
-        """At the end."""
+        """AUC at the end."""
         return self.curve[-1]["auc"]
 
     def seconds_to(self, auc: float) -> float:
-        """Until that AUC was reached, on a line between two evaluations; infinite: it was not."""
+        """Time until that AUC, interpolated between evaluations; infinite if it was not reached."""
         points = [(0.0, 0.5), *((each["seconds"], each["auc"]) for each in self.curve)]
         for (begin_s, below), (end_s, reached) in pairwise(points):
             if reached >= auc:
@@ -138,12 +141,12 @@ class Training:
 
 
 def ending_of(contender: str) -> str:
-    """Of its figures: a format string could not name one with a point."""
+    """Ending of a contender's figures: without points, which format strings cannot contain."""
     return contender.replace(".", "_")
 
 
 def _to_the_end(rounds: Rounds, among: Callable[[str], bool]) -> list[str]:
-    """Those that have taken turns until then."""
+    """Contenders that are in the last round."""
     return [*filter(among, rounds[-1])]
 
 
@@ -152,10 +155,10 @@ def _exchanges(name: str) -> bool:
 
 
 def _interval(measured: Sequence[float]) -> Ratio:
-    """With its interval.
+    """Ratio of the rounds with its interval.
 
     Raises:
-        ValueError: it is of so few rounds that it has none.
+        ValueError: there are too few rounds for an interval.
     """
     if len(measured) < LEAST_SAMPLES:
         raise ValueError(
@@ -165,11 +168,11 @@ def _interval(measured: Sequence[float]) -> Ratio:
 
 
 def cells_of(rows: Sequence[Row]) -> list[Cell]:
-    """All contests."""
+    """All timed cells."""
     return [
         Cell(
             model=row["model"],
-            layout=Layout(workers=row["workers"], per_node=row["per_node"]),
+            layout=NodeLayout(workers=row["workers"], per_node=row["per_node"]),
             gbit_per_s=row["gbit_per_s"],
             rounds=row["rounds"],
             link_bytes=row["link_bytes"],
@@ -180,10 +183,10 @@ def cells_of(rows: Sequence[Row]) -> list[Cell]:
     ]
 
 
-def trainings_of(rows: Sequence[Row]) -> list[Training]:
+def trainings_of(rows: Sequence[Row]) -> list[TrainingCurve]:
     """All trainings."""
     return [
-        Training(
+        TrainingCurve(
             contender=row["contender"],
             seed=row["seed"],
             curve=row["curve"],
@@ -209,23 +212,23 @@ def share_figures(rows: Sequence[Row]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for row in rows:
         if "share_of" in row:
-            layout = Layout(workers=row["workers"])
+            layout = NodeLayout(workers=row["workers"])
             name = f"dense_share_{row['share_of']}_{layout.ending}_{_link_ending(row['gbit_per_s'])}"
-            figures |= _ranged(name, share_of(row))
+            figures |= share_of(row).figures(name)
     return figures
 
 
 def share_of(row: Row) -> Ratio:
-    """What a step of a whole model gets shorter by if nothing but scalars is exchanged."""
+    """Share of a whole model's step that ends if only scalars are exchanged."""
     return _share(_interval(ratios(row["rounds"], LIMIT, "dense")))
 
 
 def step_figures(cells: Sequence[Cell]) -> dict[str, float | None]:
-    """How good `auto` is, and what it is worth on the wide model."""
+    """Quality of `auto`, and its gain on the wide model."""
     worst, worst_of_all = worst_cell(cells), worst_cell_of_all(cells)
     figures: dict[str, float | None] = {
-        **_ranged("auto_worst_ratio", worst.auto_ratio),
-        **_ranged("auto_worst_ratio_whole_table", worst_of_all.whole_table_ratio),
+        **worst.auto_ratio.figures("auto_worst_ratio"),
+        **worst_of_all.whole_table_ratio.figures("auto_worst_ratio_whole_table"),
         "auto_best_share": sum(cell.auto_ratio.high >= 1 for cell in cells) / len(cells),
         "auto_lossless_share": _lossless_share(cells),
         "auto_lossless_share_where_small": _lossless_share(small_cells(cells)),
@@ -233,16 +236,16 @@ def step_figures(cells: Sequence[Cell]) -> dict[str, float | None]:
     wide = wide_cells(cells)
     if wide:
         slowest = min(wide, key=lambda cell: cell.ratio(cell.chosen, BASELINE).value)
-        figures |= _ranged("wide_1gbps_speedup", slowest.ratio(slowest.chosen, BASELINE))
+        figures |= slowest.ratio(slowest.chosen, BASELINE).figures("wide_1gbps_speedup")
         figures |= byte_figures(wide[0])
     for cell in wide:
-        figures |= _ranged(f"wide_1gbps_speedup_{cell.layout.ending}", cell.ratio(cell.chosen, BASELINE))
-        figures |= _ranged(f"dense_share_wide_{cell.layout.ending}_1gbps", cell.share)
+        figures |= cell.ratio(cell.chosen, BASELINE).figures(f"wide_1gbps_speedup_{cell.layout.ending}")
+        figures |= cell.share.figures(f"dense_share_wide_{cell.layout.ending}_1gbps")
     return figures
 
 
 def byte_figures(cell: Cell) -> dict[str, float]:
-    """Bytes that leave the busiest node in a step, over the baseline's, of all that exchange anything."""
+    """Bytes of each contender that leave the busiest node in a step, over the baseline's."""
     sent = cell.link_bytes
     return {
         f"bytes_share_{ending_of(name)}": sent[name] / sent[BASELINE]
@@ -251,7 +254,7 @@ def byte_figures(cell: Cell) -> dict[str, float]:
     }
 
 
-def training_figures(trainings: Sequence[Training]) -> dict[str, float | None]:
+def training_figures(trainings: Sequence[TrainingCurve]) -> dict[str, float | None]:
     """AUC after equal samples, and time to a target, each against the baseline of the same seed."""
     by_name = _by_contender(trainings)
     baseline = by_name.get(BASELINE, {})
@@ -270,37 +273,37 @@ def training_figures(trainings: Sequence[Training]) -> dict[str, float | None]:
     return figures
 
 
-def time_ratio(baseline: Training, other: Training) -> float:
-    """How much sooner `other` reaches what the baseline reaches with 3 of 4 samples; 0: never."""
+def time_ratio(baseline: TrainingCurve, other: TrainingCurve) -> float:
+    """Speed-up of `other` to the AUC of the baseline after 3/4 of the samples; 0: not reached."""
     samples = TARGET_SHARE * baseline.curve[-1]["samples"]
     target = next(each["auc"] for each in baseline.curve if each["samples"] >= samples)
     return baseline.seconds_to(target) / other.seconds_to(target)
 
 
 def worst_cell(cells: Sequence[Cell]) -> Cell:
-    """Where `auto` falls behind the best contender most."""
+    """The cell with the lowest throughput of `auto` over the best comparable contender."""
     return min(cells, key=lambda cell: cell.auto_ratio.value)
 
 
 def worst_cell_of_all(cells: Sequence[Cell]) -> Cell:
-    """Where `auto` falls behind the best of the whole table most."""
+    """The cell with the lowest throughput of `auto` over the best contender."""
     return min(cells, key=lambda cell: cell.whole_table_ratio.value)
 
 
 def small_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """Those in which next to nothing can be gained."""
+    """Cells in which an exchange takes at most `SMALL_SHARE` of a step."""
     return [cell for cell in cells if cell.share.value <= SMALL_SHARE]
 
 
 def wide_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """Those of the wide model on slow links."""
+    """Cells of the wide model with slow links."""
     return [cell for cell in cells if (cell.model, cell.gbit_per_s) == (WIDE, WIDE_GBIT_PER_S)]
 
 
 def notes_of(
-    cells: Sequence[Cell], trainings: Sequence[Training], figures: Mapping[str, float | None]
+    cells: Sequence[Cell], trainings: Sequence[TrainingCurve], figures: Mapping[str, float | None]
 ) -> dict[str, str]:
-    """Which cells the extremes are, where `auto` was not the best, and what is not known, and why."""
+    """Notes that name the cells behind extremes, the errors of `auto`, and reasons of missing figures."""
     worst, worst_of_all, small = worst_cell(cells), worst_cell_of_all(cells), small_cells(cells)
     behind = "; ".join(
         f"{cell.name}: {cell.chosen} where {cell.best} was best" for cell in cells if cell.auto_ratio.high < 1
@@ -329,19 +332,15 @@ def _lossless_share(cells: Sequence[Cell]) -> float | None:
 
 
 def _share(gone: Ratio) -> Ratio:
-    """Of a step, from how many times faster it is without what is asked for."""
+    """Share of a step, from the speed-up without that part."""
     return Ratio(value=1 - 1 / gone.value, low=1 - 1 / gone.low, high=1 - 1 / gone.high)
 
 
-def _by_contender(trainings: Iterable[Training]) -> dict[str, dict[int, Training]]:
-    found: dict[str, dict[int, Training]] = {}
+def _by_contender(trainings: Iterable[TrainingCurve]) -> dict[str, dict[int, TrainingCurve]]:
+    found: dict[str, dict[int, TrainingCurve]] = {}
     for each in trainings:
         found.setdefault(each.contender, {})[each.seed] = each
     return found
-
-
-def _ranged(name: str, ratio: Ratio) -> dict[str, float]:
-    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
 def _link_ending(gbit_per_s: float | None) -> str:

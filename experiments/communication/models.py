@@ -1,7 +1,7 @@
-"""The dense parts that `experiments.communication` trains: shared by the launcher and its workers.
+"""The dense parts of models that `experiments.communication` trains, shared by its launcher and its workers.
 
-Bottom MLP, interaction or cross layers, and top MLP, whose embeddings come from nowhere: random vectors take
-the place of the tables' output, so that nothing but dense gradients travels.
+A dense part is the bottom MLP, the interaction or cross layers, and the top MLP. Random vectors replace the
+output of the tables, so that only dense gradients are exchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,25 +27,25 @@ NUM_BATCHES: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A dense part, and how much of it a step and a turn are."""
+    """Shape of a dense part, and size of its batches and turns."""
 
     recipe: str
     """Of `dlrm/recipes`."""
     overrides: Sequence[str] = ()
-    """What differs from the recipe."""
+    """Overrides of the recipe."""
     global_batch_size: int = 0
     """Samples in a step, over all ranks; 0: the recipe's."""
     steps: int
-    """Of a turn: enough to take some 10 ms."""
+    """Steps of a turn, which should take at least 10 ms."""
     is_large: bool = False
-    """A gradient is so large that few contenders fit in memory."""
+    """Whether a gradient is so large that few contenders fit in memory."""
     links_gbit_per_s: Mapping[tuple[int, int], Sequence[float]] | None = None
-    """Speeds at which it is measured, by the number of workers, in all and in a node, where memory and time
-    do not allow everything; others are left out."""
+    """Measured link speeds by number of workers, in all and per node, where memory and time do not allow all
+    of them."""
 
     @property
     def config(self) -> Config:
-        """Of a run of the whole model."""
+        """Configuration of the whole model."""
         batch = [f"data.global_batch_size={self.global_batch_size}"] if self.global_batch_size else []
         return load_config(self.recipe, [*self.overrides, *batch, "train.device=cpu", "train.precision=fp32"])
 
@@ -70,14 +70,14 @@ MODELS: Final[Mapping[str, Shape]] = {
         links_gbit_per_s={(2, 1): (25.0, 5.0, 1.0), (4, 2): (1.0,)},
     ),
 }
-"""By their names in rows and figures, the one that takes most memory last."""
+"""Shapes by their names in rows and figures, the one with the largest memory last."""
 
 
 class DensePart(nn.Module):
     """A DLRM or a DCN-v2 without its tables.
 
     Args:
-        shape: of which; its initial weights are always the same.
+        shape: of the model; its initial weights are always the same.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -115,7 +115,7 @@ class Samples:
 
 
 def samples(shape: Shape, ranks: Ranks) -> list[Samples]:
-    """A few batches, other ones on each rank."""
+    """A few batches, different ones on each rank."""
     config = shape.config
     size = config.data.global_batch_size // ranks.world_size
     width = len(CATEGORY_NAMES) * config.model.embedding_dim
@@ -131,5 +131,5 @@ def samples(shape: Shape, ranks: Ranks) -> list[Samples]:
 
 
 def num_dense(model: nn.Module) -> int:
-    """Dense parameters of a model."""
+    """Number of dense parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())

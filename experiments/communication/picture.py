@@ -1,116 +1,134 @@
-"""The pictures of `experiments.communication`: steps by links, and trainings by time."""
+"""Draws the pictures of `experiments.communication`: throughput of steps, and trainings by time."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 
-from experiments.communication.contenders import BASELINE, CONTENDERS
-from experiments.communication.figures import Cell, Training, ending_of
-from experiments.emulation.figures import TEN_THOUSANDTHS, Estimate
+from experiments.communication.contenders import BASELINE, LIMIT, is_comparable
+from experiments.communication.figures import (
+    Cell,
+    TrainingCurve,
+    cells_of,
+    ending_of,
+    trainings_of,
+)
+from experiments.communication.tasks import TRAINED_GBIT_PER_S, TRAINED_LAYOUT
+from experiments.harness.plotting import TEN_THOUSANDTHS
+from experiments.harness.record import Row
+from experiments.harness.statistics import Estimate
 from experiments.splitting.figures import link_name
 
-SLOWEST_SHOWN: Final = 0.25
-"""Colours end where a contender is this many times as fast as the baseline, and at its inverse."""
+TICKS: Final = (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7)
+LABELS: Final = {
+    "ddp": "DDP, fp32 all-reduce (PyTorch)",
+    "auto": "auto: measures exchanges and keeps the fastest",
+    "ddp_fp16": "DDP, fp16 (PyTorch)",
+    "power_sgd": "DDP, PowerSGD of rank 2 (PyTorch)",
+    "ring_int8": "ring all-reduce, int8",
+    "all_gather_0.01": "1 % of the values, all-gather",
+    "star_0.01": "1 % of the values, same for all ranks",
+    "gravac": "GraVAC: share by gradient norm",
+    "gravac_geometric": "GraVAC, geometric steps",
+    "pareto": "share by Pareto rule",
+    "selsync": "SelSync: skips some exchanges",
+}
+"""Descriptions of the contenders of trainings."""
+
+
+def draw(result: Row, folder: Path) -> None:
+    """Draw the throughput in every cell, and the trainings if there are any."""
+    draw_steps(cells_of(result["rows"]), folder / "communication.png")
+    trainings = trainings_of(result["rows"])
+    draw_trainings(trainings, result["figures"], folder / "communication_training.png")
 
 
 def draw_steps(cells: Sequence[Cell], path: Path) -> None:
-    """Throughput over the baseline of every contender, a panel for each model and layout.
+    """Draw the throughput of every contender over DDP's, with a line for each cell.
 
     Args:
         cells: that were timed.
         path: of the picture.
     """
-    panels: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        panels.setdefault((cell.model, str(cell.layout)), []).append(cell)
-    models, layouts = (list(dict.fromkeys(key[place] for key in panels)) for place in (0, 1))
-    shape = len(models), len(layouts)
-    figure = Figure(figsize=(5.2 * shape[1], 4.6 * shape[0]), layout="constrained")
-    grid = figure.subplots(*shape, squeeze=False)
-    for row, model in enumerate(models):
-        for column, layout in enumerate(layouts):
-            axes = grid[row][column]
-            if (model, layout) in panels:
-                _draw_panel(axes, panels[model, layout])
-                axes.set_title(f"{model}, {layout}", fontsize=10)
-            else:
-                axes.set_axis_off()
-    figure.suptitle(
-        "Throughput over DDP's; what leaves a node in a step\nframed: auto's choice; bold: best comparable",
-        fontsize=10,
-    )
+    cells = sorted(cells, key=lambda cell: (cell.model, str(cell.layout), cell.gbit_per_s or inf))
+    figure = Figure(figsize=(10, 1.6 + 0.26 * len(cells)), layout="constrained")
+    axes = figure.subplots()
+    for place, cell in enumerate(cells):
+        speedups = cell.speedups()
+        others = {name: value for name, value in speedups.items() if name not in {LIMIT, BASELINE}}
+        comparable = [value for name, value in others.items() if is_comparable(name)]
+        lossier = [value for name, value in others.items() if not is_comparable(name)]
+        first = place == 0
+        label = "exchange of all values, or of at least 1 %" if first else None
+        axes.plot(comparable, [place] * len(comparable), ".", color="tab:gray", label=label)
+        label = "smaller share or low rank, which `auto` never chooses" if first else None
+        axes.plot(lossier, [place] * len(lossier), "x", color="tab:gray", markersize=4, label=label)
+        label = "no exchange: the most that is possible" if first else None
+        axes.plot(speedups[LIMIT], place, "|", color="black", markersize=10, label=label)
+        label = "choice of `auto`, named on the right" if first else None
+        axes.plot(speedups[cell.chosen], place, "D", color="tab:blue", markersize=6, label=label)
+        at = (1.01, place)
+        axes.annotate(cell.chosen, at, xycoords=("axes fraction", "data"), va="center", fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(cells)), [cell.name for cell in cells], fontsize=7)
+    axes.set_ylim(len(cells) - 0.5, -0.5)
+    axes.grid(axis="y", alpha=0.2)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(TICKS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("throughput over DDP's fp32 all-reduce (logarithmic)")
+    axes.set_title("Training steps with different exchanges of dense gradients", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=130)
 
 
-def _draw_panel(axes: Axes, cells: Sequence[Cell]) -> None:
-    by_speed = sorted(cells, key=lambda cell: cell.gbit_per_s or np.inf)
-    shown = [name for name in CONTENDERS if any(name in cell.rounds[0] for cell in cells)]
-    table = np.array([[cell.speedups().get(name, np.nan) for cell in by_speed] for name in shown])
-    limit = float(np.log(1 / SLOWEST_SHOWN))
-    axes.imshow(np.log(table), cmap="RdYlGn", vmin=-limit, vmax=limit, aspect="auto")
-    for column, cell in enumerate(by_speed):
-        for row, name in enumerate(shown):
-            weight = "bold" if name == cell.best else "normal"
-            box = {"boxstyle": "square,pad=0.15", "fill": False} if name == cell.chosen else None
-            text = f"{table[row, column]:.2f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, fontweight=weight, bbox=box)
-    axes.set_xticks(range(len(by_speed)), [link_name(cell.gbit_per_s) for cell in by_speed], fontsize=7)
-    axes.set_yticks(range(len(shown)), [_with_bytes(name, by_speed) for name in shown], fontsize=7)
-
-
-def _with_bytes(name: str, cells: Sequence[Cell]) -> str:
-    """A contender, and what leaves the busiest node in a step with it; any link has the same bytes."""
-    sent = next(cell.link_bytes[name] for cell in cells if name in cell.link_bytes)
-    return f"{name}, {sent / 1e3:,.1f} kB"
-
-
 def draw_trainings(
-    trainings: Sequence[Training], figures: Mapping[str, float | None], title: str, path: Path
+    trainings: Sequence[TrainingCurve], figures: Mapping[str, float | None], path: Path
 ) -> None:
-    """AUC by time of the first seed, and the difference at the end over seeds.
+    """Draw AUC by time, mean over seeds, next to the difference at the end.
 
     Args:
         trainings: of all contenders and seeds.
         figures: of the result.
-        title: what was trained, and where.
         path: of the picture.
     """
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.2, 1])
-    names = list(dict.fromkeys(each.contender for each in trainings))
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
+    trained = {each.contender for each in trainings}
+    names = [name for name in LABELS if name in trained]
     for number, name in enumerate(names):
         curves = [each.curve for each in trainings if each.contender == name]
         seconds, aucs = (
             [mean(point[value] for point in points) for points in zip(*curves, strict=True)]
             for value in ("seconds", "auc")
         )
-        style = {"color": "black", "linewidth": 2.0} if name == BASELINE else {"color": f"C{number % 10}"}
-        left.plot(seconds, aucs, "-o", markersize=3, label=name, **style)
-    left.set(xlabel="seconds of training, mean over seeds", ylabel="AUC on the test day", title=title)
-    left.legend(fontsize=7)
-    _draw_deltas(right, [name for name in names if name != BASELINE], figures)
+        colour = "black" if name == BASELINE else f"C{(number - 1) % 10}"
+        wide = 2.5 if name in {BASELINE, "auto"} else 1.2
+        left.plot(seconds, aucs, "-o", markersize=3, color=colour, linewidth=wide, label=LABELS[name])
+        if name != BASELINE:
+            _draw_delta(right, number, colour, figures, name)
+    left.set(xlabel="seconds of training, mean over seeds", ylabel="AUC on the test day")
+    left.set_title(
+        f"Training the recipe tiny: {TRAINED_LAYOUT}, {link_name(TRAINED_GBIT_PER_S)}", fontsize=10
+    )
+    left.legend(fontsize=7, loc="lower right")
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_yticks(range(1, len(names)), [LABELS[name] for name in names[1:]], fontsize=8)
+    right.invert_yaxis()
+    right.set_xlabel("AUC minus DDP's after equally many samples, in 1e-4")
+    right.set_title("Difference at the end: mean and 95 % interval over seeds", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
-def _draw_deltas(axes: Axes, names: Sequence[str], figures: Mapping[str, float | None]) -> None:
-    found = []
-    for name in names:
-        value, ci = (figures[f"auc_delta_{ending_of(name)}{end}"] for end in ("", "_ci"))
-        assert value is not None
-        assert ci is not None
-        found.append(Estimate(value, ci))
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.errorbar(
-        [each.value * TEN_THOUSANDTHS for each in found],
-        range(len(names)),
-        xerr=[each.ci * TEN_THOUSANDTHS for each in found],
-        fmt="s",
-        capsize=4,
-    )
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xlabel="AUC after equal samples - DDP's, in 1e-4", title="95 % intervals over seeds")
+def _draw_delta(axes: Axes, place: int, colour: str, figures: Mapping[str, float | None], name: str) -> None:
+    value, ci = (figures[f"auc_delta_{ending_of(name)}{end}"] for end in ("", "_ci"))
+    assert value is not None
+    assert ci is not None
+    found = Estimate(value * TEN_THOUSANDTHS, ci * TEN_THOUSANDTHS)
+    axes.errorbar([found.value], [place], xerr=[found.ci], fmt="s", capsize=4, color=colour)

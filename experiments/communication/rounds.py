@@ -1,4 +1,4 @@
-"""How long the contenders of `experiments.communication` take turns in a cell, and which of them."""
+"""Decides which contenders of `experiments.communication` continue in a cell, and when the cell ends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,45 +6,45 @@ from statistics import median
 from typing import Final
 
 from experiments.communication.contenders import BASELINE, LIMIT, is_comparable
-from experiments.splitting.figures import Ratio
+from experiments.harness.statistics import Ratio
 
 STAYS_WITHIN: Final = 1.03
-"""Times the fastest: what clearly takes longer takes no further turns."""
+"""Multiple of the fastest time above which a contender leaves the cell."""
 FIRST_STAYS_WITHIN: Final = 1.5
-"""The same after fewer than `SURE_ROUNDS` rounds, which tell nothing of how much luck there was."""
+"""The same after fewer than `SURE_ROUNDS` rounds, which say little about chance."""
 SURE_ROUNDS: Final = 3
 SHARED_ROUNDS: Final = 12
-"""After which those that `auto` is compared with go on alone: their ratios have to be known best."""
+"""Rounds after which only comparable contenders continue, whose ratios need the best precision."""
 
 Rounds = Sequence[Mapping[str, float]]
-"""Seconds of a step by contender, round by round; who is left out is not in later ones either."""
+"""Seconds of a step by contender, for each round; a contender that left does not return."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is measured in a cell."""
+    """Number of rounds and time limit of a cell."""
 
     full_rounds: int
-    """Of all contenders, at its beginning."""
+    """First rounds, of all contenders."""
     least_rounds: int
-    """In all; after the full ones, of those that are close to the best."""
+    """Minimum of all rounds; after the full ones, only contenders close to the best continue."""
     most_rounds: int
     seconds: float
-    """From the end of the full rounds: after that no further round begins, if they are enough."""
+    """Time limit after the full rounds, once the minimum of rounds is reached."""
     reach: float
-    """How far from a ratio its interval may reach for a cell to be over sooner."""
+    """Relative reach of the intervals at which a cell ends early."""
 
 
 def still_in(rounds: Rounds, chosen: str) -> list[str]:
-    """Who takes another turn.
+    """Contenders of the next round.
 
-    What `auto` chose, and comparable contenders that may be about as fast as the best of these. In the
-    first rounds, also those that all are compared with, and others that may be about as fast as the best of
-    all.
+    These are the choice of `auto` and the comparable contenders that may be about as fast as the best of
+    them. In the first rounds also the baseline, the limit, and others that may be about as fast as the best
+    of all.
 
     Args:
         rounds: so far.
-        chosen: by `auto`.
+        chosen: contender that `auto` chose.
     """
     within = STAYS_WITHIN if len(rounds) >= SURE_ROUNDS else FIRST_STAYS_WITHIN
     typical = {name: median(each[name] for each in rounds) for name in rounds[-1] if name != LIMIT}
@@ -62,12 +62,12 @@ def still_in(rounds: Rounds, chosen: str) -> list[str]:
 
 
 def is_over(rounds: Rounds, chosen: str, effort: Effort, elapsed_s: float) -> bool:
-    """Whether a cell's ratios are known well, whatever they are; or else, whether time is up.
+    """Whether the intervals of all ratios of `auto` to comparable contenders are narrow, or the time is up.
 
     Args:
         rounds: so far.
-        chosen: by `auto`: its ratios to whom it may be compared with are those that count.
-        effort: allowed.
+        chosen: contender that `auto` chose.
+        effort: limits of rounds and time.
         elapsed_s: since the full rounds.
     """
     others = {name for name in rounds[-1] if is_comparable(name)} - {chosen}
@@ -75,7 +75,7 @@ def is_over(rounds: Rounds, chosen: str, effort: Effort, elapsed_s: float) -> bo
 
 
 def is_known(rounds: Rounds, one: str, other: str, effort: Effort, elapsed_s: float) -> bool:
-    """As `is_over`, for one ratio."""
+    """Whether the interval of one ratio is narrow, or the time is up; see `is_over`."""
     if len(rounds) < max(effort.full_rounds, effort.least_rounds):
         return False
     if len(rounds) >= effort.most_rounds or elapsed_s > effort.seconds:
@@ -84,5 +84,5 @@ def is_known(rounds: Rounds, one: str, other: str, effort: Effort, elapsed_s: fl
 
 
 def ratios(rounds: Rounds, one: str, other: str) -> list[float]:
-    """Throughput of `one` contender over the `other`'s, in each round that has both."""
+    """Throughput of `one` contender over that of the `other`, in each round with both."""
     return [each[other] / each[one] for each in rounds if {one, other} <= each.keys()]

@@ -1,4 +1,4 @@
-"""Contenders of `experiments.communication` take turns on a dense part, in its workers: seconds and bytes."""
+"""Times the contenders of `experiments.communication` in turns on a dense part, and counts their bytes."""
 
 import gc
 import logging
@@ -18,68 +18,68 @@ from dlrm.launch.device import Ranks
 from experiments.communication.contenders import AUTO, BASELINE, CHOSEN, CONTENDERS
 from experiments.communication.models import MODELS, DensePart, Samples, num_dense, samples
 from experiments.communication.rounds import Effort, is_over, still_in
-from experiments.communication.ways import Way, make_way
+from experiments.communication.ways import ContenderStep, make_step
 from experiments.harness.network import sent_bytes
 from experiments.harness.training import of_rank_0
 
 
-class Contest:
+class StepTimer:
     """Contenders that take turns in one process group; all ranks make the same calls.
 
     Args:
-        model: one of `communication_models.MODELS`.
-        names: of contenders.
+        model: one of `experiments.communication.models.MODELS`.
+        names: of the contenders.
         ranks: this process and the others.
     """
 
     def __init__(self, model: str, names: Sequence[str], ranks: Ranks) -> None:
         self.model = model
-        """Its name."""
+        """Name of the model."""
         shape = MODELS[model]
         self._part = DensePart(shape)
         self._samples: Iterator[Samples] = cycle(samples(shape, ranks))
         self._steps = shape.steps
-        # that do not count, as they find in the caches what others left there; they hold no large gradient
+        # untimed steps, since other contenders have used the caches, which hold no large gradient anyway
         self._steps_before = 0 if shape.is_large else 1
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, ContenderStep] = {}
         self._chosen = BASELINE  # until `choose` has been called
         for name in names:
             self._add(name)
 
     def choose(self) -> dict[str, Any]:
-        """Let `auto` train until it has decided and tries nothing any more, on the links as they are now.
+        """Train with `auto` until its choice is final at the current link speed.
 
         Returns:
-            `chosen`: the contender that is what it chose; `plan`: its reasons; `settled_at_step`: the last
-            step in which it tried something.
+            `chosen`: the contender with the exchange of that choice; `plan`: the log of `auto`;
+            `settled_at_step`: the last step with a trial.
         """
-        way = make_way(AUTO, self._part, self._steps)
-        assert way.replicas is not None, "it is one of ours"
+        way = make_step(AUTO, self._part, self._steps)
+        assert way.replicas is not None, "auto is an exchange of this project"
         steps = 0
-        with _told() as lines:
-            while not way.replicas.is_settled:  # which all ranks learn in the same step
+        with _captured_log() as lines:
+            while not way.replicas.is_settled:  # the same on all ranks in every step
                 way.step(next(self._samples))
                 steps += 1
-        assert way.replicas.chosen is not None, "it is settled"
+        assert way.replicas.chosen is not None, "auto has settled"
         self._chosen = CHOSEN[way.replicas.chosen]
         del way
-        gc.collect()  # what it has tried refers to each other, and may be as large as the model
+        gc.collect()  # its trials hold reference cycles, and may be as large as the model
         return {"chosen": self._chosen, "plan": "\n".join(lines), "settled_at_step": steps}
 
     def time(self, effort: Effort) -> dict[str, Any]:
-        """What was chosen, and everybody else, on the same links.
+        """Time all contenders, including the choice of `auto`, at the current link speed.
 
         Args:
-            effort: allowed.
+            effort: limits of rounds and time.
 
         Returns:
-            `rounds`: seconds of a step by contender; `link_bytes`, counted, that left the busiest node in a
-            step; `formula_bytes` of our contenders: what a rank sends, on average, without what TCP adds;
-            `num_values` of a gradient.
+            `rounds`: seconds of a step by contender; `link_bytes`: counted bytes that left the busiest node
+            in a step; `formula_bytes`: mean bytes that a rank sends with the exchanges of this project,
+            without TCP's overhead; `num_values`: of a gradient.
         """
         if self._chosen not in self._ways:
             self._add(self._chosen)
-        self._take_figures()  # of what went before
+        self._take_figures()  # discards those of earlier rounds
         measured, counted = self._rounds(effort)
         return {
             "rounds": measured,
@@ -89,21 +89,21 @@ class Contest:
         }
 
     def _add(self, name: str) -> None:
-        way = make_way(CONTENDERS[name], self._part, self._steps)
+        way = make_step(CONTENDERS[name], self._part, self._steps)
         for _ in range(way.warm_up_steps):
             way.step(next(self._samples))
         way.drain()
         self._ways[name] = way
 
     def _take_figures(self) -> dict[str, ExchangeFigures]:
-        """Of our contenders, since this was last asked; of those that have made a step."""
+        """Figures since the last call of the contenders of this project that have made a step."""
         taken = {
             name: way.replicas.take_figures() for name, way in self._ways.items() if way.replicas is not None
         }
         return {name: figures for name, figures in taken.items() if figures is not None}
 
     def _rounds(self, effort: Effort) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
-        """Seconds of each round, and bytes; in a new order each time, on all ranks alike."""
+        """Seconds of each round, and bytes, in a new random order that all ranks share."""
         shuffled, began = random.Random(0), perf_counter()
         measured: list[dict[str, float]] = []
         counted: dict[str, list[float]] = {name: [] for name in self._ways}
@@ -122,7 +122,7 @@ class Contest:
         return measured, counted
 
     def _turn(self, name: str) -> tuple[float, float]:
-        """Seconds and bytes of a step."""
+        """Time one turn of a contender; returns seconds and bytes per step."""
         way = self._ways[name]
         for _ in range(self._steps_before):
             way.step(next(self._samples))
@@ -137,15 +137,15 @@ class Contest:
 
 
 def _of_busiest(counted: dict[str, list[float]]) -> dict[str, float]:
-    """Median over turns of the bytes of the node that sends most."""
+    """Median over turns of the bytes of the busiest node."""
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, counted)
     return {name: max(median(each[name]) for each in every) for name in counted}
 
 
 @contextmanager
-def _told() -> Iterator[list[str]]:
-    """What `auto` says meanwhile."""
+def _captured_log() -> Iterator[list[str]]:
+    """Collect the log messages of `auto` within the block."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What `experiments.communication` measures, row by row, and what it asks its workers for."""
+"""Lists the rows of `experiments.communication`, and the requests to its workers for each row."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -6,14 +6,14 @@ from random import Random
 from typing import Any, Final
 
 from experiments.communication.contenders import TRAINED, stepped
-from experiments.communication.figures import Layout
+from experiments.communication.figures import NodeLayout
 from experiments.communication.models import MODELS
 from experiments.communication.rounds import Effort
 from experiments.splitting.figures import link_name
 
 LINKS: Final = (None, 25.0, 10.0, 5.0, 1.0)
-"""In Gb/s."""
-TRAINED_LAYOUT: Final = Layout(workers=2)
+"""Link speeds in Gb/s; None: not limited."""
+TRAINED_LAYOUT: Final = NodeLayout(workers=2)
 TRAINED_GBIT_PER_S: Final = 1.0
 
 
@@ -24,29 +24,29 @@ LARGE: Final = Effort(full_rounds=1, least_rounds=12, most_rounds=200, seconds=8
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is measured."""
+    """Models, layouts, speeds and trainings to measure."""
 
-    layouts: tuple[Layout, ...] = (
-        Layout(workers=2),
-        Layout(workers=4),
-        Layout(workers=4, per_node=2),
+    layouts: tuple[NodeLayout, ...] = (
+        NodeLayout(workers=2),
+        NodeLayout(workers=4),
+        NodeLayout(workers=4, per_node=2),
     )
     links_gbit_per_s: tuple[float | None, ...] = LINKS
     models: tuple[str, ...] = tuple(MODELS)
     shared: tuple[str, ...] = ("tiny", "terabyte")
-    """Recipes of which the dense exchange's share is measured."""
+    """Recipes for the dense exchange's share of a step."""
     share: Effort = SHARE
     small: Effort = SMALL
     large: Effort = LARGE
-    """Of models so large that few contenders fit in memory."""
+    """Effort for models so large that few contenders fit in memory."""
     trained: tuple[str, ...] = TRAINED
     seeds: tuple[int, ...] = (0, 1, 2)
     trainings: dict[str, int] = field(
         default_factory=lambda: {"steps": 768, "evaluations": 4, "test_batches": 48}
     )
 
-    def links(self, model: str, layout: Layout) -> list[float | None]:
-        """Speeds of the cells of a model."""
+    def links(self, model: str, layout: NodeLayout) -> list[float | None]:
+        """Link speeds of the cells of a model."""
         few = MODELS[model].links_gbit_per_s
         if few is None:
             return list(self.links_gbit_per_s)
@@ -56,7 +56,7 @@ class Scope:
 
 
 QUICK: Final = Scope(
-    layouts=(Layout(workers=2),),
+    layouts=(NodeLayout(workers=2),),
     links_gbit_per_s=(None, 1.0),
     models=("tiny",),
     shared=("tiny",),
@@ -75,14 +75,14 @@ class Task:
     key: str
     gbit_per_s: float | None
     requests: tuple[dict[str, Any], ...]
-    """To the workers, one after the other."""
+    """Requests to the workers, in order."""
     preparation: dict[str, Any] | None = None
-    """The same, before, on links of any speed; of its answer nothing is kept."""
-    told: dict[str, Any]
-    """Besides their answers, in the row."""
+    """A request before those, without a speed limit; its answer is dropped."""
+    fields: dict[str, Any]
+    """Other fields of the row."""
 
 
-def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
+def tasks(scope: Scope, layout: NodeLayout) -> Iterator[Task]:
     """All rows of a layout, in the order in which they are measured: shares, trainings, steps."""
     if layout.per_node == 1:
         for recipe in scope.shared:
@@ -91,7 +91,7 @@ def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
                     key=f"share {recipe} {layout} {link_name(link)}",
                     gbit_per_s=link,
                     requests=({"do": "share", "recipe": recipe, "effort": asdict(scope.share)},),
-                    told={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
+                    fields={"share_of": recipe, "workers": layout.workers, "gbit_per_s": link},
                 )
     if layout == TRAINED_LAYOUT:
         yield from _trainings(scope)
@@ -105,7 +105,7 @@ def tasks(scope: Scope, layout: Layout) -> Iterator[Task]:
                 gbit_per_s=link,
                 preparation={"do": "build", "model": model, "contenders": names},
                 requests=({"do": "choose"}, {"do": "time", "effort": effort}),
-                told={"model": model, **asdict(layout), "gbit_per_s": link},
+                fields={"model": model, **asdict(layout), "gbit_per_s": link},
             )
 
 
@@ -117,5 +117,5 @@ def _trainings(scope: Scope) -> Iterator[Task]:
                 key=f"train {name} seed {seed}",
                 gbit_per_s=TRAINED_GBIT_PER_S,
                 requests=({"do": "train", "contender": name, "seed": seed},),
-                told={"contender": name, "seed": seed},
+                fields={"contender": name, "seed": seed},
             )

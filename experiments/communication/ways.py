@@ -1,7 +1,7 @@
-"""How each contender of `experiments.communication` makes a step on a dense part that it shares with others.
+"""The step of each contender of `experiments.communication` on a dense part that all contenders share.
 
-The dense part never changes: with a learning rate of 0 a step takes as long, and no contender trains on what
-another one has made of the weights.
+With a learning rate of 0 the dense part never changes, so that the steps of one contender do not affect those
+of another one. Such a step takes as long as any other.
 """
 
 import copy
@@ -20,35 +20,35 @@ from torch.optim import SGD, Optimizer
 
 from dlrm.comm.p3.scheduler import PriorityExchange
 from dlrm.dense_sync import AllReduceSync
-from experiments.communication.contenders import POWER_SGD_RANK, Contender, Rival
+from experiments.communication.contenders import POWER_SGD_RANK, Baseline, Contender
 from experiments.communication.models import Samples, num_dense
 
 POWER_SGD_STARTS: Final = 2
-"""Step at which PowerSGD begins to compress: the first that it allows."""
+"""Step at which PowerSGD starts to compress, the first that it allows."""
 PRIORITY_STEPS: Final = 4
-"""Of a turn, at least: it sends beside the next forward pass, and the last step of a turn has none. After as
-many it has found its order."""
+"""Minimum of steps of a turn of the priority exchange, which overlaps with the next forward pass, and the
+last step of a turn has none. After as many steps it has determined the order of its parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a contender makes a step."""
+class ContenderStep:
+    """A contender's step."""
 
     forward: nn.Module
     optimizer: Optimizer
     steps: int
-    """Of a turn."""
+    """Steps of a turn."""
     update: Callable[[], object]
-    """After the backward pass."""
+    """Called after the backward pass."""
     drain: Callable[[], object] = lambda: None
-    """After the last step of a turn."""
+    """Called after the last step of a turn."""
     warm_up_steps: int = 2
-    """Until steps are alike: memory is there, and buckets are as they will be."""
+    """Steps until memory is allocated and buckets are final."""
     replicas: AllReduceSync | None = None
-    """Of ours."""
+    """The synchronizer of a contender of this project."""
 
     def step(self, batch: Samples) -> None:
-        """One, of all ranks."""
+        """Make one step on all ranks."""
         began = perf_counter()
         self.optimizer.zero_grad()
         logits = self.forward(batch.dense, batch.pooled)
@@ -59,30 +59,30 @@ class Way:
             self.replicas.updated(perf_counter() - began)
 
 
-def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
-    """A contender's way; all ranks call it together, in the same order.
+def make_step(contender: Contender, model: nn.Module, steps: int) -> ContenderStep:
+    """Set up a contender's step; a collective call, in the same order on all ranks.
 
     Args:
-        contender: one whose steps are all alike.
-        model: what it trains; shared with others.
+        contender: one of which a few steps are representative.
+        model: the dense part, shared with other contenders.
         steps: of a turn.
     """
-    if isinstance(contender, Rival):
-        forward = model if contender is Rival.NOTHING else distributed(model, contender)
+    if isinstance(contender, Baseline):
+        forward = model if contender is Baseline.NOTHING else distributed(model, contender)
         optimizer = _still(model)
-        return Way(
+        return ContenderStep(
             forward=forward,
             optimizer=optimizer,
             steps=steps,
             update=optimizer.step,
             warm_up_steps=POWER_SGD_STARTS + 2,
         )
-    if contender.exchange == "priority":  # takes gradients away from their parameters
+    if contender.exchange == "priority":  # this exchange takes gradients away from their parameters
         own = copy.deepcopy(model)
         optimizer = _still(own)
         exchange = PriorityExchange(own, optimizer)
         steps = max(PRIORITY_STEPS, steps)
-        return Way(
+        return ContenderStep(
             forward=own,
             optimizer=optimizer,
             steps=steps,
@@ -96,31 +96,31 @@ def make_way(contender: Contender, model: nn.Module, steps: int) -> Way:
         replicas.average(torch.empty(0))
         optimizer.step()
 
-    return Way(forward=model, optimizer=optimizer, steps=steps, update=update, replicas=replicas)
+    return ContenderStep(forward=model, optimizer=optimizer, steps=steps, update=update, replicas=replicas)
 
 
-def distributed(model: nn.Module, rival: Rival) -> DistributedDataParallel:
-    """A model under DDP, with the hook of a rival."""
-    # PowerSGD sends several messages a bucket, the later ones from callbacks: with gloo, ranks would mix up
-    # those of two buckets
-    bucket_mb = num_dense(model) * 4e-6 + 1 if rival is Rival.POWER_SGD else None
-    # the rest as TorchRec has it
+def distributed(model: nn.Module, baseline: Baseline) -> DistributedDataParallel:
+    """Wrap a model in DDP, with a hook of PyTorch."""
+    # one bucket for PowerSGD: it sends several messages per bucket, the later ones from callbacks, and with
+    # gloo ranks could mix up those of two buckets
+    bucket_mb = num_dense(model) * 4e-6 + 1 if baseline is Baseline.POWER_SGD else None
+    # the other settings are TorchRec's
     wrapped = DistributedDataParallel(
         model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=False
     )
-    register_hook(wrapped, rival, POWER_SGD_STARTS)
+    register_hook(wrapped, baseline, POWER_SGD_STARTS)
     return wrapped
 
 
-def register_hook(wrapped: DistributedDataParallel, rival: Rival, start_step: int) -> None:
-    """The hook of a rival, where it has one; PowerSGD begins at `start_step`."""
-    if rival is Rival.DDP_FP16:
+def register_hook(wrapped: DistributedDataParallel, baseline: Baseline, start_step: int) -> None:
+    """Register PyTorch's communication hook of a baseline, if any; PowerSGD starts at `start_step`."""
+    if baseline is Baseline.DDP_FP16:
         wrapped.register_comm_hook(None, fp16_compress_hook)
-    elif rival is Rival.POWER_SGD:
+    elif baseline is Baseline.POWER_SGD:
         state = PowerSGDState(None, POWER_SGD_RANK, start_powerSGD_iter=start_step)
         wrapped.register_comm_hook(state, powerSGD_hook)
 
 
 def _still(model: nn.Module) -> Optimizer:
-    """An optimizer that works as hard as others and changes nothing."""
+    """An optimizer with learning rate 0, which costs as much as any other and changes nothing."""
     return SGD(model.parameters(), lr=0.0, fused=True)

@@ -1,4 +1,4 @@
-"""Whole models for `experiments.communication`, in its workers: the dense exchange's share, and trainings."""
+"""Times and trains whole models in the workers of `experiments.communication`."""
 
 import gc
 import json
@@ -29,42 +29,42 @@ from dlrm.optim.build import Optimizers
 from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.data import Inputs, prepare
 from dlrm.training.evaluation import evaluate
-from experiments.communication.contenders import CONTENDERS, LIMIT, Contender, Rival
+from experiments.communication.contenders import CONTENDERS, LIMIT, Baseline, Contender
 from experiments.communication.rounds import Effort, is_known
 from experiments.communication.ways import register_hook
 from experiments.harness.network import sent_bytes
-from experiments.harness.training import NUM_SCALARS, Keep, Keeper, Training, of_rank_0
+from experiments.harness.training import NUM_SCALARS, MakeSynchronizer, Synchronizer, Training, of_rank_0
 from experiments.splitting.workload import Workload as TerabyteWorkload
 
 TOP_MLP: Final = (512, 256, 1)
-"""Of the model that is trained: the `tiny` recipe's is so small that nothing is worth compressing."""
+"""Top MLP of the trained model; that of the `tiny` recipe is too small for compression to gain anything."""
 SHARE_BATCHES: Final = 8
 SHARE_STEPS: Final = 4
-"""Of a turn."""
+"""Steps of a turn."""
 WARM_UP_STEPS: Final = 6
 CPU: Final = torch.device("cpu")
 
 
-class Watched:
-    """Keeps parameters alike as `auto` does, and remembers when that has decided.
+class RecordedAuto:
+    """A synchronizer with `auto` that records its decisions.
 
     Args:
-        replicas: that do it.
+        replicas: the synchronizer.
     """
 
     def __init__(self, replicas: AllReduceSync) -> None:
         self.replicas = replicas
         self.decisions: list[tuple[int, str]] = []
-        """The first step that was made as decided, and the collective's name; again whenever that changed."""
+        """First step with each decision, and the name of its collective."""
         self._steps = 0
         self._chosen: str | None = None
 
     def average(self, scalars: Tensor) -> Tensor:
-        """See `Keeper`."""
+        """See `Synchronizer`."""
         return self.replicas.average(scalars)
 
     def updated(self, seconds: float) -> None:
-        """See `Keeper`."""
+        """See `Synchronizer`."""
         self.replicas.updated(seconds)
         self._steps += 1
         chosen = self.replicas.chosen
@@ -73,54 +73,55 @@ class Watched:
         self._chosen = chosen
 
     def join(self) -> None:
-        """See `Keeper`."""
+        """See `Synchronizer`."""
         self.replicas.join()
 
 
-class ByOthers:
-    """Gradients are DDP's affair, or nobody's: only scalars travel here."""
+class ScalarsOnly:
+    """A synchronizer of scalars alone, for gradients that DDP averages or that are not exchanged."""
 
     def average(self, scalars: Tensor) -> Tensor:
-        """Their means."""
+        """Average the scalars over ranks."""
         return mean_over_ranks(scalars)
 
     def updated(self, seconds: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def join(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def keep_as(contender: Contender) -> Keep:
-    """Keeps the dense parameters of a whole model alike in a contender's way."""
+def synchronizer_of(contender: Contender) -> MakeSynchronizer:
+    """The synchronizer of a contender for the dense parameters of a whole model."""
 
-    def keep(model: DistributedModelParallel, optimizers: Optimizers) -> Keeper:
-        if isinstance(contender, Rival):
-            if contender is not Rival.NOTHING:
-                model.init_data_parallel()  # TorchRec's own, over all that is no table
+    def synchronize(model: DistributedModelParallel, optimizers: Optimizers) -> Synchronizer:
+        if isinstance(contender, Baseline):
+            if contender is not Baseline.NOTHING:
+                model.init_data_parallel()  # TorchRec wraps all parameters outside of tables in DDP
                 wrapped = cast("DistributedDataParallel", model._dmp_wrapped_module)
                 register_hook(wrapped, contender, DENSE_STEPS)
-            return ByOthers()
+            return ScalarsOnly()
         parameters = dense_parameters(model)
         if contender.exchange == "selsync":
             return SelectiveSync(parameters, optimizers.dense, contender.sync_change, save_every_steps=0)
         replicas = AllReduceSync(parameters, NUM_SCALARS, contender)
-        return Watched(replicas) if contender.exchange == "auto" else replicas
+        return RecordedAuto(replicas) if contender.exchange == "auto" else replicas
 
-    return keep
+    return synchronize
 
 
 def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[str, Any]:
-    """What the dense exchange takes of a step of a whole model, as it is trained.
+    """Time the steps of a whole model with and without the exchange of dense gradients.
 
     Args:
         recipe: `tiny` or `terabyte`.
         dataset: of `tiny`.
         ranks: this process and the others.
-        effort: allowed.
+        effort: limits of rounds and time.
 
     Returns:
-        `rounds`: seconds of a step with `dense` gradients exchanged, and with `nothing` but scalars.
+        `rounds`: seconds of a step with `dense` gradients exchanged, and with `nothing` but scalars;
+            `num_values`: of a gradient.
     """
     if recipe == "tiny":
         inputs, batches = _of_dataset(dataset, seed=0, num_batches=SHARE_BATCHES, overrides=())
@@ -129,51 +130,51 @@ def time_share(recipe: str, dataset: str, ranks: Ranks, effort: Effort) -> dict[
         inputs = workload.inputs(workload.config("dlrm", "torchrec"), ranks)
         batches = workload.batches(ranks)
     training = Training(inputs, cycle(batches))
-    keepers = {"dense": training.keeper, LIMIT: ByOthers()}
+    synchronizers = {"dense": training.synchronizer, LIMIT: ScalarsOnly()}
     training.timed_steps(WARM_UP_STEPS)
     rounds: list[dict[str, float]] = []
-    order, shuffled, began = sorted(keepers), Random(0), perf_counter()
-    goes_on = True
-    while goes_on:
+    order, shuffled, began = sorted(synchronizers), Random(0), perf_counter()
+    is_over = False
+    while not is_over:
         shuffled.shuffle(order)
         rounds.append({})
         for name in order:
-            training.keeper = keepers[name]
-            training.timed_steps(1)  # it finds in the caches what the other one left there
+            training.synchronizer = synchronizers[name]
+            training.timed_steps(1)  # untimed, since the other one has used the caches
             rounds[-1][name] = _timed(training, SHARE_STEPS) / SHARE_STEPS
-        goes_on = not of_rank_0(is_known(rounds, "dense", LIMIT, effort, perf_counter() - began))
+        is_over = of_rank_0(is_known(rounds, "dense", LIMIT, effort, perf_counter() - began))
     num_values = sum(each.numel() for each in dense_parameters(training.model))
     del training
-    gc.collect()  # its tables refer to each other
+    gc.collect()  # the model holds reference cycles
     return {"rounds": rounds, "num_values": num_values}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainings:
-    """What all trainings share."""
+class TrainingPlan:
+    """Settings that all trainings share."""
 
     dataset: str
     """Prepared data; its last day is for testing."""
     steps: int
     evaluations: int
-    """Evenly over the steps; the last one is at the end."""
+    """Number of evaluations, evenly distributed; the last one is at the end."""
     test_batches: int
-    """Of all ranks together, the first ones of the test day."""
+    """Number of batches of all ranks together, the first of the test day."""
 
     def train(self, name: str, seed: int) -> dict[str, Any]:
-        """One training from its first step to its last; all ranks call it together.
+        """Train a model from the first step to the last; a collective call.
 
         Args:
             name: of the contender.
             seed: of the initial weights and of the order of samples.
 
         Returns:
-            `curve`: `samples`, `seconds` of training so far, `auc` and `log_loss` on the test batches; and
-            `link_bytes`, that left the busiest node in a step, embeddings included. Of ours also what they
-            say of their exchanges since the beginning; of `auto`, its `decisions`, as `Watched` says.
+            `curve`: `samples`, `seconds` of training so far, `auc` and `log_loss` of each evaluation;
+            `link_bytes`: bytes that left the busiest node in a step, embeddings included. Contenders of this
+            project add figures of their exchanges, and `auto` its `decisions` (see `RecordedAuto`).
         """
         inputs, batches, tests = _samples(self, seed)
-        training = Training(inputs, iter(batches), keep=keep_as(CONTENDERS[name]))
+        training = Training(inputs, iter(batches), synchronize=synchronizer_of(CONTENDERS[name]))
         seconds, sent, curve = 0.0, 0, []
         for number in range(1, self.evaluations + 1):
             before = sent_bytes()
@@ -190,41 +191,43 @@ class Trainings:
             )
         every = [0.0] * dist.get_world_size()
         dist.all_gather_object(every, sent / self.steps)
-        told = _told(training.keeper)
+        exchanged = _exchange_figures(training.synchronizer)
         del training
         gc.collect()
-        return {"curve": curve, "link_bytes": max(every), **told}
+        return {"curve": curve, "link_bytes": max(every), **exchanged}
 
 
-def _told(keeper: Keeper) -> dict[str, Any]:
-    """What ours says of its exchanges since the beginning."""
-    told: dict[str, Any] = {}
-    if isinstance(keeper, Watched):
-        told = {"decisions": keeper.decisions}
-        keeper = keeper.replicas
-    figures = keeper.take_figures() if isinstance(keeper, AllReduceSync | SelectiveSync) else None
+def _exchange_figures(synchronizer: Synchronizer) -> dict[str, Any]:
+    """Figures of the exchanges of a contender of this project since its first step."""
+    found: dict[str, Any] = {}
+    if isinstance(synchronizer, RecordedAuto):
+        found = {"decisions": synchronizer.decisions}
+        synchronizer = synchronizer.replicas
+    if not isinstance(synchronizer, AllReduceSync | SelectiveSync):
+        return found
+    figures = synchronizer.take_figures()
     if figures is not None:
-        told |= {"collective": figures.name, "kept_share": figures.kept_share}
-        told |= {"formula_bytes": figures.sent_bytes}
-    return told
+        found |= {"collective": figures.name, "kept_share": figures.kept_share}
+        found |= {"formula_bytes": figures.sent_bytes}
+    return found
 
 
 def _timed(training: Training, steps: int) -> float:
-    """Seconds of steps of all ranks, until parameters are equal again, in so far as they will be."""
+    """Make steps on all ranks and return their seconds, until parameters are synchronized."""
     dist.barrier()
     began = perf_counter()
     training.timed_steps(steps)
-    training.keeper.join()
+    training.synchronizer.join()
     dist.barrier()
     return perf_counter() - began
 
 
 @lru_cache(maxsize=1)
-def _samples(trainings: Trainings, seed: int) -> tuple[Inputs, Sequence[Batch], Sequence[Batch]]:
-    """Of a seed: all batches to train on and to test with, read before any clock runs."""
+def _samples(plan: TrainingPlan, seed: int) -> tuple[Inputs, Sequence[Batch], Sequence[Batch]]:
+    """Read all batches of a seed to train on and to test with, before any clock starts."""
     top = f"model.top_mlp={json.dumps(TOP_MLP)}"
-    inputs, batches = _of_dataset(trainings.dataset, seed, trainings.steps, [top])
-    _, tests = _of_dataset(trainings.dataset, seed, trainings.test_batches, [top], is_test=True)
+    inputs, batches = _of_dataset(plan.dataset, seed, plan.steps, [top])
+    _, tests = _of_dataset(plan.dataset, seed, plan.test_batches, [top], is_test=True)
     return inputs, batches, tests
 
 

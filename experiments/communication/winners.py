@@ -1,8 +1,8 @@
-"""Do the planner's formulas name the collective that a paper measured to be the fastest?
+"""Compares the fastest collective by the planner's formulas with a paper's measurements.
 
-Table VI of Tyagi & Swany (arXiv 2312.02493) times three ways to sum top-k values: four models, three
-bandwidths, three shares kept. The bytes of each model are inferred from its first time; that leaves
-35 cells that the formulas have not seen, and the winner of all 36.
+Table VI of Tyagi & Swany (arXiv 2312.02493) lists the times of three ways to sum top-k values for four
+models, three bandwidths and three shares kept. The bytes of each model are inferred from its first time, so
+that the formulas have not seen the other 35 times.
 """
 
 from collections.abc import Iterator
@@ -39,29 +39,29 @@ MEASURED_MS: Final = {
         ((5973.0, 2047.0, 3852.0), (601.8, 222.8, 385.2), (59.68, 36.7, 44.4)),
     ),
 }
-"""By model, bandwidth and share kept: milliseconds of `WAYS`."""
+"""Milliseconds of `WAYS` by model, bandwidth and share kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One of the table."""
+class TableCell:
+    """One cell of the table."""
 
     model: str
     gbit_per_s: float
     kept: float
     measured: cost.Winner
-    """Fastest in the paper."""
+    """Fastest collective in the paper."""
     predicted: cost.Winner
-    """Fastest by the formulas."""
+    """Fastest collective by the formulas."""
 
 
-def cells() -> Iterator[Cell]:
-    """The whole table."""
+def cells() -> Iterator[TableCell]:
+    """Yield all cells of the table."""
     for model, of_bandwidths in MEASURED_MS.items():
         num_bytes = _num_bytes(of_bandwidths[0][0][0])
         for gbit_per_s, of_shares in zip(GBIT_PER_S, of_bandwidths, strict=True):
             for kept, times in zip(KEPT, of_shares, strict=True):
-                yield Cell(
+                yield TableCell(
                     model=model,
                     gbit_per_s=gbit_per_s,
                     kept=kept,
@@ -71,12 +71,12 @@ def cells() -> Iterator[Cell]:
 
 
 def table_vi_hits() -> int:
-    """In how many of the 36 cells the formulas name the winner."""
+    """Number of the 36 cells in which the formulas name the fastest collective."""
     return sum(cell.measured == cell.predicted for cell in cells())
 
 
 def _num_bytes(first_ms: float) -> float:
-    """Of a model whose all-gather takes so long at the first bandwidth and share kept."""
+    """Bytes of a model, from the time of its all-gather at the first bandwidth and share kept."""
     beta_s = _beta_s(GBIT_PER_S[0])
     latency_s = cost.sparse_all_gather_s(ALPHA_S, beta_s, NUM_RANKS, 0.0, KEPT[0])
     of_a_byte_s = cost.sparse_all_gather_s(0.0, beta_s, NUM_RANKS, 1.0, KEPT[0])

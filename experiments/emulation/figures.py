@@ -7,17 +7,14 @@ where failures happen.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import mean
 from typing import Final
 
 import numpy as np
 
 from experiments.emulation.emulation import NO_FAILURE, Run
 from experiments.harness.record import Row
-from experiments.precision import half_width
+from experiments.harness.statistics import Estimate, half_width
 
-TEN_THOUSANDTHS: Final = 1e4
-"""The unit in which pictures show differences of AUC."""
 NETWORKS: Final = {
     "": ("dlrm", "rowwise_adagrad"),
     "_sgd": ("dlrm", "sgd"),
@@ -45,23 +42,6 @@ SCHEME_NAMES: Final = {
 """What is saved, in pictures, by scheme."""
 NEARLY_ONE: Final = 1 - 1e-12
 """The largest correlation on Fisher's scale, which ends before 1."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, and half the width of its 95 % confidence interval."""
-
-    value: float
-    ci: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
-        """From one value a seed, two at least."""
-        return cls(mean(values), half_width(values))
-
-    def figures(self, name: str) -> dict[str, float]:
-        """As figures of a result: the value, and its interval under `..._ci`."""
-        return {name: self.value, f"{name}_ci": self.ci}
 
 
 def run_of(row: Row) -> Run:

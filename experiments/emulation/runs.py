@@ -28,6 +28,7 @@ from data.dataset import read_manifest
 from experiments.emulation.data import DEFAULT_COVERING, default_dataset, skewed_dataset
 from experiments.emulation.emulation import Run
 from experiments.emulation.worker import EmulatedWorkload, emulate, start
+from experiments.harness.command import experiment_parser
 from experiments.harness.launch import ROOT
 from experiments.harness.record import QUICK, RESULTS, Record, Row, finished_result, versions
 from experiments.harness.samples import identity_of
@@ -56,11 +57,11 @@ def run_experiment(
     name: str,
     arguments: Sequence[str] | None,
     *,
-    description: str,
+    description: str | None,
     plan: Plan,
     seeds: int,
     figures_of: Callable[[Sequence[Row]], Mapping[str, float | None]],
-    draw: Callable[[Sequence[Row], Path], object],
+    draw: Callable[[Row, Path], object],
     notes: Mapping[str, str] | None = None,
 ) -> int:
     """Measure an experiment's runs, store its figures, draw and print them; the exit code.
@@ -72,24 +73,18 @@ def run_experiment(
         plan: the runs of a seed.
         seeds: how many by default.
         figures_of: makes the figures of the rows.
-        draw: draws the rows to a path.
+        draw: draws the stored result into a folder.
         notes: why figures are missing, by name.
     """
     record = measure_experiment(name, arguments, description=description, plan=plan, seeds=seeds)
-    figures = figures_of(record.rows)
-    path = record.finish(figures, notes)
-    draw(record.rows, path.with_suffix(".png"))
-    for figure, value in figures.items():
-        print(f"{figure}: {'not measured' if value is None else f'{value:.6f}'}")
-    print(f"stored in {path}")
-    return 0
+    return record.publish(figures_of(record.rows), draw, notes)
 
 
 def measure_experiment(
-    name: str, arguments: Sequence[str] | None, *, description: str, plan: Plan, seeds: int
+    name: str, arguments: Sequence[str] | None, *, description: str | None, plan: Plan, seeds: int
 ) -> Record:
     """Parse an experiment's command line and measure its runs, seed by seed; the record is not finished."""
-    parser = _parser(description.split("\n", maxsplit=1)[0], seeds)
+    parser = _parser(description, seeds)
     options = _parse(parser, arguments)
     folder = QUICK if options.quick else OTHERS if options.dataset else RESULTS
     if options.figures:
@@ -154,8 +149,8 @@ def measure(runs: Sequence[Run], workload: EmulatedWorkload, kept: Path) -> dict
     return {run: json.loads(path.read_text()) for run, path in paths.items()}
 
 
-def _parser(description: str, seeds: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
+def _parser(description: str | None, seeds: int) -> argparse.ArgumentParser:
+    parser = experiment_parser(description)
     add = parser.add_argument
     add(
         "dataset",
@@ -165,7 +160,6 @@ def _parser(description: str, seeds: int) -> argparse.ArgumentParser:
         "absent",
     )
     add("--seeds", type=int, default=seeds, help="how many; those measured before are not measured again")
-    add("--quick", action="store_true", help="a small run, which overwrites no stored result")
     add(
         "--figures",
         action="store_true",

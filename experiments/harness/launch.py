@@ -1,5 +1,6 @@
-"""Starting workers under torchrun, as a user would, for experiments that measure whole runs."""
+"""Starts workers under torchrun, as a user would, and reads what they measured."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -19,7 +20,7 @@ def torchrun_command(module: str, arguments: Sequence[str], processes: int, rest
         module: its name, as after `python -m`.
         arguments: its command line.
         processes: workers on this machine.
-        restarts: how often torchrun starts all of them again after one has failed.
+        restarts: how often torchrun restarts all workers after one has failed.
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     workers = ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
@@ -27,7 +28,7 @@ def torchrun_command(module: str, arguments: Sequence[str], processes: int, rest
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """The environment of workers with `threads` threads each, that find this repository's packages."""
+    """Environment variables for workers with `threads` threads each that import from this repository."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
@@ -40,13 +41,13 @@ def running(
     output: IO[str],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A launcher and its workers, which are gone at the end of the block, however it ends.
+    """Run a launcher with its workers, and end all of them when the block ends, even by an exception.
 
     Args:
         command: from `torchrun_command`.
         threads: threads of each worker.
-        output: where all of them write.
-        environment: variables for them besides those of this process.
+        output: takes the output of all processes.
+        environment: variables for them in addition to those of this process.
     """
     launcher = subprocess.Popen(
         command,
@@ -57,15 +58,15 @@ def running(
     try:
         yield launcher
     finally:
-        launcher.terminate()  # not kill: it takes its workers along
+        launcher.terminate()  # not kill, so that it ends its workers too
         launcher.wait()
 
 
 def check_ended_well(launcher: "subprocess.Popen[bytes]", output: IO[str]) -> None:
-    """Wait for the launcher's end.
+    """Wait until a launcher ends.
 
     Raises:
-        RuntimeError: it failed; the message holds the end of its output.
+        RuntimeError: the launcher failed; the message holds the end of its output.
     """
     if launcher.wait():
         output.seek(0)
@@ -78,8 +79,8 @@ def torchrun(
     *,
     processes: int,
     threads: int,
-    restarts: int = 0,
     environment: Mapping[str, str] | None = None,
+    restarts: int = 0,
 ) -> None:
     """Run a module under torchrun to its end.
 
@@ -88,11 +89,11 @@ def torchrun(
         arguments: its command line.
         processes: workers on this machine.
         threads: threads of each worker.
-        restarts: how often torchrun starts all of them again after one has failed.
-        environment: variables for them besides those of this process.
+        environment: variables for the workers in addition to those of this process.
+        restarts: how often torchrun restarts all workers after one has failed.
 
     Raises:
-        RuntimeError: it failed; the message holds the end of its output.
+        RuntimeError: the launcher failed; the message holds the end of its output.
     """
     command = torchrun_command(module, arguments, processes, restarts)
     with (
@@ -100,3 +101,31 @@ def torchrun(
         running(command, threads=threads, output=output, environment=environment) as launcher,
     ):
         check_ended_well(launcher, output)
+
+
+def measure_under_torchrun(
+    module: str,
+    job: Mapping[str, Any],
+    *,
+    processes: int,
+    threads: int,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run workers under torchrun and return what rank 0 measured.
+
+    Args:
+        module: worker, by name; writes its measurement as JSON to the job's `out`.
+        job: ready for JSON; `out` and `scratch`, an empty folder for the time of the run, are added.
+        processes: workers on this machine.
+        threads: threads of each worker.
+        environment: variables for the workers in addition to those of this process.
+
+    Raises:
+        RuntimeError: the launcher failed; the message holds the end of its output.
+    """
+    with tempfile.TemporaryDirectory(prefix="experiment-") as scratch:
+        out = Path(scratch) / "measured.json"
+        request = json.dumps({**job, "scratch": scratch, "out": str(out)})
+        torchrun(module, [request], processes=processes, threads=threads, environment=environment)
+        measured: dict[str, Any] = json.loads(out.read_text())
+        return measured

@@ -1,9 +1,9 @@
-"""How an experiment stores what it found: one JSON file a name, complete with its circumstances.
+"""Stores the result of an experiment as one JSON file, with the circumstances of its measurement.
 
-An experiment adds rows as it measures them; each is on disk at once, so an interrupted experiment
-goes on where it stopped. Rows carry a `key` that says which measurement they are. A file belongs to
-one configuration, commit, machine and set of versions: rows measured under others are not mixed in,
-but for rows of another commit that are kept on purpose (`Record.keep`), each of which says so.
+An experiment adds rows as it measures them. Each row is on disk at once, so that an interrupted experiment
+continues where it stopped. The `key` of a row names the measurement. A file belongs to one configuration,
+commit, machine and set of versions, and rows measured under others are dropped. The exception are rows of
+another commit that are kept on purpose (`Record.keep`): each of these names its commit.
 """
 
 import json
@@ -20,20 +20,20 @@ from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
 QUICK: Final = Path("runs") / "quick"
-"""Where quick runs leave their results, under the current folder."""
+"""Folder of the results of quick runs, in the current folder."""
 CIRCUMSTANCES: Final = ("config", "commit", "versions", "machine", "seeds")
-"""What must be equal for rows to belong to one result."""
+"""Fields that must be equal for rows to belong to one result."""
 PACKAGES: Final = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "pyarrow", "polars")
 
 Row = dict[str, Any]
 
 
 class Record:
-    """The result of one experiment, kept on disk while it is being made.
+    """The result of one experiment, on disk from the first row on.
 
     Args:
-        name: the experiment; the result is `RESULTS/NAME.json`.
-        config: everything that the figures depend on besides the code; another config starts over.
+        name: of the experiment; the result is `RESULTS/NAME.json`.
+        config: everything that the figures depend on except the code; another config starts over.
         seeds: the seeds used.
         quick: a small run for tests, which never overwrites a stored result.
         folder: where to write; default `experiments/results`, for quick runs `runs/quick`.
@@ -77,13 +77,13 @@ class Record:
         return list(self._body["rows"])
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
-        """Take over rows that were stored before, at whatever commit, which each says from now on (`commit`).
+        """Keep stored rows that were measured at another commit; each row names it (`commit`) from now on.
 
         Args:
-            is_kept: which of them.
+            is_kept: whether to keep a row.
 
         Raises:
-            ValueError: none are stored, or others than the commit are different circumstances.
+            ValueError: nothing is stored, or circumstances other than the commit differ.
         """
         others = [name for name in CIRCUMSTANCES if name != "commit"]
         differing = [name for name in others if self._stored.get(name) != self._body[name]]
@@ -98,10 +98,10 @@ class Record:
             for row in self._stored["rows"]
             if is_kept(row) and row["key"] not in have
         ]
-        self._body["command"] = self._stored["command"]  # the one that measures them too
+        self._body["command"] = self._stored["command"]  # the command that measures the kept rows too
 
     def measure(self, key: str, function: Callable[[], Row]) -> Row:
-        """The stored row named `key`, or the one that `function` measures now."""
+        """Return the stored row named `key`, or measure it now with `function` and store it."""
         for row in self._body["rows"]:
             if row["key"] == key:
                 return dict(row)
@@ -113,10 +113,10 @@ class Record:
     def finish(self, figures: Mapping[str, float | None], notes: Mapping[str, str] | None = None) -> Path:
         """Store the figures and mark the result as finished.
 
-        A figure that came out as no number, or as an infinite one, was not measured; a note says so.
+        A figure that is NaN or infinite is stored as missing, with a note.
 
         Raises:
-            ValueError: a figure is missing (None) and no note of that name says why.
+            ValueError: a figure is missing (None) without a note of that name that gives the reason.
         """
         notes, figures = dict(notes or {}), dict(figures)
         for name, value in figures.items():
@@ -131,6 +131,29 @@ class Record:
         self._body["finished"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._write()
         return self.path
+
+    def publish(
+        self,
+        figures: Mapping[str, float | None],
+        draw: Callable[[Row, Path], object],
+        notes: Mapping[str, str] | None = None,
+    ) -> int:
+        """Finish the result, draw its pictures and print its figures.
+
+        Args:
+            figures: see `finish`.
+            draw: takes the stored result and the folder for its pictures (`experiments.harness.pictures`).
+            notes: see `finish`.
+
+        Returns:
+            0, the exit status of the experiment's command.
+        """
+        path = self.finish(figures, notes)
+        draw(json.loads(path.read_text()), path.parent)
+        for name, value in figures.items():
+            print(f"{name}: {'not measured' if value is None else f'{value:.6g}'}")
+        print(f"stored in {path}")
+        return 0
 
     def _write(self) -> None:
         head = json.dumps({**self._body, "rows": []}, indent=1).removesuffix("[]\n}")

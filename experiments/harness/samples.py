@@ -1,19 +1,31 @@
-"""Which samples an experiment was measured with: part of its result's `config`, so that none are mixed."""
+"""Data sets that experiments train on, and their identity, which is part of a result's `config`."""
 
 import hashlib
+from pathlib import Path
 
 from data.dataset import MANIFEST_NAME, open_folder
+from data.synthetic import SyntheticConfig, generate
+from experiments.harness.launch import ROOT
+from experiments.harness.record import QUICK
 
 
 def identity_of(dataset: str) -> str:
-    """Names the samples of prepared data: its manifest holds a digest of every file.
+    """Digest of a prepared data set's manifest, which itself holds a digest of every file.
 
     Args:
         dataset: folder or URI.
 
     Raises:
-        OSError: it is not there.
+        OSError: the data set is absent.
     """
     filesystem, path = open_folder(dataset)
     with filesystem.open_input_stream(f"{path}/{MANIFEST_NAME}") as stream:
         return hashlib.sha256(stream.read()).hexdigest()[:24]
+
+
+def default_dataset(quick: bool) -> Path:
+    """The data set of `make train`, or a small one for a quick run; generated if it is absent."""
+    folder = QUICK / "dataset" if quick else ROOT / "datasets" / "tiny"
+    if not (folder / MANIFEST_NAME).is_file():
+        generate(SyntheticConfig(rows_per_day=10_000, days=2) if quick else SyntheticConfig(), folder)
+    return folder

@@ -1,4 +1,4 @@
-"""The trainer's model and optimizers, a step at a time: for experiments that do things between steps."""
+"""The trainer's model and optimizers, driven step by step by experiments that act between steps."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,37 +18,37 @@ from dlrm.sharding.parameters import dense_parameters
 from dlrm.training.build import shard
 from dlrm.training.data import Inputs
 
-NUM_SCALARS: Final = 1  # that travel with the gradients: a flag of each rank
+NUM_SCALARS: Final = 1  # averaged together with the gradients: a flag of each rank
 
 Value = TypeVar("Value")
 
 
 def of_rank_0(value: Value) -> Value:
-    """What rank 0 has, which alone looks at the clock and at files; all ranks call it together."""
+    """Broadcast a value from rank 0, which alone reads the clock and files; a collective call."""
     held: list[Any] = [value]
     dist.broadcast_object_list(held)
     found: Value = held[0]
     return found
 
 
-class Keeper(Protocol):
-    """Keeps replicas of dense parameters alike; what `dlrm.dense_sync.DenseSync` says of these."""
+class Synchronizer(Protocol):
+    """Keeps replicas of dense parameters equal; the part of `dlrm.dense_sync.DenseSync` used here."""
 
     def average(self, scalars: Tensor) -> Tensor:
-        """Between the backward pass and the update."""
+        """Called between the backward pass and the update."""
 
     def updated(self, seconds: float) -> None:
-        """After the update."""
+        """Called after the update."""
 
     def join(self) -> None:
-        """Before parameters are read."""
+        """Called before parameters are read."""
 
 
-Keep = Callable[[DistributedModelParallel, Optimizers], Keeper]
+MakeSynchronizer = Callable[[DistributedModelParallel, Optimizers], Synchronizer]
 
 
-def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> Keeper:
-    """All of them, in one fp32 all-reduce a step."""
+def average_gradients(model: DistributedModelParallel, optimizers: Optimizers) -> Synchronizer:
+    """Synchronize by one fp32 all-reduce of all dense gradients in each step."""
     return AllReduceSync(dense_parameters(model), NUM_SCALARS)
 
 
@@ -56,11 +56,11 @@ class Training:
     """Training on the CPU under an open process group.
 
     Args:
-        inputs: say what is trained.
-        batches: what the next steps train on; may be replaced between steps.
-        initialize: whether tables get initial values of our own, as in `dlrm.training.build.shard`.
-        folder: where `sharding.strategy` auto writes down what it chose, as there.
-        keep: makes what keeps replicas alike.
+        inputs: configuration, data and ranks of the training.
+        batches: for the next steps; may be replaced between steps.
+        initialize: whether to initialize the tables, see `dlrm.training.build.shard`.
+        folder: where `sharding.strategy = "auto"` stores its choice.
+        synchronize: makes the synchronizer of dense parameters.
     """
 
     def __init__(
@@ -69,31 +69,31 @@ class Training:
         batches: Iterator[Batch],
         initialize: bool = True,
         folder: Path | None = None,
-        keep: Keep = average_gradients,
+        synchronize: MakeSynchronizer = average_gradients,
     ) -> None:
         config = inputs.config
         self.model = shard(inputs, initialize, folder)
         self.optimizers = Optimizers(self.model, config.dense, config.tables, config.schedule)
         self.batches = batches
         self.steps_done = 0
-        self.keeper = keep(self.model, self.optimizers)
+        self.synchronizer = synchronize(self.model, self.optimizers)
         self._world_size = inputs.ranks.world_size
 
     def step(self, flag: bool = False) -> bool:
-        """One step of all ranks; whether `flag` was set on every one of them."""
+        """Make one step on all ranks; returns whether `flag` was set on every rank."""
         batch, began = next(self.batches), perf_counter()
         self.optimizers.begin_step(self.steps_done)
         logits = self.model(batch.dense, batch.sparse)
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        share = float(self.keeper.average(torch.tensor([float(flag)])))
+        share = float(self.synchronizer.average(torch.tensor([float(flag)])))
         self.optimizers.step()
-        self.keeper.updated(perf_counter() - began)
+        self.synchronizer.updated(perf_counter() - began)
         self.steps_done += 1
         return share * self._world_size > self._world_size - 0.5
 
     def timed_steps(self, num: int) -> list[float]:
-        """Seconds of each of `num` steps."""
+        """Make `num` steps and return the seconds of each."""
         took_s = []
         for _ in range(num):
             began = perf_counter()

@@ -1,7 +1,9 @@
-"""Workers behind links of a chosen speed that wait for requests, and how they are told what to do.
+"""Workers in a network with links of a chosen speed, which wait for requests from the launcher.
 
-A worker is a module that reads its job as JSON from the command line, meets the others, and then does what
-lines of JSON on its standard input ask for, until there are none; rank 0 answers each with a line.
+A worker module reads its job as JSON from the command line, joins the process group, and then serves
+requests, which are lines of JSON on its standard input
+(`experiments.harness.worker_process.answer_requests`). Rank 0 answers each request with a line on its
+standard output.
 """
 
 import json
@@ -19,21 +21,21 @@ from experiments.harness.network import Network
 from experiments.harness.record import Row
 
 ANSWER: Final = "answer: "
-"""Begins a line of rank 0 that is meant for the launcher."""
-MOST_S: Final = 600.0
-"""That an answer may take."""
-LEAVES_WITHIN_S: Final = 20.0
-"""Each worker, or it is killed."""
+"""Prefix of the lines of rank 0 that answer a request."""
+ANSWER_TIMEOUT_S: Final = 600.0
+"""Timeout of an answer."""
+END_TIMEOUT_S: Final = 20.0
+"""Time for all workers to end before they are killed."""
 
 
 class Workers:
-    """Processes that wait for requests; gone at the end of the block, however it ends.
+    """Worker processes that serve requests until the block ends, even by an exception.
 
     Args:
-        network: that they meet in.
+        network: one worker process is started for each of its workers.
         module: of a worker, by name.
-        job: of all of them, ready for JSON.
-        threads: of each.
+        job: of all workers, ready for JSON.
+        threads: of each worker.
     """
 
     def __init__(self, network: Network, module: str, job: Mapping[str, Any], threads: int) -> None:
@@ -62,10 +64,10 @@ class Workers:
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.close()  # which is how they know that they are done
-            if failed is not None:  # in the middle of a request, which nobody waits for any more
+            process.stdin.close()  # ends the worker's loop over requests
+            if failed is not None:  # it may be in the middle of a request
                 process.kill()
-        until_s = monotonic() + LEAVES_WITHIN_S
+        until_s = monotonic() + END_TIMEOUT_S
         for process in self._processes:
             try:
                 process.wait(max(0.1, until_s - monotonic()))
@@ -77,10 +79,10 @@ class Workers:
         self._open.close()
 
     def ask(self, **request: Any) -> Row:
-        """Let all of them do something together; what rank 0 answers.
+        """Send a request to all workers and return the answer of rank 0.
 
         Raises:
-            RuntimeError: one of them has ended, or none answers.
+            RuntimeError: a worker has ended, or rank 0 does not answer in time.
         """
         line = json.dumps(request).encode() + b"\n"
         try:
@@ -92,24 +94,24 @@ class Workers:
         return self._answer()
 
     def _answer(self) -> Row:
-        told = self._processes[0].stdout
-        assert told is not None
-        while select.select([told], [], [], MOST_S)[0]:
-            line = told.readline().decode()
+        answers = self._processes[0].stdout
+        assert answers is not None
+        while select.select([answers], [], [], ANSWER_TIMEOUT_S)[0]:
+            line = answers.readline().decode()
             if not line:
                 raise RuntimeError(self._failure())
             if line.startswith(ANSWER):
                 answer: Row = json.loads(line.removeprefix(ANSWER))
                 return answer
-        raise RuntimeError(f"the workers have not answered for {MOST_S:.0f} s")
+        raise RuntimeError(f"the workers have not answered for {ANSWER_TIMEOUT_S:.0f} s")
 
     def _failure(self) -> str:
-        """What the workers said last, those first that have failed by themselves."""
+        """Kill all workers and return the ends of their error outputs."""
         for process in self._processes:
             process.kill()
             process.wait()
-        said = []
+        ends = []
         for rank, errors in enumerate(self._errors):
             errors.seek(0)
-            said.append(f"rank {rank}:\n{errors.read()[-3000:]}")
-        return "a worker has ended:\n" + "\n".join(said)
+            ends.append(f"rank {rank}:\n{errors.read()[-3000:]}")
+        return "a worker has ended:\n" + "\n".join(ends)

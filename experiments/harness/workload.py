@@ -1,4 +1,4 @@
-"""What `experiments.throughput` trains on, and how: shared by the launcher and its workers."""
+"""Settings, tables and batches of `experiments.throughput`, shared by its launcher and its workers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ CORES: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way to train: whose trainer, and how it is run."""
+    """A trainer, its precision and its number of processes."""
 
     trainer: str
     """`ours` or `torchrec`."""
     precision: str
     """`fp32`, or `bf16`: mixed precision."""
     processes: int
-    """Workers on this machine; the cores are shared evenly among them, as threads."""
+    """Workers on this machine, which share the cores evenly as threads."""
     pipelined: bool = False
-    """torchrec: under `TrainPipelineSparseDist`."""
+    """Whether TorchRec trains under `TrainPipelineSparseDist`."""
     keeps_memory: bool = False
-    """torchrec: with our settings of memory (`dlrm.launch.malloc`), which ours always has."""
+    """Whether TorchRec gets the memory settings of this trainer (`dlrm.launch.malloc`)."""
 
     @property
     def threads(self) -> int:
@@ -40,7 +40,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Short and unique."""
+        """Short unique name, part of the stored rows."""
         extras = [" pipelined"] * self.pipelined + [" keeps memory"] * self.keeps_memory
         return f"{self.trainer} {self.precision} {self.processes}x{self.threads}{''.join(extras)}"
 
@@ -60,7 +60,7 @@ TORCHREC: Final = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Tables, batches and number of steps; the network and the optimizers are those of `recipe`."""
+    """Tables, batches and number of steps; `recipe` decides the network and the optimizers."""
 
     recipe: str = "terabyte"
     """Of `dlrm/recipes`."""
@@ -79,11 +79,11 @@ class Workload:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """One table each."""
+        """The features of the data set, each with a table of its own."""
         return tuple(Feature(name=name, rows=self.rows) for name in CATEGORY_NAMES)
 
     def batches(self, rank: int, world_size: int) -> list[Batch]:
-        """This rank's part of each global batch, as our loader makes it: ids int64, skewed like Criteo's."""
+        """This rank's part of each global batch, with int64 ids skewed like Criteo's."""
         size = self.global_batch_size // world_size
         mine = slice(rank * size, (rank + 1) * size)
         popularity = Popularity(self.rows)
@@ -100,7 +100,7 @@ class Workload:
 
 
 def one_hot(ids: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KeyedJaggedTensor:
-    """One id `[F, B]` for each feature and sample, with all that TorchRec would else compute itself."""
+    """Pack ids `[F, B]`, one per feature and sample, with the caches that TorchRec would compute itself."""
     num_features, size = ids.shape
     return KeyedJaggedTensor(
         keys=list(CATEGORY_NAMES),
@@ -115,17 +115,17 @@ def one_hot(ids: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> KeyedJagged
 
 
 class TimedBatches:
-    """Hands out batches in turn and notes how long the consumer takes before it asks for the next.
+    """Yields batches in turn and measures the time until the consumer asks for the next one.
 
-    In a steady state that is the time of a step, also for a consumer that reads ahead. It stands in for
-    `data.loader.DataLoader` in our training loop and counts as an epoch there.
+    In a steady state that is the time of a step, even if the consumer reads ahead. The class replaces
+    `data.loader.DataLoader` in the training loop and counts as one epoch there.
 
     Args:
-        workload: which batches.
-        steps: how many.
+        workload: makes the batches.
+        steps: number of batches.
         rank: of this process.
         world_size: number of processes.
-        after_step: called whenever the consumer has asked for more.
+        after_step: called whenever the consumer asks for the next batch.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class TimedBatches:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, once."""
+        """Yield the batches of one epoch."""
         for step in range(self._steps):
             start_s = perf_counter()
             yield self._batches[step % len(self._batches)]

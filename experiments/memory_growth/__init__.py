@@ -1,1 +1,1 @@
-"""Whether training's host memory grows. `python -m experiments.memory_growth`."""
+"""Measures whether the host memory of training grows. `python -m experiments.memory_growth`."""

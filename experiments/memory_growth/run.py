@@ -1,21 +1,18 @@
 """Whether training's host memory grows: `python -m experiments.memory_growth [DATASET] [--quick]`.
 
 The `tiny` recipe is trained under torchrun for 60,000 small steps over many epochs of one day, with an
-evaluation every 1,000 steps. Each worker writes down its memory every 20 steps
-(`experiments.memory_growth.worker`): what is in use, that is, allocated of the C library and not freed; and
-the resident set size (RSS), which also holds what was freed and lies in pieces between the rest. What is in
-use tells a leak of a few kilobytes, but for Python's small objects, which Python keeps itself; RSS has all,
-and moves by megabytes with the moments at which threads ask for memory. Figures, of the worker that grew
-most:
+evaluation every 1,000 steps. Every 20 steps each worker records the bytes in use, that is, allocated from the
+C library and not freed, and the resident set size (RSS), which also holds freed fragments. The bytes in use
+reveal a leak of a few kilobytes, except of Python's small objects, which Python allocates itself. RSS covers
+all memory and varies by megabytes with the timing of threads. Figures, of the worker with the largest growth:
 
-- `growth_bytes_per_1000_steps`: slope of a least squares fit to what is in use over the second half of the
+- `growth_bytes_per_1000_steps`: slope of a least squares fit to the bytes in use over the second half of the
   run, with `..._ci`, half the width of its 95 % confidence interval.
 - `rss_growth_bytes_per_1000_steps`, `..._ci`: the same of RSS.
 - `rss_end_over_start`: mean RSS over the last tenth of the run / mean RSS over the second tenth.
 - `pss_end_over_start`: the same of the proportional set size, which counts shared pages once.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -28,28 +25,25 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import linregress
-from scipy.stats import t as student_t
 
+from experiments.harness.command import experiment_parser
 from experiments.harness.launch import check_ended_well, running, torchrun_command
 from experiments.harness.record import Record, Row
-from experiments.precision import CONFIDENCE, default_dataset
+from experiments.harness.samples import default_dataset
+from experiments.harness.statistics import t_quantile
 
 PROCESSES: Final = 2
 KINDS: Final = {"in_use_bytes": "in use", "rss_bytes": "RSS", "pss_bytes": "PSS"}
 SHOWN_EVERY_S: Final = 5.0
 WARM_UP_SHARE: Final = 0.1
 BLOCKS: Final = 10
-"""Medians that the fit uses: neighbouring samples are too much alike for a confidence interval, and what an
-evaluation or a decoded row group takes for a moment is no growth."""
+"""Medians that the fit uses: neighbouring samples are too similar for a confidence interval, and the
+short-lived memory of an evaluation or of a decoded row group is no growth."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    add = parser.add_argument
-    add("dataset", nargs="?", type=Path, help="prepared data; default datasets/tiny, made if absent")
-    add("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, dataset=True).parse_args(arguments)
     settings = {
         "data.global_batch_size": 256,
         "data.train_days": [0],
@@ -68,15 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     folder = options.dataset or default_dataset(quick=options.quick)
     row = record.measure("run", partial(_train_watched, {**settings, "data.uri": str(folder)}))
-    figures = figures_of(row["samples"])
-    path = record.finish(figures)
-    _draw(row["samples"], figures, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+    return record.publish(figures_of(row["samples"]), draw)
 
 
 def _train_watched(settings: dict[str, Any]) -> Row:
-    """Train, and gather what the workers wrote down."""
+    """Train and return the memory samples of the workers."""
     with tempfile.TemporaryDirectory(prefix="memory-") as scratch:
         pairs = {**settings, "train.run_folder": str(Path(scratch) / "runs")}.items()
         overrides = [f"{name}={json.dumps(value)}" for name, value in pairs]
@@ -96,13 +86,20 @@ def _train_watched(settings: dict[str, Any]) -> Row:
 
 
 def _written(folder: Path) -> list[Row]:
-    """What all workers have written down so far: for each step and kind of memory, one of each worker."""
+    """Samples of all workers so far: for each step and kind of memory, one value per worker."""
     texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
     lines = [map(json.loads, text[: text.rfind("\n") + 1].splitlines()) for text in texts]
     return [
         {"step": of_step[0]["step"], **{kind: [each[kind] for each in of_step] for kind in KINDS}}
-        for of_step in zip(*lines, strict=False)  # one may be a line ahead
+        for of_step in zip(*lines, strict=False)  # a worker may be a line ahead
     ]
+
+
+def block_medians(steps: Sequence[int], num_bytes: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Thousands of steps and median bytes of each of the `BLOCKS` blocks of the second half."""
+    places = np.array_split(np.arange(len(steps) // 2, len(steps)), BLOCKS)
+    x = [float(np.mean(np.asarray(steps)[place])) / 1000 for place in places]
+    return x, [float(np.median(np.asarray(num_bytes)[place])) for place in places]
 
 
 def growth_per_1000_steps(steps: Sequence[int], num_bytes: Sequence[int]) -> tuple[float, float]:
@@ -110,15 +107,10 @@ def growth_per_1000_steps(steps: Sequence[int], num_bytes: Sequence[int]) -> tup
 
     Args:
         steps: ascending.
-        num_bytes: memory after each of them.
+        num_bytes: memory after each step.
     """
-    half = len(steps) // 2
-    places = np.array_split(np.arange(half, len(steps)), BLOCKS)
-    x = [float(np.mean(np.asarray(steps)[place])) / 1000 for place in places]
-    y = [float(np.median(np.asarray(num_bytes)[place])) for place in places]
-    fit = linregress(x, y)
-    quantile = float(student_t.ppf((1 + CONFIDENCE) / 2, BLOCKS - 2))
-    return float(fit.slope), quantile * float(fit.stderr)
+    fit = linregress(*block_medians(steps, num_bytes))
+    return float(fit.slope), t_quantile(BLOCKS - 2) * float(fit.stderr)
 
 
 def end_over_start(steps: Sequence[int], num_bytes: Sequence[int]) -> float:
@@ -130,7 +122,11 @@ def end_over_start(steps: Sequence[int], num_bytes: Sequence[int]) -> float:
 
 
 def figures_of(samples: Sequence[Row]) -> dict[str, float]:
-    """The figures from what was read of all workers."""
+    """All figures.
+
+    Args:
+        samples: for each step and kind of memory, one value per worker.
+    """
     steps = [sample["step"] for sample in samples]
 
     def of_workers(kind: str) -> list[list[int]]:
@@ -150,21 +146,32 @@ def figures_of(samples: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _draw(samples: Sequence[Row], figures: dict[str, float], path: Path) -> None:
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
-    axes = figure.subplots()
+def draw(result: Row, folder: Path) -> None:
+    """Draw the memory of both workers over the run, and the bytes in use that the fit goes through."""
+    samples, figures = result["rows"][0]["samples"], result["figures"]
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    whole, closer = figure.subplots(2, 1, height_ratios=[1.4, 1])
     steps = [sample["step"] for sample in samples]
     for (kind, name), style in zip(KINDS.items(), ("-", "--", ":"), strict=True):
         for worker, values in enumerate(zip(*(sample[kind] for sample in samples), strict=True)):
             label = f"worker {worker}, {name}"
-            axes.plot(steps, [value / 1e6 for value in values], style, color=f"C{worker}", label=label)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("training steps")
-    axes.set_ylabel("MB")
-    slope, reach = (figures[f"growth_bytes_per_1000_steps{end}"] / 1e3 for end in ("", "_ci"))
-    axes.set_title(
-        f"Host memory of a training run (in use, second half: {slope:+.0f} ± {reach:.0f} kB per 1,000 steps)",
+            whole.plot(steps, [value / 1e6 for value in values], style, color=f"C{worker}", label=label)
+            if kind == "in_use_bytes":
+                x, medians = block_medians(steps, values)
+                above = [(each - medians[0]) / 1e3 for each in medians]
+                closer.plot([1000 * each for each in x], above, "-o", markersize=4, label=f"worker {worker}")
+    whole.set_ylim(bottom=0)
+    whole.set(ylabel="MB")
+    closer.legend(fontsize=8)
+    whole.set_title("Host memory of a training run of two workers", fontsize=10)
+    whole.legend(
+        fontsize=8, ncols=3, title="in use: allocated and not freed; RSS: resident; PSS: shared pages split"
+    )
+    slope, reach = (figures[f"growth_bytes_per_1000_steps{end}"] for end in ("", "_ci"))
+    closer.set(xlabel="training steps", ylabel="kB, since the first block")
+    closer.set_title(
+        f"In use, second half, medians of {BLOCKS} blocks: growth {slope:,.0f} bytes per 1,000 steps "
+        f"(95 % interval {slope - reach:,.0f} to {slope + reach:,.0f})",
         fontsize=10,
     )
-    axes.legend(fontsize=8, ncols=2)
-    figure.savefig(path, dpi=150)
+    figure.savefig(folder / "memory_growth.png", dpi=150)

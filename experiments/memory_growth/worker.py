@@ -1,7 +1,7 @@
-"""One worker of `experiments.memory_growth`: `dlrm.train`, which writes down its memory as it goes.
+"""Worker of `experiments.memory_growth`: runs `dlrm.train` and records the memory of the process.
 
-Started by torchrun, not by people: `memory_worker FOLDER ARGUMENTS_OF_TRAIN...`. Each worker writes lines of
-JSON to `FOLDER/RANK.jsonl`.
+torchrun starts it with the arguments `FOLDER ARGUMENTS_OF_TRAIN...`. Each worker writes lines of JSON to
+`FOLDER/RANK.jsonl`.
 """
 
 import ctypes
@@ -22,37 +22,41 @@ MALLINFO2: Final = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
 )
-"""Its fields in order."""
+"""Fields of the C structure, in order."""
 
 
 class Mallinfo2(ctypes.Structure):
-    """As the C library declares it (`man mallinfo2`); all in bytes, or numbers of blocks."""
+    """The structure that the C library returns (`man mallinfo2`): bytes and numbers of blocks."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in MALLINFO2)
 
 
 def bytes_in_use() -> int:
-    """What this process has allocated of the C library, in all arenas and in mapped blocks, and not freed.
+    """Bytes that this process has allocated from the C library and not freed.
 
-    Tensors are in there, and what NumPy, Arrow and others hold through `malloc`; Python's small objects are
-    not: they lie in memory that Python maps itself, and show in the resident set.
+    They include tensors and the memory that NumPy, Arrow and others get from `malloc`, but not Python's small
+    objects, which are in memory that Python maps itself.
 
     Raises:
-        RuntimeError: the C library cannot tell; glibc can since 2.33.
+        RuntimeError: the C library has no `mallinfo2`; glibc has it since 2.33.
     """
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
-        raise RuntimeError("this C library does not tell what it has given out; glibc 2.33 or newer does")
+        raise RuntimeError(
+            "this C library does not report the memory in use (mallinfo2); glibc does since 2.33"
+        )
     mallinfo2.restype = Mallinfo2
-    told = mallinfo2()
-    return int(told.uordblks + told.hblkhd)
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
-class Watch:
-    """Writes down the memory of this process at every so many steps of the first optimizer that steps.
+class MemoryRecorder:
+    """Optimizer hook that records the memory of this process every `EVERY_STEPS` steps.
+
+    Only the first optimizer that makes a step counts, because a training step has several optimizers.
 
     Args:
-        sink: takes a line each time.
+        sink: takes a line of JSON each time.
     """
 
     def __init__(self, sink: IO[str]) -> None:
@@ -62,27 +66,27 @@ class Watch:
         self._step = 0
 
     def __call__(self, optimizer: Any, *_: Any) -> None:
-        """After a step of any optimizer."""
+        """Called after a step of any optimizer."""
         if self._optimizer is None:
             self._optimizer = optimizer
         if optimizer is not self._optimizer:
             return
         self._step += 1
         if self._step % EVERY_STEPS == 0:
-            told = self._process.memory_full_info()
-            found = {"in_use_bytes": bytes_in_use(), "rss_bytes": told.rss, "pss_bytes": told.pss}
+            info = self._process.memory_full_info()
+            found = {"in_use_bytes": bytes_in_use(), "rss_bytes": info.rss, "pss_bytes": info.pss}
             self._sink.write(json.dumps({"step": self._step, **found}) + "\n")
             self._sink.flush()
 
 
 def main() -> int:
-    """Train, watched; the exit code of `dlrm.train`."""
+    """Train with the recorder; returns the exit code of `dlrm.train`."""
     folder = Path(sys.argv.pop(1))
     ask_for_huge_pages()
-    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415  # not before that
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415  # torch reads the setting when it is imported
 
     with (folder / f"{os.environ['RANK']}.jsonl").open("w") as sink:
-        register_optimizer_step_post_hook(Watch(sink))
+        register_optimizer_step_post_hook(MemoryRecorder(sink))
         return train.main()
 
 

@@ -1,14 +1,15 @@
 """The picture of `experiments.overhead`: what failures cost in time, and what they do to accuracy."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.emulation.figures import NETWORK_NAMES, SCHEME_NAMES, TEN_THOUSANDTHS, Estimate
+from experiments.emulation.figures import NETWORK_NAMES, SCHEME_NAMES
+from experiments.harness.plotting import TEN_THOUSANDTHS
 from experiments.harness.record import RESULTS, Row
+from experiments.harness.statistics import Estimate
 from experiments.overhead.accounting import BACKGROUND, CPR, FULL, NAIVE, SLOWED, Account, account
 from experiments.overhead.quality import by_scheme
 
@@ -22,16 +23,16 @@ LABELS: Final = {
 COUNTED: Final = "and MFU's counting\nof accesses"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw the overheads by part, and the difference in AUC of each scheme."""
     figure = Figure(figsize=(13, 5.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_overheads(left, account(RESULTS))
-    _draw_quality(right, {name: by_scheme(rows, ending) for ending, name in NETWORK_NAMES.items()})
+    _draw_quality(right, {name: by_scheme(result["rows"], ending) for ending, name in NETWORK_NAMES.items()})
     figure.suptitle(
         "A job of 56 h on 8 nodes with 2 failures: what they cost in time and accuracy", fontsize=11
     )
-    figure.savefig(path, dpi=110)
+    figure.savefig(folder / "overhead.png", dpi=110)
 
 
 def _draw_overheads(axes: Axes, accounted: Account) -> None:

@@ -5,8 +5,9 @@ from statistics import mean
 from typing import Final
 
 from experiments.emulation.emulation import NAIVE, VANILLA, Run
-from experiments.emulation.figures import NETWORKS, Estimate, estimates, run_of, setting_of
+from experiments.emulation.figures import NETWORKS, estimates, run_of, setting_of
 from experiments.harness.record import Row
+from experiments.harness.statistics import Estimate
 from experiments.overhead.accounting import OFTEN_PLS, RATIO, TARGET_PLS
 
 SCHEMES: Final = ("mfu", "ssu", "scar", VANILLA, NAIVE, "random", "never")

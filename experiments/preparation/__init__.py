@@ -1,1 +1,1 @@
-"""How fast raw Criteo lines become a data set. `python -m experiments.preparation`."""
+"""Measures how fast raw Criteo lines become a data set. `python -m experiments.preparation`."""

@@ -1,8 +1,8 @@
-"""Three ways to convert raw Criteo lines, for `experiments.preparation`: ours, TorchRec's, polars'.
+"""Three converters of raw Criteo lines for `experiments.preparation`: this project's, TorchRec's and polars'.
 
-Each is a function of the raw files, an empty folder and the number of processes or threads. Polars
-makes the same columns, types, values and codec as we do, written as its documentation advises: a
-lazy scan, expressions, a streaming sink. TorchRec is its own function as it is.
+Each is a function of the raw files, an empty folder and the number of processes or threads. The one with
+polars produces the same columns, types, values and codec as `data.prepare`, written as its documentation
+advises: a lazy scan, expressions, a streaming sink. TorchRec's converter is its own function, unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ _ROWS: Final = dict(zip(CATEGORY_NAMES, KAGGLE_CARDINALITIES, strict=True))
 
 
 def ours(raw: Sequence[Path], out: Path, num_cores: int) -> None:
-    """`data.prepare`, the start of its worker processes included."""
+    """Convert with `data.prepare`, the start of its worker processes included."""
     prepare(
         PrepareConfig(
             raw=tuple(raw), out=out / "ours", table_rows=TABLES, cap=2**31 - 1, num_processes=num_cores
@@ -30,7 +30,7 @@ def ours(raw: Sequence[Path], out: Path, num_cores: int) -> None:
 
 
 def polars(raw: Sequence[Path], out: Path, num_cores: int) -> None:
-    """A lazy scan into a streaming Parquet sink; it takes the cores that its process may use."""
+    """Convert with a lazy scan into a streaming Parquet sink, on all cores that the process may use."""
     schema = {
         LABEL: pl.UInt8,
         **dict.fromkeys(DENSE_NAMES, pl.Int64),
@@ -46,7 +46,7 @@ def polars(raw: Sequence[Path], out: Path, num_cores: int) -> None:
 
 
 def torchrec(raw: Sequence[Path], out: Path, num_cores: int) -> None:
-    """TorchRec's conversion of a Criteo file to numpy files, one file after the other on one core."""
+    """Convert with TorchRec to numpy files, one file after the other on one core."""
     from torchrec.datasets.criteo import BinaryCriteoUtils  # noqa: PLC0415  # slow to import, only needed here
 
     for path in raw:

@@ -1,6 +1,5 @@
 """The picture of `experiments.recovery`: from `kill -9` to the first new step, by phase."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
 from typing import Final
@@ -21,17 +20,17 @@ LABELS: Final = {
 NAMES: Final = {"rival": "torchrun,\nfull reload with DCP", "ours": "CPR,\npartial recovery"}
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw one bar for each contender and number of workers: the phases of its median round.
 
     A round of its own, not the medians of phases, so that the pieces add up to the printed total.
     """
-    sizes = sorted({row["world_size"] for row in rows})
+    sizes = sorted({row["world_size"] for row in result["rows"]})
     bars = [(size, name) for size in sizes for name in NAMES]
     figure = Figure(figsize=(9, 1.6 + 0.75 * len(bars)), layout="constrained")
     axes = figure.subplots()
     for place, (size, name) in enumerate(bars):
-        rounds = [row["phases"][name] for row in rows if row["world_size"] == size]
+        rounds = [row["phases"][name] for row in result["rows"] if row["world_size"] == size]
         totals = [sum(each.values()) for each in rounds]
         total = median_low(totals)
         shown, left = rounds[totals.index(total)], 0.0
@@ -48,4 +47,4 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axes.set_xlabel("seconds from kill -9 of one worker to the next step of all (bars: the median round)")
     figure.suptitle("How fast training continues after a worker is killed", fontsize=11)
     figure.legend(fontsize=8, ncols=4, loc="outside lower center", frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(folder / "recovery.png", dpi=110)

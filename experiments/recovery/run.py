@@ -13,8 +13,6 @@ That nothing is lost, bit for bit, is not measured but tested (`tests/system/rec
 run by `experiments.recovery_soak`.
 """
 
-import argparse
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +22,9 @@ from statistics import median
 from typing import Final
 
 from experiments.checkpointing.job import Job
+from experiments.harness.command import experiment_parser
 from experiments.harness.record import QUICK, Record, Row
+from experiments.harness.statistics import median_figures
 from experiments.recovery.picture import draw
 from experiments.recovery.timing import Timing
 
@@ -37,10 +37,7 @@ SCRATCH: Final = Path("runs") / "recovery"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default %(default)s")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
     job, sizes, rounds = Job(), WORLD_SIZES, options.rounds
     if options.quick:
         job, sizes, rounds = Job(rows=4000, global_batch_size=256), WORLD_SIZES[:1], 1
@@ -55,11 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{size} workers, round {number}: stored", flush=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    figures = figures_of(record.rows)
-    path = record.finish(figures)
-    draw(record.rows, path.with_suffix(".png"))
-    print(f"{json.dumps(figures, indent=1)}\nstored in {path}")
-    return 0
+    return record.publish(figures_of(record.rows), draw)
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
@@ -70,7 +63,6 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
         ours = [sum(each["ours"].values()) for each in rounds]
         rival = [sum(each["rival"].values()) for each in rounds]
         ratios = [mine / theirs for mine, theirs in zip(ours, rival, strict=True)]
-        name = f"time_ratio_{size}"
-        figures |= {name: median(ratios), f"{name}_low": min(ratios), f"{name}_high": max(ratios)}
+        figures |= median_figures(f"time_ratio_{size}", ratios)
         figures |= {f"seconds_{size}": median(ours), f"rival_seconds_{size}": median(rival)}
     return figures

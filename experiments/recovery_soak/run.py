@@ -30,7 +30,6 @@ Figures:
 - `soak_minutes`, `soak_minutes_undisturbed`: from start to end; `soak_recoveries`: restarts of the workers.
 """
 
-import argparse
 import json
 import logging
 import shutil
@@ -45,6 +44,7 @@ from typing import Any, Final
 
 from cpr.faults import Deed, Killer, Partition, PauseNode, Plan, StorageOutage
 from data.synthetic import SyntheticConfig, generate
+from experiments.harness.command import experiment_parser
 from experiments.harness.network import Network, NoNetworkError, check_possible
 from experiments.harness.record import QUICK, Record, Row
 from experiments.recovery.launch import NODES, NodesRun
@@ -95,8 +95,7 @@ class Soak:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train both runs and store how they ended."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
+    parser = experiment_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=Soak.minutes, help=f"default {Soak.minutes:g}")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

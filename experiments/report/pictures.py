@@ -1,33 +1,31 @@
 """All experiments' pictures, drawn again from the stored results without measuring.
 
-An experiment takes part with a function `draw(rows, path)` in `experiments.NAME.picture`,
-`experiments.NAME.run` or `experiments.NAME`: `rows` are those of its stored result, `path` is where
-`NAME.png` belongs.
+An experiment takes part with a function `draw(result, folder)` in `experiments.NAME.picture`,
+`experiments.NAME.run` or `experiments.NAME`: `result` is its stored JSON object, and `folder` gets `NAME.png`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from PIL import Image
 
-from experiments.harness.record import Row
 from experiments.report.results import Result
 
 NUM_COLORS: Final = 256
 """Of a stored picture: lines and bars need no more, and the file is a third as large."""
 
-Draw = Callable[[Sequence[Row], Path], object]
+Draw = Callable[[Mapping[str, Any], Path], object]
 
 
 def redraw(result: Result, folder: Path) -> None:
     """Draw the pictures of a finished result into `folder`."""
     draw = _draw_function(result.name)
     if draw is not None and result.is_finished:
-        draw(result.body["rows"], folder / f"{result.name}.png")
+        draw(result.body, folder)
 
 
 def shrink(path: Path) -> None:
@@ -42,7 +40,7 @@ def shrink(path: Path) -> None:
 def _draw_function(name: str) -> Draw | None:
     for module in (f"experiments.{name}.picture", f"experiments.{name}.run", f"experiments.{name}"):
         draw = getattr(import_module(module), "draw", None) if _exists(module) else None
-        if draw is not None and list(signature(draw).parameters) == ["rows", "path"]:
+        if draw is not None and list(signature(draw).parameters) == ["result", "folder"]:
             function: Draw = draw
             return function
     return None

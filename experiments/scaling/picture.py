@@ -31,23 +31,23 @@ WAYS: Final = {
 CUT_NAME: Final = "some runs given up at 10 times their useful time"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(result: Row, folder: Path) -> None:
     """Draw overhead against nodes for both laws of failure, and below how wrong the formulas are where."""
     figure = Figure(figsize=(12, 9), layout="constrained")
     (left, right), (intervals, ways) = figure.subplots(2, 2)
     for axes, law in zip((left, right), LAWS, strict=True):
-        _draw_nodes(axes, [row for row in rows if row["part"] == "nodes" and row["law"] == law])
+        _draw_nodes(axes, [row for row in result["rows"] if row["part"] == "nodes" and row["law"] == law])
         axes.set_title(TITLES[law], fontsize=10)
     right.sharey(left)
     right.legend(fontsize=8, loc="upper left")  # where the other panel has lines
-    _draw_ratios(intervals, rows)
-    _draw_ways(ways, [row for row in rows if row["part"] == "way"])
+    _draw_ratios(intervals, result["rows"])
+    _draw_ways(ways, [row for row in result["rows"] if row["part"] == "way"])
     figure.suptitle(
         "Overhead of failures and saves over the number of nodes (top), and where formulas for it fail "
         "(bottom)",
         fontsize=11,
     )
-    figure.savefig(path, dpi=100)
+    figure.savefig(folder / "scaling.png", dpi=100)
 
 
 def _draw_nodes(axes: Any, rows: Sequence[Row]) -> None:

@@ -34,13 +34,12 @@ Then each assumption of the formulas is broken alone, for a job of 50 failures; 
   `pls_over_formula_groups`: PLS where one failure in ten takes 8 nodes, over that where none does.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from cpr.estimator.planning.formulas import pls_threshold
+from experiments.harness.command import experiment_parser
 from experiments.harness.record import Record, Row
 from experiments.scaling.departures import (
     DURATIONS,
@@ -65,9 +64,7 @@ RIGHT: Final = 0.1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__).parse_args(arguments)
     nodes, trials = (QUICK_NODES, 30) if options.quick else (NODES, TRIALS)
     blocked_share = waiting_share()
     config = {
@@ -83,10 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record.measure(key, function)
         print(f"{key}: stored", flush=True)
     figures, notes = figures_of(record.rows, blocked_share)
-    path = record.finish(figures, notes)
-    draw(record.rows, path.with_suffix(".png"))
-    print(f"{json.dumps(figures, indent=1)}\nstored in {path}")
-    return 0
+    return record.publish(figures, draw, notes)
 
 
 def measurements(nodes: Sequence[int], blocked_share: float, trials: int) -> dict[str, Callable[[], Row]]:

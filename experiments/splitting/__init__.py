@@ -1,1 +1,1 @@
-"""What operator splitting is worth, in bytes and in time. `python -m experiments.splitting`."""
+"""Measures what operator splitting is worth, in bytes and in time. `python -m experiments.splitting`."""

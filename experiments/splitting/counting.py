@@ -1,4 +1,4 @@
-"""Bytes that leave each rank in a step, counted on the wire: for `experiments.splitting`, in its workers."""
+"""Counts the bytes that each rank sends in a step, in the workers of `experiments.splitting`."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -18,11 +18,11 @@ from experiments.splitting.workload import BAGS, Ids, Workload
 
 
 def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
-    """Bytes of every rank, in rank order; those of pulling and pushing for each kind of bags.
+    """Bytes of every rank in rank order, by plan; for a parameter server by kind of bags.
 
     Args:
-        model: one of `splitting_workload.MODELS`.
-        workload: see there.
+        model: one of `experiments.splitting.workload.MODELS`.
+        workload: batches and tables.
         ranks: this process and the others.
     """
     dims = table_dims(model, workload)
@@ -36,7 +36,7 @@ def count(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
 
 
 def table_dims(model: str, workload: Workload) -> list[int]:
-    """Numbers in a row of a feature's tables, for each head: of a linear part the one weight that counts."""
+    """Numbers in a table row for each head of a model; 1 for a linear part, of which one weight counts."""
     heads = heads_of(workload.unsharded(model)).values()
     return [
         1 if isinstance(head, LinearHead) else head.tables.embedding_bag_configs()[0].embedding_dim
@@ -51,10 +51,10 @@ def _of_all(own: float) -> list[float]:
 
 
 def _step_bytes(model: str, strategy: str, workload: Workload, ranks: Ranks) -> float:
-    """Embeddings, partial results and gradients of a step; no table is replicated."""
+    """Bytes of embeddings, partial results and gradients in a step without replicated tables."""
     config = workload.config(model, strategy, "sharding.data_parallel_rows=0")
     training = Training(workload.inputs(config, ranks), cycle(workload.batches(ranks)))
-    training.step()  # connections and buffers are made
+    training.step()  # opens connections and allocates buffers
     with counted() as wire:
         training.step()
     return wire.value_bytes
@@ -74,7 +74,7 @@ def _all_bytes(wire: Wire) -> float:
 
 
 def _pull_and_push(keys: Ids, dim: int, num_ranks: int) -> None:
-    """What a parameter server's step sends, for one table: row `key` lives on rank `key % N`."""
+    """Simulate a step with a parameter server for one table, with row `key` on rank `key % N`."""
     wanted = torch.from_numpy(keys[np.argsort(keys % num_ranks, kind="stable")])
     asked = np.bincount(keys % num_ranks, minlength=num_ranks).tolist()
     of_others: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -82,7 +82,7 @@ def _pull_and_push(keys: Ids, dim: int, num_ranks: int) -> None:
     served = [each[dist.get_rank()] for each in of_others]
     _exchange(wanted, asked, served)
     pulled = _exchange(torch.zeros(sum(served), dim), served, asked)
-    _exchange(pulled, asked, served)  # gradients, as large as the rows; their keys are still known
+    _exchange(pulled, asked, served)  # gradients, as large as the rows; the keys need no second exchange
 
 
 def _exchange(sent: Tensor, to_each: list[int], from_each: list[int]) -> Tensor:

@@ -1,10 +1,8 @@
-"""What it does to a step that partial results travel in bf16 or fp16: for `experiments.splitting`'s workers.
+"""Measures the error of a step that exchanges partial results in bf16 or fp16, for `experiments.splitting`.
 
-The same model, split, makes the same step on the same batch from the same initial values, with partial
-results and their gradients as they are and rounded. Compared are what comes out for all samples, and the
-gradients of all dense parameters that ranks have replicas of, averaged over ranks in fp32: the norm of the
-difference over the norm in fp32. Rounding alone differs: `tests/system/sharding/exchange_worker.py` bounds
-each sum.
+The same split model makes the same step on the same batch from the same initial values, with partial results
+and their gradients in fp32 and rounded. The errors of the logits and of the gradients of all replicated dense
+parameters (averaged over ranks in fp32) are the norm of the difference over the norm in fp32.
 """
 
 import gc
@@ -23,25 +21,25 @@ from experiments.harness.training import NUM_SCALARS, Training
 from experiments.splitting.workload import Workload
 
 WIRE_DTYPES: Final = ("bf16", "fp16")
-"""Values of `sharding.wire_dtype` besides fp32."""
+"""Values of `sharding.wire_dtype` other than fp32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What a step has computed."""
+    """Results of a step on this rank."""
 
     logits: Tensor
-    """Of this rank's samples."""
+    """Logits of this rank's samples."""
     gradients: Tensor
-    """Of all dense parameters, one after the other; the same on all ranks."""
+    """Gradients of all dense parameters, concatenated; the same on all ranks."""
 
 
 def wire_errors(model: str, workload: Workload, ranks: Ranks) -> dict[str, Any]:
     """Relative errors of logits and of gradients, by wire dtype; the same on all ranks.
 
     Args:
-        model: one of `splitting_workload.MODELS`.
-        workload: see there.
+        model: one of `experiments.splitting.workload.MODELS`.
+        workload: batches and tables.
         ranks: this process and the others.
     """
     exact = _step(model, "fp32", workload, ranks)
@@ -63,16 +61,16 @@ def _step(model: str, wire_dtype: str, workload: Workload, ranks: Ranks) -> Step
     logits = training.model(batch.dense, batch.sparse)
     loss = binary_cross_entropy_with_logits(logits, batch.labels)
     loss.backward()  # type: ignore[no-untyped-call]
-    training.keeper.average(torch.zeros(NUM_SCALARS))
+    training.synchronizer.average(torch.zeros(NUM_SCALARS))
     gradients = [each.grad for each in dense_parameters(training.model) if each.grad is not None]
     step = Step(logits.detach(), torch.cat([each.flatten() for each in gradients]))
     del training
-    gc.collect()  # its tables refer to each other
+    gc.collect()  # the model holds reference cycles
     return step
 
 
 def _relative(found: Tensor, exact: Tensor) -> float:
-    """Norm of the difference over the norm, of all ranks' numbers together."""
+    """Norm of the difference over the norm of the exact values of all ranks."""
     squares = torch.stack([(found - exact).double().square().sum(), exact.double().square().sum()])
     dist.all_reduce(squares)
     difference, whole = squares.sqrt().tolist()

@@ -1,68 +1,70 @@
-"""What operator splitting is worth, in bytes and in time: `python -m experiments.splitting [--quick]`.
+"""What operator splitting gains in bytes and time: `python -m experiments.splitting [--quick]`.
 
-Five models in shapes of the `terabyte` recipe (64 columns, SGD, fp32, global batch 2048; `MODELS` in
-`experiments.splitting.workload` says what differs: DeepFM with three layers of 400, DCN-v2 with three cross
-layers of rank 64 and layers of 512 and 256) on 2 and 4 workers. Takes root, because each worker runs in a
-network namespace with a link of its own, whose speed is limited. Interrupted, it goes on with the next cell.
-`--keep-times` takes the timed cells over from the stored result and measures all else again, in minutes.
+Operator splitting (DES) exchanges partial results of the first operators instead of embeddings. Five models
+in shapes of the `terabyte` recipe (64 columns, SGD, fp32, global batch 2048; `MODELS` in
+`experiments.splitting.workload` lists the differences: DeepFM with three layers of 400, DCN-v2 with three
+cross layers of rank 64 and layers of 512 and 256) train on 2 and 4 workers. The command requires root,
+because each worker runs in a network namespace with a link of its own, whose speed is limited. An interrupted
+command continues with the next cell. `--keep-times` keeps the timed cells of the stored result and measures
+all else again, in minutes.
 
-Bytes: what a rank sends in a step. Counted: embeddings, partial results and gradients, those of an operator's
-weights among them; of a parameter server also the 8-byte keys of the different rows that it pulls. Not
-counted: what is the same under every plan and, by the DES paper's convention, the ids of samples, which it
-reads where their rows live. We send them, under both of our plans: every id and every bag's length, 8 bytes
-each, for each of a model's heads. Figures with `_with_ids` count these as well. Split and exchanged bytes are
-counted on the wire on 2 and 4 workers and must equal the formulas; so must those of a parameter server, whose
-steps are played through with the different rows of the same batches, but for the 2 % by which hashed rows lie
-unevenly. On 8 workers, and for ids, formulas alone, which `tests/system/sharding/test_wire.py` holds against
-counted bytes. Figures for 4 workers, with `..._2_workers` and `..._8_workers`:
+Bytes that a rank sends in a step: embeddings, partial results and gradients, including those of an operator's
+weights; for a parameter server also the 8-byte keys of the unique rows that it pulls. Bytes that are the same
+under every plan do not count, nor, by the DES paper's convention, the ids of samples, which that paper reads
+where their rows are. This project sends them under both plans: every id and every bag's length, 8 bytes each,
+for each of a model's heads. Figures with `_with_ids` count these as well. The bytes of both plans are counted
+on the wire on 2 and 4 workers and must equal the formulas. So must those of a parameter server, whose steps
+are simulated with the unique rows of the same batches, except for the 2 % by which hashed rows are uneven. On
+8 workers, and for ids, only formulas count, which `tests/system/sharding/test_wire.py` compares with counted
+bytes. Figures for 4 workers, with `..._2_workers` and `..._8_workers`:
 
 - `bytes_saved_lr`, `bytes_saved_fm`, `bytes_saved_deepfm`, `bytes_saved_dlrm`, `bytes_saved_dcn`: share of
   the parameter server's bytes that the better of splitting and exchanging saves, on multi-hot batches as in
   MLPerf's Criteo Terabyte (214 ids a sample). Below 0: it sends more.
 - the same names with `_one_hot`: on batches with one id a feature, as Criteo has it.
-- the same names with `_with_ids`, before `_one_hot`: ids and lengths of our plans counted as well. All 214
-  of a multi-hot sample are sent for a linear part that sums them up to one number: it sends more so than a
-  parameter server, which sends each different key once. A head split by columns (DLRM's) needs all ids on
-  all ranks, so that its exchange may be the better one then.
-- the same names with `_a2a`: against the all-to-all of pooled embeddings, without ids, of which either plan
-  sends as many unless the split is by columns; 0 where the all-to-all is the better one.
+- the same names with `_with_ids`, before `_one_hot`: with ids and lengths of both plans. All 214 ids of a
+  multi-hot sample are sent for a linear part that reduces them to one number, which is more than a parameter
+  server sends, because that sends each unique key once. A head split by columns (DLRM's) needs all ids on all
+  ranks, so that exchanging may then be better.
+- the same names with `_a2a`: against the all-to-all of pooled embeddings, without ids, of which both plans
+  send equally many unless the split is by columns; 0 if the all-to-all is better.
 
 The DES paper gives 72.26 % to 99.77 % less by theory, and up to 83 % measured (first version); its models'
 shapes and batches are not known here.
 
-Rounding: partial results that travel in bf16 or fp16 (`sharding.wire_dtype`), on 2 workers, one step after
-the initial values, against the same step in fp32; norm of the difference over the norm, in the worst model:
+Rounding: partial results exchanged in bf16 or fp16 (`sharding.wire_dtype`), on 2 workers, one step after the
+initial values, against the same step in fp32; norm of the difference over the norm, of the worst model:
 
 - `wire_error_bf16`, `wire_error_fp16`: of the gradients of the dense parameters that are replicated.
 - the same names with `_logits`: of the logits.
 
-Time: on one-hot batches and tables of at most 50,000 rows, links of 1, 5 and 25 Gb/s and unthrottled (which
-is about as fast as two cores can send), TorchRec's plan (`torchrec`, which replicates tables of at most 200
-rows, as by default) and ours (`des`) take turns of a few steps in the same processes, in a random order each
-round. `auto` chooses anew for each speed. What it chooses is one of these two plans, or else it takes turns
-with them. Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap over
-rounds). Rounds of a cell go on until intervals reach no more than 2.5 % from their ratios, whatever these
-are, or its time is up:
+Time: with one-hot batches, tables of at most 50,000 rows, and links of 1, 5 and 25 Gb/s and unthrottled
+(about as fast as two cores can send). TorchRec's plan (`torchrec`, which replicates tables of at most 200
+rows, as by default) and the split plan (`des`) take turns of a few steps in the same processes, in a random
+order each round. `auto` chooses again for each speed; if it chooses neither plan but a mixture, it takes
+turns with them. Ratios are medians over rounds of the ratio within a round, with a 95 % interval (bootstrap
+over rounds). Rounds of a cell continue until all intervals reach at most 2.5 % from their ratios, or the time
+limit:
 
-- `planner_hits_share`: cells where the plan whose strategies `auto` chose is the faster one: the whole
-  interval of its ratio to the other plan lies above 1. A tie counts as a hit: the interval holds 1 and
-  reaches no further than 5 % from it. Where it holds 1 and is wider, the cell is left open, and is no hit.
-  `ties_share` and `open_share` say how many those are, `planner_firm_hits_share` leaves the ties out. Where
-  `auto` splits some heads and not others, it is compared itself, with the better plan.
-- `auto_worst_ratio`: throughput of `auto` over the better plan, in the cell where it is lowest, with
-  `..._low` and `..._high`.
-- `best_throughput_ratio`: of `des` over `torchrec`, in the cell where it is highest, with its interval.
+- `planner_hits_share`: share of cells in which the plan that `auto` chose is the faster one, that is, the
+  whole interval of its ratio to the other plan is above 1. A tie counts as a hit: its interval holds 1 and
+  reaches at
+  most 5 % from 1. A wider interval that holds 1 leaves the cell open, which is no hit. `ties_share` and
+  `open_share` are their shares, and `planner_firm_hits_share` leaves the ties out. A mixture is compared with
+  the better plan.
+- `auto_worst_ratio`: lowest throughput of `auto` over the better plan in any cell, with `..._low` and
+  `..._high`.
+- `best_throughput_ratio`: highest throughput of `des` over `torchrec` in any cell, with its interval.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
-from experiments.harness.network import Network, NoNetworkError, check_possible
+from experiments.harness.command import experiment_parser, require_links
+from experiments.harness.network import Network
 from experiments.harness.record import Record, Row
 from experiments.harness.workers import Workers
 from experiments.splitting.figures import cells_of, figures_of, link_name, notes_of
@@ -72,46 +74,40 @@ from experiments.splitting.workload import MODELS, Workload
 
 FORMULA_WORKERS: Final = (2, 4, 8)
 ERROR_WORKERS: Final = 2
-"""On how many errors of rounding are measured."""
+"""Number of workers of the rounding errors."""
 CORES: Final = 2
 WORKER: Final = "experiments.splitting.worker"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which cells are measured."""
+    """The cells to measure."""
 
     models: tuple[str, ...] = tuple(MODELS)
     workers: tuple[int, ...] = (2, 4)
     links_gbit_per_s: tuple[float | None, ...] = (1.0, 5.0, 25.0, None)
 
     def keys(self, model: str, workers: int) -> list[str]:
-        """Of the rows that workers measure for one model."""
+        """Keys of the rows that workers measure for one model."""
         untimed = [_counted(model, workers), *([_erring(model)] if workers == ERROR_WORKERS else [])]
         return untimed + [_timed(model, workers, link) for link in self.links_gbit_per_s]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    either.add_argument("--keep-times", action="store_true", help="time no cell that the stored result has")
+    parser = experiment_parser(__doc__)
+    parser.add_argument("--keep-times", action="store_true", help="keep the times of the stored result")
     options = parser.parse_args(arguments)
     scope, workload = Scope(), Workload()
     if options.quick:
         scope = Scope(models=("lr", "dlrm"), workers=(2,), links_gbit_per_s=(1.0, None))
         workload = Workload(max_rows=500, global_batch_size=256, num_batches=2, cell_s=0, rounds=(3, 3))
-    try:
-        check_possible()
-    except NoNetworkError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
+    require_links(parser)
     circumstances = asdict(scope) | asdict(workload)
     record = Record("splitting", circumstances, seeds=[workload.seed], quick=options.quick)
     if options.keep_times:
         try:
-            record.keep(_is_timed)
+            record.keep(lambda row: "rounds" in row)
         except ValueError as error:
             parser.error(str(error))
     for model in MODELS:
@@ -121,15 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for workers in scope.workers:
         for model in scope.models:
             _measure(record, scope, workload, model, workers)
-    figures, cells = figures_of(record.rows), cells_of(record.rows)
-    path = record.finish(figures, notes_of(record.rows))
-    draw(figures, cells, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+    return record.publish(figures_of(record.rows), draw, notes_of(record.rows))
 
 
 def _measure(record: Record, scope: Scope, workload: Workload, model: str, workers: int) -> None:
-    """All cells of a model on so many workers that are not yet measured, in one launch."""
+    """Measure the missing cells of a model and a number of workers in one launch."""
     if {*scope.keys(model, workers)} <= {row["key"] for row in record.rows}:
         return
     with ExitStack() as stack:
@@ -143,7 +135,7 @@ def _measure(record: Record, scope: Scope, workload: Workload, model: str, worke
         for link in scope.links_gbit_per_s:
             network.limit(link)
             row = record.measure(_timed(model, workers, link), partial(_time, running, model, workers, link))
-            _tell(row)
+            _print_cell(row)
 
 
 def _count(running: Workers, workload: Workload, model: str, workers: int) -> Row:
@@ -157,7 +149,7 @@ def _time(running: Workers, model: str, workers: int, link: float | None) -> Row
     return {"model": model, "workers": workers, "gbit_per_s": link, **running.ask(do="time")}
 
 
-def _tell(row: Row) -> None:
+def _print_cell(row: Row) -> None:
     (cell,) = cells_of([row])
     ratio, auto = cell.ratio("des", "torchrec"), cell.auto_ratio
     print(
@@ -178,7 +170,3 @@ def _erring(model: str) -> str:
 
 def _timed(model: str, workers: int, link: float | None) -> str:
     return f"time {model} {workers} {link_name(link)}"
-
-
-def _is_timed(row: Row) -> bool:
-    return "rounds" in row

@@ -1,7 +1,7 @@
-"""Bytes of a step by the formulas of `dlrm.sharding.splitting`, and what was counted held against them.
+"""Bytes of a step by the formulas of `dlrm.sharding.splitting`, and their comparison with counted bytes.
 
-For `experiments.splitting`. Batches are cut evenly into one part for each rank. Different rows are counted in
-the batches themselves, in tables of Criteo Terabyte's size.
+Batches are split evenly over the ranks. The unique rows are counted in the batches themselves, with tables of
+Criteo Terabyte's size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from torch import nn
 
-from dlrm.comm.consistency.error_flags import NUM_FLAGS
+from dlrm.comm.consistency.error_flags import NUM_PLACES
 from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
@@ -26,12 +26,12 @@ from experiments.splitting.counting import table_dims
 from experiments.splitting.workload import BAGS, Workload
 
 HASHED: Final = 0.02
-"""By how much a parameter server's bytes may differ from the formula, whose rows lie evenly over the ranks;
-hashed ones do so nearly."""
+"""Allowed relative difference of a parameter server's bytes from the formula, which assumes evenly
+distributed rows; hashed rows are nearly even."""
 
 
 def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
-    """What a rank sends in a step, without what is the same under every plan."""
+    """Bytes that a rank sends in a step, without those that are the same under every plan."""
     unsharded, batch_size = workload.unsharded(model), workload.global_batch_size // num_ranks
     unique = {bags: unique_rows(workload, bags, num_ranks) for bags in BAGS}
     found = {bags: traffic_of(unsharded, num_ranks, batch_size, rows) for bags, rows in unique.items()}
@@ -46,7 +46,7 @@ def formulas(model: str, num_ranks: int, workload: Workload) -> Row:
 
 
 def id_formulas(model: str, num_ranks: int, workload: Workload) -> Row:
-    """Ids and bags' lengths that a rank sends in a step besides: a row of its own, for those without it."""
+    """Bytes of ids and bag lengths that a rank sends in a step, in a row of their own."""
     unsharded, batch_size = workload.unsharded(model), workload.global_batch_size // num_ranks
     found = {bags: id_traffic_of(unsharded, num_ranks, batch_size, sum(each)) for bags, each in BAGS.items()}
     return {
@@ -58,7 +58,7 @@ def id_formulas(model: str, num_ranks: int, workload: Workload) -> Row:
 
 @cache
 def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, ...]:
-    """Different rows of each table among a rank's samples, on average over ranks and batches."""
+    """Unique rows of each table among a rank's samples, on average over ranks and batches."""
     counts = [
         [len(keys) for keys in workload.keys(number, bags, Ranks(rank, rank, num_ranks))]
         for number in range(workload.num_batches)
@@ -68,17 +68,17 @@ def unique_rows(workload: Workload, bags: str, num_ranks: int) -> tuple[float, .
 
 
 def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None:
-    """Hold what was counted against the formulas.
+    """Compare counted bytes with the formulas.
 
-    Embeddings under TorchRec's plan as the mean over ranks, since whole tables never lie quite evenly.
+    Under TorchRec's plan the mean over ranks counts, since whole tables cannot be quite even.
 
     Args:
         expected: from `formulas`.
-        counted: from `splitting_counting.count`.
+        counted: from `experiments.splitting.counting.count`.
         workload: of both.
 
     Raises:
-        RuntimeError: they differ.
+        RuntimeError: a counted value differs from its formula.
     """
     model, num_ranks = expected["model"], expected["workers"]
     outside = replicated_bytes(workload.unsharded(model), num_ranks)
@@ -101,8 +101,8 @@ def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None
 
 
 def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
-    """Gradients that are averaged under every plan, and what travels with them: left out of savings."""
-    numbers = NUM_SCALARS + NUM_FLAGS + numbers_outside_tables(unsharded)
+    """Bytes of the all-reduce of dense gradients and flags, which every plan sends and savings leave out."""
+    numbers = NUM_SCALARS + NUM_PLACES + numbers_outside_tables(unsharded)
     for head in heads_of(unsharded).values():
         assert isinstance(head, Head)
         numbers -= numbers_outside_tables(head) - head.traffic().replicated
@@ -114,18 +114,18 @@ def saved(row: Row, against: float, ids: Mapping[str, float] | None = None) -> f
 
     Args:
         row: from `formulas`.
-        against: bytes of the baseline, those of its keys among them.
-        ids: bytes of ids under each of the two plans, which then count as well; None: they do not.
+        against: bytes of the baseline, including its keys.
+        ids: bytes of ids under each of the two plans, to count as well; None: without ids.
     """
     sent = {plan: row[plan] + (ids[plan] if ids else 0) for plan in ("split", "all_to_all")}
     return float(1 - min(sent.values()) / against)
 
 
 def rows_of(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """Those with formulas, by model and number of workers."""
+    """Rows with formulas, by model and number of workers."""
     return {(row["model"], row["workers"]): row for row in rows if "split" in row}
 
 
 def ids_of(rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, dict[str, float]]]:
-    """Bytes of ids by plan for each kind of bags, by model and number of workers."""
+    """Bytes of ids by kind of bags and plan, by model and number of workers."""
     return {(row["model"], row["workers"]): row["id_bytes"] for row in rows if "id_bytes" in row}

@@ -1,15 +1,12 @@
-"""One worker of `experiments.splitting`; started by it in a network namespace, not by people.
+"""Worker of `experiments.splitting`, in a network namespace.
 
-It reads its job as JSON from the command line, then requests as lines of JSON, until there are none; rank 0
-answers each with a line. `{"do": "count"}` counts bytes; `{"do": "errors"}` measures what rounding does to a
-step; `{"do": "time"}` lets the contenders take turns.
+It serves three requests: `{"do": "count"}` counts bytes, `{"do": "errors"}` measures the errors by rounding,
+and `{"do": "time"}` times the contenders in turns.
 """
 
 import gc
 import json
-import logging
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -17,53 +14,44 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 
 from data.batch import Batch
 from dlrm.launch.device import Ranks
-from dlrm.launch.malloc import keep_freed_memory
 from dlrm.sharding.splitting.planning.saved_choice import CHOICE_NAME
-from dlrm.training.build import settle_strategies, start_process_group
+from dlrm.training.build import settle_strategies
 from dlrm.training.data import Inputs
+from experiments.harness.statistics import Ratio
 from experiments.harness.training import Training, of_rank_0
-from experiments.harness.workers import ANSWER
+from experiments.harness.worker_process import answer_requests, job_from, worker_process_group
 from experiments.splitting.counting import count
 from experiments.splitting.errors import wire_errors
-from experiments.splitting.figures import PLANS, Ratio, plan_with, strategies_in
+from experiments.splitting.figures import PLANS, plan_with, strategies_in
 from experiments.splitting.workload import Workload
 
 WARM_UP_STEPS: Final = 3
 
 
 def main() -> int:
-    """Do what is asked."""
-    job = json.loads(sys.argv[1])
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
-    keep_freed_memory()
-    ranks = Ranks.from_environment()
-    workload = Workload(**job["workload"])
-    start_process_group(ranks, torch.device("cpu"))
-    contest = Contest(job["model"], workload, ranks)
-    requests: dict[str, Callable[[], dict[str, Any]]] = {
-        "count": lambda: count(job["model"], workload, ranks),
-        "errors": lambda: wire_errors(job["model"], workload, ranks),
-        "time": contest.time,
-    }
-    for line in sys.stdin:
-        answer = requests[json.loads(line)["do"]]()
-        if ranks.rank == 0:
-            print(f"{ANSWER}{json.dumps(answer)}", flush=True)
-    dist.destroy_process_group()
+    """Serve the requests of the launcher."""
+    job = job_from(None)
+    model, workload = job["model"], Workload(**job["workload"])
+    with worker_process_group() as ranks:
+        answers: dict[str, Callable[[], dict[str, Any]]] = {
+            "count": lambda: count(model, workload, ranks),
+            "errors": lambda: wire_errors(model, workload, ranks),
+            "time": PlanTimer(model, workload, ranks).time,
+        }
+        answer_requests(ranks, lambda request: answers[request["do"]]())
     return 0
 
 
-class Contest:
-    """The contenders in one process group, on the same batches.
+class PlanTimer:
+    """Times both plans and `auto` in one process group, on the same batches.
 
     Args:
-        model: one of `splitting_workload.MODELS`.
-        workload: see there.
+        model: one of `experiments.splitting.workload.MODELS`.
+        workload: batches and tables.
         ranks: this process and the others.
     """
 
@@ -73,19 +61,19 @@ class Contest:
         self._trainings: dict[str, Training] = {}
 
     def time(self) -> dict[str, Any]:
-        """On the links as they are now: what `auto` chooses there, and the seconds of everybody's steps."""
+        """Return the choice of `auto` at the current link speed, and the step times of all contenders."""
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)  # that of rank 0 counts
+            folder = Path(scratch)  # rank 0 writes the choice there
             settle_strategies(self._inputs("auto"), folder)
             chosen = self._chosen(folder)
-            if plan_with(strategies_in(chosen)) is None:  # it is neither of the two plans
+            if plan_with(strategies_in(chosen)) is None:  # a mixture, which takes turns itself
                 self._trainings["auto"] = Training(self._inputs("auto"), self._batches, folder=folder)
             for name in PLANS:
                 if name not in self._trainings:
                     self._trainings[name] = Training(self._inputs(name), self._batches)
             rounds = self._rounds()
         if self._trainings.pop("auto", None):
-            gc.collect()  # its tables refer to each other
+            gc.collect()  # the model holds reference cycles
         return {"chosen": chosen, "rounds": rounds}
 
     def _chosen(self, folder: Path) -> dict[str, Any]:
@@ -95,7 +83,7 @@ class Contest:
         return self._workload.inputs(self._workload.config(self._model, strategy), self._ranks)
 
     def _rounds(self) -> list[dict[str, float]]:
-        """Seconds a step of each contender, for each round; in a new order each time, on all ranks alike."""
+        """Seconds per step by contender, for each round, in a new random order that all ranks share."""
         for training in self._trainings.values():
             training.timed_steps(WARM_UP_STEPS)
         order, shuffled = sorted(self._trainings), random.Random(self._workload.seed)
@@ -109,7 +97,7 @@ class Contest:
     def _round(self, order: list[str]) -> dict[str, float]:
         took_s = {}
         for name in order:
-            self._trainings[name].timed_steps(1)  # it finds in the caches what others left there
+            self._trainings[name].timed_steps(1)  # untimed, since other contenders have used the caches
             dist.barrier()
             began = perf_counter()
             self._trainings[name].timed_steps(self._workload.steps)
@@ -118,7 +106,7 @@ class Contest:
         return took_s
 
     def _is_enough(self, rounds: list[dict[str, float]], elapsed_s: float) -> bool:
-        """Whether ratios are known well, whatever they are; or else, whether time is up."""
+        """Whether the intervals of all ratios are narrow enough, or the time is up."""
         least, most = self._workload.rounds
         if len(rounds) < least:
             return False

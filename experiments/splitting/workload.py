@@ -1,4 +1,4 @@
-"""What `experiments.splitting` trains and on which batches: shared by the launcher and its workers."""
+"""Models, tables and batches of `experiments.splitting`, shared by its launcher and its workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,51 +31,51 @@ MODELS: Final[dict[str, tuple[str, ...]]] = {
     "dlrm": (),
     "dcn": ("model.cross_layers=3", "model.cross_rank=64", "model.top_mlp=[512, 256, 1]"),
 }
-"""Figures' names of the models, and what of each differs from the recipe."""
+"""Overrides of the recipe by model, as named in the figures."""
 KINDS: Final = {"dcn": "dcnv2"}
-"""Where `model.kind` is not the figures' name."""
+"""`model.kind` of the models that figures name differently."""
 BAGS: Final[dict[str, tuple[int, ...]]] = {"multi_hot": BAG_SIZES, "one_hot": (1,) * len(BAG_SIZES)}
-"""Ids a sample has in each feature: as in MLPerf's multi-hot Criteo Terabyte, and as in Criteo itself."""
+"""Ids per sample of each feature: as in MLPerf's multi-hot Criteo Terabyte, and as in Criteo itself."""
 ROWS: Final = capped(TERABYTE_CARDINALITIES, TERABYTE_CAP)
-"""Of the tables, as far as counting different rows goes."""
+"""Rows of the tables for the count of unique rows."""
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Size of the tables that are really made, of batches, and how much is timed."""
+    """Size of the tables in memory and of the batches, and duration of the timing."""
 
     max_rows: int = 50_000
-    """Of a table in memory: Criteo Terabyte's cardinalities, cut."""
+    """Limit of a table's rows in memory."""
     global_batch_size: int = 2048
     """Samples in a step, over all ranks."""
     num_batches: int = 4
     """Different batches, used in turn."""
     cell_s: float = 36.0
-    """After which no further round begins in a cell, where the least of them were made."""
+    """Time limit of a cell, after its minimum of rounds."""
     rounds: tuple[int, int] = (12, 120)
-    """At least and at most so many turns of each."""
+    """Minimum and maximum number of rounds of a cell."""
     reach: float = 0.025
-    """How far from a ratio its interval may reach for a cell to be over sooner."""
+    """Relative reach of the intervals at which a cell ends early."""
     steps: int = 2
-    """Of a turn that are timed; one before them is not."""
+    """Timed steps of a turn, after an untimed one."""
     seed: int = 1
-    """Decides batches and the order of turns."""
+    """Seed of batches and of the order of turns."""
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """One table each."""
+        """The features of the data set, each with a table of its own."""
         rows = capped(TERABYTE_CARDINALITIES, self.max_rows)
         return tuple(Feature(name=name, rows=each) for name, each in zip(CATEGORY_NAMES, rows, strict=True))
 
     def config(self, model: str, strategy: str, *overrides: str) -> Config:
-        """Of a run.
+        """Configuration of a training run.
 
         Args:
             model: one of `MODELS`.
             strategy: `sharding.strategy`.
-            overrides: of the recipe, besides the model's own.
+            overrides: of the recipe, in addition to those of the model.
         """
         return load_config(
             RECIPE,
@@ -91,11 +91,11 @@ class Workload:
         )
 
     def unsharded(self, model: str) -> nn.Module:
-        """A model whose tables take no memory."""
+        """The model before sharding; its tables take no memory."""
         return build_model(self.config(model, "torchrec").model, self.features, NUM_DENSE, torch.float32)
 
     def inputs(self, config: Config, ranks: Ranks) -> Inputs:
-        """What the trainer builds a model from; it gets its batches elsewhere."""
+        """Inputs to build the trainer's model from, without a data loader."""
         loader = cast(
             "DataLoader", _NoLoader(LoaderConfig(batch_size=self.global_batch_size // ranks.world_size))
         )
@@ -112,7 +112,7 @@ class Workload:
         )
 
     def batches(self, ranks: Ranks) -> list[Batch]:
-        """This rank's part of each global batch: one id a feature, skewed like Criteo's."""
+        """This rank's part of each global batch, with one id per feature, skewed like Criteo's."""
         size = self.global_batch_size // ranks.world_size
         mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
         rows = [feature.rows for feature in self.features]
@@ -127,19 +127,19 @@ class Workload:
         return made
 
     def keys(self, number: int, bags: str, ranks: Ranks) -> list[Ids]:
-        """Different ids of each feature among this rank's samples of a batch, in tables of full size.
+        """Unique ids of each feature among this rank's samples of a batch, with tables of full size.
 
         Args:
             number: of the batch.
             bags: one of `BAGS`.
-            ranks: of this process.
+            ranks: this process and the others.
         """
         size = self.global_batch_size // ranks.world_size
         mine = slice(ranks.rank * size, (ranks.rank + 1) * size)
         return [np.unique(each[mine]) for each in self._draw(number, ROWS, BAGS[bags])]
 
     def _draw(self, number: int, rows: Sequence[int], bags: Sequence[int]) -> list[Ids]:
-        """Ids of each feature, `[B, bag]`."""
+        """Draw ids `[B, bag]` of each feature."""
         rng = np.random.default_rng([self.seed, number])
         return [
             Popularity(each).ids(rng.random((self.global_batch_size, bag)))
@@ -149,6 +149,6 @@ class Workload:
 
 @dataclass(frozen=True)
 class _NoLoader:
-    """All that building a model asks of a loader."""
+    """The part of a loader that building a model reads."""
 
     config: LoaderConfig

@@ -1,1 +1,1 @@
-"""How fast a training step is. `python -m experiments.throughput`."""
+"""Measures how fast a training step is. `python -m experiments.throughput`."""

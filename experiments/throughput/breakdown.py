@@ -1,7 +1,7 @@
-"""Where a training step's time goes, from PyTorch's profiler.
+"""Splits the time of a training step into kinds of work, from a profile by PyTorch.
 
-Every operator's own time counts once, for the first kind below that the operator or one of its callers
-belongs to. So a copy inside an exchange is exchange, and one that stands alone is a copy.
+The own time of every operator counts once, for the first kind below that the operator or one of its callers
+belongs to. A copy inside an exchange therefore counts as exchange, and one outside as a copy.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,15 +22,15 @@ RULES: Final[dict[str, tuple[str, ...]]] = {
     "casts and copies": ("aten::_to_copy", "aten::copy_", "aten::cat", "aten::clone", "ToCopyBackward"),
     "matrix products": ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise", "mkldnn_linear"),
 }
-"""Kinds in the order in which they are tried, each with parts of the names of operators and scopes."""
+"""Parts of the names of operators and scopes by kind; the first kind that matches counts."""
 REST: Final = "the rest"
 """ReLU, bias, loss, metrics, and Python between the operators."""
 KINDS: Final = (*RULES, REST)
 STEP: Final = "ProfilerStep"
 
 
-class Event(Protocol):
-    """What is read of a `torch.autograd.profiler_util.FunctionEvent`."""
+class ProfilerEvent(Protocol):
+    """The used part of `torch.autograd.profiler_util.FunctionEvent`."""
 
     name: str
     cpu_parent: Self | None
@@ -39,7 +39,7 @@ class Event(Protocol):
 
 
 def kind_of(names: Iterable[str]) -> str:
-    """The kind that an operator's own time counts for, by the names of it and of its callers."""
+    """Return the kind of an operator from its name and the names of its callers."""
     names = list(names)
     for kind, parts in RULES.items():
         if any(part in name for part in parts for name in names):
@@ -47,12 +47,12 @@ def kind_of(names: Iterable[str]) -> str:
     return REST
 
 
-def breakdown_ms(events: Iterable[Event]) -> dict[str, float]:
-    """Milliseconds a step for each kind, each the median over the steps of a profile.
+def breakdown_ms(events: Iterable[ProfilerEvent]) -> dict[str, float]:
+    """Milliseconds per step by kind, each the median over the steps of a profile.
 
     Args:
-        events: of a profile with a `schedule`. It puts an event around each step, to which the time
-            between operators belongs. What runs on other threads meanwhile is left out.
+        events: of a profile with a `schedule`, which puts an event around each step. The time between
+            operators belongs to that event. Events of other threads are left out.
     """
     steps: dict[int, dict[str, float]] = {}
     for event in events:
@@ -63,9 +63,9 @@ def breakdown_ms(events: Iterable[Event]) -> dict[str, float]:
     return {kind: median(step[kind] for step in steps.values()) for kind in KINDS}
 
 
-def _lineage(event: Event) -> Iterator[Event]:
-    """The event and its callers, outermost last."""
-    caller: Event | None = event
+def _lineage(event: ProfilerEvent) -> Iterator[ProfilerEvent]:
+    """Yield the event and its callers, the outermost last."""
+    caller: ProfilerEvent | None = event
     while caller is not None:
         yield caller
         caller = caller.cpu_parent

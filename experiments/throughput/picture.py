@@ -1,4 +1,4 @@
-"""The picture of `experiments.throughput`: samples/s of every setting, and where the time of a step goes."""
+"""Draws the picture of `experiments.throughput`: samples/s of every setting, and the parts of a step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,48 +7,47 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.harness.plotting import median_bars
 from experiments.harness.record import Row
 
-COLOURS = {"ours": "tab:blue", "torchrec": "tab:gray"}
+TRAINERS = {"ours": "this trainer,", "torchrec": "TorchRec,"}
 
 
-def draw(rows: Sequence[Row], rates: Sequence[dict[str, float]], path: Path) -> None:
-    """Draw both panels.
-
-    Args:
-        rows: of the result; those with a breakdown are drawn on the right.
-        rates: samples/s by setting, for each round.
-        path: of the picture.
-    """
-    profiles = {
-        row["key"].removeprefix("profile "): row["breakdown_ms"] for row in rows if "breakdown_ms" in row
-    }
+def draw(result: Row, folder: Path) -> None:
+    """Draw samples/s of every setting above the parts of a step of each side's best setting."""
     figure = Figure(figsize=(11, 7.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 1.2])
-    _draw_rates(upper, rates)
-    _draw_profiles(lower, profiles)
-    figure.savefig(path, dpi=150)
+    _draw_rates(upper, result["rows"])
+    profiles = [row for row in result["rows"] if "breakdown_ms" in row]
+    _draw_profiles(lower, {row["key"].removeprefix("profile "): row["breakdown_ms"] for row in profiles})
+    figure.savefig(folder / "throughput.png", dpi=150)
 
 
-def _draw_rates(axes: Axes, rates: Sequence[dict[str, float]]) -> None:
+def label_of(setting: str) -> str:
+    """Name of a setting for readers who have not seen the experiment."""
+    trainer, precision, layout, *extras = setting.split(" ", maxsplit=3)
+    texts = [f"({extra.replace('pipelined keeps', 'pipelined, keeps')})" for extra in extras]
+    return " ".join([TRAINERS[trainer], precision, layout, *texts])
+
+
+def _draw_rates(axes: Axes, rows: Sequence[Row]) -> None:
     measured: dict[str, list[float]] = {}
-    for rate in rates:
-        for name, value in rate.items():
-            measured.setdefault(name, []).append(value / 1e3)
-    names = sorted(measured, key=lambda name: median(measured[name]))
-    for place, name in enumerate(names):
-        values = measured[name]
-        colour = COLOURS[name.split()[0]]
-        hatch = "///" if "keeps memory" in name else None
-        axes.barh(place, median(values), color=colour, alpha=0.6, hatch=hatch)
-        axes.plot(values, [place] * len(values), "k.", markersize=4)
-        axes.annotate(
-            f"{median(values):.1f}", (max(values), place), (5, 0), textcoords="offset points", va="center"
-        )
-    axes.set_yticks(range(len(names)), names)
+    for row in rows:
+        if "setting" in row:
+            measured.setdefault(label_of(row["setting"]), []).append(row["samples_per_s"] / 1e3)
+    names = sorted(measured, key=lambda name: median(measured[name]), reverse=True)
+    median_bars(
+        axes,
+        {name: measured[name] for name in names},
+        highlighted=[name for name in names if name.startswith(TRAINERS["ours"])],
+        hatched=[name for name in names if "keeps memory" in name],
+    )
     axes.set_xlabel("thousand samples/s (bar: median; dots: rounds)")
-    axes.set_title("Training speed: precision, processes x threads", fontsize=10)
-    axes.set_xlim(right=1.1 * max(map(max, measured.values())))
+    axes.set_title(
+        "Training speed by precision and processes x threads\n"
+        "(keeps memory: TorchRec with this trainer's memory settings; pipelined: TrainPipelineSparseDist)",
+        fontsize=10,
+    )
 
 
 def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
@@ -56,11 +55,11 @@ def _draw_profiles(axes: Axes, profiles: dict[str, dict[str, float]]) -> None:
     left = [0.0] * len(names)
     for kind in profiles[names[0]]:
         values = [profiles[name][kind] for name in names]
-        axes.barh(names, values, left=left, label=kind)
+        axes.barh([label_of(name) for name in names], values, left=left, label=kind)
         left = [start + value for start, value in zip(left, values, strict=True)]
     for place, total in enumerate(left):
         axes.annotate(f"{total:.0f} ms", (total, place), (5, 0), textcoords="offset points", va="center")
-    axes.set_xlabel("ms a step in the first process, under the profiler")
-    axes.set_title("Where the time goes", fontsize=10)
+    axes.set_xlabel("ms per step in the first process, under PyTorch's profiler")
+    axes.set_title("Parts of a step in the best setting of each side", fontsize=10)
     axes.set_xlim(right=1.1 * max(left))
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.32), ncols=4, fontsize=8, frameon=False)

@@ -3,31 +3,30 @@
 This trainer and TorchRec's own DLRM take turns over several rounds on the same tables, batches, optimizers
 and cores, each in all its settings (`experiments.harness.workload`): fp32 and mixed precision, one process
 with two threads and two processes with one, TorchRec with and without its pipeline. Every measurement is a
-torchrun launch of its own, which warms up and then reports its median step. Then one more run of the best
-setting of each side goes through PyTorch's profiler. Interrupted, the command goes on where it stopped.
-Figures, each a median over rounds of the ratio within a round:
+torchrun launch of its own, which warms up and then reports its median step. PyTorch's profiler measures one
+more run of the best setting of each side. An interrupted command continues where it stopped. Figures, each a
+median over rounds of the ratio within a round:
 
 - `ratio_to_torchrec_best`: our best mixed-precision setting over the best of all of TorchRec's, with
   `..._low` and `..._high`, the extremes.
 - `ratio_to_torchrec_fp32`: our best fp32 setting over TorchRec's best fp32 setting, extremes likewise.
 - `ratio_1_process`, `ratio_2_processes`: as the first, among the settings with that many processes.
-- `ratio_to_torchrec_keeping_memory`: as the first, TorchRec's best setting with our settings of memory.
-- `samples_per_s`: ours, the best setting of each round.
+- `ratio_to_torchrec_keeping_memory`: as the first, over TorchRec's best setting with this trainer's memory
+  settings (freed memory stays in the process, huge pages).
+- `samples_per_s`: of this trainer, the best setting of each round.
 """
 
-import argparse
-import json
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from dlrm.launch.malloc import HUGE_PAGES
-from experiments.harness.launch import torchrun
+from experiments.harness.command import experiment_parser
+from experiments.harness.launch import measure_under_torchrun
 from experiments.harness.record import Record, Row
+from experiments.harness.statistics import median_figures
 from experiments.harness.workload import OURS, TORCHREC, Setting, Workload
 from experiments.throughput.picture import draw
 
@@ -38,15 +37,12 @@ SETTINGS: Final = {
 }
 
 Rates = dict[str, float]
-"""Samples/s of each setting in one round, by name."""
+"""Samples/s in one round, by name of the setting."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
-    options = parser.parse_args(arguments)
+    options = experiment_parser(__doc__, rounds=ROUNDS).parse_args(arguments)
     workload, settings, rounds = Workload(), turns(OURS, TORCHREC), options.rounds
     if options.quick:
         workload = Workload(rows=2000, global_batch_size=256, warm_up_steps=3, steps=5)
@@ -60,20 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for setting in (best(rates, OURS), best(rates, TORCHREC)):
         record.measure(f"profile {setting.name}", partial(_launch, setting, workload, profiled=True))
     figures = figures_of(rates)
-    path = record.finish(figures, _notes(figures))
-    draw(record.rows, rates, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+    return record.publish(figures, draw, _notes(figures))
 
 
 def turns(ours: Sequence[Setting], rivals: Sequence[Setting]) -> list[Setting]:
-    """Both sides mixed, as evenly as their numbers allow."""
+    """Interleave both sides as evenly as their numbers allow."""
     placed = [((place + 0.5) / len(side), each) for side in (ours, rivals) for place, each in enumerate(side)]
     return [each for _, each in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _play_round(record: Record, number: int, workload: Workload, settings: Sequence[Setting]) -> None:
-    """Measure every setting once, backwards every other round; then TorchRec's best with our memory."""
+    """Measure every setting once, in reverse every other round; then TorchRec's best, keeping memory."""
     for setting in settings if number % 2 == 0 else reversed(settings):
         _measure(record, number, setting, workload)
     winner = best([_rates_of(record.rows, number)], TORCHREC)
@@ -89,24 +82,14 @@ def _measure(record: Record, number: int, setting: Setting, workload: Workload) 
 
 
 def _launch(setting: Setting, workload: Workload, profiled: bool) -> Row:
-    """What a worker under torchrun measures."""
-    with tempfile.TemporaryDirectory(prefix="throughput-") as scratch:
-        out = Path(scratch) / "measured.json"
-        job = {
-            "setting": asdict(setting),
-            "workload": asdict(workload),
-            "profiled": profiled,
-            "out": str(out),
-        }
-        torchrun(
-            "experiments.throughput.worker",
-            [json.dumps(job)],
-            processes=setting.processes,
-            threads=setting.threads,
-            environment=HUGE_PAGES if setting.keeps_memory or setting.trainer == "ours" else None,
-        )
-        measured: Row = json.loads(out.read_text())
-        return measured
+    """Measure a setting by a launch under torchrun."""
+    return measure_under_torchrun(
+        "experiments.throughput.worker",
+        {"setting": asdict(setting), "workload": asdict(workload), "profiled": profiled},
+        processes=setting.processes,
+        threads=setting.threads,
+        environment=HUGE_PAGES if setting.keeps_memory or setting.trainer == "ours" else None,
+    )
 
 
 def _rates_of(rows: Iterable[Row], number: int) -> Rates:
@@ -114,12 +97,12 @@ def _rates_of(rows: Iterable[Row], number: int) -> Rates:
 
 
 def rates_by_round(rows: Sequence[Row], rounds: int) -> list[Rates]:
-    """Samples/s of each setting, for each round."""
+    """Samples/s by setting, for each round."""
     return [_rates_of(rows, number) for number in range(rounds)]
 
 
 def best(rates: Sequence[Rates], among: Iterable[Setting]) -> Setting:
-    """The setting with the highest median over rounds, of those that were measured."""
+    """Return the measured setting with the highest median over rounds."""
     measured = [setting for setting in among if setting.name in rates[0]]
     return max(measured, key=lambda setting: median(rate[setting.name] for rate in rates))
 
@@ -127,9 +110,9 @@ def best(rates: Sequence[Rates], among: Iterable[Setting]) -> Setting:
 def ratios(
     rates: Sequence[Rates], ours: Callable[[Setting], bool], theirs: Callable[[Setting], bool]
 ) -> list[float]:
-    """For each round, the fastest of our settings that `ours` picks over the fastest that `theirs` picks.
+    """Ratio, for each round, of our fastest setting that `ours` picks to TorchRec's that `theirs` picks.
 
-    Empty if a side has none.
+    Rounds in which a side has no such setting are left out.
     """
     found = []
     for rate in rates:
@@ -155,7 +138,7 @@ def _is_plain(setting: Setting) -> bool:
 
 
 def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
-    """All figures; None where the settings they need were not measured."""
+    """All figures; None if the settings of a figure were not measured."""
     found = {
         "ratio_to_torchrec_best": ratios(rates, _is_mixed, _is_plain),
         "ratio_to_torchrec_fp32": ratios(rates, _is_fp32, _is_fp32),
@@ -169,9 +152,10 @@ def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
     }
     figures: dict[str, float | None] = {}
     for name, values in found.items():
-        figures[name] = median(values) if values else None
         if name.startswith("ratio_to_torchrec") and values:
-            figures |= {f"{name}_low": min(values), f"{name}_high": max(values)}
+            figures |= median_figures(name, values)
+        else:
+            figures[name] = median(values) if values else None
     fastest = [max(value for name, value in rate.items() if name.startswith("ours")) for rate in rates]
     return figures | {"samples_per_s": median(fastest)}
 
@@ -179,8 +163,8 @@ def figures_of(rates: Sequence[Rates]) -> dict[str, float | None]:
 def _notes(figures: dict[str, Any]) -> dict[str, str]:
     notes = {name: "its settings were not measured" for name, value in figures.items() if value is None}
     notes["ratio_to_torchrec_keeping_memory"] = (
-        "TorchRec as it comes gives freed memory back to the system at every step; this trainer tells the C "
+        "TorchRec by default returns freed memory to the system at every step; this trainer tells the C "
         "library to keep it, and PyTorch to ask for huge pages (dlrm.launch.malloc). Here TorchRec's best "
-        "setting of each round was given both."
+        "setting of each round got both."
     )
     return notes

@@ -1,7 +1,7 @@
-"""TorchRec's own DLRM, trained as TorchRec's users train it: the rival in `experiments.throughput`.
+"""TorchRec's own DLRM, trained the way TorchRec's users do, to compare with in `experiments.throughput`.
 
-`torchrec.models.dlrm.DLRM` under DistributedModelParallel, laid out by TorchRec's default planner, its
-tables updated by FBGEMM's fused optimizer, autocast around the forward pass alone.
+The model is `torchrec.models.dlrm.DLRM` under DistributedModelParallel, sharded by TorchRec's default
+planner. FBGEMM's fused optimizer updates the tables, and autocast covers the forward pass alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ from dlrm.config.schema import Config
 CPU = torch.device("cpu")
 
 
-class Rival:
+class TorchRecDLRM:
     """TorchRec's DLRM and its optimizers, on the CPU under an open process group.
 
     Args:
@@ -39,12 +39,12 @@ class Rival:
         batch_size: samples of one rank in a step.
 
     Raises:
-        ValueError: `config` wants other optimizers than SGD.
+        ValueError: `config` has optimizers other than SGD.
     """
 
     def __init__(self, config: Config, features: tuple[Feature, ...], batch_size: int) -> None:
         if (config.tables.optimizer, config.dense.optimizer) != ("sgd", "sgd"):
-            raise ValueError("the comparison is between equal optimizers, and the rival's are SGD")
+            raise ValueError("the comparison needs equal optimizers, and TorchRec's side has SGD")
         self._mixed = config.train.precision == "bf16"
         network = _network(config, features)
         apply_optimizer_in_backward(
@@ -62,7 +62,7 @@ class Rival:
         )
 
     def train(self, batches: Iterable[ours.Batch]) -> None:
-        """A plain loop."""
+        """Train on all batches in a plain loop."""
         for batch in _as_torchrec(batches):
             self.optimizer.zero_grad()
             loss, _ = self._forward(batch)
@@ -70,7 +70,7 @@ class Rival:
             self.optimizer.step()
 
     def train_pipelined(self, batches: Iterable[ours.Batch]) -> None:
-        """TorchRec's pipeline, which exchanges the next batch's ids during a step."""
+        """Train under TorchRec's pipeline, which exchanges the ids of the next batch during a step."""
         pipeline = TrainPipelineSparseDist(self.model, self.optimizer, CPU, custom_model_fwd=self._forward)
         waiting = _as_torchrec(batches)
         while True:
@@ -107,6 +107,6 @@ def _network(config: Config, features: tuple[Feature, ...]) -> DLRMTrain:
 
 
 def _as_torchrec(batches: Iterable[ours.Batch]) -> Iterator[Batch]:
-    """The same tensors under the names that TorchRec's model reads."""
+    """Yield the same tensors as TorchRec's type of batch."""
     for batch in batches:
         yield Batch(dense_features=batch.dense, sparse_features=batch.sparse, labels=batch.labels)

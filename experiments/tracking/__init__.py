@@ -1,1 +1,1 @@
-"""What tracking costs a training step. `python -m experiments.tracking`."""
+"""Measures what tracking updated rows costs a training step. `python -m experiments.tracking`."""

@@ -1,27 +1,27 @@
-"""What tracking costs a training step: `python -m experiments.tracking [--quick]`.
+"""What tracking updated rows costs a training step: `python -m experiments.tracking [--quick]`.
 
-One process with two threads trains the `terabyte` recipe on tables that fit, batch 2048, and is tracked in
-turn by nothing, by MFU and by SSU, two steps each, in a new random order every round; in some rounds also by
-SCAR and by TorchRec's own `ModelDeltaTracker` (which only notes ids). All tables are prioritised. What is
-looked for is a hundredth of a step, and steps vary by more than that: it takes hundreds of rounds. A launch
-is a row of the result; interrupted, the command goes on with the next. Figures:
+A row save needs to know which rows to save. MFU counts the accesses of every row, SSU keeps a bounded sample
+of the used rows, SCAR compares rows with their last saved values, and TorchRec's `ModelDeltaTracker` records
+ids. One process with two threads trains the `terabyte` recipe on smaller tables, batch 2048, with every
+tracker in turn and without one, two steps each, in a new random order every round (SCAR and TorchRec in some
+rounds only). All tables are tracked. The effect is a hundredth of a step and smaller than the variation of
+steps, hence the hundreds of rounds. A launch is a row of the result; an interrupted command continues with
+the next. Figures:
 
-- `mfu_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`: by how much a step takes
-  longer, as a share of a step that nobody tracks: the geometric mean over all rounds of the ratio within a
-  round, less 1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over rounds). A mean,
-  because MFU and SSU put most of their work off to one step in twenty or more, which a median would not see;
-  ratios beyond 1.5, stalls of the machine, count as that. SCAR does nothing in a step.
-- `mfu_bytes_per_row` and so on: memory that a tracker keeps, by row of the tables; MFU and SSU also have
+- `mfu_step_share`, `ssu_step_share`, `scar_step_share`, `torchrec_step_share`: additional time of a tracked
+  step, as a share of an untracked one: the geometric mean over all rounds of the ratio within a round, minus
+  1; with `..._low` and `..._high`, a 95 % confidence interval (bootstrap over rounds). It is a mean because
+  MFU and SSU do most of their work in one step of twenty or more, which a median would not see. Ratios above
+  1.5 are stalls of the machine and count as 1.5. SCAR does nothing in a step.
+- `mfu_bytes_per_row` and so on: memory of a tracker per row of the tables; MFU and SSU also have
   `backlog_bytes` for each FBGEMM module, whatever the size of its tables.
-- `mfu_choose_s` and so on: how long training waits for the rows to be chosen, once for each save.
-- `step_s`: a step that nobody tracks.
+- `mfu_choose_s` and so on: time that training waits for the choice of rows, once per save.
+- `step_s`: median time of an untracked step.
 """
 
-import argparse
-import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -31,45 +31,50 @@ from matplotlib.figure import Figure
 
 from cpr.priority.backlog import CAPACITY
 from experiments.checkpointing.job import Job
-from experiments.harness.launch import torchrun
+from experiments.harness.command import experiment_parser
+from experiments.harness.launch import measure_under_torchrun
 from experiments.harness.record import Record, Row
+from experiments.harness.statistics import bootstrap
 
 NONE: Final = "none"
 TORCHREC: Final = "torchrec"
 SCHEMES: Final = ("mfu", "ssu", "scar")
 CONTENDERS: Final = (NONE, *SCHEMES, TORCHREC)
 RARE: Final = ("scar", TORCHREC)
-"""Contenders without a limit, which take part in some rounds only."""
+"""Contenders that take part in some rounds only."""
 LIMITS: Final = {"mfu": 0.01, "ssu": 0.005}
-"""Shares of a step that are to be kept."""
+"""Goals for the additional time, as shares of a step."""
 LAUNCHES: Final = 3
+LABELS: Final = {
+    "mfu": "MFU: counts the accesses\nof every row",
+    "ssu": "SSU: keeps a bounded\nsample of used rows",
+    "scar": "SCAR: compares rows with\ntheir last saved values",
+    TORCHREC: "TorchRec's tracker:\nrecords ids of all batches",
+}
 CHOOSES: Final = 5
-"""How often choosing is timed."""
-RESAMPLES: Final = 2000
+"""Number of choices of rows that are timed."""
 STALLED: Final = 1.5
-"""Ratio of two steps that says more about the machine than about what they did."""
+"""Ratio of two steps above which the machine must have stalled."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How much is measured in a launch."""
+class Rounds:
+    """Number of rounds and steps in a launch."""
 
     rounds: int = 600
     rare: int = 5
-    """One of so many rounds has the contenders of `RARE` too."""
+    """Every how many rounds the contenders of `RARE` take part."""
     steps: int = 2
-    """Timed steps of each contender in a round, and steps before rows are chosen."""
+    """Timed steps of each contender in a round, and steps before each choice of rows."""
     warm_up_steps: int = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment, store its result and draw its picture."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="a small run, which overwrites no stored result")
-    quick = parser.parse_args(arguments).quick
-    job, pace, launches = Job(rows=100_000), Pace(), LAUNCHES
+    quick = experiment_parser(__doc__).parse_args(arguments).quick
+    job, pace, launches = Job(rows=100_000), Rounds(), LAUNCHES
     if quick:
-        job, pace = Job(rows=2000, global_batch_size=256), Pace(rounds=4, rare=2, steps=1, warm_up_steps=2)
+        job, pace = Job(rows=2000, global_batch_size=256), Rounds(rounds=4, rare=2, steps=1, warm_up_steps=2)
         launches = 1
     config = {
         "rows": job.rows,
@@ -79,23 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     record = Record("tracking", config | asdict(pace), seeds=[job.seed], quick=quick)
     for number in range(launches):
-        record.measure(f"launch {number}", lambda: _launch(job, pace))
-        print(f"launch {number}: {_shares(figures_of(record.rows, job.seed))}", flush=True)
-    figures = figures_of(record.rows, job.seed)
-    path = record.finish(figures)
-    _draw(figures, path.with_suffix(".png"))
-    print(f"{figures}\nstored in {path}")
-    return 0
+        record.measure(f"launch {number}", partial(_launch, job, pace))
+        print(f"launch {number}: measured", flush=True)
+    return record.publish(figures_of(record.rows, job.seed), draw)
 
 
-def _launch(job: Job, pace: Pace) -> Row:
-    """What a worker under torchrun measures."""
-    with tempfile.TemporaryDirectory(prefix="tracking-") as scratch:
-        out = Path(scratch) / "measured.json"
-        request = {"job": asdict(job), "pace": asdict(pace), "out": str(out)}
-        torchrun("experiments.tracking.worker", [json.dumps(request)], processes=1, threads=2)
-        measured: Row = json.loads(out.read_text())
-        return measured
+def _launch(job: Job, pace: Rounds) -> Row:
+    """Measure one launch under torchrun."""
+    request = {"job": asdict(job), "pace": asdict(pace)}
+    return measure_under_torchrun("experiments.tracking.worker", request, processes=1, threads=2)
 
 
 def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
@@ -109,7 +106,7 @@ def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name in CONTENDERS[1:]:
         ratios = [each[name] / each[NONE] for each in rounds if name in each]
-        low, high = _confidence(ratios, seed)
+        low, high = bootstrap(ratios, _mean_ratio, seed)
         figures |= {
             f"{name}_step_share": _mean_ratio(np.array([ratios])).item() - 1,
             f"{name}_step_share_low": low - 1,
@@ -123,48 +120,41 @@ def figures_of(rows: Sequence[Row], seed: int) -> dict[str, float]:
     return figures | {"step_s": median(each[NONE] for each in rounds), "backlog_bytes": backlog}
 
 
-def _confidence(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % interval of the mean ratio, by the percentiles of a bootstrap."""
-    rng = np.random.default_rng(seed)
-    means = _mean_ratio(rng.choice(np.asarray(values), (RESAMPLES, len(values))))
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def _mean_ratio(ratios: Any) -> Any:
-    """Geometric mean of each row, of which stalls are cut off."""
+    """Geometric mean of each row of ratios `[R, n]`, with stalls cut to `STALLED`."""
     stalled = np.log(STALLED)
     return np.exp(np.clip(np.log(ratios), -stalled, stalled).mean(axis=1))
 
 
-def _shares(figures: Mapping[str, float]) -> dict[str, str]:
-    return {name: f"{value:.2%}" for name, value in figures.items() if name.endswith("_share")}
+def draw(result: Row, folder: Path) -> None:
+    """Draw the additional time of a step, the time of a choice and the memory of every tracker."""
+    figures = result["figures"]
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    steps, saves, memory = figure.subplots(1, 3, width_ratios=[1.2, 1, 1], sharey=True)
+    places = range(len(LABELS))
+    for place, name in enumerate(LABELS):
+        share, low, high = (100 * figures[f"{name}_step_share{end}"] for end in ("", "_low", "_high"))
+        steps.barh(place, share, xerr=[[share - low], [high - share]], capsize=4, color="tab:blue", alpha=0.6)
+        steps.text(max(high, share) + 0.15, place, f"{share:.2f} %", va="center", fontsize=8)
+        if name in LIMITS:
+            limit = 100 * LIMITS[name]
+            steps.plot([limit] * 2, [place - 0.4, place + 0.4], color="tab:red", label="goal: at most")
+    steps.axvline(0, color="black", linewidth=0.8)
+    steps.set(title="additional time of a training step", xlabel="% of a step, with 95 % interval")
+    steps.set_xlim(right=2.2)
+    steps.legend(*(each[:1] for each in steps.get_legend_handles_labels()), fontsize=8, loc="upper right")
+    steps.set_yticks(places, list(LABELS.values()), fontsize=8)
+    steps.invert_yaxis()
+    _bars(saves, "choice of the rows of one save", "ms", figures, "choose_s", 1000)
+    _bars(memory, "memory of the tracker", "bytes per row", figures, "bytes_per_row", 1)
+    figure.savefig(folder / "tracking.png", dpi=150)
 
 
-def _draw(figures: Mapping[str, float], path: Path) -> None:
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    steps, saves, memory = figure.subplots(1, 3)
-    names = CONTENDERS[1:]
-    shares = [100 * figures[f"{name}_step_share"] for name in names]
-    edges = [
-        [
-            abs(100 * figures[f"{name}_step_share_{edge}"] - share)
-            for name, share in zip(names, shares, strict=True)
-        ]
-        for edge in ("low", "high")
-    ]
-    steps.bar(names, shares, yerr=edges, capsize=4, color="tab:blue")
-    for name, limit in LIMITS.items():
-        at = names.index(name)
-        steps.plot([at - 0.4, at + 0.4], [100 * limit] * 2, color="tab:red")
-    steps.axhline(0, color="black", linewidth=0.8)
-    steps.set(title="longer step (line: limit)", ylabel="% of a step")
-    _bars(saves, "choosing rows, once a save", "ms", [1000 * figures[f"{name}_choose_s"] for name in SCHEMES])
-    _bars(memory, "memory", "bytes a row", [figures[f"{name}_bytes_per_row"] for name in SCHEMES])
-    figure.savefig(path, dpi=150)
-
-
-def _bars(axes: Any, title: str, unit: str, values: Sequence[float]) -> None:
-    bars = axes.bar(SCHEMES, values, color="tab:blue")
-    axes.bar_label(bars, fmt="%.3g")
-    axes.set(title=title, ylabel=unit, yscale="log")
+def _bars(axes: Any, title: str, unit: str, figures: Mapping[str, float], ending: str, scale: float) -> None:
+    values = [scale * figures[f"{name}_{ending}"] for name in SCHEMES]
+    axes.bar_label(axes.barh(range(len(SCHEMES)), values, color="tab:blue", alpha=0.6), fmt="%.3g", padding=3)
+    axes.text(
+        0.03, CONTENDERS.index(TORCHREC) - 1, "not measured", fontsize=8, transform=axes.get_yaxis_transform()
+    )
+    axes.set(title=title, xlabel=f"{unit}, logarithmic", xscale="log")
+    axes.margins(x=0.2)

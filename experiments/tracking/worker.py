@@ -1,67 +1,54 @@
-"""The worker of one launch of `experiments.tracking`; started by torchrun, not by people.
+"""Worker of one launch of `experiments.tracking`.
 
-Reads its job as JSON from the command line and writes what it measured as JSON to the job's `out`. It trains
-one model all the time. In each round every way to track has a few steps of it, in an order drawn anew; at
-last it is timed how long each scheme takes to choose rows.
+The worker trains one model all the time. In each round every tracker gets a few of its steps, in a new random
+order. At the end, the worker times the choice of rows by each scheme.
 """
 
-import json
-import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from statistics import mean
 from time import perf_counter
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 
 from cpr.priority import Prioritizer, PriorityConfig
-from dlrm.launch.device import Ranks
-from dlrm.launch.malloc import keep_freed_memory
-from dlrm.training.build import start_process_group
 from experiments.checkpointing.job import Job, start_training
 from experiments.harness.training import Training
-from experiments.tracking.run import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Pace
+from experiments.harness.worker_process import job_from, worker_process_group, write_measured
+from experiments.tracking.run import CHOOSES, CONTENDERS, NONE, RARE, SCHEMES, TORCHREC, Rounds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure one launch."""
-    request = json.loads((sys.argv[1:] if arguments is None else arguments)[0])
-    logging.getLogger("torchrec").setLevel(logging.ERROR)
-    keep_freed_memory()
-    ranks = Ranks.from_environment()
-    start_process_group(ranks, torch.device("cpu"))
-    pace = Pace(**request["pace"])
-    bench = Bench(start_training(Job(**request["job"]), ranks))
-    bench.training.timed_steps(pace.warm_up_steps)
-    orders = Random(request["job"]["seed"])
-    measured: dict[str, Any] = {
-        "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]
-    }
-    measured["choosing"] = {scheme: bench.choose(scheme, pace) for scheme in SCHEMES}
-    dist.destroy_process_group()
-    Path(request["out"]).write_text(json.dumps(measured))
+    job = job_from(arguments)
+    pace, orders = Rounds(**job["pace"]), Random(job["job"]["seed"])
+    with worker_process_group() as ranks:
+        bench = Bench(start_training(Job(**job["job"]), ranks))
+        bench.training.timed_steps(pace.warm_up_steps)
+        measured: dict[str, Any] = {
+            "rounds": [bench.round(order_of(number, pace, orders), pace) for number in range(pace.rounds)]
+        }
+        measured["choosing"] = {scheme: bench.choose(scheme, pace) for scheme in SCHEMES}
+    write_measured(job, ranks, measured)
     return 0
 
 
-def order_of(number: int, pace: Pace, orders: Random) -> list[str]:
-    """Who takes part in a round, in the order of their steps."""
+def order_of(number: int, pace: Rounds, orders: Random) -> list[str]:
+    """Contenders of a round, in the order of their steps."""
     contenders = [name for name in CONTENDERS if number % pace.rare == 0 or name not in RARE]
     orders.shuffle(contenders)
     return contenders
 
 
 class Bench:
-    """One model in training, which is tracked in different ways in turn.
+    """One model in training, with a different tracker in turn.
 
     Args:
-        training: of it.
+        training: of the model.
     """
 
     def __init__(self, training: Training) -> None:
@@ -75,16 +62,16 @@ class Bench:
             for module in self._rivals_modules
             for table in module._table_name_to_config.values()
         )
-        for scheme in SCHEMES:  # touch all memory
+        for scheme in SCHEMES:  # touch all memory, which is slow at first use
             with self._prioritizer(scheme) as prioritizer:
                 prioritizer.forget_all()
 
-    def round(self, order: Sequence[str], pace: Pace) -> dict[str, float]:
+    def round(self, order: Sequence[str], pace: Rounds) -> dict[str, float]:
         """Mean seconds of a step, by contender."""
         return {name: self._step_s(name, pace) for name in order}
 
-    def choose(self, scheme: str, pace: Pace) -> dict[str, float]:
-        """How long a scheme takes to choose rows, again and again, and what it keeps."""
+    def choose(self, scheme: str, pace: Rounds) -> dict[str, float]:
+        """Time repeated choices of rows by a scheme, and measure its memory."""
         took_s = []
         with self._prioritizer(scheme) as prioritizer:
             for _ in range(CHOOSES):
@@ -99,33 +86,33 @@ class Bench:
                 "bytes_per_row": prioritizer.tracker_bytes / self.num_rows,
             }
 
-    def _step_s(self, name: str, pace: Pace) -> float:
+    def _step_s(self, name: str, pace: Rounds) -> float:
         with self._tracked(name) as after_step:
             took_s = []
             for step in range(1 + pace.steps):
                 began = perf_counter()
                 self.training.step()
                 after_step()
-                if step:  # the first prepares what is kept from batch to batch
+                if step:  # the first step fills the buffers of the tracker
                     took_s.append(perf_counter() - began)
         return mean(took_s)
 
     @contextmanager
     def _tracked(self, name: str) -> Iterator[Callable[[], None]]:
-        """Track; gives what is to be called after each step."""
+        """Track within the block; yields a function to call after each step."""
         if name == NONE:
             yield _nothing
         elif name == TORCHREC:
             self._listen_to_rival(True)
             yield self._rival.step
             self._listen_to_rival(False)
-            self._rival.get_unique_ids()  # which makes it forget
+            self._rival.get_unique_ids()  # reading the ids clears them
         else:
             with self._prioritizer(name):
                 yield _nothing
 
     def _prioritizer(self, scheme: str) -> Prioritizer:
-        """One whose trackers go on where those of the one before were."""
+        """A prioritizer that reuses the tracker memory of the one before."""
 
         def allocate(name: str, dtype: torch.dtype, numel: int) -> Tensor:
             if name not in self._memory:
