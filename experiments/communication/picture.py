@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from experiments.communication.contenders import BASELINE, LIMIT, is_comparable
+from experiments.communication.contenders import BASELINE, CHOSEN, LIMIT, is_comparable
 from experiments.communication.figures import (
     Cell,
     TrainingCurve,
@@ -56,6 +56,7 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
         path: of the picture.
     """
     cells = sorted(cells, key=lambda cell: (cell.model, str(cell.layout), cell.gbit_per_s or inf))
+    collectives = {contender: collective for collective, contender in CHOSEN.items()}
     figure = Figure(figsize=(10, 1.6 + 0.26 * len(cells)), layout="constrained")
     axes = figure.subplots()
     for place, cell in enumerate(cells):
@@ -73,7 +74,9 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
         label = "choice of `auto`, named on the right" if first else None
         axes.plot(speedups[cell.chosen], place, "D", color="tab:blue", markersize=6, label=label)
         at = (1.01, place)
-        axes.annotate(cell.chosen, at, xycoords=("axes fraction", "data"), va="center", fontsize=7)
+        axes.annotate(
+            collectives[cell.chosen], at, xycoords=("axes fraction", "data"), va="center", fontsize=7
+        )
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(cells)), [cell.name for cell in cells], fontsize=7)
     axes.set_ylim(len(cells) - 0.5, -0.5)
@@ -83,7 +86,11 @@ def draw_steps(cells: Sequence[Cell], path: Path) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("throughput over DDP's fp32 all-reduce (logarithmic)")
-    axes.set_title("Training steps with different exchanges of dense gradients", fontsize=10)
+    axes.set_title(
+        "Training steps with different exchanges of dense gradients, by model (dense parts of the recipes;\n"
+        "wide: terabyte with 52 million dense parameters), workers and link speed",
+        fontsize=10,
+    )
     figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=130)
 

@@ -1,7 +1,7 @@
 """All experiments' pictures, drawn again from the stored results without measuring.
 
 An experiment takes part with a function `draw(result, folder)` in `experiments.NAME.picture`,
-`experiments.NAME.run` or `experiments.NAME`: `result` is its stored JSON object, and `folder` gets `NAME.png`.
+`experiments.NAME.run` or `experiments.NAME`: `result` is its stored JSON object, `folder` gets `NAME.png`.
 """
 
 from collections.abc import Callable, Mapping

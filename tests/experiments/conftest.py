@@ -1,5 +1,6 @@
-"""What tests of several experiments share."""
+"""Fixtures that tests of several experiments share."""
 
+import json
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from experiments.harness.network import NoNetworkError, check_possible
 
 @pytest.fixture
 def links():
-    """Skips where this machine or user cannot have links of their own."""
+    """Skips the test where this machine or user cannot limit the speed of links."""
     try:
         check_possible()
     except NoNetworkError as error:
@@ -18,8 +19,22 @@ def links():
 
 
 @pytest.fixture
+def run_quick(tmp_path, monkeypatch):
+    """Runs a small experiment in an empty folder; returns the stored result."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(main, name, *arguments):
+        assert main(["--quick", *arguments]) == 0
+        folder = tmp_path / "runs" / "quick"
+        assert (folder / f"{name}.png").stat().st_size > 10_000
+        return json.loads((folder / f"{name}.json").read_text())
+
+    return run
+
+
+@pytest.fixture
 def forks(lender, monkeypatch):
-    """Has torchrun, and the workers below it, start as forks of a process that has imported everything."""
+    """Has torchrun and its workers start as forks of a process that has imported everything."""
     torchrun_command = launch.torchrun_command
 
     def command(module, arguments, processes, restarts=0):

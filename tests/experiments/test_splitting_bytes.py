@@ -16,11 +16,11 @@ def test_expected_unique_rows_are_those_of_drawn_ids(rows, draws):
     assert expected_unique(rows, draws) == pytest.approx(np.mean(counts), abs=4 * error + 0.01)
 
 
-def test_a_table_of_two_rows_has_one_that_is_not_missing():
+def test_expected_unique_rows_of_a_table_without_missing_values():
     assert expected_unique(2, 100) == pytest.approx(1)
 
 
-def test_every_model_is_told_for_every_recipe(monkeypatch, capsys):
+def test_command_prints_every_model_of_every_recipe(monkeypatch, capsys):
     monkeypatch.setattr(splitting_bytes, "RANKS", (4,))
     monkeypatch.setattr(splitting_bytes, "ROWS", (1000,) * 26)
     assert main([]) == 0

@@ -1,15 +1,14 @@
-"""The figures on made-up rows, the launcher around made-up workers, and the real command, small."""
+"""The checkpointing experiment: figures of made-up rows, made-up workers, and a small real run."""
 
 import json
 import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
 from experiments.checkpointing import run as checkpointing
 from experiments.checkpointing.job import Job
-from experiments.checkpointing.run import figures_of, keys, main, measuring, missing
+from experiments.checkpointing.run import figures_of, main, measuring
 
 SAVED = {
     "blocked_s": 2.0, "committed_s": 2.0, "wall_s": 2.0, "steps": 0, "undisturbed_step_s": 0.1, "lost_s": 2.0,
@@ -38,7 +37,7 @@ def rows_of(*rounds):
     ]
 
 
-def test_figures_are_ours_over_theirs():
+def test_figures_are_ratios_of_cpr_to_the_others():
     figures = figures_of(rows_of(SAVERS))
     expected = {
         "blocked_ratio_rolling": 0.1,
@@ -61,9 +60,9 @@ def test_figures_are_ours_over_theirs():
     assert figures["peak_extra_bytes_dcp_async"] == 2000
 
 
-def test_ratios_are_within_rounds_and_their_extremes_are_told():
+def test_ratios_are_taken_within_rounds_with_their_extremes():
     def slowed(factor):
-        """Everything takes longer in this round, for both sides."""
+        """A round in which everything takes longer, for both sides."""
         return {
             name: saved
             | {"blocked_s": saved["blocked_s"] * factor, "committed_s": saved["committed_s"] * factor}
@@ -78,7 +77,7 @@ def test_ratios_are_within_rounds_and_their_extremes_are_told():
     assert figures["save_ratio_to_dcp_low"] == figures["save_ratio_to_dcp_high"] == pytest.approx(1.6)
 
 
-def test_an_interrupted_run_measures_only_what_is_missing(tmp_path, monkeypatch):
+def test_interrupted_run_measures_only_missing_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
 
@@ -111,11 +110,6 @@ def test_an_interrupted_run_measures_only_what_is_missing(tmp_path, monkeypatch)
     assert (tmp_path / "runs/quick/checkpointing.png").stat().st_size > 10_000
 
 
-def test_what_is_missing():
-    assert keys(2) == ["memory", "round 0", "round 1"]
-    assert missing([{"key": "round 0"}], 2) == ["memory", "round 1"]
-
-
 WORKER = """
 import json, pathlib, sys
 request = json.loads(sys.argv[1])
@@ -141,13 +135,13 @@ def made_up_worker(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_rows_come_from_the_workers_and_the_disk_is_clean_after(made_up_worker):
+def test_rows_come_from_the_workers_and_the_disk_is_clean_afterwards(made_up_worker):
     with measuring(Job(rows=7), ["round 1", "round 2"], quick=True) as next_row:
         assert [next_row(), next_row()] == [{"rows": 7}, {"rows": 7}]
     assert list((made_up_worker / "runs/quick").iterdir()) == []
 
 
-def test_workers_that_fail_are_heard_after_what_they_measured(made_up_worker):
+def test_failing_workers_raise_after_their_rows(made_up_worker):
     with measuring(Job(), ["round 3", "round 4"], quick=True) as next_row:
         assert next_row() == {"rows": Job().rows}
         with pytest.raises(RuntimeError, match="a disk burst"):
@@ -155,26 +149,17 @@ def test_workers_that_fail_are_heard_after_what_they_measured(made_up_worker):
     assert list((made_up_worker / "runs/quick").iterdir()) == []
 
 
-def test_nothing_is_started_for_nothing(monkeypatch):
-    monkeypatch.setattr(checkpointing, "running", SimpleNamespace())  # not to be called
-    with measuring(Job(), [], quick=True):
-        pass
-
-
 @pytest.mark.system
 @pytest.mark.timeout(240)
-def test_quick_run_with_two_workers(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--quick"]) == 0
-    stored = json.loads((tmp_path / "runs/quick/checkpointing.json").read_text())
+def test_quick_run_with_two_workers(run_quick, tmp_path):
+    stored = run_quick(main, "checkpointing")
     assert [row["key"] for row in stored["rows"]] == ["memory", "round 0"]
     saved = stored["rows"][1]["savers"]
     assert set(saved) == set(SAVERS)
     tables_bytes = 26 * 4000 * (64 + 1) * 4
     assert saved["raw"]["bytes"] == tables_bytes
     for name in ("dcp save", "dcp async", "torch.save", "ours rolling", "ours consistent", "ours waiting"):
-        assert tables_bytes < saved[name]["bytes"] < 1.3 * tables_bytes, name  # the network comes on top
+        assert tables_bytes < saved[name]["bytes"] < 1.3 * tables_bytes, name  # the network adds a little
     assert stored["figures"]["row_save_bytes_share"] < 0.3
     assert sorted(stored["rows"][1]["loads"]) == sorted(LOADS)
     assert not (tmp_path / "runs/quick/checkpointing").exists()
-    assert (tmp_path / "runs/quick/checkpointing.png").stat().st_size > 10_000

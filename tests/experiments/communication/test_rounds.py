@@ -1,4 +1,4 @@
-"""Who takes further turns in a cell of the experiment of exchanges, and when it is over."""
+"""Which contenders continue in a cell of the experiment on exchanges, and when the cell ends."""
 
 import pytest
 
@@ -8,33 +8,33 @@ EFFORT = Effort(full_rounds=2, least_rounds=6, most_rounds=20, seconds=10.0, rea
 STEPS = {"nothing": 0.1, "ddp": 9.0, "dense": 1.0, "tree": 1.02, "ring_fp16": 1.3, "ring_int8": 1.6}
 
 
-def test_only_those_close_to_the_best_go_on():
+def test_only_contenders_close_to_the_best_continue():
     names = {"nothing", "ddp", "dense", "tree"}
     assert {*still_in([STEPS] * 3, "dense")} == names
     assert {*still_in([STEPS], "dense")} == names | {"ring_fp16"}  # one round may have been bad luck
     assert {*still_in([STEPS] * 3, "ring_int8")} == names | {"ring_int8"}
 
 
-def test_who_may_have_had_bad_luck_goes_on():
+def test_contender_with_varying_times_continues():
     rounds = [STEPS, STEPS, STEPS | {"ring_int8": 1.0}]
     assert "ring_int8" in still_in(rounds, "dense")
     assert "ring_fp16" not in still_in(rounds, "dense")
 
 
-def test_those_that_leave_more_behind_are_compared_with_the_best_of_all():
+def test_contenders_that_are_not_comparable_must_be_close_to_the_best_of_all():
     rounds = [STEPS | {"power_sgd": 0.5, "star_0.001": 0.51, "all_gather_0.001": 0.7}] * 3
     found = {*still_in(rounds, "dense")}
     assert {"power_sgd", "star_0.001", "dense", "tree"} <= found
     assert "all_gather_0.001" not in found
 
 
-def test_after_the_shared_rounds_only_those_that_auto_is_compared_with_go_on():
+def test_only_comparable_contenders_continue_after_the_shared_rounds():
     steps = STEPS | {"power_sgd": 0.5, "ddp_fp16": 1.01}
     assert "power_sgd" in still_in([steps] * (SHARED_ROUNDS - 1), "ring_int8")
     assert still_in([steps] * SHARED_ROUNDS, "ring_int8") == ["ddp_fp16", "dense", "ring_int8", "tree"]
 
 
-def test_who_was_left_out_stays_out():
+def test_contender_that_left_does_not_return():
     rounds = [STEPS] * 3 + [{name: STEPS[name] for name in ("nothing", "ddp", "dense")}]
     assert still_in(rounds, "dense") == ["ddp", "dense", "nothing"]
 
@@ -50,5 +50,5 @@ def test_who_was_left_out_stays_out():
         ([{"ddp": 2.0, "dense": 1.0, "power_sgd": 1.0 + number % 3} for number in range(8)], 0.0, True),
     ],
 )
-def test_a_cell_is_over_when_what_auto_is_compared_with_is_known(rounds, elapsed_s, expected):
+def test_cell_ends_when_the_ratios_of_auto_are_known(rounds, elapsed_s, expected):
     assert is_over(rounds, "dense", EFFORT, elapsed_s) is expected

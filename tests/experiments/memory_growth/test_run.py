@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -14,14 +12,10 @@ def memory(bytes_per_step):
     return [int(5e8 + bytes_per_step * step + noise) for step, noise in zip(STEPS, NOISE, strict=True)]
 
 
-def test_growth_is_seen_and_its_interval_holds_it():
-    slope, reach = growth_per_1000_steps(STEPS, memory(bytes_per_step=1024))
-    assert abs(slope - 1_024_000) < reach < 300_000
-
-
-def test_without_growth_the_interval_holds_zero():
-    slope, reach = growth_per_1000_steps(STEPS, memory(bytes_per_step=0))
-    assert abs(slope) < reach
+@pytest.mark.parametrize("bytes_per_step", [0, 1024])
+def test_interval_of_the_growth_contains_the_true_growth(bytes_per_step):
+    slope, reach = growth_per_1000_steps(STEPS, memory(bytes_per_step))
+    assert abs(slope - 1000 * bytes_per_step) < reach < 300_000
 
 
 def test_only_the_second_half_counts_for_the_slope():
@@ -29,19 +23,19 @@ def test_only_the_second_half_counts_for_the_slope():
     assert growth_per_1000_steps(STEPS, warming_up) == growth_per_1000_steps(STEPS, memory(0))
 
 
-def test_what_comes_and_goes_is_no_growth():
+def test_short_lived_memory_is_no_growth():
     evaluating = [value + 5e7 * (step % 1000 == 0) for step, value in zip(STEPS, memory(0), strict=True)]
     slope, reach = growth_per_1000_steps(STEPS, evaluating)
     assert abs(slope) < reach < 300_000
 
 
-def test_bytes_in_use_are_counted_whatever_their_size_and_not_once_they_are_freed():
+def test_bytes_in_use_count_blocks_of_any_size_until_they_are_freed():
     for count, num_bytes in ((2000, 10_000), (20, 1_000_000), (1, 100_000_000)):
         before = bytes_in_use()
         blocks = [np.empty(num_bytes, dtype=np.uint8) for _ in range(count)]
         assert bytes_in_use() - before == pytest.approx(count * num_bytes, rel=0.02)
         del blocks
-        assert abs(bytes_in_use() - before) <= 0.02 * count * num_bytes  # what pytest itself does meanwhile
+        assert abs(bytes_in_use() - before) <= 0.02 * count * num_bytes  # pytest allocates a little itself
 
 
 def test_start_is_after_the_warm_up():
@@ -70,11 +64,8 @@ def test_figures_are_those_of_the_worker_that_grew_most():
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
-def test_quick_run_watches_both_workers(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["--quick"]) == 0
-    stored = json.loads((tmp_path / "runs/quick/memory_growth.json").read_text())
-    (row,) = stored["rows"]
+def test_quick_run_records_both_workers(run_quick):
+    (row,) = run_quick(main, "memory_growth")["rows"]
     assert len(row["samples"]) == 440 // EVERY_STEPS
     for sample in row["samples"]:
         assert len(sample["rss_bytes"]) == 2
@@ -82,4 +73,3 @@ def test_quick_run_watches_both_workers(tmp_path, monkeypatch):
         assert all(
             0 < used < rss for used, rss in zip(sample["in_use_bytes"], sample["rss_bytes"], strict=True)
         )
-    assert (tmp_path / "runs/quick/memory_growth.png").stat().st_size > 10_000

@@ -1,6 +1,4 @@
-"""The experiment of what tracking costs: its figures, and that the command runs."""
-
-import json
+"""The experiment on the cost of tracking updated rows."""
 
 import pytest
 
@@ -8,7 +6,7 @@ from experiments.tracking import run as tracking
 
 
 def rounds(**shares):
-    """Rounds on a machine whose speed changes from one to the next."""
+    """Rounds on a machine whose speed varies."""
     return [
         {"none": speed, **{name: speed * (1 + share) for name, share in shares.items()}}
         for speed in (0.05, 0.1, 0.04, 0.07)
@@ -22,7 +20,7 @@ def choosing(choose_s, bytes_per_row):
     }
 
 
-def test_shares_are_compared_within_a_round():
+def test_shares_are_taken_within_a_round():
     shares = {"mfu": 0.01, "ssu": 0.005, "scar": 0.0, "torchrec": 0.06}
     rows = [
         {"rounds": rounds(**shares)[:2], "choosing": choosing(0.2, 4)},
@@ -37,14 +35,14 @@ def test_shares_are_compared_within_a_round():
     assert figures["step_s"] == pytest.approx(0.06)
 
 
-def test_stalls_count_as_little_as_possible_and_rare_long_steps_in_full():
+def test_stalls_are_cut_and_rare_long_steps_count_in_full():
     ratios = [1.0] * 18 + [1.1, 30.0]
     rows = [{"none": 0.04, **dict.fromkeys(tracking.CONTENDERS[1:], 0.04 * ratio)} for ratio in ratios]
     figures = tracking.figures_of([{"rounds": rows, "choosing": choosing(1, 1)}], seed=1)
     assert figures["mfu_step_share"] == pytest.approx((1.1 * 1.5) ** (1 / 20) - 1)
 
 
-def test_the_interval_holds_the_mean_and_narrows_with_more_rounds():
+def test_interval_contains_the_mean_and_narrows_with_more_rounds():
     few = [{"none": 1.0, **dict.fromkeys(tracking.CONTENDERS[1:], 1.001**k)} for k in range(9)]
     one = [{"rounds": few, "choosing": choosing(1, 1)}]
     wide, narrow = (tracking.figures_of(rows, seed=1) for rows in (one, one * 20))
@@ -58,13 +56,9 @@ def test_the_interval_holds_the_mean_and_narrows_with_more_rounds():
 @pytest.mark.system
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("forks")
-def test_the_command_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert tracking.main(["--quick"]) == 0
-    result = json.loads((tmp_path / "runs" / "quick" / "tracking.json").read_text())
-    figures = result["figures"]
+def test_quick_run_measures_every_tracker(run_quick):
+    figures = run_quick(tracking.main, "tracking")["figures"]
     assert figures["mfu_bytes_per_row"] == 4
     assert figures["ssu_bytes_per_row"] == pytest.approx(0.5, abs=0.001)
     assert figures["scar_bytes_per_row"] == 4 * 64
     assert {f"{name}_step_share" for name in ("mfu", "ssu", "scar", "torchrec")} <= figures.keys()
-    assert (tmp_path / "runs" / "quick" / "tracking.png").stat().st_size
