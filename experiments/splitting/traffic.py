@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from torch import nn
 
-from dlrm.comm.consistency.error_flags import NUM_PLACES
+from dlrm.comm.consistency.error_flags import NUM_FLAGS
 from dlrm.launch.device import Ranks
 from dlrm.sharding.splitting import costs
 from dlrm.sharding.splitting.head import Head
@@ -102,7 +102,7 @@ def check(expected: Row, counted: Mapping[str, Any], workload: Workload) -> None
 
 def replicated_bytes(unsharded: nn.Module, num_ranks: int) -> float:
     """Bytes of the all-reduce of dense gradients and flags, which every plan sends and savings leave out."""
-    numbers = NUM_SCALARS + NUM_PLACES + numbers_outside_tables(unsharded)
+    numbers = NUM_SCALARS + NUM_FLAGS + numbers_outside_tables(unsharded)
     for head in heads_of(unsharded).values():
         assert isinstance(head, Head)
         numbers -= numbers_outside_tables(head) - head.traffic().replicated

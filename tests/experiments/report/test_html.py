@@ -105,5 +105,5 @@ def test_texts_of_results_are_escaped(store, tmp_path):
 
 def test_the_experiments_docstring_is_its_title_and_introduction(folder):
     text = section(page_of(folder), "caching")
-    assert "<h2>What the cache is worth on slow storage</h2>" in text
+    assert "<h2>What the cache gains on slow storage</h2>" in text
     assert "<li><code>first_epoch_ratio</code>: median over rounds" in text

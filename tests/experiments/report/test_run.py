@@ -19,8 +19,9 @@ The end.
 
 
 @pytest.fixture
-def run(store, tmp_path):
-    """Runs the command on a result and a README."""
+def run(store, tmp_path, monkeypatch):
+    """Runs the command on a result, which has no rows to draw, and a README."""
+    monkeypatch.setattr("experiments.report.run.redraw", lambda result, folder: None)
     store("caching", {"second_epoch_speedup": 7.31, "first_epoch_ratio": 0.93})
     readme = tmp_path / "README.md"
     readme.write_text(README)
