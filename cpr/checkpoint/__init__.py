@@ -1,1 +1,1 @@
-"""How rows become durable and come back; `checkpointer` has the object that a training loop holds."""
+"""Checkpoints of sharded models: formats, storage, saving, loading; users start at `checkpointer`."""

@@ -48,7 +48,7 @@ from cpr.shards.shard import TableShard
 __all__ = ["CheckpointConfig", "Checkpointer", "Loaded"]
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long `Checkpointer.close` waits for a background thread."""
+"""Seconds that `Checkpointer.close` waits for each background thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -603,7 +603,7 @@ class Checkpointer:
         return save
 
     def _prepare_to_save(self) -> None:
-        """As `prepare`; but a failure of the storage fails only this save."""
+        """Call `prepare`; a failure of the storage fails only this save, not the run."""
         try:
             self.prepare()
         except (LockedError, MismatchError):

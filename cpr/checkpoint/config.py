@@ -14,7 +14,7 @@ WRITER_BYTES: Final = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Where, how and how much of its history a run saves."""
+    """Options of a run's checkpoints: directory, memory, codec, compaction and retention."""
 
     uri: str
     """Checkpoint directory: a path, or a URI of any pyarrow file system such as s3://bucket/run."""

@@ -1,4 +1,4 @@
-"""JSON that may be forged: each fault is said with the way to it, and nothing else is ever raised."""
+"""JSON that may be forged: each fault is a ValueError with the path to it."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Which saves a checkpoint directory holds: found, checked, committed, merged and deleted."""
+"""The saves of a checkpoint directory: finding, committing, compacting, verifying and deleting them."""

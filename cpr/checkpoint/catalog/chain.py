@@ -101,7 +101,7 @@ def find_states(
 
 
 def own_states(storage: Storage, cache: ManifestCache | None = None) -> tuple[list[State], list[Rejected]]:
-    """As `find_states`, for the run that the directory belongs to: that of its oldest save.
+    """Find the states of the run that a directory belongs to (that of its oldest save); see `find_states`.
 
     Raises:
         CheckpointError: as `find_states`.

@@ -13,7 +13,7 @@ from cpr.checkpoint.storage.base import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class SaveInfo:
-    """One committed save."""
+    """Summary of one committed save."""
 
     sequence: int
     kind: str
@@ -32,7 +32,7 @@ class SaveInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TableInfo:
-    """One table in the newest state."""
+    """Summary of one table in the newest state."""
 
     fqn: str
     rows: int
@@ -50,7 +50,7 @@ class TableInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedInfo:
-    """A save that is not loadable."""
+    """Summary of a save that is not loadable."""
 
     sequence: int
     reason: str
@@ -59,7 +59,7 @@ class RefusedInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Content of a checkpoint directory."""
+    """Summary of a checkpoint directory."""
 
     uri: str
     run_id: str | None

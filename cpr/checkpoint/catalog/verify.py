@@ -116,7 +116,7 @@ def verify(
 
 
 def verify_files(storage: Storage, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
-    """Verify some files of a save.
+    """Read some files of a save and compare them with their digests.
 
     Raises:
         CorruptFileError: a file is damaged; names the first one, and how many more there are.

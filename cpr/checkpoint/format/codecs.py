@@ -27,7 +27,7 @@ class Encoded:
 
 
 class Codec(ABC):
-    """A way to store weights."""
+    """A codec: encodes the weights of rows for storage, measures the error, and decodes them."""
 
     name: str
     """Name in manifests and configurations."""
@@ -38,7 +38,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, weights: Tensor) -> Encoded:
-        """Encode rows.
+        """Encode rows of weights and measure the error.
 
         Args:
             weights: `[rows, cols]`, the table's dtype, on the CPU.
@@ -91,7 +91,7 @@ class _Lossy(Codec):
 
     @abstractmethod
     def _encode_block(self, weights: Tensor) -> Tensor:
-        """Encode a few rows."""
+        """Encode a block of rows."""
 
     @abstractmethod
     def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
@@ -141,26 +141,48 @@ class Cast(_Lossy):
         return codes, _max_error(weights[finite], codes[finite].to(weights.dtype))
 
 
-class _Rowwise(_Lossy):
-    """Row-wise quantisation by FBGEMM's operators: small integers with a scale and a bias for each row.
+class Quantised(_Lossy):
+    """Row-wise quantisation by FBGEMM: small integers with a scale and a bias for each row.
+
+    8 bits: one byte per weight, then scale and bias as float32; a row of equal values is exact.
+    4 bits: half a byte per weight, the lower half first, then scale and bias as float16; a row of equal
+    values is exact as far as float16 can hold the value.
 
     The integers cannot represent NaN and infinity, and a row that holds one would lose its other weights too,
     so such a row is refused.
+
+    Args:
+        bits: 8 or 4.
     """
 
-    def __init__(self) -> None:
-        import fbgemm_gpu  # noqa: F401, PLC0415 -- registers the operators; other codecs do without it
+    def __init__(self, bits: int) -> None:
+        import fbgemm_gpu  # noqa: F401, PLC0415 -- registers the operators; other codecs do not need it
+
+        self.name, self._bits = f"int{bits}", bits
 
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
         """See `Codec.stored_as`."""
-        return torch.uint8, self._width(num_cols)
+        return torch.uint8, num_cols + 8 if self._bits == 8 else -(-num_cols // 4) * 2 + 4
 
     def decode(self, stored: Tensor, dtype: torch.dtype, num_cols: int) -> Tensor:
         """See `Codec.decode`."""
-        return self._dequantise(stored)[:, :num_cols].to(dtype)
+        operators = torch.ops.fbgemm
+        if self._bits == 8:
+            weights: Tensor = operators.Fused8BitRowwiseQuantizedToFloat(stored)
+        else:
+            weights = operators.FusedNBitRowwiseQuantizedSBHalfToFloat(stored, 4)
+        return weights[:, :num_cols].to(dtype)
 
     def _encode_block(self, weights: Tensor) -> Tensor:
-        return self._quantise(weights.float())
+        weights, operators = weights.float(), torch.ops.fbgemm
+        if self._bits == 8:
+            stored: Tensor = operators.FloatToFused8BitRowwiseQuantized(weights)
+        else:
+            # FBGEMM needs a multiple of four weights; repeating the last one changes neither scale nor bias.
+            if missing := -weights.shape[1] % 4:
+                weights = torch.cat([weights, weights[:, -1:].expand(-1, missing)], dim=1)
+            stored = operators.FloatToFusedNBitRowwiseQuantizedSBHalf(weights, 4)
+        return stored
 
     def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
         decoded = self.decode(codes, weights.dtype, weights.shape[1])
@@ -170,61 +192,6 @@ class _Rowwise(_Lossy):
             f"{self.name} cannot hold number {first + row} of these rows (values from {low:g} to {high:g}): "
             "save with codec 'exact' or 'fp32', and look at why training came to such values"
         )
-
-    @abstractmethod
-    def _width(self, num_cols: int) -> int:
-        """Bytes of a stored row."""
-
-    @abstractmethod
-    def _quantise(self, weights: Tensor) -> Tensor:
-        """Float32 `[rows, cols]` to bytes `[rows, width]`."""
-
-    @abstractmethod
-    def _dequantise(self, stored: Tensor) -> Tensor:
-        """Bytes `[rows, width]` to float32 `[rows, cols or more]`."""
-
-
-class Int8(_Rowwise):
-    """One byte a weight, then scale and bias as float32: `weight = bias + scale * byte`.
-
-    A row of equal values is exact.
-    """
-
-    name = "int8"
-
-    def _width(self, num_cols: int) -> int:
-        return num_cols + 8
-
-    def _quantise(self, weights: Tensor) -> Tensor:
-        stored: Tensor = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(weights)
-        return stored
-
-    def _dequantise(self, stored: Tensor) -> Tensor:
-        weights: Tensor = torch.ops.fbgemm.Fused8BitRowwiseQuantizedToFloat(stored)
-        return weights
-
-
-class Int4(_Rowwise):
-    """Half a byte a weight, the lower half first, then scale and bias as float16.
-
-    A row of equal values is exact as far as float16 can hold the value. The last weight is repeated until
-    their number is a multiple of four, as FBGEMM wants it; that changes neither scale nor bias.
-    """
-
-    name = "int4"
-
-    def _width(self, num_cols: int) -> int:
-        return -(-num_cols // 4) * 2 + 4
-
-    def _quantise(self, weights: Tensor) -> Tensor:
-        if missing := -weights.shape[1] % 4:
-            weights = torch.cat([weights, weights[:, -1:].expand(-1, missing)], dim=1)
-        stored: Tensor = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(weights, 4)
-        return stored
-
-    def _dequantise(self, stored: Tensor) -> Tensor:
-        weights: Tensor = torch.ops.fbgemm.FusedNBitRowwiseQuantizedSBHalfToFloat(stored, 4)
-        return weights
 
 
 CODECS: Final = ("exact", "fp32", "fp16", "int8", "int4")
@@ -245,9 +212,9 @@ def codec_named(name: str) -> Codec:
         case "fp16":
             return Cast(name, torch.float16)
         case "int8":
-            return Int8()
+            return Quantised(8)
         case "int4":
-            return Int4()
+            return Quantised(4)
     raise ValueError(f"there is no codec {name!r}; choose one of {', '.join(CODECS)}")
 
 

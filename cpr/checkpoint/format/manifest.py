@@ -121,7 +121,7 @@ class RowFileEntry:
 
     @property
     def extent(self) -> Extent:
-        """Rows and columns of the shard."""
+        """Rows and columns of the table that the file's shard covers."""
         return Extent(
             table_fqn=self.table_fqn,
             table_shape=self.table_shape,
@@ -154,7 +154,7 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One committed save."""
+    """The content of a manifest.json: one committed save."""
 
     run_id: str
     sequence: int

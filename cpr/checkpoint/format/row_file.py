@@ -28,7 +28,7 @@ _MAGIC_BYTES: Final = 8
 
 
 class RowFileWriter:
-    """Writes a row file, chunk by chunk.
+    """Writes a file with rows of one shard and their optimizer state, chunk by chunk.
 
     Args:
         sink: the file.
@@ -166,7 +166,7 @@ class RowFileWriter:
 def read_chunk(
     storage: Storage, folder: str, entry: RowFileEntry, chunk: ChunkEntry, buffer: memoryview | None = None
 ) -> RowBatch:
-    """Read and verify one chunk.
+    """Read one chunk of a row file and verify its digest.
 
     Args:
         storage: the checkpoint directory.

@@ -95,7 +95,7 @@ class StoredColumn:
 def stored_columns(
     columns: Mapping[str, ColumnEntry], num_cols: int, codec: Codec
 ) -> dict[str, StoredColumn]:
-    """How each column of a row file is stored, by name and in the order of `columns`.
+    """Stored form of each column of a row file, by name and in the order of `columns`.
 
     Raises:
         ValueError: a column has a data type that row files cannot hold.

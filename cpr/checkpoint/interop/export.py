@@ -37,7 +37,7 @@ TABLES_ALONE: Final = frozenset({"parquet"})
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Result of an export."""
+    """Result of an export: the state, and the saves that were skipped."""
 
     state: State
     rejected: list[Rejected]

@@ -27,7 +27,7 @@ LARGE_CHUNK_BYTES: Final = 64 * 2**20
 
 
 class _Stage:
-    """The chunks of one table in one save."""
+    """Counts the open chunks of one table in one save; the next save's stage waits for this one."""
 
     def __init__(self, previous: "_Stage | None") -> None:
         self._previous = previous

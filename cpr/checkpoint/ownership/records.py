@@ -93,13 +93,13 @@ class Owner:
         return epoch >= self.epoch or self.accepted is None or (sequence, epoch) in self.accepted
 
     def to_bytes(self) -> bytes:
-        """The stored form."""
+        """JSON of the record, padded so that its size rarely changes."""
         text = json.dumps(asdict(self))
         return (text.ljust(-(-(len(text) + 1) // BLOCK_BYTES) * BLOCK_BYTES - 1) + "\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Owner":
-        """Parse a record.
+        """Parse an owner's record.
 
         Raises:
             ValueError: `data` is not a record, or damaged.
@@ -111,7 +111,7 @@ class Owner:
 
 
 def write_owner(storage: Storage, owner: Owner) -> None:
-    """Write or replace a record.
+    """Write or replace the record of an owner.
 
     Raises:
         CheckpointError: the directory cannot be written to.

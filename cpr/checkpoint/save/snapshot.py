@@ -31,7 +31,7 @@ class StagedRows:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Rows of a shard that are saved."""
+    """The rows of one shard that a save copies."""
 
     shard: TableShard
     ids: Tensor | None
@@ -59,7 +59,7 @@ def can_wait(shard: TableShard) -> bool:
 
 
 def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
-    """Make selections from row ids.
+    """Make selections from row ids by shard.
 
     Args:
         shards: all shards of this rank.

@@ -86,11 +86,11 @@ class Save:
         return self._over.wait(timeout_s)
 
     def feed(self, item: StagedRows | CapturedState) -> None:
-        """Hand over the next piece; `States` are the last."""
+        """Append an item to the queue; a `CapturedState` is the last one."""
         self._feed.put(item)
 
     def feed_all(self, pieces: list[StagedRows]) -> None:
-        """Hand over pieces, and empty the list."""
+        """Append rows to the queue, and empty the list."""
         while pieces:
             self._feed.put(pieces.pop(0))
 

@@ -1,1 +1,1 @@
-"""Where files of a checkpoint become durable: local disks and object stores behind one interface."""
+"""Storage of checkpoint files: local disks and object stores behind one interface."""

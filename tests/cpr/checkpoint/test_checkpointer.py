@@ -1,4 +1,4 @@
-"""The checkpointer in a world of one: saves beside training, failures that are told, what comes back."""
+"""The checkpointer on one rank: saving in the background, reported failures, and loading."""
 
 import errno
 import os
@@ -760,7 +760,7 @@ def test_ownership_check_detects_a_newer_owner(start, tmp_path):
     run = start()
     run.checkpointer.claim()
     run.checkpointer.ownership.check()
-    (tmp_path / "checkpoint/owners/00000002-0a.json").write_bytes(b"of somebody else")
+    (tmp_path / "checkpoint/owners/00000002-0a.json").write_bytes(b"of another run")
     with pytest.raises(LockedError, match="no longer belongs"):
         run.checkpointer.ownership.check()
 

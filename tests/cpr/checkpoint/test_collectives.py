@@ -1,4 +1,4 @@
-"""Two ranks, one of which hangs, or waits longer than the other."""
+"""Two ranks, one of which hangs, or waits longer than the other before a save."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What goes wrong around a run that saves: disks, directories, servers. Older saves always stay."""
+"""Faults of disks, directories and servers around a run that saves; older saves always survive."""
 
 import errno
 import json
@@ -58,14 +58,14 @@ def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
     run.checkpointer.save("consistent")
     run.checkpointer.wait()
     saved = run.values()
-    (disk / "somebody elses").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
+    (disk / "other file").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
     run.train(1)
     run.checkpointer.save("consistent")
     with pytest.raises(SaveFailedError, match=r"saves/00000001-1/.*No space left on device") as caught:
         run.checkpointer.wait()
     assert "save 0 is the newest" in str(caught.value)
-    (disk / "somebody elses").unlink()
-    run.checkpointer.save("consistent")  # there is room again: training and saving go on
+    (disk / "other file").unlink()
+    run.checkpointer.save("consistent")  # there is room again: saving works again
     run.checkpointer.close()
 
     again = start(disk / "checkpoint")
@@ -286,4 +286,4 @@ def test_an_object_store_that_goes_away_is_named(start, start_s3):
     run.checkpointer.save("consistent")
     with pytest.raises(SaveFailedError, match=r"s3://bucket/run/"):
         run.checkpointer.wait()
-    run.train(2)  # training itself goes on
+    run.train(2)  # training continues

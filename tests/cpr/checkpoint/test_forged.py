@@ -1,4 +1,4 @@
-"""Files that make no sense though every digest is right: an older state is loaded, with one message."""
+"""Forged files with valid digests: an older state is loaded, with one message."""
 
 import json
 from contextlib import suppress

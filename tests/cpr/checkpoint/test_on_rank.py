@@ -1,4 +1,4 @@
-"""What goes wrong on one rank between two collectives reaches all of them: none waits for it."""
+"""An error on one rank between two collectives reaches all ranks, so that none waits for ever."""
 
 import json
 
@@ -111,8 +111,8 @@ def test_a_failed_choice_of_the_interval_reaches_all_ranks():
         steps_done = 0
 
     def work(group):
-        diary = Broken() if group.rank == 0 else None
-        AutoPace(None, group, Course(), diary, saved_at=0).is_due(FIRST_STEPS)
+        history_writer = Broken() if group.rank == 0 else None
+        AutoPace(None, group, Course(), history_writer, saved_at=0).is_due(FIRST_STEPS)
 
     assert [str(each) for each in run_ranks(work)] == ["ZeroDivisionError: of no step"] * 2
 

@@ -1,4 +1,4 @@
-"""README's loop with TorchRec's own optimizers: what was saved loads, and training goes on bit for bit."""
+"""README's loop with TorchRec's own optimizers: training resumes bit for bit."""
 
 import numpy as np
 import pytest

@@ -1,8 +1,8 @@
 """Saves again and again and is killed (`-9`) at every moment that matters, one process after the other.
 
 `python tests/system/checkpoint/crash_worker.py FOLDER` imports once and then forks a process for each moment:
-it runs the same script of saves and kills itself at its n-th touch of the storage. What the script had been
-told was committed stands in a log beside the directory, which the test compares with what loads.
+it runs the same script of saves and kills itself at its n-th touch of the storage. A log next
+to the directory lists the saves whose commit was reported, which the test compares with the loaded state.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Saves tables under several layouts, and loads what jobs of other sizes have saved, under each of its own.
 
-`main` is run by the ranks of worlds of several sizes, all at the same time; they meet in a folder. All tables
+`main` is run by the ranks of worlds of several sizes, all at the same time, in one folder. All tables
 have the same values in every save, so that every load must give them back. An error says what does not.
 """
 
@@ -21,7 +21,7 @@ LAYOUTS = {
 }
 TOUCHED = (0, 7, 20)
 """Rows of each table that change after the base."""
-MEET_S = 90
+WAIT_S = 90
 
 
 class Owed:
@@ -104,7 +104,7 @@ def load(folder, layout):
 
 def wait_for(path):
     """Until another job has got there."""
-    deadline = time.monotonic() + MEET_S
+    deadline = time.monotonic() + WAIT_S
     while not path.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} did not come")

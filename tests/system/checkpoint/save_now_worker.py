@@ -1,4 +1,4 @@
-"""Two ranks that are told to save at once, one of which is too slow for it."""
+"""Two ranks that save with a time limit, one of which is too slow."""
 
 import logging
 import threading
@@ -124,7 +124,7 @@ def main(folder):
 
 
 def _fail_on_one_rank(folder):
-    """What really fails is told on all ranks alike, though one of them stops waiting sooner."""
+    """A failure is raised on all ranks alike, although one of them stops waiting sooner."""
     run = Trained(folder)
     run.step()
     copy = Snapshot.copy_next

@@ -57,6 +57,6 @@ def test_wish_6_killed_at_any_moment_the_newest_complete_state_loads(start, tmp_
             fell_short += step == told
             weights = checkpointer.shards[0].weights
             assert torch.equal(weights, expected(step).unsqueeze(1).expand_as(weights)), folder.name
-            checkpointer.save("consistent")  # and training goes on from there
+            checkpointer.save("consistent")  # training continues from there
             checkpointer.wait()
     assert fell_short, "no kill came before a commit"

@@ -1,4 +1,4 @@
-"""Wish 4: increments that notice gaps, duplicates, strangers and wrong order. Older states still count."""
+"""Wish 4: chains detect gaps, duplicates, foreign saves and wrong order; older states still count."""
 
 import threading
 from collections.abc import Iterator
@@ -221,7 +221,7 @@ def test_states_of_another_run_are_refused_when_a_run_is_named(storage):
 
 
 def test_saves_of_a_second_run_in_a_directory_do_not_count(tmp_path):
-    """What training would not load, nobody is shown, told to be sound, or given."""
+    """They are not loaded, described, verified or exported."""
     storage, shard = MemoryStorage(), make_shard()
     state = {"steps_done": 0, "dense": {}, "registered": {}}
     for sequence, run_id in [(0, "run-a"), (1, "run-a"), (5, "run-b")]:

@@ -1,4 +1,4 @@
-"""What ranks hear when saves are committed, merged and verified: enough, and nothing of others' chunks."""
+"""Messages between ranks when saves are committed, merged and verified: no chunks of other ranks."""
 
 import pickle
 from dataclasses import replace

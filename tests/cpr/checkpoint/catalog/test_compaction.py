@@ -1,4 +1,4 @@
-"""Merging gives what laying the rows over the base in order gives, reads each chunk once, and trusts none."""
+"""Compaction keeps the newest version of each row, reads each chunk once, and verifies all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

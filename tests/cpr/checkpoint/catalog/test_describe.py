@@ -1,4 +1,4 @@
-"""What is in a directory, on one screen."""
+"""The description of a directory, as JSON and as text for one screen."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -8,8 +8,7 @@ import torch
 
 from cpr.checkpoint.catalog.describe import describe
 from cpr.checkpoint.catalog.describe_text import CHAIN_LINES, TABLE_LINES, as_text
-from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry, manifest_path, save_folder
-from cpr.checkpoint.format.row_schema import DTYPES
+from cpr.checkpoint.format.manifest import manifest_path, save_folder
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 
@@ -68,24 +67,6 @@ def test_rows_newer_than_the_state_are_not_behind_it():
     save(storage, 1, [make_shard()], step=8, moment="rolling")
     (table,) = describe(storage, NOW).tables
     assert (table.newest_behind_steps, table.oldest_behind_steps) == (0, 0)
-
-
-def test_every_data_type_that_row_files_hold_has_a_size():
-    columns = {name: ColumnEntry(dtype=name, per_row=False) for name in DTYPES}
-    weights = {"weights": ColumnEntry(dtype="float16", per_row=False)}
-    storage = MemoryStorage()
-    commit(storage, 0, tables={"t": TableEntry(rows=10, cols=2, columns={**weights, **columns})})
-    (table,) = describe(storage, NOW).tables
-    assert table.weight_bytes == 40
-    assert {name: size // 20 for name, size in table.optimizer_state.items()} == {
-        "float64": 8,
-        "float32": 4,
-        "float16": 2,
-        "bfloat16": 2,
-        "int64": 8,
-        "int32": 4,
-        "uint8": 1,
-    }
 
 
 def test_saves_that_do_not_count_are_named_with_the_reason(directory):

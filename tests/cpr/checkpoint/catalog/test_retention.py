@@ -1,4 +1,4 @@
-"""What may go, and that the newest states survive a deletion that is cut off anywhere."""
+"""Retention: which saves are deleted, and that newest states survive an interrupted deletion."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""What codecs do to weights: never more than they say, and never anything unseen."""
+"""Codecs: the error of each weight is within its bound and is reported."""
 
 import struct
 

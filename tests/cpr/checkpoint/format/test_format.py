@@ -1,4 +1,4 @@
-"""The page that describes the format keeps to the truth: its example runs, its tables name every field."""
+"""FORMAT.md is current: its example runs, and its tables name every field."""
 
 import re
 from dataclasses import fields

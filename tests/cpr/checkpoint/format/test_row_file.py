@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -169,7 +168,6 @@ def test_a_row_file_without_rows_is_valid(storage):
     assert (entry.num_bytes, entry.digest) == (len(data), xxhash.xxh3_128_hexdigest(data))
     table = pa.ipc.open_file(data).read_all()
     assert (table.num_rows, table.column_names) == (0, ["row", "weights", "sum", "exp_avg"])
-    assert pl.read_ipc(data).shape == (0, 4)
 
 
 # Others read them.
@@ -194,16 +192,6 @@ def test_pyarrow_reads_them(storage):
     assert np.array_equal(weights, torch.cat([rows.columns["weights"] for rows in BASE]))
     assert table["exp_avg"].type.value_type == pa.uint16()
     assert table.field("exp_avg").metadata == {b"dtype": b"bfloat16"}
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_polars_reads_them(storage, codec):
-    write(storage, CHOSEN, codec=codec)
-    frame = pl.read_ipc(storage.files[f"{FOLDER}/{PATH}"])
-    assert frame["row"].to_list() == [100, 103, 109, 110, 140, 158, 159]
-    assert frame["sum"].to_list() == torch.cat([rows.columns["sum"] for rows in CHOSEN]).tolist()
-    if codec in {"exact", "fp32"}:
-        assert frame["weights"].to_list() == torch.cat([rows.columns["weights"] for rows in CHOSEN]).tolist()
 
 
 # No copies.

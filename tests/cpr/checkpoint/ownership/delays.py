@@ -26,8 +26,8 @@ class DelayingProxy:
         self.paused = threading.Event()
         """Set when the request that was waited for is there."""
         self._target = port
-        self._goes_on, self._late_is_over = threading.Event(), threading.Event()
-        self._goes_on.set()
+        self._may_continue, self._late_is_over = threading.Event(), threading.Event()
+        self._may_continue.set()
         self._late_is_over.set()
         self._is_dead = False
         self._match: tuple[str, str] | None = None
@@ -67,7 +67,7 @@ class DelayingProxy:
             dead: the client is no longer there: its late request arrives, and nothing of it after that.
         """
         self._is_dead = dead
-        self._goes_on.set()
+        self._may_continue.set()
         assert self._late_is_over.wait(LONGEST_PAUSE_S)
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
@@ -77,7 +77,7 @@ class DelayingProxy:
             is_late = self._match is not None and self._matches(handler, *self._match)
             if is_late:
                 self._match = None
-                self._goes_on.clear()
+                self._may_continue.clear()
                 self._late_is_over.clear()
         if is_late and self._before == "answer":
             answer = self._forward(handler, body)
@@ -96,7 +96,7 @@ class DelayingProxy:
     def _pause(self, is_late: bool) -> None:
         if is_late:
             self.paused.set()
-        assert self._goes_on.wait(LONGEST_PAUSE_S)
+        assert self._may_continue.wait(LONGEST_PAUSE_S)
         if not is_late:
             assert self._late_is_over.wait(LONGEST_PAUSE_S)
 
@@ -144,7 +144,7 @@ def delaying(port: int) -> Iterator[DelayingProxy]:
         yield proxy
     finally:
         proxy._is_dead = True
-        proxy._goes_on.set()
+        proxy._may_continue.set()
         proxy._late_is_over.set()
         proxy._server.shutdown()
         thread.join()

@@ -1,4 +1,4 @@
-"""One run to a directory: refused while its owner lives, taken over when it does not, noticed when it was."""
+"""The lock: other runs are refused while the owner lives, and a replaced owner notices it."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from cpr.checkpoint.format.manifest import manifest_path
 from cpr.checkpoint.ownership import lock as lock_module
 from cpr.checkpoint.ownership.lock import DirectoryLock
 from cpr.checkpoint.ownership.records import OWNERS, Claimant, Owner, fence, newest_owner, write_owner
-from cpr.checkpoint.storage.base import Storage, open_storage
+from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.errors import CheckpointError, LockedError, SupersededError
 from cpr.faults.storages import FaultyStorage
@@ -310,18 +310,6 @@ def test_a_claim_with_a_late_record_is_refused(storage, make_lock):
     with pytest.raises(LockedError, match="in use by run 'fast'"):
         slow.acquire(list)
     fast.check()
-
-
-def test_on_s3(s3, make_lock):
-    storage = open_storage(s3.uri("bucket/lock"))
-    first = make_lock(storage, "first", SHORT)
-    first.acquire(list)
-    beat = newest(storage).beat
-    wait_for(lambda: newest(storage).beat > beat)
-    with pytest.raises(LockedError, match="s3://bucket/lock is in use by run 'first'"):
-        make_lock(storage, "second").acquire(list)
-    first.release()
-    assert newest(storage).released
 
 
 OWNER = """

@@ -1,4 +1,4 @@
-"""A rank's part of a save: what it has written is durable, or the save hears that it is not."""
+"""A rank's part of a save: files are durable when it is finished, or the save fails."""
 
 from contextlib import contextmanager
 from threading import Event

@@ -1,4 +1,4 @@
-"""Copying beside training: every row is of the moment of the call, and training waits only when it must."""
+"""Copying in the background: rows are of the moment of the call, and training waits only if it must."""
 
 import threading
 import time

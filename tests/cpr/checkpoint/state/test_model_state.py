@@ -1,4 +1,4 @@
-"""What ranks that are gone leave: to those who can take it over, and to nobody else."""
+"""Per-rank state after a change of the world size, and refusal of other models."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ class Sum:
         ({"plain": 1, "sum": 10}, [], 1, 10),
         ({"plain": 1, "sum": 10}, [{"plain": 2, "sum": 20}], 1, 30),
         (None, [{"plain": 2, "sum": 20}, {}, {"sum": 5}], 7, 25),
-        (None, [], 7, 0),  # somebody else goes on with it, or nobody: not with what was there before
+        (None, [], 7, 0),  # other ranks load all of it: nothing is left of the state before
         ({}, [], 7, 0),
     ],
 )

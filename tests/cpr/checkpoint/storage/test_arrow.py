@@ -110,16 +110,6 @@ def test_an_error_of_the_writer_leaves_nothing(storage: Storage, size: int):
         storage.size("saves/1/file")
 
 
-def test_an_error_of_the_writer_leaves_the_old_small_file(storage: Storage):
-    def fail() -> None:
-        raise KeyError("mine")
-
-    write(storage, "manifest.json", b"old")
-    with pytest.raises(KeyError, match="mine"):
-        write(storage, "manifest.json", b"new", during=fail)
-    assert read(storage, "manifest.json") == b"old"
-
-
 def test_list_and_delete(storage: Storage):
     assert list(storage.list()) == []
     for name in ("saves/2/b", "saves/2/a", "saves/10/table/c"):
