@@ -421,7 +421,7 @@ class Checkpointer:
                 _check_older(state, *ahead_of)
             return self._loader.load_part(self._storage, state, shards)
 
-        found = load_newest(self._storage, Alone(), attempt)
+        found = load_newest(self._storage, Alone(), attempt, cache=self._restart_cache())
         if found is None:
             raise NothingSavedError(
                 f"nothing was ever saved in {self._storage.uri}: save once before shards can come from there"

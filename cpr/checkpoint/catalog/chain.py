@@ -101,11 +101,7 @@ def find_states(
 
 
 def own_states(storage: Storage, cache: ManifestCache | None = None) -> tuple[list[State], list[Rejected]]:
-    """Find the states of the run that a directory belongs to (that of its oldest save); see `find_states`.
-
-    Raises:
-        CheckpointError: as `find_states`.
-    """
+    """Find the states of the run that a directory belongs to (that of its oldest save); see `find_states`."""
     found = _read_saves(storage, cache)
     states, rejected = _resolve(found, None)
     saves = {save.sequence: save.run_id for state in states for save in state.saves}
@@ -162,9 +158,6 @@ def committed(storage: Storage) -> list[tuple[int, int]]:
     """Sequence and epoch of all committed saves, including those with a damaged manifest.
 
     Only folders are listed: a new owner calls this while it takes the directory, which must be short.
-
-    Raises:
-        CheckpointError: the storage fails.
     """
     current, _ = _current_folders(storage)
     with ThreadPoolExecutor(READERS, thread_name_prefix="cpr-manifests") as pool:

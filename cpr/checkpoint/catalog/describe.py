@@ -83,11 +83,7 @@ class Description:
 
 
 def describe(storage: Storage, now: datetime) -> Description | None:
-    """Describe a directory by its manifests; None if it holds no save at all.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
+    """Describe a directory by its manifests; None if it holds no save at all."""
     states, refused = own_states(storage)
     if not states and not refused:
         return None

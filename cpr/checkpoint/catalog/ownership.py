@@ -66,29 +66,18 @@ class Ownership:
         self.run_id = run_id
 
     def read_previous_owner(self) -> None:
-        """Set `previous` where the directory cannot be taken yet; `claim` may follow later.
-
-        Raises:
-            CheckpointError: the directory cannot be read.
-        """
+        """Set `previous` where the directory cannot be taken yet; `claim` may follow later."""
         self.previous = self.last_owner()
         self._has_read_previous = True
 
     def last_owner(self) -> Owner | None:
-        """The present owner of the directory, or the last one.
-
-        Raises:
-            CheckpointError: the directory cannot be read.
-        """
+        """The present owner of the directory, or the last one."""
         return on_rank_0(self._group, retry_reads(partial(newest_owner, self._storage)))
 
     def note_launches(self, launches: Collection[str], *, continues: bool) -> None:
         """Record the launches whose workers save here from now on; before `claim`, once that is called.
 
         See `DirectoryLock.note_launches`.
-
-        Raises:
-            CheckpointError: the directory cannot be written to.
         """
         self._note_launches = partial(DirectoryLock.note_launches, launches=launches, continues=continues)
         on_rank_0(self._group, lambda: self._note_launches(self.lock) if self.lock is not None else None)

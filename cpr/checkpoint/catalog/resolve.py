@@ -112,9 +112,6 @@ def find_newest(
     """The newest state according to the manifests, and the finished saves that are newer but not loadable.
 
     Reads no rows. Called by all ranks; rank 0 alone gets the entries of chunks.
-
-    Raises:
-        CheckpointError: the storage cannot be read.
     """
 
     def look() -> tuple[State | None, list[Rejected]]:

@@ -87,9 +87,6 @@ def verify(
         storage: the checkpoint directory.
         progress: called with the bytes read since the last call, from several threads.
         start: called once with the total of bytes to read.
-
-    Raises:
-        CheckpointError: the directory cannot be listed.
     """
     states, rejected = own_states(storage)
     saves = {save.sequence: save for state in states for save in state.saves}

@@ -97,11 +97,7 @@ class _Lossy(Codec):
     def _encode_unusual(self, weights: Tensor, codes: Tensor, first: int) -> tuple[Tensor, float]:
         """Encode a block again in which an error was infinite or NaN; `first` is the number of its first row.
 
-        Returns:
-            The stored form, and the largest error.
-
-        Raises:
-            ValueError: the codec cannot represent a value.
+        Returns the stored form and the largest error; raises ValueError if it cannot represent a value.
         """
 
 
@@ -199,11 +195,7 @@ CODECS: Final = ("exact", "fp32", "fp16", "int8", "int4")
 
 
 def codec_named(name: str) -> Codec:
-    """Make the codec of this name.
-
-    Raises:
-        ValueError: there is no such codec.
-    """
+    """Make the codec of this name, one of `CODECS`; raises ValueError for any other."""
     match name:
         case "exact":
             return Exact()

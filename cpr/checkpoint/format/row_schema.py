@@ -97,8 +97,7 @@ def stored_columns(
 ) -> dict[str, StoredColumn]:
     """Stored form of each column of a row file, by name and in the order of `columns`.
 
-    Raises:
-        ValueError: a column has a data type that row files cannot hold.
+    Raises ValueError if a column has a data type that row files cannot hold.
     """
     stored = {}
     for name, column in columns.items():

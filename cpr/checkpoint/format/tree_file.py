@@ -132,8 +132,7 @@ class Leaf:
 def encode(tree: Any) -> tuple[Any, list[Leaf]]:
     """A tree as JSON, in the form above, and the leaves that the JSON refers to by number.
 
-    Raises:
-        ValueError: a value in the tree cannot be saved; the message says where.
+    Raises ValueError if a value in the tree cannot be saved; the message says where.
     """
     encoder = _Encoder()
     return encoder.encode(tree, ()), encoder.leaves

@@ -62,11 +62,7 @@ class RowWindow:
 
 
 class FullModel:
-    """A saved state, read as one model without sharding.
-
-    Raises:
-        CorruptFileError: a state file is damaged.
-    """
+    """A saved state, read as one model without sharding."""
 
     def __init__(self, storage: Storage, state: State) -> None:
         self._storage = storage
@@ -123,9 +119,6 @@ class FullModel:
             first_row: one of `starts`.
             part: one of `splits`; None: all columns, and for state with one number per row the mean of all
                 parts weighted by their columns.
-
-        Raises:
-            CorruptFileError: a file with rows of the window is damaged.
         """
         columns = self.tables[table_fqn]
         entry = self._state.newest.tables[table_fqn]
@@ -146,11 +139,7 @@ class FullModel:
         return RowWindow(first_row=first_row, columns=values)
 
     def windows(self, table_fqn: str) -> Iterator[RowWindow]:
-        """Read all rows of a table, in order.
-
-        Raises:
-            CorruptFileError: a file with rows of the table is damaged.
-        """
+        """Read all rows of a table, in order."""
         for first_row in self.starts(table_fqn):
             yield self.window(table_fqn, first_row)
 

@@ -171,9 +171,6 @@ class DirectoryLock:
         Args:
             launches: ids of the launches.
             continues: whether they continue the run that saved here, so that its launches stay recorded.
-
-        Raises:
-            CheckpointError: the directory cannot be written to.
         """
         noted = tuple(sorted({*launches, *(self._own.launches if continues else ())}))
         if noted != self._own.launches:

@@ -111,49 +111,29 @@ class Owner:
 
 
 def write_owner(storage: Storage, owner: Owner) -> None:
-    """Write or replace the record of an owner.
-
-    Raises:
-        CheckpointError: the directory cannot be written to.
-    """
+    """Write or replace the record of an owner."""
     with storage.create(owner.path) as sink:
         sink.write(memoryview(owner.to_bytes()))
 
 
 def epochs(storage: Storage) -> list[tuple[int, str]]:
-    """Epoch and token of all records, lowest first; lists the folder and reads no record.
-
-    Raises:
-        CheckpointError: the directory cannot be listed.
-    """
+    """Epoch and token of all records, lowest first; lists the folder and reads no record."""
     matches = (_NAME.fullmatch(name) for name in storage.list(OWNERS))
     return sorted((int(match[1]), match[2]) for match in matches if match)
 
 
 def newest_owner(storage: Storage) -> Owner | None:
-    """The record of the highest epoch; None if the directory never had an owner.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
+    """The record of the highest epoch; None if the directory never had an owner."""
     return next(_newest_first(storage), None)
 
 
 def fence(storage: Storage) -> Owner | None:
-    """The newest record that lists the older saves which count; None: there is none.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
+    """The newest record that lists the older saves which count; None: there is none."""
     return next((owner for owner in _newest_first(storage) if owner.accepted is not None), None)
 
 
 def damaged_records(storage: Storage) -> list[str]:
-    """Messages on damaged records, each with the file's name.
-
-    Raises:
-        CheckpointError: the directory cannot be read.
-    """
+    """Messages on damaged records, each with the file's name."""
     read = (_read_owner(storage, epoch, token) for epoch, token in epochs(storage))
     return [owner for owner in read if isinstance(owner, str)]
 

@@ -42,11 +42,7 @@ class Selection:
 
 
 def shards_named(shards: Sequence[TableShard], names: Collection[str]) -> list[TableShard]:
-    """Shards by name, in the order of the names.
-
-    Raises:
-        ValueError: there is no shard of some name.
-    """
+    """Shards by name, in the order of the names; raises ValueError if there is none of some name."""
     by_name = {shard.name: shard for shard in shards}
     if unknown := sorted(set(names) - set(by_name)):
         raise ValueError(f"this rank has no shard {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")

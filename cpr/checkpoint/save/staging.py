@@ -87,11 +87,7 @@ def place_columns(buffer: Tensor, columns: dict[str, Tensor], num_rows: int) -> 
 
 
 def rows_per_piece(columns: dict[str, Tensor]) -> int:
-    """Number of rows of these columns that fit into a buffer.
-
-    Raises:
-        ValueError: not even one row fits.
-    """
+    """Number of rows of these columns that fit into a buffer; raises ValueError if not even one does."""
     per_row = sum(column[:1].numel() * column.element_size() for column in columns.values())
     rows = (PIECE_BYTES - ALIGNMENT * len(columns)) // max(1, per_row)
     if rows < 1:

@@ -72,11 +72,7 @@ class ModelState:
         self._optional: set[str] = set()
 
     def register(self, name: str, state: Stateful | Heir, per_rank: bool, optional: bool = False) -> None:
-        """Save and load `state` under `name`; see `Checkpointer.register`.
-
-        Raises:
-            ValueError: the name is taken.
-        """
+        """Save and load `state` under `name`; see `Checkpointer.register`."""
         if name in self._common or name in self._own:
             raise ValueError(f"{name!r} is registered already; choose another name")
         if per_rank:

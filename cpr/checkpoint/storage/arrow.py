@@ -70,11 +70,7 @@ class ArrowSink:
             self._send(data)
 
     def finish(self) -> None:
-        """Send the rest; afterwards the file is visible.
-
-        Raises:
-            OSError: the store refuses or cannot be reached.
-        """
+        """Send the rest; afterwards the file is visible."""
         self._send(memoryview(self._gathered))
         stream, self._stream = self._stream, None
         if stream is not None:

@@ -80,11 +80,7 @@ def cut_short(file: str, wanted: int, size: int) -> CorruptFileError:
 
 
 def check_path(path: str) -> str:
-    """Return the path if it stays inside its storage.
-
-    Raises:
-        ValueError: the path is absolute or leads out of the storage.
-    """
+    """Return the path; raises ValueError if it is absolute or leads out of its storage."""
     if path and not all(part.strip(".") for part in path.split("/")):
         raise ValueError(f"{path!r} is not a path inside a storage: it must be relative, without . or ..")
     return path

@@ -33,8 +33,14 @@ class Run:
             self.optimizer.step()
             self.checkpointer.step()
 
+    def save(self, steps=0):
+        """Train some steps, then make a consistent full checkpoint and wait for it."""
+        self.train(steps)
+        self.checkpointer.save("consistent")
+        self.checkpointer.wait_until_idle()
+
     def values(self):
-        """Copies of all that a checkpoint must bring back."""
+        """Copies of everything that a checkpoint must restore."""
         tables = {
             f"{shard.name}/{name}": column.detach().clone()
             for shard in self.checkpointer.shards

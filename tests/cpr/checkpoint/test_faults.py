@@ -54,9 +54,7 @@ def storage(monkeypatch):
 def test_a_disk_that_fills_up_fails_the_save_alone(start, mounted):
     disk = mounted("size=300k")
     run = start(disk / "checkpoint")
-    run.train(1)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save(1)
     saved = run.values()
     (disk / "other file").write_bytes(bytes(250_000 - sum(f.stat().st_size for f in disk.rglob("*"))))
     run.train(1)
@@ -116,9 +114,7 @@ def test_a_directory_of_another_model_is_refused_before_anything_is_written(star
 def test_the_previous_save_survives_a_failure_at_any_operation(start, storage, operation, path):
     made = storage(FaultyStorage)
     run = start()
-    run.train(1)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save(1)
     saved = run.values()
     made[0].fail(operation, path, number=errno.EIO)
     run.train(1)
@@ -156,8 +152,7 @@ def test_a_newest_state_that_does_not_verify_keeps_older_ones_from_being_deleted
     storage(FaultyStorage)
     run = start()
     for _ in range(2):
-        run.checkpointer.save("consistent")
-        run.checkpointer.wait()
+        run.save()
 
     def damage(path):
         """The disk loses a bit after the save, before it is read again."""
@@ -208,8 +203,7 @@ def test_a_store_that_fails_for_a_moment_while_it_is_verified_costs_no_chain(sta
     made = storage(FaultyStorage)
     run = start(merge_after=0)
     for _ in range(2):
-        run.checkpointer.save("consistent")
-        run.checkpointer.wait_until_idle()
+        run.save()
     made[0].fail("read", ".arrow", number=errno.ECONNRESET)
     run.checkpointer.save("consistent")
     with pytest.raises(SaveFailedError, match="Older saves are kept; the next save looks again"):
@@ -267,8 +261,7 @@ def test_a_run_on_an_object_store(start, s3, tmp_path):
     for _ in range(2):
         run.train(1)
         run.checkpointer.save_rows({shard.name: torch.tensor([1]) for shard in run.checkpointer.shards[:1]})
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save()
     saved = run.values()
     run.checkpointer.close()
     again = start(uri)
@@ -279,8 +272,7 @@ def test_a_run_on_an_object_store(start, s3, tmp_path):
 def test_an_object_store_that_goes_away_is_named(start, start_s3):
     server = start_s3()
     run = start(server.uri("bucket/run"))
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save()
     server.process.kill()
     server.process.wait()
     run.checkpointer.save("consistent")

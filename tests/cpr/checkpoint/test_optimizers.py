@@ -59,6 +59,11 @@ class Loop:
             self.optimizer.step()
             self.checkpointer.step()
 
+    def save(self, steps=0):
+        self.train(steps)
+        self.checkpointer.save("consistent")
+        self.checkpointer.wait_until_idle()
+
     def values(self):
         state = self.checkpointer.state
         found = {}
@@ -105,9 +110,7 @@ def loop(tmp_path):
 def test_training_resumes_bit_for_bit_with_each_optimizer(loop, name, trained):
     """Also where the model that loads has trained, or what was saved has not."""
     run = loop(OPTIMIZERS[name])
-    run.train(3)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait_until_idle()
+    run.save(3)
     saved = run.values()
     run.train(3)
     expected = run.values()
@@ -123,8 +126,7 @@ def test_training_resumes_bit_for_bit_with_each_optimizer(loop, name, trained):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_save_from_before_the_first_step_resets_a_trained_model(loop, name):
     run = loop(OPTIMIZERS[name])
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait_until_idle()
+    run.save()
     saved = run.values()
     run.train(2)
     trained = run.values()
@@ -192,9 +194,7 @@ def test_a_load_that_cannot_be_undone_says_so(loop):
     run = loop(adam)
     run.checkpointer.register("loader", Refusing())
     run.checkpointer.register("ranked", Refusing(), per_rank=True)
-    run.train(1)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait_until_idle()
+    run.save(1)
     run.checkpointer.load()
     with pytest.raises(Exception, match=r"'loader' refuses.*its file is gone.*could not be put back"):
         run.checkpointer.load()

@@ -54,18 +54,12 @@ def contents(storage):
     return {path: read_file(storage, path) for path in paths if not path.startswith(OWNERS)}
 
 
-def save(run, steps=1):
-    run.train(steps)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait_until_idle()
-
-
 def take_over(second):
     """A second owner loads what is there, saves, and finishes."""
     second.checkpointer.claim()
     second.checkpointer.load()
-    save(second, 5)
-    save(second)
+    second.save(5)
+    second.save(1)
     second.checkpointer.finish()
 
 
@@ -81,7 +75,7 @@ def take_over(second):
 )
 def test_late_requests_of_a_replaced_owner_change_nothing(runs, proxy, late, is_dead):
     first, second, third, storage = runs
-    save(first)
+    first.save(1)
     proxy.pause_at("PUT", late)
     first.train(1)
     if late.startswith(OWNERS):
@@ -108,7 +102,7 @@ def test_late_requests_of_a_replaced_owner_change_nothing(runs, proxy, late, is_
     second.checkpointer.close()
     assert third.checkpointer.load().state.step == 7
     assert_same(third.values(), saved)
-    save(third)
+    third.save(1)
     assert not any(path.startswith(OF_SAVE_1) for path in contents(storage))
     assert [epoch for epoch, _ in epochs(storage)] == [3]
 
@@ -116,7 +110,7 @@ def test_late_requests_of_a_replaced_owner_change_nothing(runs, proxy, late, is_
 def test_a_replaced_owner_keeps_a_save_that_the_new_owner_found(runs, proxy):
     """Its manifest is there, and its owner is paused before it hears so."""
     first, second, _, storage = runs
-    save(first)
+    first.save(1)
     proxy.pause_at("PUT", f"{OF_SAVE_1}manifest.json", before="answer")
     first.train(1)
     first.checkpointer.save("consistent")
@@ -138,4 +132,4 @@ def test_a_replaced_owner_keeps_a_save_that_the_new_owner_found(runs, proxy):
     assert [state.step for state in states] == [3, 2, 1]
     assert not rejected
     with pytest.raises((LockedError, SaveFailedError)):
-        save(first)
+        first.save(1)

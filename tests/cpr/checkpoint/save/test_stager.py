@@ -105,9 +105,7 @@ def save_all(run):
 @pytest.mark.parametrize("begin", [save_all, save_rows])
 def test_rows_are_of_the_moment_of_the_call_while_training_continues(start, monkeypatch, waiting, begin):
     run = start()
-    run.train(2)
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save(2)
     run.train(1)
     gate = Gate(monkeypatch)
     expected = run.values()
@@ -173,8 +171,7 @@ def test_the_next_call_waits_for_copying(start, gate, waiting, call):
 def test_a_failed_copy_is_raised_at_the_next_call(start, gate):
     run = start()
     gate.opened.set()
-    run.checkpointer.save("consistent")
-    run.checkpointer.wait()
+    run.save()
     gate.error = RuntimeError("memory is broken")
     save = run.checkpointer.save("consistent")
     assert save.wait(WAIT_S)
