@@ -24,7 +24,7 @@ from cpr.checkpoint.format.part import table_entry
 from cpr.checkpoint.load.model_loader import ModelLoader
 from cpr.checkpoint.ownership.records import NO_CLAIMANT, Claimant
 from cpr.checkpoint.save.request import SaveRequest, agree
-from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows, shards_named
+from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows, shards_named
 from cpr.checkpoint.save.stager import Stager, seconds_left
 from cpr.checkpoint.save.staging import StagingPool, rows_per_piece
 from cpr.checkpoint.save.writer_thread import Save, WriterThread
@@ -613,9 +613,9 @@ class Checkpointer:
 
     def _make_request(
         self, kind: Kind, moment: Moment, rows: Mapping[str, Tensor] | None, deadline: float | None
-    ) -> tuple[list[Selection], CapturedState | None, SaveRequest]:
+    ) -> tuple[list[RowSelection], CapturedState | None, SaveRequest]:
         """Rows of this rank's own shards, its state, and its request to the other ranks; raises nothing."""
-        selections: list[Selection] = []
+        selections: list[RowSelection] = []
         states: CapturedState | None = None
         replicated: dict[str, Tensor] = {}
         problem: Exception | None = None
@@ -627,7 +627,7 @@ class Checkpointer:
             if self._before_save is not None:
                 self._before_save()
             if rows is None:
-                selections = [Selection(shard, None) for shard in self._written_here()]
+                selections = [RowSelection(shard, None) for shard in self._written_here()]
             else:
                 asked = select_rows(self.shards, rows)
                 selections = [each for each in asked if not each.shard.replicated]
@@ -644,7 +644,7 @@ class Checkpointer:
             problem = SaveFailedError(f"the state cannot be saved: {type(error).__name__}: {error}")
         return selections, states, SaveRequest(kind, moment, self.steps_done, is_ready, replicated, problem)
 
-    def _replicated_selections(self, requests: Sequence[SaveRequest]) -> list[Selection]:
+    def _replicated_selections(self, requests: Sequence[SaveRequest]) -> list[RowSelection]:
         """The rows of replicated shards that any rank has named, on the rank that writes them."""
         selections = []
         for shard in self._written_here():

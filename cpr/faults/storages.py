@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from cpr.checkpoint.storage.errors import explained
+from cpr.checkpoint.storage.explain import explained
 from cpr.faults.kinds import OPERATIONS, READING, StorageOutage
 
 if TYPE_CHECKING:  # pyarrow is slow to import, and not needed without failures

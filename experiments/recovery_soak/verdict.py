@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpr.checkpoint.catalog.chain import find_states
-from cpr.checkpoint.load.loader import load_shards
+from cpr.checkpoint.load.shard_loader import load_shards
 from cpr.checkpoint.storage.base import open_storage
 from cpr.shards.shard import TableShard
 from experiments.recovery_soak.witness import History, ShardKey, row_digests

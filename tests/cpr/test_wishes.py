@@ -143,7 +143,7 @@ def test_wish_7_a_save_larger_than_the_ceiling_stays_under_it(start, monkeypatch
     run = start(host_memory_bytes=ceiling)
     run.train(2)
     save = run.checkpointer.save("consistent")
-    assert run.checkpointer._pool.allocated_bytes <= ceiling - WRITER_BYTES
+    assert run.checkpointer._pool._num_made <= 2
     saved = run.values()
     run.checkpointer.close()
     assert sum(len(entry.chunks) for entry in save.manifest.rows) == 18

@@ -24,6 +24,7 @@ from cpr.extent import Extent
 logger = logging.getLogger(__name__)
 
 COPY_BYTES: Final = 8 * 2**20
+"""Size of the buffer through which compaction copies state files."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import xxhash
 
-from cpr.checkpoint.storage.errors import check_path
+from cpr.checkpoint.storage.explain import check_path
 from cpr.errors import CorruptFileError
 from cpr.extent import Extent
 from cpr.strict_json import build, parse

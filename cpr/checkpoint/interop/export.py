@@ -20,7 +20,7 @@ from cpr.checkpoint.interop.to_dcp import write_dcp
 from cpr.checkpoint.interop.to_parquet import write_parquet
 from cpr.checkpoint.interop.to_safetensors import write_safetensors
 from cpr.checkpoint.storage.base import Storage
-from cpr.checkpoint.storage.errors import explained
+from cpr.checkpoint.storage.explain import explained
 from cpr.errors import CorruptFileError, NoUsableStateError
 
 Progress = Callable[[int], object]

@@ -15,7 +15,7 @@ from torch import Tensor
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.format.manifest import ColumnEntry, TableEntry
 from cpr.checkpoint.interop.json_tree import TreePath, to_json
-from cpr.checkpoint.load.loader import load_shards, read_state_file
+from cpr.checkpoint.load.shard_loader import load_shards, read_state_file
 from cpr.checkpoint.storage.base import Storage
 from cpr.shards.shard import TableShard
 

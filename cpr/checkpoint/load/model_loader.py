@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from cpr.checkpoint.catalog.chain import State
 from cpr.checkpoint.collectives import RankGroup, on_all
-from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
+from cpr.checkpoint.load.shard_loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.state.model_state import ModelState
 from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CorruptFileError

@@ -30,7 +30,7 @@ class StagedRows:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class RowSelection:
     """The rows of one shard that a save copies."""
 
     shard: TableShard
@@ -54,7 +54,7 @@ def can_wait(shard: TableShard) -> bool:
     return shard.updated_in_backward and all(column.device.type == "cpu" for column in shard.columns.values())
 
 
-def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[Selection]:
+def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> list[RowSelection]:
     """Make selections from row ids by shard.
 
     Args:
@@ -74,7 +74,7 @@ def select_rows(shards: Sequence[TableShard], rows: Mapping[str, Tensor]) -> lis
                 f"rows {int(ids[0])} to {int(ids[-1])} were asked of {shard.name}, which holds rows "
                 f"{shard.row_offset} to {shard.row_offset + shard.num_rows - 1}"
             )
-        selections.append(Selection(shard, ids))
+        selections.append(RowSelection(shard, ids))
     return selections
 
 
@@ -85,7 +85,7 @@ class Snapshot:
         selections: rows to copy, each shard once. Shards that cannot be copied in the background come first.
     """
 
-    def __init__(self, selections: Sequence[Selection]) -> None:
+    def __init__(self, selections: Sequence[RowSelection]) -> None:
         self._places = self._plan(sorted(selections, key=lambda selection: can_wait(selection.shard)))
         self._next = next(self._places, None)
         self._flushed: tuple[TableShard, int] | None = None
@@ -122,7 +122,7 @@ class Snapshot:
         return StagedRows(shard, RowBatch(first_row, ids, columns), buffer, step)
 
     @staticmethod
-    def _plan(selections: Sequence[Selection]) -> Iterator[tuple[Selection, int, int]]:
+    def _plan(selections: Sequence[RowSelection]) -> Iterator[tuple[RowSelection, int, int]]:
         for selection in selections:
             per_piece = rows_per_piece(selection.shard.columns)
             for begin in range(0, len(selection), per_piece):

@@ -60,11 +60,6 @@ class Stager:
         self._job: _Job | None = None
         self._background: tuple[Thread, _Job] | None = None
 
-    @property
-    def is_copying(self) -> bool:
-        """Whether rows of the present save are still to be copied."""
-        return self._job is not None
-
     def begin(self, save: Save, snapshot: Snapshot, states: CapturedState) -> None:
         """Begin a save; copies nothing yet."""
         self._job = _Job(save, snapshot, states)

@@ -32,11 +32,6 @@ class StagingPool:
         self._num_made = 0
         self._changed = threading.Condition()
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Memory of the buffers made so far."""
-        return self._num_made * PIECE_BYTES
-
     def warm_up(self, num_bytes: int) -> None:
         """Allocate and touch as many buffers as `num_bytes` need, within the limit."""
         wanted = min(self.num_buffers, -(-num_bytes // PIECE_BYTES))

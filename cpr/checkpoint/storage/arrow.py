@@ -25,7 +25,7 @@ from pyarrow.fs import (
     resolve_s3_region,
 )
 
-from cpr.checkpoint.storage.errors import check_path, cut_short, explained
+from cpr.checkpoint.storage.explain import check_path, cut_short, explained
 from cpr.checkpoint.storage.local import TEMPORARY_SUFFIX
 
 WHOLE_BYTES: Final = 8 * 2**20

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cpr.checkpoint.storage.errors import explained
+from cpr.checkpoint.storage.explain import explained
 
 BLOCK_BYTES: Final = 8 * 2**20
 MAX_BLOCKS: Final = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cpr.checkpoint.storage.direct_io import FileWriter
-from cpr.checkpoint.storage.errors import check_path, cut_short, explained
+from cpr.checkpoint.storage.explain import check_path, cut_short, explained
 
 TEMPORARY_SUFFIX: Final = ".cpr-tmp"
 """Suffix of files that are being written, or whose writer died. `list` hides such files; deleting the target

@@ -150,7 +150,7 @@ def test_a_rolling_save_takes_a_piece_a_step_and_says_which_steps(start, small_p
     run.train(1)
     save = run.checkpointer.save("rolling")
     steps = 0
-    while run.checkpointer._stager.is_copying:
+    while run.checkpointer._stager._job is not None:
         run.train(1)
         steps += 1
     run.checkpointer.close()

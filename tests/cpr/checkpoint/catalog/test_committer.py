@@ -11,7 +11,7 @@ from cpr.checkpoint.catalog.chain import find_states
 from cpr.checkpoint.catalog.resolve import find_newest, sweep_and_list
 from cpr.checkpoint.format.manifest import ChunkEntry, RowFileEntry
 from cpr.checkpoint.format.part import RankPart, tables_of
-from cpr.checkpoint.load.loader import load_shards
+from cpr.checkpoint.load.shard_loader import load_shards
 from tests.cpr.checkpoint.saves import MemoryStorage, commit, make_shard, randomise, save
 from tests.cpr.checkpoint.world import committer_of, run_ranks
 

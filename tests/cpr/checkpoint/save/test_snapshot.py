@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpr.checkpoint.save import snapshot
-from cpr.checkpoint.save.snapshot import Selection, Snapshot, select_rows
+from cpr.checkpoint.save.snapshot import RowSelection, Snapshot, select_rows
 from cpr.checkpoint.save.staging import PIECE_BYTES
 from cpr.shards.shard import TableShard
 
@@ -37,7 +37,7 @@ def small_pieces(monkeypatch):
 
 def test_all_rows_come_once_and_in_order(small_pieces):
     shard = make_shard()
-    pieces = list(pieces_of(Snapshot([Selection(shard, None)])))
+    pieces = list(pieces_of(Snapshot([RowSelection(shard, None)])))
     assert len(pieces) == 15
     assert [piece.rows.first_row for piece in pieces] == list(range(1000, 1100, 7))
     for column in ("weights", "sum"):
@@ -58,7 +58,7 @@ def test_chosen_rows_come_sorted_and_once(asked):
 
 def test_a_row_and_its_state_are_of_one_moment_while_training_continues(small_pieces):
     shard = make_shard()
-    snap, step = Snapshot([Selection(shard, None)]), 0
+    snap, step = Snapshot([RowSelection(shard, None)]), 0
     while not snap.done:
         piece = snap.copy_next(torch.empty(PIECE_BYTES, dtype=torch.uint8), step)
         assert torch.equal(piece.rows.columns["weights"][:, 0], piece.rows.columns["sum"])
@@ -73,7 +73,7 @@ def test_device_caches_are_flushed_before_reading_once_a_step(small_pieces):
     flushed = []
     plain = make_shard()
     shard = TableShard(**{**plain.__dict__, "flush": lambda: flushed.append(True)})
-    snap = Snapshot([Selection(shard, None)])
+    snap = Snapshot([RowSelection(shard, None)])
     for step in (0, 0, 1, 1):
         snap.copy_next(torch.empty(PIECE_BYTES, dtype=torch.uint8), step)
     assert len(flushed) == 2

@@ -146,7 +146,7 @@ def test_a_forward_pass_does_not_wait_but_the_backward_pass_does(start, gate, wa
     loss.backward()
     took_s = time.perf_counter() - began
     opener.join()
-    assert not run.checkpointer._stager.is_copying
+    assert run.checkpointer._stager._job is None
     assert 0 < save.blocked_s - begun_s <= took_s, "what the backward pass waited counts"
     assert not all(torch.equal(value, tables[name]) for name, value in run.values().items() if name in tables)
 
@@ -194,7 +194,7 @@ def test_abandoning_while_rows_are_copied(start, gate, waiting):
     opener = gate.open_after(waiting.is_set)
     run.checkpointer.close(abandon=True)
     opener.join()
-    assert not run.checkpointer._stager.is_copying
+    assert run.checkpointer._stager._job is None
     assert save.manifest is None
     assert not any(group.emb_module._forward_hooks for group in table_groups(run.model))
 
@@ -211,7 +211,7 @@ def test_a_step_waits_for_the_writer_when_memory_is_short(start, monkeypatch, wa
     opener.start()
     run.train(1)
     opener.join()
-    assert run.checkpointer._pool.allocated_bytes == 2 * PIECE_BYTES
+    assert run.checkpointer._pool._num_made == 2
     run.checkpointer.close()
     assert save.manifest is not None
     again = start()
@@ -227,7 +227,7 @@ def test_a_wait_that_times_out_gives_the_save_up(start, monkeypatch):
     gate = hold_storage(run)
     save = run.checkpointer.save("consistent")
     assert not run.checkpointer.wait(0.05)
-    assert not run.checkpointer._stager.is_copying
+    assert run.checkpointer._stager._job is None
     gate.set()
     assert save.wait(WAIT_S)
     run.train(1)  # which is no failure: it was asked for

@@ -15,7 +15,7 @@ from torch import Tensor
 from cpr.checkpoint.catalog.chain import State, find_states
 from cpr.checkpoint.format.manifest import Manifest, save_folder
 from cpr.checkpoint.load import reading
-from cpr.checkpoint.load.loader import bytes_to_read, load_shards, read_state_file
+from cpr.checkpoint.load.shard_loader import bytes_to_read, load_shards, read_state_file
 from cpr.checkpoint.save.rank_writer import RankWriter
 from cpr.errors import CorruptFileError, MismatchError
 from cpr.extent import Interval
