@@ -479,9 +479,9 @@ class Checkpointer:
         self._stager.copy_some(self.steps_done)
 
     def settle(self) -> None:
-        """Wait until tables may be changed, as rows may still have to be copied before. Not collective.
+        """Wait until rows that a running save still needs are copied, so that tables may change.
 
-        Called automatically before fused optimizers update tables.
+        Not collective. Called automatically before fused optimizers update tables.
         """
         self._stager.settle()
 

@@ -8,7 +8,7 @@ from cpr.extent import Extent
 
 
 def check_tables(save: Manifest) -> None:
-    """Refuse a save from which some table could not be loaded as a whole.
+    """Refuse a save from which some table could not be fully loaded.
 
     Raises:
         CorruptFileError: a base lacks some rows of a table, or a row is in two files of the save.

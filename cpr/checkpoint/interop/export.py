@@ -21,6 +21,7 @@ from cpr.checkpoint.interop.to_parquet import write_parquet
 from cpr.checkpoint.interop.to_safetensors import write_safetensors
 from cpr.checkpoint.storage.base import Storage
 from cpr.checkpoint.storage.explain import explained
+from cpr.checkpoint.storage.local import sync_folder
 from cpr.errors import CorruptFileError, NoUsableStateError
 
 Progress = Callable[[int], object]
@@ -123,7 +124,7 @@ def _appearing(out: Path) -> Iterator[Path]:
             yield unfinished
             if unfinished.exists():
                 unfinished.rename(out)
-                _sync(out.parent)
+                sync_folder(out.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -136,12 +137,4 @@ def _write_notes(model: FullModel, path: Path, with_state: bool) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync_folder(path.parent)

@@ -91,7 +91,7 @@ class _Planner(DefaultSavePlanner):
         return rows
 
     def _table_items(self) -> Iterator[WriteItem]:
-        """Window by window, all columns of a window one after the other."""
+        """Write items of all tables, window by window; the columns of a window follow each other."""
         for table_fqn, columns in self._model.tables.items():
             starts, parts = self._model.starts(table_fqn), self._model.splits(table_fqn)
             for number, part in enumerate(parts):

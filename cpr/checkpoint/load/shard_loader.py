@@ -101,7 +101,7 @@ def read_state_file(storage: Storage, state: State, rank: int | None) -> Any | N
 
 
 def _counters(state: State, shard: TableShard) -> list[tuple[Tensor, Tensor]]:
-    """Counters of a shard with their saved values; without those that were not saved, as kernels differ."""
+    """Counters of a shard with their saved values; left out if not saved, as kernels have different ones."""
     saved = state.newest.tables[shard.table_fqn].counters
     found = []
     for name in shard.counters.keys() & saved.keys():

@@ -38,7 +38,7 @@ class LocalStorage:
             with explained("writing", str(target)):
                 writer.finish()
                 temporary.replace(target)
-                _sync_folder(target.parent)
+                sync_folder(target.parent)
         except BaseException:
             with suppress(OSError):
                 writer.close()
@@ -104,10 +104,11 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
