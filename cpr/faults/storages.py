@@ -25,17 +25,20 @@ class Fault:
     """A fault at the n-th operation from now on whose path contains `path`."""
 
     operation: str
-    path: str
-    countdown: int
-    counts_bytes: bool
-    number: int
+    path: str = ""
+    countdown: int = 1
+    counts_bytes: bool = False
+    number: int = 0
     """An errno; 0: no error."""
-    kills: bool
-    delay_s: float
-    lasting: bool
+    kills: bool = False
+    delay_s: float = 0.0
+    lasting: bool = False
     """Whether all later operations are affected, too, as on a full disk."""
     num_hits: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        assert self.operation in OPERATIONS
 
     def before(self, operation: str, path: str, num_bytes: int) -> None:
         """Apply the fault to an operation, if it is due."""
@@ -154,17 +157,21 @@ class FaultyStorage(WrappedStorage):
         lasting: bool = False,
     ) -> "FaultyStorage":
         """Fail at the `at`-th such operation, or at the write or read that reaches `after_bytes`."""
-        return self._add(operation, path, at, after_bytes=after_bytes, number=number, lasting=lasting)
+        countdown = at if after_bytes is None else after_bytes
+        counts_bytes = after_bytes is not None
+        return self._add(
+            Fault(operation, path, countdown, counts_bytes=counts_bytes, number=number, lasting=lasting)
+        )
 
     def kill(self, operation: str, path: str = "", *, at: int = 1) -> "FaultyStorage":
         """Kill this process (-9) at the `at`-th such operation."""
-        return self._add(operation, path, at, kills=True)
+        return self._add(Fault(operation, path, at, kills=True))
 
     def slow(
         self, operation: str, path: str = "", *, delay_s: float, at: int = 1, lasting: bool = False
     ) -> "FaultyStorage":
         """Delay the `at`-th such operation by `delay_s`."""
-        return self._add(operation, path, at, delay_s=delay_s, lasting=lasting)
+        return self._add(Fault(operation, path, at, delay_s=delay_s, lasting=lasting))
 
     def heal(self) -> None:
         """Remove all faults and outages."""
@@ -178,29 +185,7 @@ class FaultyStorage(WrappedStorage):
         for fault in list(self.faults):
             fault.before(operation, path, num_bytes)
 
-    def _add(
-        self,
-        operation: str,
-        path: str,
-        at: int,
-        *,
-        after_bytes: int | None = None,
-        number: int = 0,
-        kills: bool = False,
-        delay_s: float = 0.0,
-        lasting: bool = False,
-    ) -> "FaultyStorage":
-        assert operation in OPERATIONS
-        fault = Fault(
-            operation=operation,
-            path=path,
-            countdown=at if after_bytes is None else after_bytes,
-            counts_bytes=after_bytes is not None,
-            number=number,
-            kills=kills,
-            delay_s=delay_s,
-            lasting=lasting,
-        )
+    def _add(self, fault: Fault) -> "FaultyStorage":
         self.faults.append(fault)
         return self
 

@@ -8,31 +8,21 @@ import pytest
 
 from cpr.checkpoint.storage.local import LocalStorage
 from cpr.cli.main import build_parser, entry
-from cpr.estimator.history import FailureCost, RunHistory, SaveCost, write_history
+from cpr.estimator.history import write_history
+from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
 JOB = ["--total", "56h", "--fail", "28h", "--save", "5.6m", "--reschedule", "5.4m", "--nodes", "8"]
 
 
 @pytest.fixture
 def run(tmp_path):
-    history = RunHistory(
-        world_size=4,
-        nodes=2,
-        step_s=0.1,
+    history = make_history(
         steps_done=10_000,
         samples_done=320_000,
         samples_total=3_200_000,
         elapsed_s=1500.0,
-        saves=[SaveCost(step=9, kind="base", num_bytes=10, blocked_s=0.05, seconds=12.0)],
-        failures=[
-            FailureCost(
-                elapsed_s=400.0,
-                kind="partial",
-                lost_share=0.5,
-                nodes_lost=1.0,
-                seconds={"restart": 3.0, "restore": 2.0},
-            )
-        ],
+        saves=[make_save(9, seconds=12.0, blocked_s=0.05)],
+        failures=[make_failure(400.0, restart=3.0, restore=2.0)],
     )
     write_history(LocalStorage(tmp_path / "run"), history)
     return tmp_path / "run"

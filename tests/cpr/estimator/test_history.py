@@ -9,29 +9,12 @@ from cpr.estimator.history import (
     SAVES_FOLLOWED,
     SAVES_KEPT,
     SAVES_LOOKED_AT,
-    FailureCost,
     RunHistory,
-    SaveCost,
     TypicalSave,
     read_history,
     write_history,
 )
-
-
-def make_save(step, seconds=10.0, blocked_s=0.5, kind="base", share=1.0, slowed_s=None):
-    return SaveCost(
-        step=step,
-        kind=kind,
-        num_bytes=1000,
-        blocked_s=blocked_s,
-        seconds=seconds,
-        share=share,
-        slowed_s=slowed_s,
-    )
-
-
-def make_failure(elapsed_s, **seconds):
-    return FailureCost(elapsed_s=elapsed_s, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds=seconds)
+from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
 
 def as_read(history):
@@ -42,15 +25,7 @@ def as_read(history):
 
 @pytest.fixture
 def history():
-    return RunHistory(
-        world_size=4,
-        nodes=2,
-        step_s=0.1,
-        steps_done=1000,
-        samples_done=32_000,
-        samples_total=320_000,
-        elapsed_s=150.0,
-    )
+    return make_history()
 
 
 def test_costs_are_none_without_saves_and_failures(history):
@@ -63,7 +38,7 @@ def test_costs_are_none_without_saves_and_failures(history):
 
 def test_useful_time_is_extrapolated_from_steps(history):
     assert history.T_total == pytest.approx(1000.0)
-    assert RunHistory(**{**vars(history), "samples_total": None}).T_total is None
+    assert replace(history, samples_total=None).T_total is None
 
 
 def test_cost_of_saves_is_their_median(history):

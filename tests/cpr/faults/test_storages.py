@@ -55,16 +55,7 @@ def test_each_operation_fails_once_like_a_real_one(tmp_path, operation, act):
 
 @given(at=st.integers(1, 9), lasting=st.booleans())
 def test_nth_operation_fails_and_later_ones_if_lasting(at, lasting):
-    fault = Fault(
-        operation="write",
-        path="table",
-        countdown=at,
-        counts_bytes=False,
-        number=errno.ENOSPC,
-        kills=False,
-        delay_s=0.0,
-        lasting=lasting,
-    )
+    fault = Fault("write", "table", at, number=errno.ENOSPC, lasting=lasting)
     failed = []
     for number in range(1, 11):
         fault.before("read", "table", 1)

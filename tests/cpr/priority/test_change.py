@@ -86,8 +86,3 @@ def test_half_precision_is_compared_in_fp32():
     group.tables[0].shard.weights[4] = 60_000.0  # whose square fp16 cannot hold
     assert tracker.distances(0)[4].item() == pytest.approx(60_000 * math.sqrt(2), rel=1e-6)
     assert tracker.choose(0).tolist() == [4]
-
-
-def test_copies_are_as_large_as_the_prioritised_tables():
-    tracker = TRACKERS["scar"](make_group(scheme="scar"))
-    assert tracker.num_bytes == sum(TABLE_ROWS[table] for table in PRIORITISED) * 2 * 4

@@ -11,7 +11,7 @@ from cpr.priority.config import SCHEMES
 from cpr.priority.frequency import FrequencyTracker
 from cpr.shards import find_shards
 from tests.cpr.priority.groups import zeros
-from tests.cpr.shards.models import bags, batch, shard
+from tests.cpr.shards.models import DIM, bags, batch, shard
 
 ROWS = {"a": 40, "b": 30, "c": 24, "d": 20, "e": 3}
 LAYOUT = {"a": "tw", "b": "cw", "c": "rw", "d": "dp", "e": "tw"}
@@ -301,7 +301,10 @@ def test_closed_prioritizer_ignores_lookups(model):
     assert {name for name, chosen in rows.items() if chosen.numel()} == WHOLE
 
 
-@pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("ssu", 4 * RATIO), ("never", 0)])
+@pytest.mark.parametrize(
+    ("scheme", "bytes_per_row"),
+    [("mfu", 4), ("ssu", 4 * RATIO), ("scar", 4 * DIM), ("mru", 4), ("touched", 1), ("never", 0)],
+)
 def test_tracker_bytes(world_of_one, scheme, bytes_per_row):
     model = shard({"a": "tw", "b": "tw"}, bags=bags(a=1000, b=500))
     with make(model, scheme) as prioritizer:

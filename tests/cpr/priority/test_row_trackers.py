@@ -117,8 +117,3 @@ def test_memory_survives_a_worker(scheme, history, after):
     play(second, oracle, after)
     for table in PRIORITISED:
         assert second.choose(table).tolist() == oracle.choose(table)
-
-
-@pytest.mark.parametrize(("scheme", "bytes_per_row"), [("mfu", 4), ("mru", 4), ("touched", 1)])
-def test_num_bytes(scheme, bytes_per_row):
-    assert make_tracker(scheme=scheme).num_bytes == bytes_per_row * sum(TABLE_ROWS)

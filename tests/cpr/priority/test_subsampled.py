@@ -171,11 +171,6 @@ def test_memory_and_state_survive_a_worker(history, after):
         assert torch.equal(first.choose(table), second.choose(table))
 
 
-def test_num_bytes():
-    tracker = big_tracker(8000, 0.125)
-    assert tracker.num_bytes == 0.125 * 8000 * 4 + 4  # the slot of tables that are not prioritised
-
-
 def test_ids_of_other_tables_are_ignored():
     tracker = make_tracker(scheme="ssu", ratio=1.0, sampling_period=1)
     tracker.see(make_lookups([[], [0, 1, 2, 3, 4], [], []]))

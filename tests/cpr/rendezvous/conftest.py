@@ -1,13 +1,13 @@
 """Threads in place of workers, and a real store in place of the agent's."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from cpr.rendezvous.join import join_from
-from cpr.rendezvous.launcher_env import LauncherEnv
 from cpr.rendezvous.stores import serve
-from tests.cpr.rendezvous.workers import ENOUGH, HERE, info
+from tests.cpr.rendezvous.workers import ENOUGH, HERE, env_at, info
 
 
 @pytest.fixture
@@ -18,12 +18,7 @@ def agent():
 
 @pytest.fixture
 def env(agent):
-    def at(rank, world_size):
-        return LauncherEnv(
-            rank=rank, world_size=world_size, address="localhost", port=agent.port, of_agent=True
-        )
-
-    return at
+    return partial(env_at, agent.port)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from datetime import timedelta
 from cpr.rendezvous import WorkerInfo
 from cpr.rendezvous.discovery import Discovery
 from cpr.rendezvous.join import join_from
-from cpr.rendezvous.launcher_env import OwnAddress
+from cpr.rendezvous.launcher_env import LauncherEnv, OwnAddress
 from cpr.rendezvous.leader import Leader
 from cpr.rendezvous.messages import Connection
 from cpr.rendezvous.rank_assignment import assign_ranks
@@ -49,6 +49,12 @@ def check(futures, pids=None):
 def listener():
     with socket.create_server(("", 0)) as server:
         yield server
+
+
+def env_at(port, rank=0, world_size=2, **fields):
+    """The environment of a worker whose launcher's store is on this machine."""
+    fields = {"of_agent": True, **fields}
+    return LauncherEnv(rank=rank, world_size=world_size, address="localhost", port=port, **fields)
 
 
 def free_port():

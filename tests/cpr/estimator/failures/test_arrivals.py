@@ -104,15 +104,6 @@ def test_each_node_has_its_own_clock():
     assert gaps.std() == pytest.approx(3, rel=0.05)
 
 
-def test_many_nodes_together_are_memoryless():
-    """Whatever the clock of one (Palm and Khinchin): of 500 nodes that fail in bursts the job's failures are
-    exponential."""
-    bursts = FailureModel(distribution="weibull", shape=0.7)
-    moments, _ = draw_failures(NodeClock(bursts, 10.0, 500, 500, seed()), 20)
-    gaps = np.diff(moments, axis=1, prepend=0)[:, ::2].ravel()
-    assert stats.kstest(gaps / 10, "expon").pvalue > 1e-3
-
-
 @pytest.mark.parametrize("clock", [JobClock, NodeClock])
 def test_the_same_seed_draws_the_same_failures(clock):
     def of(number):

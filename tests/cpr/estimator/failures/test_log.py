@@ -1,7 +1,7 @@
 import pytest
 
 from cpr.estimator.failures.log import FailureLog, Stretch, log_of_runs, read_log
-from cpr.estimator.history import FailureCost, RunHistory
+from tests.cpr.estimator.histories import make_failure, make_history
 
 HOUR = 3600.0
 
@@ -77,20 +77,7 @@ def test_binary_file_is_refused(tmp_path):
 
 def test_log_of_run_histories():
     def run(*times):
-        failures = [
-            FailureCost(elapsed_s=time, kind="partial", lost_share=0.5, nodes_lost=1.0, seconds={})
-            for time in times
-        ]
-        return RunHistory(
-            world_size=2,
-            nodes=2,
-            step_s=0.1,
-            steps_done=1,
-            samples_done=1,
-            samples_total=None,
-            elapsed_s=100.0,
-            failures=failures,
-        )
+        return make_history(elapsed_s=100.0, failures=[make_failure(time) for time in times])
 
     log = log_of_runs([run(10.0, 40.0), run(), run(100.0)])
     assert log.stretches == (Stretch((10.0, 30.0), 60.0), Stretch((), 100.0), Stretch((100.0,)))

@@ -3,36 +3,18 @@ from dataclasses import replace
 import pytest
 
 from cpr.estimator.failures.log import FailureLog, Stretch
-from cpr.estimator.history import FailureCost, RunHistory, SaveCost
 from cpr.estimator.planning.inputs import FLAGS, gather
+from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
 GIVEN = dict.fromkeys(FLAGS) | {"T_total": 1000.0, "T_fail": 500.0, "O_save": 10.0, "N_emb": 4}
 NOTHING = dict.fromkeys(FLAGS)
 
 
-def make_run(nodes=2, failures=(40.0,), saves=1, samples_total=320_000):
-    return RunHistory(
-        world_size=4,
-        nodes=nodes,
-        step_s=0.1,
-        steps_done=1000,
-        samples_done=32_000,
-        samples_total=samples_total,
-        elapsed_s=150.0,
-        saves=[
-            SaveCost(step=step, kind="base", num_bytes=10, blocked_s=0.5, seconds=12.0)
-            for step in range(saves)
-        ],
-        failures=[
-            FailureCost(
-                elapsed_s=at,
-                kind="partial",
-                lost_share=0.5,
-                nodes_lost=0.5,
-                seconds={"restart": 3.0, "restore": 2.0},
-            )
-            for at in failures
-        ],
+def make_run(failures=(40.0,), saves=1, **fields):
+    return make_history(
+        saves=[make_save(step, seconds=12.0) for step in range(saves)],
+        failures=[make_failure(at, nodes_lost=0.5, restart=3.0, restore=2.0) for at in failures],
+        **fields,
     )
 
 
@@ -61,9 +43,7 @@ def test_measured_values():
 
 def test_measured_row_saves_are_costs_of_partial_recovery():
     """A base takes 12 s, a save of an eighth of the rows 1 s; training loses 0.5 and 0.1 s."""
-    row_save = SaveCost(
-        step=9, kind="rows", num_bytes=2, blocked_s=0.04, seconds=1.0, share=0.125, slowed_s=0.06
-    )
+    row_save = make_save(9, kind="rows", seconds=1.0, blocked_s=0.04, share=0.125, slowed_s=0.06)
     run = make_run()
     inputs = gather(NOTHING, [replace(run, saves=[*run.saves, row_save])])
     job = inputs.job
@@ -77,7 +57,7 @@ def test_measured_row_saves_are_costs_of_partial_recovery():
 
 
 def test_save_that_costs_more_than_it_takes_is_accepted():
-    dear = SaveCost(step=9, kind="base", num_bytes=2, blocked_s=0.1, seconds=1.0, slowed_s=2.0)
+    dear = make_save(9, seconds=1.0, blocked_s=0.1, slowed_s=2.0)
     job = gather(NOTHING, [replace(make_run(), saves=[dear])]).job
     assert (job.O_save, job.O_blocked, job.delay) == (2.1, 2.1, 0.0)
 

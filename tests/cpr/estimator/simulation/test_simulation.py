@@ -84,13 +84,6 @@ def test_row_saves_agree_with_formulas():
     assert agrees(full.parts["lost"], overhead_full(job, HOUR).lost)
 
 
-def test_ten_thousand_nodes():
-    job = replace(CALM, N_emb=10_000)
-    partial = run(job, "partial", HOUR, failures=NODES, num_trials=400)
-    assert agrees(partial.overhead, overhead_partial(job, HOUR).total)
-    assert agrees(partial.pls, expected_pls(job, HOUR))
-
-
 @pytest.mark.parametrize("interval_h", [0.7, 2.0, 8.0])
 def test_simulation_agrees_with_exact_theory_where_formulas_do_not(interval_h):
     """Failures in the middle of saves and recoveries, intervals of up to four times the mean to a failure."""
