@@ -62,14 +62,14 @@ def _three_digits(value: float) -> str:
 def size_text(num_bytes: float) -> str:
     """Format a number of bytes with a decimal unit.
 
-    >>> size_text(2_640_000_000)
-    '2.64 GB'
+    >>> size_text(2_640_000_000), size_text(5e15)
+    ('2.64 GB', '5,000 TB')
     """
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    return f"{_rounded(num_bytes)} TB"
+    return f"{_three_digits(num_bytes)} TB"
 
 
 def count_text(number: int, what: str) -> str:
@@ -81,18 +81,6 @@ def count_text(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def age_text(seconds: float) -> str:
-    """Format an age roughly; an age below 0 (clocks differ) is 0.
-
-    >>> age_text(9000)
-    '2.5 h'
-    """
-    for limit, unit, unit_s in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{_rounded(max(0.0, seconds) / unit_s)} {unit}"
-    return f"{_rounded(seconds / 86_400)} days"
-
-
 def share_text(share: float) -> str:
     """Format a share as a percentage with three digits.
 
@@ -100,10 +88,6 @@ def share_text(share: float) -> str:
     ('8.45%', '0.529%', '0%')
     """
     return f"{100 * share:.3g}%"
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:

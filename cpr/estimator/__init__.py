@@ -1,1 +1,1 @@
-"""What to save how often, and whether partial recovery pays: formulas, measurements, and the decision."""
+"""Estimator of save intervals and recovery costs: measurements, formulas, recommendation, simulation."""

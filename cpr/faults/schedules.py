@@ -31,7 +31,7 @@ class Event:
     target: int | None = None
     """Rank, or number of the node for kinds that strike a node; None: drawn by the seed."""
     seed: int = 0
-    """Of all random choices of the kind."""
+    """Seed of all random choices of the kind."""
 
     def __post_init__(self) -> None:
         if (self.step is None) == (self.time_s is None):

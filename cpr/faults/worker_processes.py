@@ -33,7 +33,7 @@ class FoundWorker:
 
 
 def victim(pid: int) -> Process:
-    """The process with this pid, checked that it may be killed.
+    """The process with this pid, after a check that it may be killed.
 
     Raises:
         ValueError: there is no such process, or it is another user's, this process, or an ancestor of it.

@@ -169,7 +169,7 @@ class Prioritizer:
             tracked.tracker.take_back(tracked.table, rows)
 
     def forget_all(self) -> None:
-        """All rows of this rank equal the saved ones, as they were just loaded.
+        """Drop all rows of this rank, which were just loaded and equal the saved ones.
 
         Raises:
             ValueError: a save is running.
@@ -179,7 +179,7 @@ class Prioritizer:
         self._complete.fill_(1)
 
     def doubt(self) -> None:
-        """The trackers may not know all changed rows: the next save must be a full one.
+        """Require a full save next, as the trackers may not know all changed rows.
 
         Raises:
             ValueError: a save is running.
@@ -188,7 +188,7 @@ class Prioritizer:
         self._complete.zero_()
 
     def forget(self, shard_name: str, ranges: Sequence[tuple[int, int]] | None = None) -> None:
-        """Some rows equal the saved ones, as they were just reset to them.
+        """Drop some rows, which were just reset to the saved ones.
 
         Args:
             shard_name: `TableShard.name`.

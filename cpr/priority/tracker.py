@@ -87,13 +87,13 @@ class Tracker:
         raise NotImplementedError
 
     def confirm(self, table: int, rows: Tensor) -> None:
-        """The chosen rows are saved as they were then."""
+        """Drop the chosen rows: they are saved as they were when chosen."""
 
     def take_back(self, table: int, rows: Tensor) -> None:
-        """The chosen rows are not saved: they count as if not chosen."""
+        """Keep the chosen rows, as their save failed or was skipped."""
 
     def forget(self, table: int, rows: Tensor | None) -> None:
-        """These rows (None: all) equal the saved ones now; no save is running."""
+        """Drop rows (None: all) that equal the saved ones now; called while no save is running."""
 
     def state_dict(self) -> dict[str, Any]:
         """State that does not belong to single rows and survives a restart, with constant keys."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from cpr.checkpoint.catalog.describe import Description, SaveInfo, TableInfo
 from cpr.checkpoint.ownership.records import Owner
-from cpr.humanize import age_text, count_text, size_text
+from cpr.humanize import align_columns, count_text, duration_text, size_text
 
 CHAIN_LINES: Final = 10
 TABLE_LINES: Final = 30
@@ -25,7 +25,7 @@ def _lines(about: Description) -> Iterator[str]:
         yield f"run     {about.run_id}, {count_text(about.world_size or 0, 'rank')}"
         yield (
             f"newest  save {newest.sequence} at step {newest.step:,}, {newest.created} "
-            f"({age_text(newest.age_s)} ago)"
+            f"({duration_text(max(0.0, newest.age_s))} ago)"
         )
         yield ""
         yield "Newest state: a base and the row saves upon it"
@@ -47,19 +47,21 @@ def _lines(about: Description) -> Iterator[str]:
 def _chain(saves: Sequence[SaveInfo]) -> Iterator[str]:
     hidden = range(1, len(saves) - CHAIN_LINES + 2) if len(saves) > CHAIN_LINES else range(0)
     shown = [save for at, save in enumerate(saves) if at not in hidden]
-    lines = _columns(
-        ["save", "kind", "moment", "step", "size", "age", "codec"],
+    lines = align_columns(
         [
-            [
-                str(save.sequence),
-                save.kind,
-                save.moment,
-                f"{save.step:,}",
-                size_text(save.num_bytes),
-                age_text(save.age_s),
-                _codec(save),
-            ]
-            for save in shown
+            ["save", "kind", "moment", "step", "size", "age", "codec"],
+            *(
+                [
+                    str(save.sequence),
+                    save.kind,
+                    save.moment,
+                    f"{save.step:,}",
+                    size_text(save.num_bytes),
+                    duration_text(max(0.0, save.age_s)),
+                    _codec(save),
+                ]
+                for save in shown
+            ),
         ],
         left={1, 2, 6},
     )
@@ -88,20 +90,22 @@ def _older(saves: Sequence[SaveInfo]) -> str:
 def _tables(tables: Sequence[TableInfo]) -> Iterator[str]:
     largest = sorted(tables, key=lambda table: table.weight_bytes, reverse=True)[:TABLE_LINES]
     shown = [table for table in tables if table in largest]
-    yield from _columns(
-        ["table", "rows", "dim", "dtype", "weights", "optimizer state", "steps behind"],
+    yield from align_columns(
         [
-            [
-                table.fqn,
-                f"{table.rows:,}",
-                str(table.cols),
-                table.dtype,
-                size_text(table.weight_bytes),
-                ", ".join(f"{name} {size_text(size)}" for name, size in table.optimizer_state.items())
-                or "none",
-                _behind(table),
-            ]
-            for table in shown
+            ["table", "rows", "dim", "dtype", "weights", "optimizer state", "steps behind"],
+            *(
+                [
+                    table.fqn,
+                    f"{table.rows:,}",
+                    str(table.cols),
+                    table.dtype,
+                    size_text(table.weight_bytes),
+                    ", ".join(f"{name} {size_text(size)}" for name, size in table.optimizer_state.items())
+                    or "none",
+                    _behind(table),
+                ]
+                for table in shown
+            ),
         ],
         left={0, 3, 5},
     )
@@ -113,18 +117,6 @@ def _behind(table: TableInfo) -> str:
     if table.newest_behind_steps == table.oldest_behind_steps:
         return f"{table.newest_behind_steps:,}"
     return f"{table.newest_behind_steps:,} to {table.oldest_behind_steps:,}"
-
-
-def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> list[str]:
-    """Lines with aligned columns; those in `left` are aligned to the left."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
 
 
 def _owner(owner: Owner | None) -> str:

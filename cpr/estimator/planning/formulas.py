@@ -44,9 +44,9 @@ class Job:
     O_save: float
     """From the start of a full save until it is stored."""
     O_load: float
-    """To load from the checkpoint after a failure."""
+    """Time to load from the checkpoint after a failure."""
     O_res: float
-    """To replace failed workers: detection, scheduling, start."""
+    """Time to replace failed workers: detection, scheduling, start."""
     N_emb: int
     """Nodes that hold embeddings: failure domains."""
     blocked_save: float | None = None

@@ -140,7 +140,7 @@ class Simulation:
     overhead: Mean
     """Total; a lower bound if not all runs finished."""
     overheads: Times
-    """Of each run, float64 [num_trials]."""
+    """Total overhead of each run, float64 [num_trials]."""
     pls: Mean
     failures: Mean
     """Failures per run."""
