@@ -16,7 +16,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 
-from cpr import forkserver as standby
+from cpr import forkserver
 from cpr.processes import LAUNCH_PID, PROXY_NAME
 
 LENDER = "CPR_TESTS_LENDER"
@@ -74,7 +74,7 @@ def main() -> int:
     _put(LAUNCH_PID, os.environ[LENDER])
     if NETWORK in os.environ:  # its socket is known where it is itself
         _enter(f"/proc/{os.environ[LENDER]}/ns/net")
-    return standby.run(prepare, work)
+    return forkserver.run(prepare, work)
 
 
 def _put(name: str, value: str | None) -> None:

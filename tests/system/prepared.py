@@ -6,7 +6,7 @@ All but the first of a torchrun do, or, below one `cpr run`, all but the first o
 import importlib
 import sys
 
-from cpr import forkserver as standby
+from cpr import forkserver
 
 
 def prepare() -> None:
@@ -20,4 +20,4 @@ def work() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(standby.run(prepare, work))
+    raise SystemExit(forkserver.run(prepare, work))
