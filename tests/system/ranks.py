@@ -81,7 +81,7 @@ def in_group(*work: Callable[[], object]) -> None:
     dist.init_process_group("gloo", timeout=PATIENCE)
     for each in work:
         each()
-    dist.barrier()  # nobody leaves while others still talk to it
+    dist.barrier()  # no process leaves while others still talk to it
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Memory of a run that could not save: it is kept, `cpr rescue` saves it, and training goes on from there."""
+"""Memory of a run that could not save is kept; `cpr rescue` saves it, and training continues from there."""
 
 import sys
 from dataclasses import replace
@@ -21,7 +21,7 @@ def disk_full(*_):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Gives the folder of the only run; nobody restarts it any more."""
+    """Gives the folder of the only run; no process restarts it any more."""
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
     monkeypatch.setattr("cpr.saving.retries.FIRST_PAUSE_S", 0.0)
 
@@ -77,7 +77,7 @@ def test_a_step_that_was_interrupted_is_skipped_after_a_rescue(unsaved, new_work
     assert (again.story.step, again.recovery.batches_to_skip) == (28, 1)
 
 
-def test_only_what_a_person_asks_for_is_freed(unsaved, home, capsys):
+def test_only_what_a_user_asks_for_is_freed(unsaved, home, capsys):
     unsaved.die()
     folder = home()
     assert entry(["clean", "--yes", "--unsaved"]) == 0

@@ -1,4 +1,4 @@
-"""Table shards without a model, in a segment or beside it."""
+"""Table shards without a model, in a segment or next to it."""
 
 import torch
 

@@ -21,7 +21,6 @@ from cpr.errors import NotEnoughMemoryError, ResidentMemoryError
 from cpr.resident import allocation as module
 from cpr.resident.allocation import allocate_tables
 from cpr.resident.home import Home
-from cpr.resident.regions import map_region
 from cpr.shards import find_shards
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find
 from tests.cpr.shards.models import bags, batch, sequences, shard
@@ -85,17 +84,17 @@ def copies(model):
     ]
 
 
-def born(segment, adopt=False, **how):
-    with allocate_tables(segment, adopt) as birth:
+def build_in(segment, adopt=False, **how):
+    with allocate_tables(segment, adopt) as allocation:
         model = build(**how)
-    return model, birth
+    return model, allocation
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
 def test_every_kind_of_table_comes_back_bit_by_bit(home, optimizer):
     segment = home.create("rank0")
-    model, birth = born(segment, optimizer=optimizer)
-    assert not birth.adopted
+    model, allocation = build_in(segment, optimizer=optimizer)
+    assert not allocation.adopted
     left_out = segment.seal(**RUN, shards=find_shards(model))
     assert left_out == ["bag.embedding_bags.f/r0-c0"]  # of an ordinary optimizer
     train(model)
@@ -110,8 +109,8 @@ def test_every_kind_of_table_comes_back_bit_by_bit(home, optimizer):
     del model
 
     found = crash_and_find(home, segment)
-    again, birth = born(found, adopt=True, optimizer=optimizer)
-    assert (birth.adopted, birth.reason) == (True, "")
+    again, allocation = build_in(found, adopt=True, optimizer=optimizer)
+    assert (allocation.adopted, allocation.reason) == (True, "")
     after = contents(again)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -119,7 +118,7 @@ def test_every_kind_of_table_comes_back_bit_by_bit(home, optimizer):
 
 
 def test_the_model_is_the_same_as_without(home):
-    plain, (resident, _) = build(), born(home.create("rank0"))
+    plain, (resident, _) = build(), build_in(home.create("rank0"))
     for table in resident_shards(plain):
         (twin,) = [s for s in resident_shards(resident) if s.name == table.name]
         table.weights.copy_(twin.weights)
@@ -136,7 +135,7 @@ def test_the_model_is_the_same_as_without(home):
 
 def test_every_view_of_the_model_is_the_memory_that_the_next_worker_reads(home):
     segment = home.create("rank0")
-    model, _ = born(segment)
+    model, _ = build_in(segment)
     segment.seal(**RUN, shards=find_shards(model))
     held = {h.extent.table_fqn: h for h in segment.held_shards()}
     whole = held["bag.embedding_bags.a"].columns["weights"]
@@ -159,14 +158,14 @@ def test_every_view_of_the_model_is_the_memory_that_the_next_worker_reads(home):
 
 def test_new_tables_are_initialised_and_adopted_ones_are_not_touched(home):
     segment = home.create("rank0")
-    model, _ = born(segment)
+    model, _ = build_in(segment)
     assert all(shard.weights.unique().numel() > 20 for shard in resident_shards(model))
     assert all((state == 0).all() for s in resident_shards(model) for state in s.optimizer_state.values())
     segment.seal(**RUN, shards=find_shards(model))
     for table in resident_shards(model):
         table.weights.fill_(42)
-    again, birth = born(crash_and_find(home, segment), adopt=True)
-    assert birth.adopted
+    again, allocation = build_in(crash_and_find(home, segment), adopt=True)
+    assert allocation.adopted
     assert all((table.weights == 42).all() for table in resident_shards(again))
     # data-parallel tables are not in the segment: they get values
     (replicated,) = [table for table in find_shards(again) if table.replicated]
@@ -176,14 +175,14 @@ def test_new_tables_are_initialised_and_adopted_ones_are_not_touched(home):
 @pytest.mark.parametrize("rows", [{"a": 41}, {"e": 26}], ids=["first kernel", "last kernel"])
 def test_other_tables_get_new_memory_and_the_old_content_can_still_be_read(home, rows):
     segment = home.create("rank0")
-    model, _ = born(segment)
+    model, _ = build_in(segment)
     segment.seal(**RUN, shards=find_shards(model))
     train(model)
     old = copies(model)
     found = crash_and_find(home, segment)
-    again, birth = born(found, adopt=True, **rows)
-    assert not birth.adopted
-    assert "the segment holds other tables" in birth.reason
+    again, allocation = build_in(found, adopt=True, **rows)
+    assert not allocation.adopted
+    assert "the segment holds other tables" in allocation.reason
     new = resident_shards(again)
     assert all((state == 0).all() for s in new for state in s.optimizer_state.values())
     assert all(table.weights.unique().numel() > 20 for table in new)
@@ -195,14 +194,14 @@ def test_other_tables_get_new_memory_and_the_old_content_can_still_be_read(home,
 
 def test_fewer_tables_get_new_memory_too(home):
     segment = home.create("rank0")
-    model, _ = born(segment)
+    model, _ = build_in(segment)
     segment.seal(**RUN, shards=find_shards(model))
     old = copies(model)
     found = crash_and_find(home, segment)
-    with allocate_tables(found, adopt=True) as birth:
+    with allocate_tables(found, adopt=True) as allocation:
         again = shard(LAYOUT, bag=bags(**BAGS))
-    assert not birth.adopted
-    assert "lacks 1 of the kernels" in birth.reason
+    assert not allocation.adopted
+    assert "lacks 1 of the kernels" in allocation.reason
     assert all(table.weights.unique().numel() > 20 for table in resident_shards(again))
     resident_shards(again)[0].weights.zero_()
     assert_same(old, found.held_shards())
@@ -210,15 +209,15 @@ def test_fewer_tables_get_new_memory_too(home):
 
 def test_another_optimizer_does_not_adopt(home):
     segment = home.create("rank0")
-    model, _ = born(segment, optimizer=EmbOptimType.EXACT_SGD)
+    model, _ = build_in(segment, optimizer=EmbOptimType.EXACT_SGD)
     segment.seal(**RUN, shards=find_shards(model))
-    _, birth = born(crash_and_find(home, segment), adopt=True, optimizer=EmbOptimType.EXACT_ADAGRAD)
-    assert not birth.adopted
+    _, allocation = build_in(crash_and_find(home, segment), adopt=True, optimizer=EmbOptimType.EXACT_ADAGRAD)
+    assert not allocation.adopted
 
 
 def test_what_was_never_sealed_is_not_adopted(home):
-    _, birth = born(home.create("rank0"), adopt=True)
-    assert (birth.adopted, birth.reason) == (False, "the segment was not sealed")
+    _, allocation = build_in(home.create("rank0"), adopt=True)
+    assert (allocation.adopted, allocation.reason) == (False, "the segment was not sealed")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -229,7 +228,7 @@ def test_nothing_stays_patched(home, fails):
         with pytest.raises(ZeroDivisionError), allocate_tables(segment, adopt=False):
             _ = build(), 1 / 0
     else:
-        born(segment)
+        build_in(segment)
     assert [getattr(owner, name) for owner, name in PATCHED] == before
     files = set(segment.folder.iterdir())
     build()
@@ -260,12 +259,12 @@ def test_a_view_that_is_left_behind_is_noticed(home):
         patch.object(kernels.SplitTableBatchedEmbeddingBagsCodegen, "__init__", with_a_view),
         pytest.raises(ResidentMemoryError, match="views weights_host"),
     ):
-        born(home.create("rank0"))
+        build_in(home.create("rank0"))
 
 
 def test_too_little_memory_is_an_error_before_training_and_no_crash(small_root):
     with pytest.raises(NotEnoughMemoryError, match="CPR_RESIDENT_ROOT"):
-        born(Home("run", small_root).create("rank0"), a=200_000)
+        build_in(Home("run", small_root).create("rank0"), a=200_000)
 
 
 TRAINER = """
@@ -283,7 +282,7 @@ def digests(model):
 def train_and_die(root):
     segment = Home("run", root).create("rank0")
     torch.manual_seed(0)
-    model, _ = born(segment)
+    model, _ = build_in(segment)
     segment.seal(**RUN, shards=find_shards(model))
     train(model, 0, 4)
     segment.replica.write(4, {s.name: dict(s.counters) for s in resident_shards(model)})
@@ -309,8 +308,8 @@ def test_after_kill_9_everything_is_as_it_was(tmp_path):
     (found,), _ = Home("run", tmp_path).find()
     assert found.claim()
     assert found.status.step_finished == 4
-    model, birth = born(found, adopt=True)
-    assert birth.adopted
+    model, allocation = build_in(found, adopt=True)
+    assert allocation.adopted
     assert digests(model) == before
     step, by_shard = found.replica.read()
     assert step == 4
@@ -320,13 +319,6 @@ def test_after_kill_9_everything_is_as_it_was(tmp_path):
         table.invalidate()
     train(model, 4, 6)
     torch.manual_seed(0)
-    undisturbed, _ = born(Home("control", tmp_path).create("rank0"))
+    undisturbed, _ = build_in(Home("control", tmp_path).create("rank0"))
     train(undisturbed, 0, 6)
     assert digests(model) == digests(undisturbed)
-
-
-def test_files_of_a_home_are_tables_alone_in_size(home):
-    segment = home.create("rank0")
-    _, birth = born(segment)
-    found = sum(map_region(path).numel() for path in segment.folder.glob("*.memory"))
-    assert found == birth.num_bytes

@@ -1,4 +1,4 @@
-"""`cpr clean` as a person meets it: what is there, what is in use, and what goes."""
+"""`cpr clean` as a user sees it: what is there, what is in use, and what goes."""
 
 import errno
 import os
@@ -144,7 +144,7 @@ def passing_error(*_args):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_memory_of_another_container_goes_on_request_only(root, capsys):
+def test_memory_of_another_container_is_freed_on_request_only(root, capsys):
     """Its agent cannot be seen from here: neither that it lives, nor that it is dead."""
     segment = abandoned("run", root, tag_in_container(pid=7))
     assert list(free_leftovers(root)) == []

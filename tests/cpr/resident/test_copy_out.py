@@ -24,7 +24,7 @@ def copier(segment, shards):
     return CopyOut(segment, shards, lambda complete: segment.seal(**RUN, shards=complete))
 
 
-def test_copies_outlive_the_worker_beside_what_lives_in_the_segment(home, segment):
+def test_copies_survive_the_worker_next_to_what_lives_in_the_segment(home, segment):
     inside, outside = make_shard(segment, fqn="model.host"), make_shard(fqn="model.gpu", fill=7.0)
     copy = copier(segment, [inside, outside])
     assert copy.num_bytes == sum(tensor.nbytes for tensor in outside.columns.values())
@@ -52,7 +52,7 @@ def test_a_copy_is_of_no_use_after_another_step_began(home, segment):
     assert_same([inside, outside], segment.held_shards())
 
 
-def test_a_step_that_begins_during_the_copy_makes_it_begin_again(segment):
+def test_a_step_that_begins_during_the_copy_makes_it_start_over(segment):
     first, second = make_shard(fill=1.0, fqn="model.a"), make_shard(fill=1.0, fqn="model.b")
     steps = iter([2, 3])
 
@@ -88,12 +88,6 @@ def test_a_death_during_the_copy_leaves_only_what_lives_in_the_segment(segment, 
     with pytest.raises(KeyboardInterrupt):
         copy.run()
     assert_same([inside], segment.held_shards())
-
-
-def test_replicated_tables_are_not_copied(segment):
-    shard = make_shard()
-    object.__setattr__(shard, "replicated", True)
-    assert copier(segment, [shard]).num_bytes == 0
 
 
 def _copy_and_hang(pipe, home, hang):

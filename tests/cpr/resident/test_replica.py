@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-from collections import OrderedDict
 from unittest.mock import patch
 
 import numpy as np
@@ -83,10 +82,6 @@ def test_the_last_tree_written_is_the_one_read(written, tmp_path_factory):
         assert same(tree, read_tree)
 
 
-def test_nothing_was_written(tmp_path):
-    assert open_replica(tmp_path).read() is None
-
-
 def test_no_reference_is_kept_in_either_direction(tmp_path):
     replica = open_replica(tmp_path)
     tree = {"a": torch.ones(3), "b": np.ones(3)}
@@ -97,15 +92,6 @@ def test_no_reference_is_kept_in_either_direction(tmp_path):
     assert first["a"].tolist() == first["b"].tolist() == [1, 1, 1]
     first["a"].zero_()
     assert replica.read()[1]["a"].tolist() == [1, 1, 1]
-
-
-def test_tensors_of_training_are_copied_as_they_are(tmp_path):
-    replica = open_replica(tmp_path)
-    layer = torch.nn.Linear(3, 2)
-    replica.write(1, OrderedDict(layer=layer.state_dict(), parameters=list(layer.parameters())))
-    _, tree = replica.read()
-    assert torch.equal(tree["layer"]["weight"], layer.weight)
-    assert not tree["parameters"][0].requires_grad
 
 
 @settings(max_examples=40)

@@ -26,15 +26,6 @@ def test_shards_are_found_in_the_middle_of_regions(home):
     assert (layout.session_id, layout.rank, layout.world_size, layout.generation) == ("session", 1, 2, 3)
 
 
-def test_held_shards_are_the_memory_itself(home):
-    segment = home.create("rank1")
-    shard = make_shard(segment)
-    segment.seal(**RUN, shards=[shard])
-    (held,) = segment.held_shards()
-    shard.weights[3, 4] = 77
-    assert held.columns["weights"][3, 4] == 77
-
-
 def test_what_lies_elsewhere_is_named_and_left_out(home):
     segment = home.create("rank1")
     here, elsewhere = make_shard(segment), make_shard(fqn="model.gpu")

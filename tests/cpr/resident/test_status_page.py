@@ -1,4 +1,4 @@
-"""A worker's last word survives it, and damage is noticed."""
+"""A worker's status page survives it, and damage is noticed."""
 
 import os
 import time
@@ -40,7 +40,7 @@ def test_a_new_owner_forgets_the_end_of_the_last_one_but_not_its_steps(path):
     assert (status.left_ns, status.reason, status.generation, status.step_finished) == (NOTHING, "", 4, 5)
 
 
-def test_that_values_are_no_numbers_is_never_forgotten_and_keeps_its_reason(path):
+def test_that_values_are_not_finite_is_never_forgotten_and_keeps_its_reason(path):
     status = StatusPage(path)
     status.leave("told to stop")
     assert not status.diverged

@@ -58,11 +58,11 @@ def begin(tmp_path, clock):
     return work
 
 
-def train(diary, progress, clock, steps, step_s=2.0):
+def train(writer, progress, clock, steps, step_s=2.0):
     for _ in range(steps):
         clock.now += step_s
         progress.step(10)
-        diary.step()
+        writer.step()
 
 
 def save(kind="base", num_bytes=100, **options):
@@ -79,39 +79,39 @@ def save(kind="base", num_bytes=100, **options):
     )
 
 
-def stored(tmp_path, diary):
-    diary.finish()
+def stored(tmp_path, writer):
+    writer.finish()
     return read_history(open_storage(str(tmp_path)))
 
 
 def test_saves_are_written_down_once_they_are_over(begin, clock, tmp_path):
-    diary, progress = begin("start")
-    train(diary, progress, clock, 3)
+    writer, progress = begin("start")
+    train(writer, progress, clock, 3)
     late = save(kind="rows", num_bytes=7, is_over=False)
-    diary.note_save(save())
-    diary.note_save(late)
-    diary.note_save(save(manifest=None, seconds=None))  # it failed
-    assert diary.is_saving
-    train(diary, progress, clock, 1)
-    assert [each.kind for each in diary.history.saves] == ["base"]
+    writer.note_save(save())
+    writer.note_save(late)
+    writer.note_save(save(manifest=None, seconds=None))  # it failed
+    assert writer.is_saving
+    train(writer, progress, clock, 1)
+    assert [each.kind for each in writer.history.saves] == ["base"]
     late.is_over = True
-    train(diary, progress, clock, 2)
-    assert not diary.is_saving
-    history = stored(tmp_path, diary)
+    train(writer, progress, clock, 2)
+    assert not writer.is_saving
+    history = stored(tmp_path, writer)
     assert [(each.step, each.num_bytes, each.share) for each in history.saves] == [(3, 100, 1), (3, 7, 0.125)]
     assert (history.world_size, history.nodes, history.step_s, history.steps_done) == (4, 2, 2.0, 6)
     assert (history.samples_done, history.samples_total, history.elapsed_s) == (60, 1000, 12.0)
 
 
 def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_path):
-    diary, progress = begin("start")
-    train(diary, progress, clock, 5)
+    writer, progress = begin("start")
+    train(writer, progress, clock, 5)
     under_way = save(is_over=False, longest_blocked_s=0.0)
-    diary.note_save(under_way)
-    train(diary, progress, clock, 3, step_s=3.0)
+    writer.note_save(under_way)
+    train(writer, progress, clock, 3, step_s=3.0)
     under_way.is_over, under_way.longest_blocked_s = True, 0.75
-    train(diary, progress, clock, 4)
-    history = stored(tmp_path, diary)
+    train(writer, progress, clock, 4)
+    history = stored(tmp_path, writer)
     (cost,) = history.saves
     assert cost.blocked_s == 0.75  # on the rank where training waited longest
     assert cost.cost_s == pytest.approx(3.0)
@@ -119,19 +119,19 @@ def test_a_save_costs_what_the_steps_beside_it_take_longer(begin, clock, tmp_pat
     assert history.O_blocked == pytest.approx(3.0)
 
 
-def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(begin, clock, tmp_path):
-    diary, progress = begin("start")
-    train(diary, progress, clock, 5)
-    diary.note_save(save())
-    train(diary, progress, clock, 1)
-    diary._writer.join()
-    train(diary, progress, clock, 4)  # of which at most one is written down; then they die
-    diary._writer.join()
+def test_a_failure_costs_until_the_first_step_and_the_clock_continues_meanwhile(begin, clock, tmp_path):
+    writer, progress = begin("start")
+    train(writer, progress, clock, 5)
+    writer.note_save(save())
+    train(writer, progress, clock, 1)
+    writer._writer.join()
+    train(writer, progress, clock, 4)  # of which at most one is written down; then they die
+    writer._writer.join()
     clock.now += 30
-    diary, progress = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
+    writer, progress = begin("partial", lost_share=0.5, seconds={"restart": 20.0, "restore": 10.0})
     progress.note_seconds({"restart": 20.0, "restore": 10.0, "first_step": 5.0})
-    train(diary, progress, clock, 1, step_s=5.0)
-    history = stored(tmp_path, diary)
+    train(writer, progress, clock, 1, step_s=5.0)
+    history = stored(tmp_path, writer)
     (failure,) = history.failures
     assert (failure.kind, failure.lost_share, failure.nodes_lost) == ("partial", 0.5, 1.0)
     assert failure.elapsed_s == pytest.approx(20.0)
@@ -141,48 +141,48 @@ def test_a_failure_costs_until_the_first_step_and_the_clock_goes_on_meanwhile(be
 
 
 def test_a_pause_of_the_run_is_no_time_of_it_and_no_failure(begin, clock, tmp_path):
-    diary, progress = begin("start")
-    train(diary, progress, clock, 5)
-    stored(tmp_path, diary)
+    writer, progress = begin("start")
+    train(writer, progress, clock, 5)
+    stored(tmp_path, writer)
     clock.now += 1e6
-    diary, progress = begin("resume")
-    train(diary, progress, clock, 5)
-    history = stored(tmp_path, diary)
+    writer, progress = begin("resume")
+    train(writer, progress, clock, 5)
+    history = stored(tmp_path, writer)
     assert history.elapsed_s == pytest.approx(20.0)
     assert history.failures == ()
 
 
 def test_another_file_of_that_name_is_said_and_a_new_history_begins(begin, tmp_path, caplog):
     (tmp_path / HISTORY_PATH).write_text("[]")
-    diary, _ = begin("resume")
+    writer, _ = begin("resume")
     assert "starts over" in caplog.text
-    diary.finish()
+    writer.finish()
     assert json.loads((tmp_path / HISTORY_PATH).read_text())["format"] == "cpr-history"
 
 
 @pytest.mark.parametrize("steps", [0, 1], ids=["at the end", "after a step"])
-def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_gone_on_with(
+def test_a_history_that_cannot_be_read_for_a_while_is_kept_and_continued(
     begin, clock, tmp_path, monkeypatch, caplog, steps
 ):
-    diary, progress = begin("start")
-    train(diary, progress, clock, 5)
-    diary.note_save(save())
-    train(diary, progress, clock, 1)
-    before = stored(tmp_path, diary)
+    writer, progress = begin("start")
+    train(writer, progress, clock, 5)
+    writer.note_save(save())
+    train(writer, progress, clock, 1)
+    before = stored(tmp_path, writer)
 
     def fail(storage):
         raise CheckpointError("the storage does not answer")
 
     monkeypatch.setattr(module, "read_history", fail)
     clock.now += 30
-    diary, progress = begin("process", seconds={"restart": 10.0})
-    diary._writer.join()
+    writer, progress = begin("process", seconds={"restart": 10.0})
+    writer._writer.join()
     assert "the storage does not answer" in caplog.text
     assert read_history(open_storage(str(tmp_path))) == before
-    diary.note_save(save(num_bytes=7))
+    writer.note_save(save(num_bytes=7))
     monkeypatch.setattr(module, "read_history", read_history)
-    train(diary, progress, clock, steps)
-    history = stored(tmp_path, diary)
+    train(writer, progress, clock, steps)
+    history = stored(tmp_path, writer)
     assert [each.num_bytes for each in history.saves] == [100, 7]
     (failure,) = history.failures
     assert failure.elapsed_s == pytest.approx(before.elapsed_s + 20)
@@ -195,9 +195,9 @@ def test_a_run_whose_directory_is_anothers_by_now_leaves_its_history_alone(begin
         raise LockedError("another run has taken it over")
 
     (tmp_path / HISTORY_PATH).write_text("of another run")
-    diary, progress = begin("start", check_lock=check_lock)
-    train(diary, progress, clock, 3)
-    diary.finish()
+    writer, progress = begin("start", check_lock=check_lock)
+    train(writer, progress, clock, 3)
+    writer.finish()
     assert (tmp_path / HISTORY_PATH).read_text() == "of another run"
     assert "another run has taken it over" in caplog.text
 
@@ -206,7 +206,7 @@ def test_storage_that_fails_stops_nothing(begin, clock, caplog):
     def create(path):
         raise CheckpointError("the disk is gone")
 
-    diary, progress = begin("start", storage=SimpleNamespace(create=create))
-    train(diary, progress, clock, 3)
-    diary.finish()
+    writer, progress = begin("start", storage=SimpleNamespace(create=create))
+    train(writer, progress, clock, 3)
+    writer.finish()
     assert "the disk is gone" in caplog.text

@@ -105,20 +105,7 @@ def test_what_comes_back_is_each_row_as_it_was_last_saved(new_worker, wipe):
     assert any(not torch.equal(alive[key], saved) for key, saved in oracle.saved.items())
 
 
-def test_counters_outlive_their_worker_and_row_saves_go_on(new_worker, wipe):
-    oracle, worker = Oracle(), new_worker(restarted=False).restore()
-    train(worker, oracle, 5)
-    worker.die()
-    again = new_worker().restore()
-    assert again.story.kind == "process"
-    train(again, oracle, 6)
-    assert chain_of(again)[-3:] == ["rows"] * 3
-    again.die()
-    wipe()
-    assert_same(rows_of(new_worker().restore()), oracle.saved)
-
-
-def test_after_everybody_went_back_all_counters_are_zero(new_worker, wipe):
+def test_after_all_workers_went_back_all_counters_are_zero(new_worker, wipe):
     oracle, worker = Oracle(), new_worker(restarted=False).restore()
     train(worker, oracle, 7)
     worker.die()
@@ -175,7 +162,7 @@ def test_the_end_is_saved_whole(new_worker):
     ],
     ids=["another plan", "another tracker"],
 )
-def test_where_nobody_knows_what_has_changed_a_base_comes_first(new_worker, wipe, changed):
+def test_where_changes_are_unknown_a_base_comes_first(new_worker, wipe, changed):
     oracle, worker = Oracle(), new_worker(restarted=False).restore()
     train(worker, oracle, 5)
     worker.die()
@@ -244,27 +231,6 @@ def test_going_back_to_a_row_save_costs_what_its_rows_are_behind(new_worker, wip
     assert third.story.pls_added == pytest.approx(0.02)
 
 
-def test_going_back_to_the_row_save_that_makes_a_whole_table_costs_nothing(new_worker, wipe):
-    worker = new_worker(restarted=False).restore()
-    advance(worker, 11)
-    assert set(worker.recovery._progress.saves) == {2, 10}
-    worker.die()
-    wipe()
-    again = new_worker().restore()
-    assert (again.story.step, again.recovery.pls) == (10, 0)
-
-
-def test_a_new_run_on_row_saves_is_told_what_they_are_behind(new_worker, wipe):
-    worker = new_worker(restarted=False).restore()
-    advance(worker, 6)
-    worker.die()
-    wipe()
-    later = new_worker(restarted=False).restore()
-    assert (later.story.kind, later.story.step) == ("resume", 6)
-    assert samples_lost(later) == pytest.approx(4 * BATCH)
-    assert "PLS: 0.040000 added, 0.040000 in total" in str(later.story)
-
-
 @pytest.mark.parametrize(
     ("steps", "kind", "lost"),
     [
@@ -273,7 +239,7 @@ def test_a_new_run_on_row_saves_is_told_what_they_are_behind(new_worker, wipe):
         (11, "full", 0),
     ],
 )
-def test_everybody_goes_back_because_of_max_pls_only_where_that_loses_less(
+def test_all_workers_go_back_because_of_max_pls_only_where_that_loses_less(
     new_worker, caplog, steps, kind, lost
 ):
     options = {
@@ -285,7 +251,7 @@ def test_everybody_goes_back_because_of_max_pls_only_where_that_loses_less(
     worker = new_worker(restarted=False, **options).restore()
     advance(worker, steps)
     worker.die()
-    # table c was data-parallel, and so is in nobody's segment
+    # table c was data-parallel, and so is in no process's segment
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **options).restore()
     assert again.story.kind == kind
     assert samples_lost(again) == pytest.approx(lost * BATCH)
@@ -339,34 +305,6 @@ def test_a_moment_whose_save_was_never_committed_does_not_count(new_worker):
     assert set(progress.saves) == {2, 12}  # the next one does instead
 
 
-def test_failures_more_often_than_whole_tables_do_not_keep_moments_from_counting(new_worker):
-    worker = new_worker(restarted=False).restore()
-    advance(worker, 3)
-    for _ in range(3):
-        advance(worker, 6)
-        worker.die()
-        worker = new_worker().restore()
-    assert worker.recovery.steps_done == 21
-    assert list(worker.recovery._progress.saves) == [2, 10, 18]
-
-
-def test_a_stop_is_saved_though_the_row_save_before_has_failed(new_worker):
-    worker = new_worker(restarted=False).restore()
-    advance(worker, 3)
-    saver = worker.recovery.checkpointer._writer
-    write_all = saver._write_all
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    saver._write_all = fail
-    worker.train(1).recovery.checkpointer._save.wait()
-    saver._write_all = write_all
-    assert worker.recovery.save_now(60)
-    assert worker.recovery.checkpointer.newest_step == 4
-    assert set(worker.recovery._progress.saves) == {2, 4}
-
-
 def test_one_damaged_base_is_replaced_when_merging_finds_it(new_worker, wipe, tmp_path, caplog):
     worker = new_worker(restarted=False).restore()
     advance(worker, 3)
@@ -404,7 +342,7 @@ def test_trackers_are_told_where_lost_rows_came_from_an_older_save_than_the_newe
     worker.die()
     if is_damaged:
         damage_rows(tmp_path / "checkpoint/saves/00000001-1/ebc.embedding_bags.c/r0-c0.arrow")
-    # table c was data-parallel, and so is in nobody's segment
+    # table c was data-parallel, and so is in no process's segment
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
     assert (again.story.kind, again.story.save_step) == ("partial", 2 if is_damaged else 4)
     assert again.recovery.checkpointer.newest_step == 4

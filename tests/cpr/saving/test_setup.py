@@ -112,14 +112,14 @@ def test_a_worker_whose_rows_all_came_from_the_checkpoint_knows_all():
         ([BIG, COPIED], {BIG.name: WHOLE}),
     ],
 )
-def test_nobody_knows_of_rows_whose_trackers_are_gone(shards, restored):
+def test_trackers_do_not_know_of_rows_whose_trackers_are_gone(shards, restored):
     assert not settle("partial", kept=False, shards=shards, restored=restored).is_complete
 
 
-def test_nobody_knows_of_rows_that_moved():
+def test_trackers_do_not_know_of_rows_that_moved():
     assert not settle("process", kept=True, moved=3).is_complete
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_nobody_knows_what_has_changed_since_a_save_older_than_the_one_that_trackers_count_from(kept):
+def test_trackers_do_not_know_what_has_changed_since_a_save_older_than_the_one_that_trackers_count_from(kept):
     assert not settle("partial", kept=kept, restored={BIG.name: WHOLE}, fell_back=True).is_complete

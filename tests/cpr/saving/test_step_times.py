@@ -1,4 +1,4 @@
-"""What steps beside saves tell of their cost."""
+"""What steps during saves tell of their cost."""
 
 from types import SimpleNamespace
 
@@ -21,11 +21,11 @@ def under_way(blocked_s=0.0):
     return ConcurrentSave(SimpleNamespace(blocked_s=blocked_s, longest_blocked_s=0.0), 7)
 
 
-def cost_s(beside):
-    return beside.blocked_s + beside.slowed_s
+def cost_s(during):
+    return during.blocked_s + during.slowed_s
 
 
-def test_steps_beside_a_save_are_no_measure_of_steps_without(steps):
+def test_steps_during_a_save_are_no_measure_of_steps_without(steps):
     save = under_way()
     for _ in range(20):
         steps.note(3.0, [save])
@@ -41,13 +41,7 @@ def test_what_training_waited_and_what_it_was_slowed_down_are_apart(steps):
     assert (save.blocked_s, save.slowed_s) == (0.75, pytest.approx(0.5 + 0.25))
 
 
-def test_chance_is_not_cut_off_below(steps):
-    save = under_way()
-    steps.note(1.5, [save])
-    assert save.slowed_s == pytest.approx(-0.5)
-
-
-def test_a_step_with_something_else_in_it_is_nobodys_cost(steps):
+def test_a_step_with_something_else_in_it_is_no_cost_of_the_save(steps):
     save = under_way(blocked_s=0.5)
     steps.note(3.5, [save])
     steps.note(STEP_S * FAR_LONGER + 100.0, [save])
@@ -80,10 +74,3 @@ def test_saves_side_by_side_share(steps):
     one, two = under_way(blocked_s=0.5), under_way(blocked_s=0.25)
     steps.note(3.75, [one, two])
     assert [one.slowed_s, two.slowed_s] == [pytest.approx(0.5), pytest.approx(0.5)]
-
-
-def test_where_every_step_is_beside_a_save_there_is_nothing_to_compare_with():
-    steps, save = StepTimes(), under_way(blocked_s=0.5)
-    assert steps.median_s is None
-    steps.note(2.5, [save])
-    assert (steps.median_s, save.slowed_s) == (2.0, None)

@@ -14,7 +14,7 @@ def test_one_rank_that_leaves_alone_waits_for_the_others_so_long_and_loses_nothi
     start_ranks, tmp_path, monkeypatch
 ):
     start_ranks(leaving_worker.main, tmp_path, world_size=2).wait(timeout_s=80)
-    # what nobody goes on with can be rescued, from the memory of both
+    # what no process continues with can be rescued, from the memory of both
     monkeypatch.setenv("CPR_RESIDENT_ROOT", str(tmp_path / "memory"))
     (home,) = (tmp_path / "memory").glob("*/*")
     for segment in home.glob("rank*"):

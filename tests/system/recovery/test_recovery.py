@@ -84,7 +84,7 @@ def test_a_node_that_joins_stops_no_run_and_costs_nothing(start, dataset, memory
     same_kinds = "sharding.data_parallel_rows=0"  # one node alone replicates none
     more = settings(dataset, runs, *OPTIONS, "train.epochs=50", "train.evaluate_every_steps=0", same_kinds)
     command = (*torchrun, *flags, *soon, "-m", "dlrm.train", *more)
-    # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that nobody tells
+    # as `cpr run` has it: else torch 2.13 lets a node that joins wait for an address that no process tells
     environment = {"CPR_RESIDENT_ROOT": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     first = start(*command, environment=environment)
     wait_for_step(first, runs, 30)

@@ -1,4 +1,4 @@
-"""A script in TorchRec's own style under plain torchrun: workers are killed, training goes on."""
+"""A script in TorchRec's own style under plain torchrun: workers are killed, training continues."""
 
 import ast
 import json
@@ -39,7 +39,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for(self, condition):
-        """The newest line of every rank's journal, once each meets the condition."""
+        """The newest line of every rank's journal, once each joins the condition."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             newest = [journal[-1] for rank in (0, 1) if (journal := self.journal(rank))]

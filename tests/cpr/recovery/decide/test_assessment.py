@@ -66,7 +66,7 @@ def worker(rank, *segments, adopted=True, shards=None):
     )
 
 
-def test_nobody_holds_anything():
+def test_no_worker_holds_memory():
     found = assess_all([worker(0), worker(1)])
     assert (found.step, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
     assert not any(need.adopted for need in found.needed)
@@ -123,7 +123,7 @@ def test_memory_whose_rows_were_replaced_by_those_of_a_save_does_not_come_back()
     assert not assess_all([worker(0, segment(0, **partial)), worker(1, segment(1, **partial))]).lost
 
 
-def test_memory_of_before_everybody_went_back_does_not_count():
+def test_memory_of_before_all_workers_went_back_does_not_count():
     """One worker had finished going back when all died; another one's old memory was not yet dropped.
 
     What the generation that went back wrote there before it knew that is of that generation, too.

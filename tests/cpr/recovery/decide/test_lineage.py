@@ -41,7 +41,7 @@ def test_memory_of_step_120_and_epoch_2(saved, owner, why):
     assert found is None if why is None else why in found
 
 
-def test_a_worker_that_returns_keeps_nobody_from_going_on_with_what_is_fresh():
+def test_a_worker_that_returns_stops_no_worker_with_fresh_memory():
     directory = Directory(newest=SavedState(sequence=3, epoch=2, step=7))
     fresh, stale = segment(0, epoch=2), segment(1, epoch=1, step=9, slot=9)
     found = assess([worker(0, fresh), worker(1, stale)], directory)
@@ -50,7 +50,7 @@ def test_a_worker_that_returns_keeps_nobody_from_going_on_with_what_is_fresh():
     assert "memory of old rank 1 on here: of step 9 (epoch 1), but save 3 of step 7" in found.refused[0]
 
 
-def test_where_all_memory_is_stale_everybody_goes_back_and_both_steps_are_told():
+def test_where_all_memory_is_stale_all_workers_go_back_and_both_steps_are_told():
     directory = Directory(newest=SavedState(sequence=3, epoch=2, step=500))
     found = assess([worker(0, segment(0)), worker(1, segment(1))], directory)
     assert (found.slot, found.old_world_size, found.held) == (None, 0, ())
@@ -131,15 +131,7 @@ def test_who_returns_to_a_run_that_has_finished_ends_with_exit_code_0_and_writes
     assert files_of(tmp_path / "checkpoint") == before
 
 
-def test_the_memory_of_who_returns_to_a_finished_run_is_freed(new_worker, tmp_path):
-    worker = new_worker(restarted=False).restore().train(3)
-    assert list((tmp_path / "memory").iterdir())
-    with pytest.raises(RunFinished), worker.recovery:
-        raise RunFinished(3)
-    assert not list((tmp_path / "memory").iterdir())
-
-
-def test_a_new_launch_goes_on_with_a_finished_run_also_if_its_first_workers_die_early(
+def test_a_new_launch_continues_with_a_finished_run_also_if_its_first_workers_die_early(
     new_worker, monkeypatch
 ):
     monkeypatch.setenv("CPR_LAUNCH", "first")

@@ -112,12 +112,6 @@ def test_every_row_of_every_new_shard_has_exactly_one_source(case):
         assert (sources.moved_rows, sources.lost_rows) == ((~lost).sum(), lost.sum())
 
 
-def test_nothing_is_moved_where_the_memory_was_adopted():
-    adopted = Needed(rank=0, extent=place((0, 40)), bytes_per_row=4, adopted=True)
-    (sources,) = plan_sources([adopted], [])
-    assert (sources.bands, sources.lost_rows) == ((), 0)
-
-
 def test_rows_of_which_some_columns_are_gone_are_lost_as_a_whole():
     (sources,) = plan_sources([needed((0, 40))], [held((0, 40), (0, 4)), held((0, 10), (4, 8), index=1)])
     assert [(band.rows, len(band.sources)) for band in sources.bands] == [((0, 10), 2), ((10, 40), 0)]

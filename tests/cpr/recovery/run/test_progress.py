@@ -36,12 +36,10 @@ def test_a_batch_that_was_skipped_counts_as_done_with_the_next_step():
     progress.begin(2, (), True, MAX_WITHOUT_PROGRESS)
     assert progress.to_skip == 2
     progress.step(8)
-    assert (progress.steps_done, progress.samples_done, progress.batches_done, progress.to_skip) == (
-        2,
-        16,
-        4,
-        0,
-    )
+    done = (progress.steps_done, progress.samples_done, progress.batches_done, progress.to_skip)
+    assert done == (2, 16, 4, 0)
+    with pytest.raises(ValueError, match="batches_to_skip"):
+        progress.note_skipped()
 
 
 def test_samples_at_a_save():
@@ -53,7 +51,7 @@ def test_samples_at_a_save():
     assert max(progress.saves) == 100
     assert len(progress.saves) == SAVES_KEPT
     assert progress.samples_at(98) == 980
-    assert progress.samples_at(99) == 980  # a save that nobody remembers: more is said to be lost, not less
+    assert progress.samples_at(99) == 980  # of an unknown save: rather too few than too many
 
 
 def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through_generations():
@@ -65,15 +63,7 @@ def test_row_saves_are_counted_from_the_newest_moment_that_counts_and_on_through
         if step != 2:
             progress.note_row_save()
     assert (progress.row_saves_since, set(progress.saves)) == (3, {2, 6})
-    assert progress.row_saves == [
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-    ]  # no further back than is needed where the newest failed
+    assert progress.row_saves == [*range(3, 10)]  # no further back than needed if the newest failed
     assert handed_on(progress).row_saves_since == 3
     progress.forget_save(8)
     assert progress.row_saves_since == 2

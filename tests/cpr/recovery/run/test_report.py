@@ -1,13 +1,12 @@
-"""The story of a recovery, for people and for programs."""
+"""The story of a recovery, for users and for programs."""
 
 import json
-import time
 
 import pytest
 
 from cpr.extent import Extent
 from cpr.recovery.decide.transfer_plan import Band, Needed, ShardSources, Source, origins
-from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin, process_began_ns
+from cpr.recovery.run.report import KILLED, Ending, Phases, Recovery, RowOrigin
 
 STORY = Recovery(
     kind="partial",
@@ -46,11 +45,6 @@ def test_it_tells_who_died_where_rows_came_from_and_what_it_cost():
     ]
 
 
-def test_an_unknown_pls_is_called_so():
-    unknown = Recovery.from_dict({**STORY.to_dict(), "pls_added": None, "pls_total": None})
-    assert "PLS: unknown (total_samples was not given) added" in str(unknown)
-
-
 def test_rows_by_origin_are_counted_over_all_shards_of_a_table():
     def need(rows, adopted=False):
         place = Extent(
@@ -77,7 +71,3 @@ def test_phases_add_up_and_never_run_backwards():
     assert phases.seconds["detect"] == 0.0
     with pytest.raises(AssertionError):
         phases.add("lunch", 1.0)
-
-
-def test_a_process_knows_when_it_began():
-    assert 0 < process_began_ns() < time.time_ns()

@@ -28,7 +28,7 @@ def test_who_continues_a_run(environment, expected):
     assert is_restarted(environment, set()) is expected
 
 
-def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_path, monkeypatch):
+def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_continues(tmp_path, monkeypatch):
     """Under `--rdzv-id` as well, where torchrun counts no restart after another agent was replaced."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -48,7 +48,7 @@ def test_memory_of_a_worker_of_the_same_agent_tells_that_the_run_goes_on(tmp_pat
         monkeypatch.setenv("CPR_AGENT_PID", str(agents[1].pid))
         info = worker.info()
         assert info.held
-        assert not info.restarted  # a later launch of the same name, which begins anew
+        assert not info.restarted  # a later launch of the same name, which starts over
         worker.remove()
     finally:
         for agent in agents:
@@ -111,7 +111,7 @@ def test_each_segment_falls_to_one_worker_of_the_node(
 
 
 def test_memory_that_cannot_be_read_now_ends_the_worker_and_is_there_for_the_next(tmp_path, monkeypatch):
-    """It does not go on from a checkpoint instead, nor claims a part of what there is."""
+    """It does not continue from a checkpoint instead, nor claims a part of what there is."""
     home = Home(run_key(str(tmp_path)), tmp_path)
     for rank in range(2):
         segment = home.create(f"rank{rank}")
@@ -134,7 +134,7 @@ def no_memory(*_args):
 
 
 def test_memory_of_another_run_of_the_same_name_stays_while_its_agent_lives(tmp_path, monkeypatch):
-    """Somebody starts a second torchrun with the name and directory of one that restarts its workers."""
+    """A user starts a second torchrun with the name and directory of one that restarts its workers."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
     agents = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     try:
