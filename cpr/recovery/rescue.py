@@ -61,9 +61,6 @@ class Rescued:
 def opened(folder: Path) -> Iterator[Rescued]:
     """Open the memory of a run; during the block no other process takes or frees it.
 
-    Args:
-        folder: of the run.
-
     Raises:
         ResidentMemoryError: the memory is in use or damaged, or part of it is on another node.
     """

@@ -41,9 +41,6 @@ class Occupied:
 def occupied(root: str | Path | None = None) -> list[Occupied]:
     """List this user's runs with memory on this machine.
 
-    Args:
-        root: a memory file system; None: as for a run.
-
     Raises:
         PermissionError: the user's folder belongs to another user, or is open to others.
     """

@@ -141,9 +141,6 @@ class StopSignal:
     A thread does the work: it learns of the signal even while the main thread hangs outside of Python. Then
     the signal has its usual effect. If that would end the process and the main thread hangs, the thread ends
     the process. Enter and leave the block in the main thread.
-
-    Args:
-        work: called at each signal.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:

@@ -43,9 +43,6 @@ def run_key(uri: str) -> str:
 
     The launcher is the `cpr run` above torchrun if there is one, else `--rdzv-id` if one was given, else the
     agent itself. In this order, because `--standalone` gives each new torchrun an id of its own.
-
-    Args:
-        uri: the checkpoint directory.
     """
     launched_by = os.environ.get(LAUNCH_VARIABLE) or os.environ.get(RUN_ID_VARIABLE, "none")
     if launched_by == "none":
@@ -58,10 +55,6 @@ def run_key(uri: str) -> str:
 
 class Home:
     """The folder of a run.
-
-    Args:
-        run_key: from the function of this name.
-        root: a memory file system; None: `$CPR_RESIDENT_ROOT`, or `/dev/shm`.
 
     Raises:
         ValueError: the root is no folder.

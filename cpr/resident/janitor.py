@@ -43,9 +43,6 @@ def ensure_janitor(home: Path) -> None:
     Launchers are torchrun, and the `cpr run` above it: each may survive the other. Leftovers of earlier runs
     in the same memory file system are freed first.
 
-    Args:
-        home: the run's folder.
-
     Raises:
         OSError: the janitor cannot be started.
     """

@@ -72,12 +72,7 @@ class _Slot:
 
 
 class Replica:
-    """The two slots of a segment.
-
-    Args:
-        folder: of the segment.
-        status: status page, which names the slot that counts.
-    """
+    """The two slots of a segment."""
 
     def __init__(self, folder: Path, status: StatusPage) -> None:
         self._status = status

@@ -72,9 +72,6 @@ class HeldShard:
 class Segment:
     """A worker's folder of shared memory; made by `Home.create` and `Home.find`.
 
-    Args:
-        folder: of the segment.
-
     Raises:
         DamagedMemoryError: the folder or its status page was not left by a worker of this user.
         UnreadableMemoryError: they cannot be read now, or were written by another version.

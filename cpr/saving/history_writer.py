@@ -44,12 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConcurrentSave:
-    """A save that is under way, and the steps during it.
-
-    Args:
-        save: that was just begun.
-        step: training steps done by then.
-    """
+    """A save that is under way, and the steps during it."""
 
     def __init__(self, save: Save, step: int) -> None:
         self.save, self.step = save, step

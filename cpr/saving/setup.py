@@ -75,14 +75,7 @@ class SaveSettings:
 
 
 class SavesBuilder:
-    """Builds the saves of a worker: the tracker of rows before its memory is sealed, all else afterwards.
-
-    Args:
-        settings: of the run.
-        checkpointer: writes the saves.
-        progress: of the run.
-        group: all ranks.
-    """
+    """Builds the saves of a worker: the tracker of rows before its memory is sealed, all else afterwards."""
 
     def __init__(
         self, settings: SaveSettings, checkpointer: Checkpointer, progress: RunProgress, group: RankGroup
@@ -123,12 +116,7 @@ class SavesBuilder:
         self._checkpointer.register("priority", self._prioritizer, per_rank=True)
 
     def build(self, restorer: Restorer, storage: Storage) -> Saves:
-        """Build the saves; called by all ranks, when the checkpointer is prepared.
-
-        Args:
-            restorer: has restored everything.
-            storage: of the checkpoint, where the history is written.
-        """
+        """Build the saves; called by all ranks, when the checkpointer is prepared."""
         settings, progress = self._settings, self._progress
         rows = None if self._prioritizer is None else self._row_saves(self._prioritizer, restorer)
         writer: HistoryWriter | None = None

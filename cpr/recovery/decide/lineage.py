@@ -133,11 +133,6 @@ def note_launches(checkpointer: Checkpointer, worker_group: WorkerGroup, *, resu
 def raise_if_finished(storage: Storage, group: RankGroup, worker_group: WorkerGroup) -> None:
     """Leave if the run that these workers continue has finished without them. Called by all ranks.
 
-    Args:
-        storage: the checkpoint directory of the run.
-        group: all ranks.
-        worker_group: of the workers.
-
     Raises:
         RunFinished: the run has finished.
         CheckpointError: the directory cannot be read.

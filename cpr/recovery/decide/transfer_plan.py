@@ -192,14 +192,7 @@ def origins(plan: Sequence[ShardSources]) -> tuple[RowOrigin, ...]:
 def losses(
     plan: Sequence[ShardSources], samples: int, pls: float | None, expected: float | None
 ) -> tuple[ShardLoss, ...]:
-    """Divide the cost of a failure among the shards that lost rows.
-
-    Args:
-        plan: of all shards.
-        samples: trained between the save and the failure.
-        pls: added by the failure; None: unknown.
-        expected: PLS of such a failure on average; None: unknown.
-    """
+    """Divide the cost of a failure among the shards that lost rows."""
     lost_bytes = sum(each.lost_bytes for each in plan)
     return tuple(
         ShardLoss(

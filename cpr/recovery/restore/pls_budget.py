@@ -38,15 +38,7 @@ class Cost:
 
 
 class PlsBudget:
-    """Prices recoveries, and charges them to the progress of the run.
-
-    Args:
-        checkpointer: of the run.
-        group: all ranks.
-        progress: of the run; is charged.
-        policy: has the limit.
-        total_samples: of the whole run; None: unknown.
-    """
+    """Prices recoveries, and charges them to the progress of the run."""
 
     def __init__(
         self,
@@ -133,12 +125,7 @@ class PlsBudget:
         return False
 
     def _pls_behind(self, progress: RunProgress, state: State) -> float | None:
-        """PLS of loading all rows of a state, of which some are older than its step (row saves).
-
-        Args:
-            progress: as saved in the state.
-            state: the state.
-        """
+        """PLS of loading all rows of a state, of which some are older than its step (row saves)."""
         world_size = state.newest.world_size
         done, saved = progress.samples_done, progress.samples_at(progress.steps_done)
         lost = dict.fromkeys(range(world_size), 1.0) if saved < done else {}

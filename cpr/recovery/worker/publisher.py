@@ -23,14 +23,6 @@ logger = logging.getLogger(__name__)
 class Publisher:
     """Keeps a worker's memory ready for its successor, from `restore` to the end of the worker.
 
-    Args:
-        memory: of this worker.
-        checkpointer: knows the model and what is registered.
-        progress: of the run.
-        worker_group: of this generation.
-        model: its tables are watched for updates.
-        optimizers: ordinary ones that update tables.
-
     Raises:
         NotEnoughMemoryError: there is no room for copies of tables that do not live in shared memory.
     """

@@ -251,7 +251,7 @@ def test_all_workers_go_back_because_of_max_pls_only_where_that_loses_less(
     worker = new_worker(restarted=False, **options).restore()
     advance(worker, steps)
     worker.die()
-    # table c was data-parallel, and so is in no process's segment
+    # table c was data-parallel, and so is in no segment
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **options).restore()
     assert again.story.kind == kind
     assert samples_lost(again) == pytest.approx(lost * BATCH)
@@ -342,7 +342,7 @@ def test_trackers_are_told_where_lost_rows_came_from_an_older_save_than_the_newe
     worker.die()
     if is_damaged:
         damage_rows(tmp_path / "checkpoint/saves/00000001-1/ebc.embedding_bags.c/r0-c0.arrow")
-    # table c was data-parallel, and so is in no process's segment
+    # table c was data-parallel, and so is in no segment
     again = new_worker(layout={"a": "tw", "b": "cw", "c": "tw"}, **adagrad).restore()
     assert (again.story.kind, again.story.save_step) == ("partial", 2 if is_damaged else 4)
     assert again.recovery.checkpointer.newest_step == 4

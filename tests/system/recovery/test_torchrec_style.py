@@ -39,7 +39,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for(self, condition):
-        """The newest line of every rank's journal, once each joins the condition."""
+        """The newest line of every rank's journal, once each fulfils the condition."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             newest = [journal[-1] for rank in (0, 1) if (journal := self.journal(rank))]
