@@ -10,23 +10,14 @@ import psutil
 import pytest
 
 from cpr.faults import AtStep, KillWorker, Plan, Raise
-from data.synthetic import SyntheticConfig, generate
 from tests.programs import at_work
+from tests.system import runs as system_runs
+from tests.system.runs import curve, only_folder, report_of, wait_for_step
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-CLOCKS = {"seconds", "samples_per_s", "exchange_seconds", "exchange_share"}
 RESIDUALS = ("comm.exchange=all_gather", "comm.ratio=0.02", "comm.wire_dtype=fp16")
 """An exchange that leaves some on each rank, which must come back as well."""
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "dataset"
-    generate(
-        SyntheticConfig(scale=1e-4, days=3, rows_per_day=2000, rows_per_block=500, rows_per_file=1000), folder
-    )
-    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,36 +36,8 @@ def undisturbed(start_for_all, dataset, tmp_path_factory):
 
 def settings(dataset, runs, *more):
     """200 steps in one epoch."""
-    return (
-        "--recipe",
-        "tiny",
-        "--set",
-        f"data.uri={dataset}",
-        f"train.run_folder={runs}",
-        "data.global_batch_size=20",
-        "data.window_batches=7",
-        "train.evaluate_every_steps=50",
-        "train.log_every_steps=10",
-        "schedule.warmup_steps=90",
-        *more,
-    )
-
-
-def only_folder(runs):
-    (folder,) = (path for path in runs.iterdir() if path.is_dir())
-    return folder
-
-
-def wait_for_step(process, folder, step):
-    """Wait until the run has logged `step`; gives its run folder."""
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        for path in folder.glob("*/metrics.jsonl"):
-            if f'"train", "step": {step}' in path.read_text():
-                return path.parent
-        time.sleep(0.02)
-    pytest.fail(f"step {step} did not come")
+    common = ("data.window_batches=7", "train.evaluate_every_steps=50", "schedule.warmup_steps=90")
+    return system_runs.settings(dataset, runs, *common, *more)
 
 
 def workers_of(process):
@@ -82,17 +45,6 @@ def workers_of(process):
     return [
         child for child in psutil.Process(at_work(process.pid)).children() if "dlrm.train" in child.cmdline()
     ]
-
-
-def curve(folder):
-    """All that the run has measured of its model, clocks left out."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["kind"] in {"train", "evaluation"}]
-    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
-
-
-def report_of(folder):
-    return json.loads((folder / "report.json").read_text())
 
 
 def check_equal(folder, whole):
