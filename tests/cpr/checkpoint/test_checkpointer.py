@@ -232,17 +232,6 @@ def test_a_long_chain_is_merged_into_a_new_base_with_the_same_rows(start):
     assert_same(again.values(), expected)
 
 
-def test_retention_keeps_two_states(start):
-    run = start(retention=Retention(keep_last=2))
-    for _ in range(4):
-        run.train(1)
-        run.checkpointer.save("consistent")
-    run.checkpointer.close()
-    states, rejected = states_of(run)
-    assert [state.step for state in states] == [4, 3]
-    assert not rejected
-
-
 def test_a_failed_save_reaches_training_with_the_files_name_and_leaves_older_ones(start):
     run = start()
     run.save(1)
@@ -382,6 +371,8 @@ def test_wish_6_a_damaged_save_falls_back_to_the_previous_complete_one(start, tm
     again.train(1)
     again.checkpointer.save("consistent")
     again.checkpointer.close()
+    kept = tmp_path / "checkpoint/saves/00000000-1/manifest.json"
+    assert kept.exists(), "the damaged save does not count as one of the two that are kept"
     last = start()
     assert last.checkpointer.load().state.sequence == 2
 
@@ -408,15 +399,6 @@ def test_when_nothing_verifies_every_reason_is_listed(start, tmp_path):
         (tmp_path / f"checkpoint/saves/0000000{sequence}-1/state.arrow").write_bytes(b"")
     with pytest.raises(NoUsableStateError, match=r"(?s)save 1: .*save 0: "):
         start().checkpointer.load()
-
-
-def test_abandoning_leaves_nothing_that_counts(start, small_pieces):
-    run = start()
-    run.checkpointer.save("rolling")
-    run.train(1)
-    run.checkpointer.close(abandon=True)
-    states, _ = states_of(run)
-    assert states == []
 
 
 def test_before_save_can_refuse_a_save(start):
@@ -636,22 +618,6 @@ def test_a_fallback_logs_a_warning(start, tmp_path, caplog):
     assert again.checkpointer.load().state.step == 1
     assert "fell back to save 0 of step 1" in caplog.text
     assert "saves/00000001-1/manifest.json" in caplog.text
-
-
-def test_a_save_that_failed_to_load_at_a_restart_pushes_no_older_save_out(start, tmp_path):
-    run = start()
-    for _ in range(2):
-        run.train(1)
-        run.checkpointer.save("consistent")
-    run.checkpointer.close()
-    (tmp_path / "checkpoint/saves/00000001-1/state.arrow").write_bytes(b"")
-    again = start()
-    again.checkpointer.load()
-    again.checkpointer.save("consistent")
-    again.checkpointer.close()
-    assert (tmp_path / "checkpoint/saves/00000000-1/manifest.json").exists()
-    last = start()
-    assert last.checkpointer.load().state.sequence == 2
 
 
 def test_after_closing_nothing_is_saved(start):

@@ -11,7 +11,7 @@ from cpr.checkpoint import checkpointer as module
 from cpr.checkpoint.catalog.verify import verify
 from cpr.checkpoint.format.manifest import digest
 from cpr.checkpoint.storage.base import open_storage
-from cpr.errors import CheckpointError, LockedError, MismatchError, SaveFailedError
+from cpr.errors import CheckpointError, MismatchError, SaveFailedError
 from cpr.faults.storages import FaultyStorage
 from tests.cpr.checkpoint.runs import assert_same
 
@@ -80,18 +80,6 @@ def test_a_read_only_directory_is_found_out_before_training(start, mounted):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     with pytest.raises(CheckpointError, match=r"(?i)read-only"):
         start(disk / "checkpoint").checkpointer.claim()
-
-
-def test_two_runs_on_one_directory(start):
-    first = start()
-    first.checkpointer.claim()
-    with pytest.raises(LockedError, match=r"in use by run .*\(process \d+"):
-        start().checkpointer.claim()
-    first.checkpointer.save("consistent")
-    first.checkpointer.close()
-    second = start()
-    second.checkpointer.load()
-    second.checkpointer.claim()
 
 
 def test_a_directory_of_another_model_is_refused_before_anything_is_written(start, tmp_path):
