@@ -30,10 +30,8 @@ def ask_for_huge_pages() -> None:
         os.environ.setdefault(name, value)
 
 
-def keep_freed_memory() -> bool:
-    """Make glibc keep freed memory for the next allocation; returns False for other C libraries."""
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for the next allocation; other C libraries stay as they are."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    understood = any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST_KEPT_BYTES)
-    return understood and bool(mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))
+    if mallopt is not None and any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGEST_KEPT_BYTES):
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -9,12 +9,8 @@ from cpr.shards.groups import tables_prefix, walk
 from dlrm.comm.row_sparse import send_touched_rows
 
 
-def average_touched_rows(model: nn.Module) -> int:
-    """Let replicated fp32 tables send only the rows that samples touched; before the first backward pass.
-
-    Returns the number of modules of replicated tables.
-    """
-    found = 0
+def average_touched_rows(model: nn.Module) -> None:
+    """Let replicated fp32 tables send only the rows that samples touched; before the first backward pass."""
     for _, module in walk(model):
         if tables_prefix(module) is None:
             continue
@@ -23,5 +19,3 @@ def average_touched_rows(model: nn.Module) -> int:
             if isinstance(lookup, DistributedDataParallel):
                 tables = [kernel.emb_module for kernel in lookup.module._emb_modules]
                 send_touched_rows(lookup, {each.weights: each.embedding_specs for each in tables})
-                found += 1
-    return found

@@ -47,7 +47,7 @@ class IdIndex:
         slots = mix(self._ids[rows]) & self._mask
         while rows.numel():
             free = self._slots[slots] == NOTHING
-            # rows that lose a race for a slot try the next one; searches walk the same way
+            # rows that lost the slot to another row try the next one, as searches do
             self._slots[slots[free]] = rows[free].to(self._slots.dtype)
             left = self._rows_at(slots) != rows
             rows, slots = rows[left], (slots[left] + 1) & self._mask

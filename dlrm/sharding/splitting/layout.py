@@ -72,13 +72,13 @@ def _check_columns(name: str, layouts: Mapping[str, list[tuple[int, int, int]]])
     ranks = [rank for rank, _, _ in pieces]
     if ranks != sorted(set(ranks)):
         raise ValueError(
-            f"the columns of a {name} are dealt out in the order of ranks, one piece each, "
+            f"the columns of a {name} lie in the order of ranks, one piece each, "
             f"not as {_described(pieces)}; put the ranks in order"
         )
     dim = sum(width for _, _, width in pieces)
     if any(width <= 0 or width % COLUMN_STEP for _, _, width in pieces):
         raise ValueError(
-            f"the {dim} columns of a {name} cannot be dealt out as {_described(pieces)}: every piece needs a "
+            f"the {dim} columns of a {name} cannot be split as {_described(pieces)}: every piece needs a "
             f"multiple of {COLUMN_STEP} (an FBGEMM limit), so that {dim} columns split over at most "
             f"{dim // COLUMN_STEP} ranks; give columns to fewer ranks, or plan its `tables` instead"
         )

@@ -99,7 +99,7 @@ def my_part(seed, count):
 
 @contextmanager
 def with_column_pieces_on_all_ranks():
-    """The trainer's own plan with the kinds of CUT, column pieces dealt out to the ranks in turn."""
+    """The trainer's own plan with the kinds of CUT, column pieces on the ranks in turn."""
     constraints_of, make_plan = plan._constraints, sharded.make_plan
 
     def with_cuts(*arguments):

@@ -35,7 +35,7 @@ NUM_DENSE = 13
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how it is laid out."""
+    """A model and its sharding."""
 
     kind: str
     strategy: str
