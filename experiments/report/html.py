@@ -22,7 +22,8 @@ TITLE: Final = "CPR: what was measured"
 INTRODUCTION: Final = (
     "Made by `python -m experiments.report` from the stored results in `experiments/results`. Each was "
     "measured by the command it names, at the commit it names; the same command measures it again. A range "
-    "in brackets runs from the lowest to the highest of several rounds; ± is half a 95 % confidence interval."
+    "in brackets runs from the lowest to the highest of several rounds; ± is half a 95 % confidence "
+    "interval."
 )
 TITLES: Final = {
     "failures": "Failures and recovery",

@@ -120,8 +120,9 @@ CLAIMS: Final[Sequence[PaperClaim]] = [
         claim="a production-scale run trains faster, without notable loss of accuracy",
         known=Known.READ,
         differs=(
-            "Ours is half an hour on two nodes of one machine, with a failure every minute or so, real kills "
-            "of workers and nodes among them, and with saves far more frequent than a production run's."
+            "Ours is half an hour on two nodes of one machine, with a failure every minute or so, real "
+            "kills of workers and nodes among them, and with saves far more frequent than a production "
+            "run's."
         ),
     ),
     PaperClaim(
@@ -143,8 +144,8 @@ CLAIMS: Final[Sequence[PaperClaim]] = [
             "Ours are counted on the wire, on 4 workers and samples with 214 ids, as in MLPerf's data; with "
             "one id a feature less is saved, as the experiment's own figures say. By the paper's convention "
             "samples' ids are left out, being read where their rows live, while the keys that a parameter "
-            "server sends are in. We do send ids: `_with_ids` counts them, and a linear part then costs more "
-            "than it saves. Shapes and batches of the paper are not known."
+            "server sends are in. We do send ids: `_with_ids` counts them, and a linear part then costs "
+            "more than it saves. Shapes and batches of the paper are not known."
         ),
     ),
     PaperClaim(
@@ -155,8 +156,8 @@ CLAIMS: Final[Sequence[PaperClaim]] = [
         known=Known.READ,
         paper=DES,
         differs=(
-            "Ours is over TorchRec's plan, which sends pooled embeddings, and among processes that share two "
-            "cores; the paper's is on a cluster, over systems that send weights."
+            "Ours is over TorchRec's plan, which sends pooled embeddings, and among processes that share "
+            "two cores; the paper's is on a cluster, over systems that send weights."
         ),
     ),
     PaperClaim(
@@ -168,8 +169,8 @@ CLAIMS: Final[Sequence[PaperClaim]] = [
         paper=MSTOPK,
         differs=(
             "Ours is a model of 52 million dense parameters among processes that share two cores, over DDP "
-            "with dense gradients; the paper's are networks for images and text on 128 GPUs of 16 nodes in a "
-            "public cloud."
+            "with dense gradients; the paper's are networks for images and text on 128 GPUs of 16 nodes in "
+            "a public cloud."
         ),
     ),
 ]

@@ -40,8 +40,8 @@ SPEED: Final[Sequence[TableRow]] = [
         result=_range("ratio_to_torchrec_best", " over {config[rounds]} rounds")
         + "; {samples_per_s:,.1f/1e3} thousand samples/s",
         caveat="**{ratio_to_torchrec_keeping_memory:.2f} x** ({ratio_to_torchrec_keeping_memory_low:.2f} to "
-        "{ratio_to_torchrec_keeping_memory_high:.2f}) once TorchRec has our memory settings (freed memory is "
-        "kept, huge pages are asked for); two CPU cores, tables cut to {config[rows]:,} rows",
+        "{ratio_to_torchrec_keeping_memory_high:.2f}) once TorchRec has our memory settings (freed memory "
+        "is kept, huge pages are asked for); two CPU cores, tables cut to {config[rows]:,} rows",
         is_headline=True,
     ),
     TableRow(
@@ -112,26 +112,26 @@ SPLITTING: Final[Sequence[TableRow]] = [
         experiment="splitting",
         what="relative error of a split step whose partial results travel in bf16 and fp16, worst model",
         result=(
-            "gradients **{wire_error_bf16:.2%}** and **{wire_error_fp16:.2%}**, "
-            "logits {wire_error_bf16_logits:.2%} and {wire_error_fp16_logits:.2%}"
+            "gradients **{wire_error_bf16:.2%}** and **{wire_error_fp16:.2%}**, logits "
+            "{wire_error_bf16_logits:.2%} and {wire_error_fp16_logits:.2%}"
         ),
     ),
     TableRow(
         experiment="splitting",
         what="training step with split operators, over TorchRec's plan, best of all links and models",
         result=_range("best_throughput_ratio"),
-        caveat="the planner's choice is the faster plan in {planner_firm_hits_share:.1%} of the cells, ties "
-        "left "
-        "out ({planner_hits_share:.0%} with ties), and in the worst cell {auto_worst_ratio:.2f} x as fast as "
-        "the better one; links of 1 Gb/s and more between processes on two cores",
+        caveat="the planner's choice is clearly the faster plan in {planner_firm_hits_share:.1%} of the "
+        "cells ({planner_hits_share:.0%} if ties count as hits), and in the worst cell "
+        "{auto_worst_ratio:.2f} x as fast as the better one; links of 1 Gb/s and more between processes on "
+        "two cores",
         is_headline=True,
     ),
     TableRow(
         experiment="splitting",
-        what="choices of the planner that were the faster plan, ties left out",
+        what="cells in which the planner's choice is clearly the faster plan",
         result="**{planner_firm_hits_share:.1%}**",
-        caveat="{planner_hits_share:.0%} with ties ({ties_share:.0%} of the cells; {open_share:.0%} are left "
-        "open by noise)",
+        caveat="{planner_hits_share:.1%} if ties count as hits; noise leaves {open_share:.1%} of the cells "
+        "open",
     ),
     TableRow(
         experiment="splitting",
@@ -152,9 +152,9 @@ COMMUNICATION: Final[Sequence[TableRow]] = [
     TableRow(
         experiment="communication",
         what="share of a step that the dense exchange takes, 2 workers, links of 1 Gb/s",
-        result="`tiny` **{dense_share_tiny_2_workers_1gbps:.0%}**, "
-        "`terabyte` **{dense_share_terabyte_2_workers_1gbps:.0%}**, "
-        "52 million dense parameters by themselves **{dense_share_wide_2_workers_1gbps:.0%}**",
+        result="`tiny` **{dense_share_tiny_2_workers_1gbps:.0%}**, `terabyte` "
+        "**{dense_share_terabyte_2_workers_1gbps:.0%}**, 52 million dense parameters by themselves "
+        "**{dense_share_wide_2_workers_1gbps:.0%}**",
     ),
     TableRow(
         experiment="communication",
@@ -162,8 +162,8 @@ COMMUNICATION: Final[Sequence[TableRow]] = [
         result=_range("wide_1gbps_speedup"),
         caveat="a model made for this: in `terabyte` the whole exchange is "
         "{dense_share_terabyte_2_workers_1gbps:.0%} of a step, in `tiny` "
-        "{dense_share_tiny_2_workers_1gbps:.0%}; AUC minus DDP's "
-        "{auc_delta_auto:+.0f/1e-4} ± {auc_delta_auto_ci:.0f/1e-4} in 1e-4, too wide to tell",
+        "{dense_share_tiny_2_workers_1gbps:.0%}; AUC minus DDP's {auc_delta_auto:+.0f/1e-4} ± "
+        "{auc_delta_auto_ci:.0f/1e-4} in 1e-4, too wide to tell",
         is_headline=True,
     ),
     TableRow(
@@ -202,10 +202,8 @@ SAVING: Final[Sequence[TableRow]] = [
         what="training waits for a full rolling save, over `torch.distributed.checkpoint` (DCP)'s save",
         result=_range("blocked_ratio_rolling", " over {config[rounds]} rounds"),
         caveat="but **{blocked_ratio_rolling_to_dcp_async:.2f} x** as long as for DCP's `async_save`, which "
-        "copies "
-        "everything at once: it takes {peak_extra_bytes_dcp_async:.1f/1e9} GB of extra memory, the rolling "
-        "save "
-        "{peak_extra_bytes:.1f/1e9} GB, and until the commit costs training more (next row)",
+        "copies everything at once: it takes {peak_extra_bytes_dcp_async:.1f/1e9} GB of extra memory, the "
+        "rolling save {peak_extra_bytes:.1f/1e9} GB, and until the commit costs training more (next row)",
         is_headline=True,
     ),
     TableRow(
@@ -244,8 +242,7 @@ SAVING: Final[Sequence[TableRow]] = [
     TableRow(
         experiment="codecs",
         what="AUC when all rows pass a row save's codec and training continues, minus exact, {num_seeds} "
-        "seeds, "
-        "in 1e-4",
+        "seeds, in 1e-4",
         result=", ".join(
             f"{codec} {_delta(f'auc_{codec}_minus_exact')}" for codec in ("fp16", "int8", "int4")
         ),
@@ -258,8 +255,7 @@ FAILURES: Final[Sequence[TableRow]] = [
         what="from `kill -9` of one of 2 workers to the next step of all, over torchrun and DCP's load",
         result=_range("time_ratio_2") + "; {seconds_2:.1f} s against {rival_seconds_2:.1f} s",
         caveat="2.6 GB of tables on one machine, DCP's files in the page cache; most of it is gained by "
-        "processes "
-        "that are forked with everything imported and by tables that stay in memory",
+        "processes that are forked with everything imported and by tables that stay in memory",
         is_headline=True,
     ),
     TableRow(
@@ -274,17 +270,15 @@ FAILURES: Final[Sequence[TableRow]] = [
             "{soak_minutes:.0f} minutes of training on two nodes with {soak_failures:.0f} failures of all "
             "kinds (workers, agents, nodes, memory, hangs, damaged files, full disks; {soak_partitions:.0f} "
             "partitions, {soak_pauses:.0f} pauses of a node, {soak_outages:.0f} outages of storage), over "
-            "the "
-            "same run undisturbed"
+            "the same run undisturbed"
         ),
         result=(
-            "AUC **{soak_auc_delta:+.2f/1e-4}e-4** at a portion of lost samples (PLS) of **{soak_pls:.4f}**; "
-            "wrong rows: **{soak_rows_wrong:.0f}** of {soak_rows_checked:,.0f} compared"
+            "AUC **{soak_auc_delta:+.2f/1e-4}e-4** at a portion of lost samples (PLS) of "
+            "**{soak_pls:.4f}**; wrong rows: **{soak_rows_wrong:.0f}** of {soak_rows_checked:,.0f} compared"
         ),
         caveat=(
             "one run; both nodes on one machine; {soak_rows_unchecked:,.0f} rows could not be compared, "
-            "dense "
-            "parameters are not; processes, files and memory left behind: {soak_leftovers:.0f}"
+            "dense parameters are not; processes, files and memory left behind: {soak_leftovers:.0f}"
         ),
         is_headline=True,
     ),
@@ -316,11 +310,9 @@ QUALITY: Final[Sequence[TableRow]] = [
         experiment="overhead",
         what="overhead of failures and of saves in the background, 56 h, 2 failures, 8 nodes, PLS 0.1",
         result="**{overhead_cpr_background:.2%}** of training time; "
-        "**{overhead_cpr_background_tracked:.1%}** with "
-        "slower steps and MFU's counting",
+        "**{overhead_cpr_background_tracked:.1%}** with slower steps and MFU's counting",
         caveat="accounted, not run: by the paper's formulas, with times of a save and a load worked back "
-        "from the "
-        "paper's percentages and with our measured waiting; slower steps alone make it "
+        "from the paper's percentages and with our measured waiting; slower steps alone make it "
         "{overhead_cpr_background_slowed:.2%}; the formulas give full recovery {overhead_full:.1%}",
         is_headline=True,
     ),
@@ -328,10 +320,9 @@ QUALITY: Final[Sequence[TableRow]] = [
         experiment="overhead",
         what="AUC against no failure in that job, {num_seeds} seeds, in 1e-4",
         result=", ".join(f"{name} {_delta(f'auc_delta_{scheme}')}" for scheme, name in SCHEMES.items()),
-        caveat="margin fixed in advance: 2; with SGD MFU is "
-        "{auc_delta_mfu_sgd:+.1f/1e-4} ± {auc_delta_mfu_sgd_ci:.1f/1e-4}, which does not show it; emulated "
-        "in one "
-        "process on synthetic data, where MFU fills only {budget_used_mfu:.0%} of its budget",
+        caveat="margin fixed in advance: 2; with SGD MFU is {auc_delta_mfu_sgd:+.1f/1e-4} ± "
+        "{auc_delta_mfu_sgd_ci:.1f/1e-4}, which does not show it; emulated in one process on synthetic "
+        "data, where MFU fills only {budget_used_mfu:.0%} of its budget",
         is_headline=True,
     ),
     TableRow(
@@ -351,8 +342,7 @@ QUALITY: Final[Sequence[TableRow]] = [
             if scheme != "never"  # which no interval changes
         ),
         caveat="MFU loses {loss_ratio_mfu_to_random:.2f} ± {loss_ratio_mfu_to_random_ci:.2f} of what random "
-        "rows "
-        "lose",
+        "rows lose",
         is_headline=True,
     ),
     TableRow(

@@ -15,8 +15,8 @@ EXPERIMENTS: Final = Path(__file__).parents[1]
 RANGES: Final = ("low", "high", "ci")
 """Endings of figures that say how far another one can be trusted."""
 EARLIER_COMMITS: Final = (
-    "008c159 11f9b69 171db8c 3f92461 449d943 6e3ad1d 73fbe69 83f6ccd 8eaeab5 918f27d "
-    "a41b15f aeeb135 bd18d0f cc1d176 d2d2644 e099d46 f13f08e fa427b1"
+    "008c159 11f9b69 171db8c 3f92461 449d943 6e3ad1d 73fbe69 83f6ccd 8eaeab5 918f27d a41b15f aeeb135 "
+    "bd18d0f cc1d176 d2d2644 e099d46 f13f08e fa427b1"
 )
 """Commits of stored results that were measured before all modules moved to their present folders."""
 EARLIER_LAYOUT, UNCOMMITTED, ROWS_BEFORE = "†", "‡", "§"

@@ -82,7 +82,7 @@ def staleness(path: Path, wanted: str) -> str:
             start = max(differs - SHOWN // 2, 0)
             shown = slice(start, start + SHOWN)
             return (
-                f"{path}, line {place}, is stale:\n  it says     {is_there[shown]}\n"
-                f"  results say {should_be[shown]}"
+                f"{path}, line {place}, is stale:\n  it says     {is_there[shown]}\n  results say "
+                f"{should_be[shown]}"
             )
     return ""
