@@ -29,7 +29,6 @@ class CheckpointConfig:
     merge_after: int = 8
     """Compact base and row saves into a new base when there are more row saves than this; 0: never."""
     retention: Retention = field(default_factory=Retention)
-    """Which saves are kept."""
 
     def __post_init__(self) -> None:
         check_fields(self)

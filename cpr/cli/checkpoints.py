@@ -108,6 +108,7 @@ IMPORT_LINES: Final = """\
 state = {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
 torch.distributed.checkpoint.load(state, checkpoint_id="DCP_DIR")
 checkpointer.save("consistent")
+checkpointer.wait()
 """
 """Python lines that load a directory of `torch.distributed.checkpoint` into a TorchRec model and save it."""
 
@@ -122,7 +123,7 @@ def _import(_: argparse.Namespace) -> int:
     raise ValueError(
         "`cpr import` was removed, because torch.distributed.checkpoint itself loads into a sharded model. "
         "What to do: build the model and its Checkpointer as for training, with tables split by columns as "
-        "they were, and run\n\n" + IMPORT_LINES
+        "they were, and run, with the keys that the directory has,\n\n" + IMPORT_LINES
     )
 
 

@@ -50,7 +50,6 @@ class _CommitResult:
     blocked_s: float
     """Longest time that training waited for the save on any rank."""
     is_out_of_time: bool
-    """Whether the time limit ran out on some rank."""
 
 
 @dataclass(kw_only=True)
@@ -66,7 +65,6 @@ class Committer:
     """Compact a chain into a new base when it has more row saves than this; 0: never."""
     run_id: str
     epoch: int
-    """Epoch of this run's ownership of the directory."""
     next_sequence: int
     committed: list[Manifest]
     """All saves of this run that count, oldest first; only rank 0 has the entries of their chunks."""

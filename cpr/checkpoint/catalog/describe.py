@@ -25,7 +25,6 @@ class SaveInfo:
     codec: str | None
     """Codec of the save's weights; None if it has no rows."""
     max_error: float
-    """Largest absolute error of a weight by the codec."""
     merged: Sequence[int]
     """Sequences of the saves that a merged base was made from."""
 
@@ -63,11 +62,9 @@ class Description:
 
     uri: str
     run_id: str | None
-    """Run of the newest state."""
     world_size: int | None
     num_states: int
     num_bytes: int
-    """Bytes of all saves that count."""
     chain: Sequence[SaveInfo]
     """Base and row saves of the newest state, oldest first; empty if nothing is loadable."""
     older: Sequence[SaveInfo]

@@ -33,7 +33,6 @@ class Ownership:
         self.run_id = ""
         """Random id for a new run, made by `claim`."""
         self.previous: Owner | None = None
-        """The previous owner of the directory."""
         self._has_read_previous = False
         self._note_launches: Callable[[DirectoryLock], None] = lambda lock: None
 

@@ -28,7 +28,6 @@ class CommittedSaves:
     """The saves of a run in the directory that it will write to."""
 
     next_sequence: int
-    """Sequence of the run's next save."""
     committed: tuple[Manifest, ...]
     """Sound saves of this run, oldest first."""
 

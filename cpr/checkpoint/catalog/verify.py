@@ -23,7 +23,6 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.errors import CheckpointError, CorruptFileError
 
 READERS: Final = 4
-"""Number of files that are read at a time."""
 READ_BYTES: Final = 8 * 2**20
 """Memory of each reader, in bytes; more if a chunk or a state file is larger."""
 
@@ -36,11 +35,9 @@ class BadFile:
     """A file that differs from what was saved, or cannot be read."""
 
     sequence: int
-    """Sequence of the file's save."""
     path: str
     """Relative to the checkpoint directory."""
     cause: str
-    """Message that names the file."""
     is_damaged: bool = True
     """False: the storage failed, which says nothing about the file itself."""
 

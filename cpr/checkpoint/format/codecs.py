@@ -30,7 +30,6 @@ class Codec(ABC):
     """A codec: encodes the weights of rows for storage, measures the error, and decodes them."""
 
     name: str
-    """Name in manifests and configurations."""
 
     @abstractmethod
     def stored_as(self, dtype: torch.dtype, num_cols: int) -> tuple[torch.dtype, int]:
@@ -191,7 +190,6 @@ class Quantised(_Lossy):
 
 
 CODECS: Final = ("exact", "fp32", "fp16", "int8", "int4")
-"""Names of all codecs."""
 
 
 def codec_named(name: str) -> Codec:

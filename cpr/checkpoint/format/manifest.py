@@ -28,11 +28,9 @@ SAVES: Final = "saves"
 ROW: Final = "row"
 """Name of the column with row ids, in row saves."""
 COLUMN_DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8")
-"""Data types that row files can hold."""
 _ROW_BYTES: Final = 2**30
 """Limit for the bytes of a row in a manifest, so that a forged one cannot exhaust memory."""
 _NAME_BYTES: Final = 255
-"""Longest file name that file systems take."""
 _NO_DIGEST: Final = "0" * 32
 _NUMBERS: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
@@ -82,11 +80,9 @@ class ChunkEntry:
     """Length of the message with its body, in bytes."""
     num_rows: int
     first_row: int
-    """Smallest row id."""
     last_row: int
     """Largest row id; a base's chunks hold all row ids from first to last, in order."""
     digest: str
-    """XXH3-128 of the chunk's bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +110,6 @@ class RowFileEntry:
     """Largest absolute error of a weight by the codec: 0.0 for exact; of a merged file, the largest of the
     files that it was merged from."""
     first_step: int
-    """Training step of the oldest row."""
     last_step: int
     """Training step of the newest row; in a rolling save it may be later than the manifest's `step`."""
     chunks: Sequence[ChunkEntry]

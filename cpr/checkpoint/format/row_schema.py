@@ -22,7 +22,6 @@ _ARROW_TYPES: Final = {
     torch.uint8: pa.uint8(),
 }
 DTYPES: Final = {name: getattr(torch, name) for name in COLUMN_DTYPES}
-"""Data types of live columns, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +29,6 @@ class RowBatch:
     """Rows of one shard in host memory, with all their columns, on the way to a row file or back."""
 
     first_row: int
-    """Row id of the first row."""
     ids: Tensor | None
     """Row ids, int64 `[n]`, ascending without duplicates; None: contiguous from `first_row`."""
     columns: Mapping[str, Tensor]
@@ -62,7 +60,6 @@ class StoredColumn:
 
     field: pa.Field
     dtype: torch.dtype
-    """Data type of the stored values."""
     width: int | None
     """Values in a row; None: one, in a plain column."""
 

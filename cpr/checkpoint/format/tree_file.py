@@ -44,7 +44,6 @@ DAMAGE: Final = (
 )
 """Exceptions that parsing damaged bytes may raise."""
 BYTES: Final = "bytes"
-"""The dtype of a leaf that is a Python `bytes` object."""
 NUMBERS: Final = "biufc"
 """Kinds of numpy dtypes that can be saved: bool, int, unsigned, float, complex."""
 

@@ -33,7 +33,6 @@ WRITERS: Final[Mapping[str, Writer]] = {
     "parquet": write_parquet,
 }
 TABLES_ALONE: Final = frozenset({"parquet"})
-"""Formats that hold only tables."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,6 @@ class FullModel:
         self._storage = storage
         self._state = state
         self.tables = {fqn: table_columns(fqn, entry) for fqn, entry in state.newest.tables.items()}
-        """Columns of each table, by the table's name."""
         self.tensors: dict[TreePath, Tensor] = {}
         """All other tensors; held in memory."""
         self.notes: dict[str, Any] = {

@@ -23,7 +23,6 @@ Index = slice | Tensor
 """Index of rows of a tensor: a range, or int64 `[n]`."""
 
 MEAN_ROWS: Final = 2**20
-"""Number of rows that are averaged at a time."""
 
 
 class Target:

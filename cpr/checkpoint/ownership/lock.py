@@ -79,7 +79,6 @@ class DirectoryLock:
             beat_s=self._patience_s / BEATS_PER_PATIENCE,
         )
         self.previous: Owner | None = None
-        """The previous owner of the directory."""
         self._writing = threading.Lock()
         self._released = threading.Event()
         self._thread: threading.Thread | None = None

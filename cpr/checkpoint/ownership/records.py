@@ -40,7 +40,6 @@ class Claimant:
     session: str = ""
     """Session whose generations of workers succeed each other as owners; empty: none."""
     generation: int = 0
-    """Generation of these workers."""
 
 
 NO_CLAIMANT: Final = Claimant()
@@ -55,7 +54,6 @@ class Owner:
     token: str
     """Random; part of the record's name."""
     run: str
-    """Run id, for messages."""
     host: str
     place: str
     """Boot id and process id namespace: where `pid` means something."""
@@ -65,18 +63,15 @@ class Owner:
     session: str = ""
     """Session whose generations of workers succeed each other as owners; empty: none."""
     generation: int = 0
-    """Generation of the owner's workers."""
     launches: tuple[str, ...] = ()
     """Launches of the workers that made the saves here; the owner's own once its workers have begun."""
     beat: int = 0
     """Incremented at each renewal."""
     beat_s: float = 0.0
-    """Seconds between renewals."""
     accepted: tuple[tuple[int, int], ...] | None = None
     """Sequence and epoch of the saves of older epochs that still count; None: not listed yet, and this owner
     has saved nothing."""
     released: bool = False
-    """Whether the owner has released the directory."""
     finished: int | None = None
     """Training steps done when the run finished; None: it has not, as far as this owner knows."""
 

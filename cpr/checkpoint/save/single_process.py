@@ -18,7 +18,6 @@ from cpr.checkpoint.storage.base import Storage
 from cpr.extent import Extent
 
 CHUNK_BYTES: Final = 8 * 2**20
-"""Size of the chunks that can be read alone."""
 
 Progress = Callable[[int], object]
 """Called with the bytes of table rows written since the last call."""

@@ -26,7 +26,6 @@ class StagedRows:
     buffer: Tensor
     """The pool's buffer, to be released after writing."""
     step: int
-    """Training steps done when the rows were copied."""
 
 
 @dataclass(frozen=True, eq=False)

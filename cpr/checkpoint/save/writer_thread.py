@@ -48,7 +48,6 @@ class Save:
         self.error: SaveFailedError | None = None
         """Why the save, or compaction and retention after it, failed."""
         self.is_out_of_time = False
-        """Whether copying on this rank exceeded the time limit."""
         self.is_refused = False
         """Whether a newer run owns the directory."""
         self.is_excused = False

@@ -25,7 +25,6 @@ class CapturedState:
     """The state of a run without its table rows, captured in one moment."""
 
     step: int
-    """Training steps done at that moment."""
     tables: dict[str, TableEntry]
     """Tables that this rank holds shards of, with the counters of that moment."""
     common: Any | None

@@ -32,7 +32,6 @@ class HashingSink:
         self._sink = sink
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
-        """Bytes written so far."""
 
     def write(self, data: memoryview) -> None:
         """Append bytes."""
