@@ -1,7 +1,7 @@
 """Inputs of the estimator, merged from flags, a failure log and the histories of runs, in this priority."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cpr.estimator.failures.log import FailureLog, log_of_runs
@@ -51,15 +51,8 @@ class EstimatorInputs:
         }
 
 
-@dataclass(kw_only=True)
-class _Gathered:
-    values: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-
-    def offer(self, name: str, value: float | None, source: str) -> None:
-        """Add a value, unless an earlier one takes precedence."""
-        if value is not None and name not in self.values:
-            self.values[name], self.sources[name] = value, source
+_Found = dict[str, tuple[Any, str]]
+"""Values of a job with their sources, by name."""
 
 
 def gather(
@@ -75,39 +68,39 @@ def gather(
     Raises:
         ValueError: a value is missing or impossible; the message names the flag.
     """
-    found = _Gathered()
+    found: _Found = {}
     for name, value in given.items():
-        found.offer(name, value, "given")
+        _offer(found, name, value, "given")
     log_source = "from the log of failures"
     if log is None and runs:
         log, log_source = log_of_runs(runs), f"seen in {count_text(len(runs), 'run')}"
     if log is not None and log.num_failures:
         source = f"{count_text(log.num_failures, 'failure')} in {duration_text(log.exposure_s)}, {log_source}"
-        found.offer("T_fail", log.exposure_s / log.num_failures, source)
+        _offer(found, "T_fail", log.exposure_s / log.num_failures, source)
     if runs:
         _measured(found, runs)
-    if missing := [name for name in NEEDED if name not in found.values]:
+    if missing := [name for name in NEEDED if name not in found]:
         raise ValueError(_what_is_missing(missing, log))
     for name in ("O_load", "O_res"):
-        found.offer(
-            name, 0.0, f"taken as 0: {FLAGS[name]} was not given (it is the same for both recoveries)"
+        _offer(
+            found, name, 0.0, f"taken as 0: {FLAGS[name]} was not given (it is the same for both recoveries)"
         )
     order = [*FLAGS, "O_rows", "blocked_rows", "row_share", "nodes_lost"]
     return EstimatorInputs(
-        job=Job(**found.values),
-        sources={name: found.sources[name] for name in order if name in found.sources},
+        job=Job(**{name: value for name, (value, _) in found.items()}),
+        sources={name: found[name][1] for name in order if name in found},
         log=log,
     )
 
 
-def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
+def _measured(found: _Found, runs: Sequence[RunHistory]) -> None:
     sizes = sorted({run.nodes for run in runs})
     if len(sizes) > 1:
         raise ValueError(
             f"these runs had {' and '.join(map(str, sizes))} nodes; how often a job fails depends on them: "
             "give runs of one size"
         )
-    is_save_given = "O_save" in found.values  # then measured training time lost does not belong to it
+    is_save_given = "O_save" in found  # then measured training time lost does not belong to it
     pooled = replace(
         runs[-1],
         saves=[] if is_save_given else [save for run in runs for save in run.saves],
@@ -115,29 +108,35 @@ def _measured(found: _Gathered, runs: Sequence[RunHistory]) -> None:
     )
     source = f"measured in {count_text(len(runs), 'run')}"
     per_failure = f"{source}, {count_text(len(pooled.failures), 'failure')}"
-    found.offer("N_emb", pooled.nodes, source)
+    _offer(found, "N_emb", pooled.nodes, source)
     newest = source if len(runs) == 1 else "measured in the newest run"
-    found.offer("T_total", runs[-1].T_total, f"{newest}: the steps for all samples")
+    _offer(found, "T_total", runs[-1].T_total, f"{newest}: the steps for all samples")
     _measured_saves(found, pooled, source)
-    found.offer("O_load", pooled.O_load, per_failure)
-    found.offer("O_res", pooled.O_res, per_failure)
-    found.offer("nodes_lost", pooled.nodes_lost, f"{per_failure}: nodes' worth of rows lost in each")
+    _offer(found, "O_load", pooled.O_load, per_failure)
+    _offer(found, "O_res", pooled.O_res, per_failure)
+    _offer(found, "nodes_lost", pooled.nodes_lost, f"{per_failure}: nodes' worth of rows lost in each")
 
 
-def _measured_saves(found: _Gathered, pooled: RunHistory, source: str) -> None:
+def _measured_saves(found: _Found, pooled: RunHistory, source: str) -> None:
     """Add the costs of saves; a save takes at least as long as the training time lost by it."""
     if pooled.O_save is None or pooled.O_blocked is None:
         return
-    is_cost_given = "blocked_save" in found.values
+    is_cost_given = "blocked_save" in found
     counted = f"{source}, {count_text(len(pooled.saves), 'save')}"
-    found.offer("O_save", max(pooled.O_save, pooled.O_blocked), counted)
-    found.offer("blocked_save", pooled.O_blocked, f"{source}: what training loses")
+    _offer(found, "O_save", max(pooled.O_save, pooled.O_blocked), counted)
+    _offer(found, "blocked_save", pooled.O_blocked, f"{source}: what training loses")
     rows = pooled.row_save
     if rows is None or is_cost_given:
         return
-    found.offer("O_rows", max(rows.seconds, rows.blocked_s), f"{source}: a save of some rows")
-    found.offer("blocked_rows", rows.blocked_s, f"{source}: what training loses")
-    found.offer("row_share", rows.share, f"{source}: of the rows, in a save of some")
+    _offer(found, "O_rows", max(rows.seconds, rows.blocked_s), f"{source}: a save of some rows")
+    _offer(found, "blocked_rows", rows.blocked_s, f"{source}: what training loses")
+    _offer(found, "row_share", rows.share, f"{source}: of the rows, in a save of some")
+
+
+def _offer(found: _Found, name: str, value: float | None, source: str) -> None:
+    """Add a value, unless an earlier one takes precedence."""
+    if value is not None:
+        found.setdefault(name, (value, source))
 
 
 def _what_is_missing(missing: Sequence[str], log: FailureLog | None) -> str:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from cpr.estimator.failures.arrivals import FailureModel, JobClock, NodeClock, Times
 from cpr.estimator.planning.formulas import Job, check_interval
-from cpr.estimator.simulation.trials import PartialRuns, Runs, Trials
+from cpr.estimator.simulation.trials import PartialRuns, Runs
 
 Recovery = Literal["full", "partial"]
 PARTS: Final = ("save", "lost", "load", "reschedule")
@@ -173,14 +173,14 @@ def simulate(config: SimulationConfig) -> Simulation:
     with tqdm(
         total=config.num_trials, unit="run", desc=config.recovery, disable=None, leave=False, delay=1
     ) as bar:
-        trials = []
+        batches = []
         for size, seed in zip(sizes, seeds, strict=True):
-            trials.append(_simulate_some(config, size, seed))
+            batches.append(_simulate_some(config, size, seed))
             bar.update(size)
-    return _summary(config, trials)
+    return _summary(config, batches)
 
 
-def _simulate_some(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Trials:
+def _simulate_some(config: SimulationConfig, num_runs: int, seed: np.random.SeedSequence) -> Runs:
     """Simulate some of the runs at the same time."""
     job = config.simulated_job
     clock = JobClock if config.failures.scope == "job" else NodeClock
@@ -191,9 +191,9 @@ def _simulate_some(config: SimulationConfig, num_runs: int, seed: np.random.Seed
     )
 
 
-def _summary(config: SimulationConfig, trials: list[Trials]) -> Simulation:
+def _summary(config: SimulationConfig, batches: list[Runs]) -> Simulation:
     def column(name: str) -> Times:
-        return np.concatenate([getattr(each, name) for each in trials])
+        return np.concatenate([getattr(each, name) for each in batches])
 
     costs = {part: column(f"{part}_s") / config.job.T_total for part in PARTS}
     overheads = np.sum(list(costs.values()), axis=0)

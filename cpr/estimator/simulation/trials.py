@@ -14,11 +14,9 @@ by arithmetic, for all runs at once, however many saves lie in between. The rule
 - A run that needs more than `give_up_s` ends unfinished: it may never end.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpr.estimator.failures.arrivals import Clock, Failure, Numbers, Times
 from cpr.estimator.planning.formulas import Job
@@ -26,31 +24,11 @@ from cpr.estimator.planning.formulas import Job
 ROUNDING: Final = 1e-9
 """In intervals: a save that is due this shortly after the end is due at the end."""
 
-Flags = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trials:
-    """Costs of many runs, arrays [runs]. Times in seconds.
-
-    The parts and the job's useful time add up to the time that a run took.
-    """
-
-    save_s: Times
-    """Training time lost by saves."""
-    lost_s: Times
-    """Training undone by full recovery."""
-    load_s: Times
-    reschedule_s: Times
-    pls: Times
-    """Portion of lost samples."""
-    failures: Numbers
-    finished: Flags
-    """Whether the run ended before `give_up_s`; the costs of the others are those until then."""
-
 
 class Runs:
-    """Runs of one job with full recovery, simulated at the same time.
+    """Runs of one job with full recovery, simulated at the same time, and their costs.
+
+    The costs and the job's useful time add up to the time that a run took.
 
     Args:
         job: of all runs.
@@ -61,38 +39,39 @@ class Runs:
 
     def __init__(self, job: Job, interval_s: float, give_up_s: float, num_runs: int) -> None:
         self._job, self._interval_s, self._give_up_s = job, interval_s, give_up_s
-        self._share = min(1.0, job.nodes_lost)
         self._wall_s, self._done_s, self._saved_s = (np.zeros(num_runs) for _ in range(3))
         self._due_s = np.full(num_runs, interval_s)  # in training done, as `_done_s` and `_saved_s`
-        self._save_s, self._lost_s, self._load_s, self._res_s = (np.zeros(num_runs) for _ in range(4))
         self._lost_node_s = np.zeros(num_runs)  # training whose effect on a node is lost
-        self._failures = np.zeros(num_runs, np.int64)
-        self._under_way, self._finished = np.ones(num_runs, np.bool_), np.zeros(num_runs, np.bool_)
+        self._running = np.ones(num_runs, np.bool_)
+        self.save_s, self.load_s, self.reschedule_s = (np.zeros(num_runs) for _ in range(3))
+        self.lost_s = np.zeros(num_runs)
+        """Training undone by full recovery."""
+        self.failures = np.zeros(num_runs, np.int64)
+        self.finished = np.zeros(num_runs, np.bool_)
+        """Whether the run ended before `give_up_s`; the costs of the others are those until then."""
 
-    def run(self, clock: Clock) -> Trials:
+    @property
+    def pls(self) -> Times:
+        """Portion of lost samples of each run."""
+        share = min(1.0, self._job.nodes_lost)
+        return self._lost_node_s * share / (self._job.T_total * self._job.N_emb)
+
+    def run(self, clock: Clock) -> Self:
         """Simulate all runs to their end; call it once."""
-        while self._under_way.any():
+        while self._running.any():
             failure = clock.next()
             self._advance(failure.at_s)
-            struck = np.nonzero(self._under_way)[0]
+            struck = np.nonzero(self._running)[0]
             self._recover(struck, failure)
-            self._failures[struck] += 1
-            self._under_way &= self._wall_s < self._give_up_s
-        return Trials(
-            save_s=self._save_s,
-            lost_s=self._lost_s,
-            load_s=self._load_s,
-            reschedule_s=self._res_s,
-            pls=self._lost_node_s * self._share / (self._job.T_total * self._job.N_emb),
-            failures=self._failures,
-            finished=self._finished,
-        )
+            self.failures[struck] += 1
+            self._running &= self._wall_s < self._give_up_s
+        return self
 
     def _advance(self, at_s: Times) -> None:
         """Recover, train and save until the times `at_s` or the end, whichever comes first."""
-        job, live = self._job, self._under_way
+        job, live = self._job, self._running
         left_s = np.where(live, at_s - self._wall_s, 0.0)
-        recovers = self._failures > 0
+        recovers = self.failures > 0
         res_s = np.where(recovers, np.minimum(left_s, job.O_res), 0.0)
         load_s = np.where(recovers, np.minimum(left_s - res_s, job.O_load), 0.0)
         trains = live & (~recovers | (left_s >= job.O_res + job.O_load))
@@ -109,14 +88,14 @@ class Runs:
         in_last_s = since_due_s - (begun - 1) * cycle_s
         waited_s = np.where(begun > 0, (begun - 1) * job.O_blocked + np.minimum(in_last_s, job.O_blocked), 0)
 
-        self._res_s += res_s
-        self._load_s += load_s
-        self._save_s += np.where(ends, num_saves * job.O_blocked, waited_s)
+        self.reschedule_s += res_s
+        self.load_s += load_s
+        self.save_s += np.where(ends, num_saves * job.O_blocked, waited_s)
         self._done_s += np.where(trains & ~ends, left_s - waited_s, 0)
         self._wall_s = np.where(live, at_s, self._wall_s)
         self._note_saves(begun, in_last_s)
-        self._finished |= ends
-        self._under_way = live & ~ends
+        self.finished |= ends
+        self._running = live & ~ends
 
     def _note_saves(self, begun: Times, in_last_s: Times) -> None:
         """Update the last save that counts: all that began, except the last if the failure broke it."""
@@ -130,7 +109,7 @@ class Runs:
 
     def _recover(self, struck: Numbers, failure: Failure) -> None:
         """Return to the last save that counts."""
-        self._lost_s[struck] += self._done_s[struck] - self._saved_s[struck]
+        self.lost_s[struck] += self._done_s[struck] - self._saved_s[struck]
         self._done_s[struck] = self._saved_s[struck]
         self._due_s[struck] = self._saved_s[struck] + self._interval_s
 
