@@ -26,6 +26,7 @@ def damage_newest_save(checkpoint: Path, how: Damage, seed: int) -> str:
     Raises:
         ValueError: there is no complete save.
     """
+    # a save is complete once it has a manifest, and names sort by age
     saves = sorted(path.parent for path in checkpoint.glob("saves/*/manifest.json"))
     if not saves:
         raise ValueError(f"{checkpoint} has no complete save whose files could be damaged")

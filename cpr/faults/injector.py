@@ -114,6 +114,7 @@ class Injector:
             self._start = self._record.begin(step)
         self._slow_down()
         elapsed_s = time.time() - self._start.time
+        # every rank iterates over all events, so that all agree on names and drawn targets
         for name, event in self._cursor.due(step=step, elapsed_s=elapsed_s):
             if event.step is not None and event.step < self._start.step:
                 continue

@@ -174,7 +174,7 @@ class Killer:
                 check_wipeable(node.memory)
 
     def _fire(self, event: Event) -> Deed:
-        with self._acting:
+        with self._acting:  # `fire` may be called while the plan is running
             if isinstance(event.kind, DamageFile):
                 return self._damage(event, event.kind)
             deadline = time.monotonic() + self._patience_s

@@ -175,6 +175,7 @@ class AtRate(Schedule):
     def __iter__(self) -> Iterator[Event]:
         draw, random, moment = make_draw(self.distribution, self.shape), Random(self.seed), 0.0
         for _ in count() if self.num_events is None else range(self.num_events):
+            # one generator in a fixed order of calls: a seed gives the same events on every machine
             moment += self._mean * draw(random)
             yield Event(
                 step=math.ceil(moment) if self.mean_s is None else None,

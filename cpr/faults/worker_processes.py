@@ -98,6 +98,7 @@ def _below(pid: int, parent: Process, children: dict[int, list[int]]) -> Iterato
         return
     environment = _environment(pid)
     rank = environment.get("RANK", "")
+    # the uppermost process with a rank is the worker: its children inherit the variable
     if rank.isdigit() and process.is_alive:
         # children of `cpr run` are not workers but adopted: a fork server, a janitor, orphans of a dead agent
         if environment.get(LAUNCH_PID) != str(parent.pid):

@@ -68,7 +68,7 @@ def _end_as_fork(connection: socket.socket) -> NoReturn:
         status = signal.SIGKILL  # the fork server is gone, and its forks with it
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
-        if signum != signal.SIGKILL:
+        if signum != signal.SIGKILL:  # end by the same signal, as torchrun reports it
             signal.signal(signum, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the fork's own core file is useful
         os.kill(os.getpid(), signum)

@@ -139,7 +139,7 @@ class _Server:
         except (OSError, ValueError, TypeError):
             proxy.close()
             return
-        if self._code.changed():
+        if self._code.changed():  # checked at each request, as files may be edited between generations
             self._close()
         if self._is_open and request.program == self._program:
             self._wait_for_dying_forks()

@@ -97,7 +97,7 @@ class AgentLauncher:
             "PET_MAX_RESTARTS": str(
                 self._restarts
             ),  # when another agent is lost, this one restarts its workers
-            **os.environ,
+            **os.environ,  # the user's own settings take precedence over those above
             "CPR_LAUNCH": uuid4().hex,
             LAUNCH_PID: str(os.getpid()),
             FOLDER_VARIABLE: str(folder),

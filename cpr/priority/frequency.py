@@ -48,7 +48,7 @@ class FrequencyTracker(RowTracker):
         """The rows with the highest counts."""
         values = self.values(table)
         rows = top_rows(values, self._tables[table].budget)
-        self._saving[table] = values[rows]
+        self._saving[table] = values[rows]  # subtracted at `confirm`, to keep lookups in the meantime
         return rows
 
     def confirm(self, table: int, rows: Tensor) -> None:

@@ -63,7 +63,7 @@ class SubsampledTracker(Tracker):
     def choose(self, table: int) -> Tensor:
         """All rows in the list."""
         slots = self._list(table)
-        slots.abs_().neg_()
+        slots.abs_().neg_()  # marks all as being saved; offers in the meantime are positive again
         return slots[slots != 0].neg_().sub_(1).to(torch.int64).sort().values
 
     def confirm(self, table: int, rows: Tensor) -> None:
@@ -97,6 +97,7 @@ class SubsampledTracker(Tracker):
     def _offer(self, samples: Sequence[Lookups]) -> None:
         for sample in samples:
             ids = sample.ids.to(torch.int32)
+            # scales the hash to the size of each list without a division
             slots = _hash(ids).mul_(sample.expand(self._size)).bitwise_right_shift_(HASH_BITS)
             self._slots.scatter_(0, slots.add_(sample.expand(self._first)), ids + 1)
 

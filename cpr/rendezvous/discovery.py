@@ -57,7 +57,7 @@ class Discovery:
         while not self._closing.is_set():
             try:
                 self.store = self._open()
-                if self._own:
+                if self._own:  # again after each reconnection, as a restarted store is empty
                     self.store.set(_KEY, json.dumps(asdict(self._own)))
                 self.problem = None
                 self._poll(self.store)

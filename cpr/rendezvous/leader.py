@@ -116,6 +116,7 @@ class Leader:
             raise LostError("not a worker's info") from error
         if not fits:
             raise LostError("a worker of another launch")
+        # two live processes may claim one rank: the newer connection wins
         if rank in self._clients:  # its agent was replaced, and the old worker is still alive
             before, _ = self._clients[rank]
             with suppress(LostError):

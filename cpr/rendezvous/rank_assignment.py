@@ -132,6 +132,7 @@ def _blocks(infos: Sequence[WorkerInfo], session_id: str, size: int) -> list[int
             fits = each.world_size == len(infos) and 0 <= each.rank < len(infos)
             if each.session_id == session_id and fits:
                 holders[each.rank].append(((each.generation, each.step_finished), place // size))
+    # memory that another node has of the same rank in a newer version is useless: it makes no claim
     claims: dict[tuple[int, int], set[tuple[_Age, int]]] = defaultdict(set)  # segments of (node, block)
     for rank, found in holders.items():
         newest, _ = max(found)

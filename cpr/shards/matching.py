@@ -99,6 +99,7 @@ def _parameters_of(optimizer: Optimizer, weights: Tensor) -> list[Tensor]:
 def _contains(parameter: Tensor, weights: Tensor) -> bool:
     if parameter.device != weights.device or parameter.dtype != weights.dtype:
         return False
+    # same storage and a range within it: views share storage whatever their shapes
     if parameter.untyped_storage().data_ptr() != weights.untyped_storage().data_ptr():
         return False
     first = _place(parameter, weights)

@@ -64,6 +64,7 @@ def create_state(optimizer: Optimizer, wanted: Collection[Tensor] | None = None)
         optimizer: loses its gradients.
         wanted: parameters that get state; None: all.
     """
+    # learning rate 0 also switches off decoupled weight decay, which scales with it
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.zero_grad()
     chosen = None if wanted is None else {id(parameter) for parameter in wanted}

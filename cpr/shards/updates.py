@@ -53,6 +53,7 @@ class UpdateHooks(Hooks):
 
     def _after_forward(self, tbe: nn.Module, inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
+            # a new tensor each pass, so the hook needs no removal
             output.register_hook(self._call)  # type: ignore[no-untyped-call]
 
     def _before_forward(self, tbe: nn.Module, inputs: Any) -> None:

@@ -1,6 +1,6 @@
-"""Workers that start as forks of a prepared process: `-m tests.system.prepared MODULE ARGUMENTS`.
+"""Workers that start as forks of a fork server: `-m tests.system.prepared MODULE ARGUMENTS`.
 
-All but the first of a torchrun do, or, below one `cpr run`, all but the first of any torchrun.
+All but the first workers of a torchrun, or of all torchruns of one `cpr run`, are forks.
 """
 
 import importlib

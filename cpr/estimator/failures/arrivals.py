@@ -129,6 +129,7 @@ class Clock(ABC):
         self, model: FailureModel, mean_s: float, num_nodes: int, num_runs: int, seed: np.random.SeedSequence
     ) -> None:
         self._model, self._mean_s, self._num_nodes, self._num_runs = model, mean_s, num_nodes, num_runs
+        # separate generators: group failures must not change the times of the others
         self._random, self._group_random = map(np.random.default_rng, seed.spawn(2))
 
     def next(self) -> Failure:
@@ -176,6 +177,7 @@ class NodeClock(Clock):
     def _compute_window(self) -> None:
         """Compute all failures of the next window."""
         self._known_until_s += self._window_s
+        # a failed node may fail again within the window: repeat until no clock is left inside
         runs, nodes = np.nonzero(self._next_s < self._known_until_s)
         found = []
         while len(runs):

@@ -107,6 +107,7 @@ def _most_likely(log: FailureLog, distribution: Distribution) -> Fit:
         return _judged(at_random, log)
 
     def at(point: NDArray[np.float64]) -> Fit:
+        # logarithms keep both parameters positive, and the search well scaled
         shape, mean = map(float, np.exp(point))
         return replace(at_random, shape=shape, mean_s=mean * at_random.mean_s)
 
@@ -182,6 +183,7 @@ def mean_time_interval(log: FailureLog) -> tuple[float, float]:
 def _judged(found: Fit, log: FailureLog) -> Fit:
     likelihood = found.log_likelihood_of(np.array(log.gaps_s), np.array(log.unfinished_s))
     times, over = kaplan_meier(log)
+    # the estimate is a step function: the largest distance is just before or at a step
     before = np.concatenate([[0.0], over[:-1]])
     expected = found.cdf(times)
     distance = float(np.max(np.maximum(np.abs(over - expected), np.abs(before - expected))))

@@ -129,7 +129,7 @@ class IntervalRule:
         longest_s = self._longest(measured)
         shortest_s = measured.save_s * STORAGE_SAFETY
         cheap_s = measured.blocked_s / self.max_overhead
-        best_s = max(min(cheap_s, longest_s), shortest_s)
+        best_s = max(min(cheap_s, longest_s), shortest_s)  # storage is the hard limit
         is_kept = (
             current_s is not None
             and abs(best_s - current_s) <= TOLERANCE * current_s

@@ -212,6 +212,6 @@ def _turning_point(value: float, farthest: float, wins: Callable[[float], bool])
         return None
     same, other = value, farthest
     for _ in range(_BISECTIONS):
-        middle = math.sqrt(same * other)
+        middle = math.sqrt(same * other)  # geometric, as the values span orders of magnitude
         same, other = (middle, other) if wins(middle) == now else (same, middle)
     return other

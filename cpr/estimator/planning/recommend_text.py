@@ -207,6 +207,7 @@ def _failures(what: Recommendation, failures: LogReport) -> list[str]:
 
 def _certainty(what: Recommendation, low_s: float, high_s: float) -> str:
     """Whether the decision holds for all mean times between failures that the log allows."""
+    # the decision turns at most once between the ends: partial recovery gains with rarer failures
     at_ends = {
         recommend(replace(what.job, T_fail=T_fail), what.target_pls, what.ratio).is_partial
         for T_fail in (low_s, high_s)

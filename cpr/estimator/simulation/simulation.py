@@ -167,6 +167,7 @@ class Simulation:
 
 def simulate(config: SimulationConfig) -> Simulation:
     """Simulate the runs of a configuration."""
+    # memory is proportional to runs x nodes: jobs with many nodes are simulated in batches of runs
     at_once = max(1, min(config.num_trials, NODES_AT_ONCE // config.job.N_emb))
     sizes = [min(at_once, config.num_trials - begin) for begin in range(0, config.num_trials, at_once)]
     seeds = np.random.SeedSequence(config.seed).spawn(len(sizes))

@@ -70,6 +70,7 @@ class Runs:
     def _advance(self, at_s: Times) -> None:
         """Recover, train and save until the times `at_s` or the end, whichever comes first."""
         job, live = self._job, self._running
+        # first the recovery from the previous failure, which may not finish before the next one
         left_s = np.where(live, at_s - self._wall_s, 0.0)
         recovers = self.failures > 0
         res_s = np.where(recovers, np.minimum(left_s, job.O_res), 0.0)
@@ -77,11 +78,13 @@ class Runs:
         trains = live & (~recovers | (left_s >= job.O_res + job.O_load))
         left_s = np.where(trains, left_s - res_s - load_s, 0.0)
 
+        # saves until the end of the job, and whether the end comes before the failure
         num_saves = np.floor((job.T_total - self._due_s) / self._interval_s + ROUNDING) + 1
         num_saves = np.maximum(num_saves, 0)
         ends_s = job.T_total - self._done_s + num_saves * job.O_blocked
         ends = trains & (left_s >= ends_s)
 
+        # otherwise: saves begun before the failure, and the time spent waiting for them
         cycle_s = self._interval_s + job.O_blocked
         since_due_s = left_s - (self._due_s - self._done_s)  # negative: no save has begun
         begun = np.where(trains, np.clip(np.floor(since_due_s / cycle_s) + 1, 0, num_saves), 0)
