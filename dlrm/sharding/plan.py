@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from cpr.humanize import size_text
+from cpr.humanize import align_columns, size_text
 from dlrm.config.schema import ShardingConfig, TablesConfig
 from dlrm.config.table_optimizers import TABLE_OPTIMIZERS
 from dlrm.sharding.exchange_codecs import ExchangeCodecs
@@ -167,13 +167,11 @@ def placements(
 
 def format_plan(tables: list[TablePlacement]) -> str:
     """Format the plan as a table for people."""
-    lines = [f"{'table':<16} {'rows':>13} {'dim':>4}  {'kind':<19} {'ranks':<10} {'size':>9}"]
+    rows = [("table", "rows", "dim", "kind", "ranks", "size")]
     for table in tables:
         ranks = ",".join(map(str, table.ranks)) if len(table.ranks) <= 4 else f"{len(table.ranks)} ranks"
-        lines.append(
-            f"{table.table:<16} {table.rows:>13,} {table.dim:>4}  {table.kind:<19} {ranks:<10} "
-            f"{size_text(table.num_bytes):>9}"
-        )
+        size = size_text(table.num_bytes)
+        rows.append((table.table, f"{table.rows:,}", str(table.dim), table.kind, ranks, size))
     total = sum(table.num_bytes for table in tables)
-    lines.append(f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {size_text(total)}")
-    return "\n".join(lines)
+    summary = f"{len(tables)} tables, {sum(table.rows for table in tables):,} rows, {size_text(total)}"
+    return "\n".join([*align_columns(rows, left=(0, 3, 4)), summary])

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cpr.humanize import align_columns
 from cpr.recovery.run.report import PHASES
 from dlrm.comm.feedback.residual import LostResiduals
 from dlrm.comm.stats.figures import ExchangeFigures
@@ -120,8 +121,7 @@ def format_report(report: Report) -> str:
         *_failure_rows(report.failures),
         ("run folder", report.run_folder),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    return "\n".join(align_columns(rows, left=(0, 1)))
 
 
 def write_report(folder: Path, report: Report, curve: Sequence[CurvePoint]) -> None:

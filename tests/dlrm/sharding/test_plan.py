@@ -136,8 +136,8 @@ def test_the_plan_is_formatted_as_a_table():
     ]
     lines = format_plan(placed).splitlines()
     assert lines == [
-        "table                     rows  dim  kind                ranks           size",
-        "cat_2               10,131,227  128  table_column_wise   8 ranks      5.19 GB",
-        "cat_8                        3   16  data_parallel       0,1            384 B",
+        "table        rows  dim  kind               ranks       size",
+        "cat_2  10,131,227  128  table_column_wise  8 ranks  5.19 GB",
+        "cat_8           3   16  data_parallel      0,1        384 B",
         "2 tables, 10,131,230 rows, 5.19 GB",
     ]
