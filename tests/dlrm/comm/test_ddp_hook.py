@@ -1,9 +1,7 @@
 """The hook of a DDP model on one rank; on several ranks, see tests/system/comm."""
 
 import gc
-import re
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,25 +35,15 @@ def test_gradients_of_a_single_rank_are_unchanged(world_of_one):
     assert hook.load_state_dict(hook.state_dict()) is None
 
 
-def examples():
-    """The snippets that README and docstring show."""
-    readme = (Path(__file__).parents[3] / "dlrm/comm/README.md").read_text()
-    (snippet,) = [
-        each for each in re.findall(r"```python\n(.*?)```", readme, re.S) if "comm.ddp_hook" in each
-    ]
+def test_the_example_runs_and_sends_a_share_on_one_node_too(world_of_one):
     lines = [line for line in module.__doc__.splitlines() if line.startswith("    ")]
-    return {"README": snippet, "docstring": textwrap.dedent("\n".join(lines[:2]))}
-
-
-@pytest.mark.parametrize("place", ["README", "docstring"])
-def test_the_example_runs_and_sends_a_share_on_one_node_too(world_of_one, place):
     names = {
         "model": nn.Linear(2, 2),
         "DistributedDataParallel": DistributedDataParallel,
         "CommConfig": CommConfig,
         "register": register,
     }
-    exec(examples()[place], names)
+    exec(textwrap.dedent("\n".join(lines[:2])), names)
     gradients(names["model"], torch.ones(1, 2))
     assert isinstance(names["hook"].exchange.collective, SparseAllGather)
 
