@@ -14,7 +14,7 @@ LINE_EVERY_S: Final = 10.0
 """Least time between two log lines where there is no terminal."""
 
 
-class ProgressDisplay(Protocol):
+class TrainingProgress(Protocol):
     """Shows how far a run and its evaluations are."""
 
     def advance(self, samples: int) -> None:
@@ -33,7 +33,7 @@ class ProgressDisplay(Protocol):
         """Called once at the end of the run."""
 
 
-def open_progress(total_samples: int, evaluated_batches: int, stream: TextIO) -> ProgressDisplay:
+def open_progress(total_samples: int, evaluated_batches: int, stream: TextIO) -> TrainingProgress:
     """Open a bar if `stream` is a terminal, else log lines."""
     if stream.isatty():
         return _ProgressBar(total_samples, evaluated_batches, stream)
