@@ -1,4 +1,4 @@
-"""Criteo in, batches out: the raw format, its preparation, a generator, the loader and its cache.
+"""Click log data: Criteo's raw format, its preparation, a generator, the data loader and its cache.
 
-This package knows nothing of models or fault tolerance: it imports neither `dlrm` nor `cpr`.
+The package is independent of models and fault tolerance: it imports neither `dlrm` nor `cpr`.
 """

@@ -1,4 +1,4 @@
-"""What the loader yields and the trainer consumes: one batch of click logs on one rank."""
+"""The batch of click logs that the loader yields and the trainer consumes on one rank."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from torchrec.streamable import Pipelineable
 
 @dataclass
 class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
-    """One rank's part of one step, `B` samples.
+    """The `B` samples of one rank in one step.
 
     Attributes:
         dense: float32 `[B, 13]`, already log-transformed.
         sparse: ids of all features, feature-major, int64 values and lengths; `B` bags a feature.
         labels: float32 `[B]`, 0 or 1.
-        num_valid: samples that count. The last `B - num_valid` repeat a sample so that every rank
-            sees full batches during evaluation; leave them out of metrics. Training batches are full.
+        num_valid: number of real samples. The last `B - num_valid` are padding, so that every rank has full
+            batches during evaluation; leave them out of metrics. Training batches are full.
     """
 
     dense: torch.Tensor
@@ -25,7 +25,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
     num_valid: int
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """The same batch on `device`."""
+        """Copy the batch to a device."""
         return Batch(
             dense=self.dense.to(device, non_blocking=non_blocking),
             sparse=self.sparse.to(device, non_blocking=non_blocking),
@@ -34,7 +34,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
         )
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked host memory, for asynchronous copies to a CUDA device."""
+        """Copy the batch to page-locked host memory, for asynchronous copies to a CUDA device."""
         return Batch(
             dense=self.dense.pin_memory(),
             sparse=self.sparse.pin_memory(),

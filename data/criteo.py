@@ -1,9 +1,9 @@
 """The Criteo click logs: columns, raw format, and the published table sizes.
 
-One raw line is a label, 13 integers and 26 hexadecimal categories, separated by tabs; any field but
-the label may be empty. Criteo Kaggle is one file of seven days; Criteo Terabyte is `day_0` ..
-`day_23`. Everything in `data/` names columns by the constants below; Parquet keeps one column a
-feature, because a KeyedJaggedTensor wants its values feature by feature and so does a person.
+One raw line is a label, 13 integers and 26 hexadecimal categories, separated by tabs; any field but the label
+may be empty. Criteo Kaggle is one file of seven days; Criteo Terabyte is `day_0` .. `day_23`. All modules of
+`data` name columns by the constants below. Parquet files have one column per feature, as a KeyedJaggedTensor
+stores its values feature by feature.
 """
 
 from typing import Final
@@ -30,9 +30,9 @@ TERABYTE_CARDINALITIES: Final = (
 """Table sizes of Criteo Terabyte without a cap, as the TorchRec DLRM recipe lists them."""
 
 TERABYTE_CAP: Final = 10_000_000
-"""Rows a table may have at most in facebookresearch/dlrm's Terabyte benchmark (`--max-ind-range`)."""
+"""Maximum rows of a table in facebookresearch/dlrm's Terabyte benchmark (`--max-ind-range`)."""
 
 
 def capped(cardinalities: tuple[int, ...], cap: int) -> tuple[int, ...]:
-    """Table sizes with each one cut to at most `cap` rows."""
+    """Cut each table size to at most `cap` rows."""
     return tuple(min(rows, cap) for rows in cardinalities)

@@ -1,8 +1,8 @@
-"""A prepared data set: a folder of Parquet files and the manifest that makes them count.
+"""The format of a prepared data set: a folder of Parquet files with a manifest.
 
-`data.prepare` and `data.synthetic` write it, `data.loader` reads it. The manifest `dataset.json`
-is written last, under a temporary name, and renamed: a folder without it is not a data set. A
-folder can live on any pyarrow filesystem.
+`data.prepare` and `data.synthetic` write data sets, and `data.loader` reads them, from any pyarrow
+filesystem. The manifest `dataset.json` is written last, under a temporary name, and renamed: a folder without
+it is not a data set.
 """
 
 import json
@@ -20,7 +20,7 @@ from data.criteo import DENSE_NAMES
 MANIFEST_NAME: Final = "dataset.json"
 FORMAT_VERSION: Final = 1
 GCS_RETRY_S: Final = 30
-"""For so long, requests to Google's store are tried again; 15 minutes if it is not told."""
+"""Time limit of retries of requests to Google Cloud Storage, instead of pyarrow's 15 minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetManifest:
-    """What `dataset.json` holds."""
+    """Contents of `dataset.json`."""
 
     features: tuple[Feature, ...]
     """Categorical features, in model order."""
@@ -78,7 +78,7 @@ class DatasetManifest:
         return tuple(sorted({part.day for part in self.parts}))
 
     def on_days(self, days: Sequence[int]) -> "DatasetManifest":
-        """The same data set with only the parts of `days`, still in time order.
+        """Restrict the data set to the parts of `days`, in time order.
 
         Raises:
             ValueError: a day is not in the data set.
@@ -92,15 +92,15 @@ class DatasetManifest:
         )
 
     def to_json(self) -> str:
-        """The manifest as stable, human-readable JSON: equal manifests give equal text."""
+        """Serialize to readable JSON; equal manifests give equal text."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "DatasetManifest":
-        """Parse what `to_json` wrote.
+        """Parse the JSON of a manifest.
 
         Raises:
-            ValueError: not a manifest, or one of another format version.
+            ValueError: the text is not a manifest, or has another format version.
         """
         try:
             raw = json.loads(text)
@@ -126,7 +126,7 @@ def open_folder(uri: str) -> tuple[fs.FileSystem, str]:
     """Resolve a local path or any pyarrow filesystem URI to a filesystem and a path on it.
 
     Raises:
-        ValueError: no file system for this URI.
+        ValueError: no filesystem supports this URI.
         OSError: the store cannot be reached.
     """
     if "://" not in uri:
@@ -142,8 +142,8 @@ def read_manifest(uri: str) -> DatasetManifest:
     """Read `dataset.json` of the data set at `uri`.
 
     Raises:
-        ValueError: there is no data set there, or its manifest is none.
-        OSError: it cannot be read, or the store cannot be reached.
+        ValueError: there is no data set, or its manifest is invalid.
+        OSError: the manifest cannot be read, or the store cannot be reached.
     """
     filesystem, path = open_folder(uri)
     try:
@@ -159,7 +159,7 @@ def read_manifest(uri: str) -> DatasetManifest:
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
-    """Name the data set in errors of libraries, and what to do."""
+    """Add the data set's name and advice to errors of libraries."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -177,6 +177,6 @@ def _explained(uri: str) -> Iterator[None]:
 
 
 def _shown(uri: str) -> str:
-    """Without what may be secret."""
+    """Remove the user and password from a URI."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in uri else uri

@@ -1,7 +1,7 @@
-"""Reading ahead of the consumer: one thread that fetches what will be asked for next.
+"""Read-ahead: a thread that fetches the row groups that the consumer will request next.
 
-While the consumer works with one row group, the storage already delivers the next one. What is ready
-or under way is bounded by a number of row groups; an error waits for whoever asks for its row group.
+While the consumer works on one row group, the storage already delivers the next one. A limit bounds the
+number of row groups that are ready or being fetched. An error is raised when its row group is requested.
 """
 
 import threading
@@ -16,15 +16,15 @@ import pyarrow as pa
 Fetch = Callable[[], pa.Table | None]
 
 AHEAD: Final = 3
-"""Row groups that are ready or under way at most: the one asked for next, and two after it."""
+"""Maximum of row groups that are ready or being fetched: the next one and two after it."""
 CLOSE_S: Final = 0.5
-"""How long closing waits for the row group under way; a thread that is stuck in storage ends later."""
+"""Time that closing waits for the running fetch; a thread that is stuck in storage ends later."""
 EXIT_S: Final = 10.0
-"""How long the interpreter's exit waits for it: native code must not return into a dead interpreter."""
+"""Time that the interpreter's exit waits, since native code must not return into a dead interpreter."""
 
 
 class _Shared:
-    """What thread and owner share. It knows no source once a fetch is over, so that one can be collected."""
+    """State shared by the thread and its owner, without a reference to the source, which can be collected."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -43,14 +43,14 @@ class _Shared:
 
 
 class ReadAhead:
-    """Runs fetches in the order in which they are begun, in a thread that starts with the first one."""
+    """Runs fetches in order in a background thread, which starts with the first fetch."""
 
     def __init__(self) -> None:
         self._shared = _Shared()
         self._thread: threading.Thread | None = None
 
     def begin(self, key: str, fetch: Fetch) -> None:
-        """Fetch `key` in the background, unless it is under way, or `AHEAD` others are still to come."""
+        """Fetch `key` in the background, unless it is being fetched or `AHEAD` others are waiting."""
         shared = self._shared
         with shared.changed:
             if shared.closed or key in shared.futures or not _has_room(shared.futures):
@@ -67,10 +67,10 @@ class ReadAhead:
                 self._thread.start()
 
     def take(self, key: str) -> pa.Table | None:
-        """What was fetched for `key`, waiting for it if need be; None if nothing was begun, or it gave none.
+        """Wait for the fetch of `key` and return its table; None if there was no such fetch.
 
         Raises:
-            Exception: whatever the fetch raised.
+            Exception: the error of the fetch.
         """
         with self._shared.changed:
             future = self._shared.futures.pop(key, None)
@@ -82,7 +82,7 @@ class ReadAhead:
             return None
 
     def close(self) -> None:
-        """Drop what is ready, begin nothing more, end the thread."""
+        """Drop all row groups and end the thread."""
         if self._thread is None:
             self._shared.close()
         else:
@@ -90,7 +90,7 @@ class ReadAhead:
 
 
 def _has_room(futures: OrderedDict[str, "Future[pa.Table | None]"]) -> bool:
-    """Whether one more may begin; what a reader that went away never took makes room, the oldest first."""
+    """Whether one more fetch may start, after dropping the oldest table that no reader has taken."""
     if len(futures) < AHEAD:
         return True
     forgotten = next((key for key, future in futures.items() if future.done()), None)
@@ -110,12 +110,12 @@ def _run(shared: _Shared) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(fetch())
-            except BaseException as error:  # raised again where the row group is asked for
+            except BaseException as error:  # raised again when the row group is requested
                 future.set_exception(error)
-        del future, fetch  # and with them the row group and its source, while waiting for the next one
+        del future, fetch  # frees the row group and its source while waiting
 
 
 def _finish(shared: _Shared, thread: threading.Thread, patience_s: float) -> None:
     shared.close()
-    if thread is not threading.current_thread():  # which may drop the last reference to its source
+    if thread is not threading.current_thread():  # the thread itself may drop the last reference
         thread.join(patience_s)

@@ -1,6 +1,6 @@
-"""One cached row group as bytes: a header with a checksum, then an uncompressed Arrow IPC stream.
+"""The file format of a cached row group: a header with a checksum and an uncompressed Arrow IPC stream.
 
-Uncompressed, so that a mapped file is the table: reading it copies and decodes nothing.
+Without compression a memory-mapped file is the table, which needs neither copies nor decoding.
 """
 
 import struct
@@ -15,17 +15,16 @@ HEADER: Final = struct.Struct("<12sIQ40x")
 
 
 class Encoder:
-    """Turns tables into bytes, in one buffer that it uses again and again.
+    """Encodes tables into one reused buffer.
 
-    Fresh memory for each table would be paid for by the thread that decodes: both map pages of the
-    same process, one after the other.
+    Fresh memory for each table would slow down the thread that decodes, since both map pages of one process.
     """
 
     def __init__(self) -> None:
         self._buffer = pa.allocate_buffer(0)
 
     def encode(self, table: pa.Table) -> pa.Buffer:
-        """The bytes of the entry for `table`, until the next call."""
+        """Encode a table; the returned bytes are valid until the next call."""
         measure = pa.MockOutputStream()
         _write(table, measure)
         size = measure.size()
@@ -39,7 +38,7 @@ class Encoder:
 
 
 def is_whole(blob: pa.Buffer) -> bool:
-    """Whether the bytes are those that `encode` made. Reads all of them."""
+    """Whether the bytes match their checksum; reads all of them."""
     if blob.size < HEADER.size:
         return False
     magic, checksum, size = HEADER.unpack(blob.slice(0, HEADER.size))
@@ -48,11 +47,11 @@ def is_whole(blob: pa.Buffer) -> bool:
 
 
 def decode(blob: pa.Buffer) -> pa.Table:
-    """The table, as a view of the bytes."""
+    """Decode the table as a view of the bytes."""
     return pa.ipc.open_stream(blob.slice(HEADER.size)).read_all()
 
 
 def _write(table: pa.Table, sink: pa.NativeFile) -> None:
-    sink.write(bytes(HEADER.size))  # the header's place
+    sink.write(bytes(HEADER.size))  # placeholder for the header
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -1,12 +1,12 @@
-"""One level of the cache: a folder of entries under a limit, shared by the workers of a node.
+"""One level of the cache: a folder of entries with a size limit, shared by the workers of a node.
 
-An entry is written under a temporary name and renamed, so a reader sees all of it or nothing. The
-sum of sizes is kept in a file, under a lock, and counted anew when it reaches the limit.
+An entry is written under a temporary name and renamed, so that readers see it atomically. A file holds the
+sum of sizes, under a lock; the entries are counted again when the sum reaches the limit.
 
-What goes first when room is needed: the least recently used entries, but none that a current worker
-has used or stored since it began. An epoch reads in a circle, so pure LRU on data that is a little
-larger than the limit would evict each row group just before its turn and never hit anything; this
-way the part that fits stays, and only what earlier runs and other data sets left behind goes.
+Eviction removes the least recently used entries, except those that a current worker has used or stored since
+it started. Epochs read in a circle, so that pure LRU on data slightly larger than the limit would evict each
+row group just before its next use. This way the part that fits stays, and only entries of earlier runs and
+other data sets are evicted.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 SUFFIX: Final = ".arrow"
 TEMPORARY: Final = ".tmp"
 SPARE: Final = 1 / 16
-"""Part of the limit that one eviction makes free, so that not every new entry has to count them all."""
-WITHOUT: Final = "nothing more is stored there, and what it lacks is read from the data set"
+"""Share of the limit that one eviction frees, so that not every new entry counts all of them."""
+WITHOUT: Final = "nothing more is stored there, and missing row groups are read from the data set"
 
 
 class Level:
     """A folder of cached entries.
 
     Args:
-        name: what messages call it.
-        folder: created if absent.
-        limit_bytes: all entries of all workers together take at most this; 0 switches the level off.
+        name: for messages.
+        folder: of the entries; created if absent.
+        limit_bytes: limit of all entries of all workers together; 0 switches the level off.
     """
 
     def __init__(self, name: str, folder: Path, limit_bytes: int) -> None:
         self._label, self._folder, self._limit_bytes = f"the {name} cache in {folder}", folder, limit_bytes
         self._opened_s = time.time()
-        # Inodes and sizes of the entries that this process found to be whole.
+        # inodes and sizes of the entries whose checksums this process has verified
         self._checked: dict[str, tuple[int, int]] = {}
         self._failed, self._full = limit_bytes == 0, False
         if limit_bytes:
@@ -53,15 +53,15 @@ class Level:
 
     @property
     def accepts(self) -> bool:
-        """Whether something new can be stored, as far as is known."""
+        """Whether the level can probably store a new entry."""
         return not (self._failed or self._full)
 
     def holds(self, key: str) -> bool:
-        """Whether there is an entry, be it whole or damaged."""
+        """Whether there is an entry, intact or damaged."""
         return (self._folder / f"{key}{SUFFIX}").exists()
 
     def load(self, key: str) -> pa.Buffer | None:
-        """The entry, mapped into memory, or None. A damaged one is removed, to be stored anew."""
+        """Map an entry into memory; None if absent. A damaged entry is removed."""
         path = self._folder / f"{key}{SUFFIX}"
         try:
             inode = path.stat().st_ino
@@ -76,12 +76,12 @@ class Level:
             self._remove_damaged(path, error)
             return None
         self._checked[key] = inode, blob.size
-        with contextlib.suppress(OSError):  # gone meanwhile, or on a read-only disk, where nothing is evicted
+        with contextlib.suppress(OSError):  # evicted meanwhile, or on a read-only disk
             os.utime(path)
         return blob
 
     def store(self, key: str, blob: pa.Buffer) -> None:
-        """Keep an entry, if there is or can be made room for it. Never raises for a failing disk."""
+        """Store an entry, after an eviction if needed; never raises for a failing disk."""
         path = self._folder / f"{key}{SUFFIX}"
         try:
             if self.accepts and not path.exists():
@@ -90,9 +90,9 @@ class Level:
             self._give_up("be written", error)
 
     def claim(self, key: str) -> FileLock | None:
-        """The right to be the one who fetches `key`, or None: another worker has it, or the folder fails.
+        """Claim the fetch of `key`; None if another worker has claimed it, or the folder fails.
 
-        To be released with `remove=True`.
+        Release the claim with `remove=True`.
         """
         try:
             return FileLock.try_acquire(self._folder / f"{key}.lock")
@@ -108,7 +108,7 @@ class Level:
         try:
             with temporary.open("r+b") as file:
                 file.write(blob)
-            with self._total_lock():  # whoever counts sees the file under one name or the other
+            with self._total_lock():  # a concurrent count sees exactly one of the two names
                 temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -120,9 +120,9 @@ class Level:
         return FileLock.acquire(self._folder / "total.lock")
 
     def _reserve(self, temporary: Path, size: int) -> FileLock | None:
-        """Make a file of `size` that counts against the limit, and lock it.
+        """Create and lock a file of `size`, which counts against the limit.
 
-        None if there is no room, or another thread of this process is just writing the same.
+        None if there is no room, or another thread of this process is writing the same entry.
         """
         with self._total_lock():
             total = self._read_total()
@@ -186,7 +186,7 @@ class Level:
 
 
 def _removed_abandoned(path: Path) -> bool:
-    """Remove a temporary file whose writer died: nobody holds its lock."""
+    """Remove a temporary file whose writer has died, so that its lock is free."""
     if path.suffix != TEMPORARY:
         return False
     lock = FileLock.try_acquire(path)

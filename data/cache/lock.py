@@ -1,4 +1,4 @@
-"""Locks between processes that a `kill -9` releases: `flock` on a file that is removed after use."""
+"""File locks between processes, which end with their process: `flock` on a file that is removed after use."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from types import TracebackType
 
 
 class FileLock:
-    """One held lock. It is gone when released, dropped, or when its process ends in any way."""
+    """A held lock; it ends when it is released or dropped, or when its process ends in any way."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path, self._fd = path, fd
@@ -21,18 +21,18 @@ class FileLock:
 
     @classmethod
     def try_acquire(cls, path: Path) -> "FileLock | None":
-        """The exclusive lock, or None if somebody holds it."""
+        """Take the exclusive lock; None if the lock is held."""
         return cls._lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
     def share(cls, path: Path) -> "FileLock":
-        """Wait for a lock that others may share."""
+        """Wait for the shared lock."""
         lock = cls._lock(path, fcntl.LOCK_SH)
         assert lock is not None
         return lock
 
     def try_make_exclusive(self) -> bool:
-        """Turn a shared lock into the exclusive one, if nobody shares it."""
+        """Turn a shared lock into the exclusive one, if no other process shares it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -40,7 +40,7 @@ class FileLock:
         return True
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock up; with `remove` (exclusive locks only) its file goes too."""
+        """Release the lock; with `remove` (exclusive locks only) also delete its file."""
         if self._fd < 0:
             return
         if remove:
@@ -68,7 +68,7 @@ class FileLock:
                 fcntl.flock(fd, how)
             except BlockingIOError:
                 return None
-            # Whoever held the lock before may have removed the file: then this lock guards nothing.
+            # The holder before may have removed the file, in which case this lock guards nothing.
             if _is_still(fd, path):
                 return lock
             lock.release()

@@ -1,11 +1,10 @@
-"""`CachedSource`: a row group source that remembers, for data that lives on remote storage.
+"""`CachedSource`: a row group source with a cache, for data sets on remote storage.
 
-The multi-level cache of Shi et al., "Towards Scalable Distributed Training of Deep Learning on
-Public Cloud Clusters" (MLSys 2021), for decoded row groups. Level 1 is a folder on a memory file
-system that all workers of a node map without a copy, level 2 a folder on local disk, and behind both
-is the data set itself. A background thread writes through to disk what is fetched, and brings into
-memory what is asked for again; another one fetches the row groups that the reader expects to need
-next, so that the storage is never idle while a row group is worked on.
+This is the multi-level cache of Shi et al., "Towards Scalable Distributed Training of Deep Learning on Public
+Cloud Clusters" (MLSys 2021), for decoded row groups. Level 1 is a folder on a memory file system, which all
+workers of a node map without a copy, level 2 is a folder on local disk, and behind both is the data set. A
+background thread writes fetched row groups to disk, and copies row groups to memory when they are requested
+again. Another thread fetches the row groups that the reader will need next.
 """
 
 import hashlib
@@ -36,28 +35,29 @@ from data.loader.source import RowGroupSource
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Part of every key: entries of another format are never found."""
+"""Format version, part of every key."""
 POLL_S: Final = 0.005
-"""How often a worker looks whether the row group that another one fetches has arrived."""
+"""Interval at which a worker checks for a row group that another worker fetches."""
 QUIET_S: Final = 0.1
-"""How long storing waits for the next fetch to begin."""
+"""Time that storing waits for the start of the next fetch."""
 PATIENCE_S: Final = 30.0
-"""How long it looks before it fetches the row group itself: a worker may be stopped, not dead."""
+"""Time after which a worker fetches such a row group itself, since the other one may be suspended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """Where decoded row groups are kept, and how much of them."""
+    """Folders and size limits of the cache."""
 
     folder: Path
-    """On local disk. Workers of a node that name the same folder share the cache; it stays for later runs."""
+    """Folder on local disk, which workers of a node share and later runs reuse."""
     disk_limit_bytes: int
-    """All files in `folder` together; 0 keeps nothing on disk."""
+    """Limit of all files in `folder` together; 0 keeps nothing on disk."""
     memory_limit_bytes: int
-    """All files in memory together, of all workers of the node; 0 keeps nothing in memory. Besides, a worker
-    holds the few row groups that are on their way: `ahead.AHEAD` to its reader, `writer.QUEUED` to disk."""
+    """Limit of all files in memory, of all workers of the node together; 0 keeps nothing in memory. Each
+    worker additionally holds up to `ahead.AHEAD` row groups for its reader and `writer.QUEUED` for the
+    disk."""
     memory_folder: Path = Path("/dev/shm")
-    """A memory file system. The last worker to close its cache removes what is in it."""
+    """Memory file system. The last worker that closes its cache empties it."""
 
     def __post_init__(self) -> None:
         for name in ("disk_limit_bytes", "memory_limit_bytes"):
@@ -67,13 +67,13 @@ class CacheConfig:
 
 
 class CachedSource:
-    """Row groups from the cache, or else from `inner`, through the cache.
+    """Gives row groups from the cache, or from `inner` if they are not cached yet.
 
-    Never fails where `inner` would not: a full, read-only or damaged cache costs speed and a warning.
+    A full, read-only or damaged cache costs speed and a warning; only errors of `inner` are raised.
 
     Args:
-        inner: where row groups come from.
-        config: where they are kept.
+        inner: source of row groups that are not cached.
+        config: of the cache.
     """
 
     def __init__(self, inner: RowGroupSource, config: CacheConfig) -> None:
@@ -85,7 +85,7 @@ class CachedSource:
         self._levels = [Level("memory", memory_folder, memory_limit_bytes), disk]
         self._writer = BackgroundWriter()
         self._ahead = ReadAhead()
-        self._encoder = Encoder()  # used by the writer's thread only
+        self._encoder = Encoder()  # used by the writer thread alone
         self._fetching = threading.Event()
 
     @property
@@ -94,14 +94,14 @@ class CachedSource:
         return self._inner.columns
 
     def expect(self, part: Part, row_group: int) -> None:
-        """Begin to fetch a row group, as `ReadsAhead.expect` says."""
+        """Start to fetch a row group; see `ReadsAhead.expect`."""
         key = self._key(part, row_group)
-        # What is here already takes no waiting to read: another thread would only compete for the processor.
+        # a cached row group needs no waiting, so that another thread would only compete for the processor
         if not any(level.holds(key) for level in self._levels):
             self._ahead.begin(key, partial(self._read_ahead, part, row_group, key))
 
     def read(self, part: Part, row_group: int) -> pa.Table:
-        """One row group, as `RowGroupSource.read` says."""
+        """Read one row group; see `RowGroupSource.read`."""
         key = self._key(part, row_group)
         expected = self._ahead.take(key)
         if expected is not None:
@@ -119,18 +119,18 @@ class CachedSource:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Finish what is being written; the last worker of the node empties the memory level."""
+        """Finish all writes; the last worker of the node empties the memory level."""
         self._ahead.close()
         self._writer.close()
         self._leave_memory()
 
     def _key(self, part: Part, row_group: int) -> str:
-        """Names the content: the same file in another folder or data set is found, a changed one is not."""
+        """Key of the content: equal for the same file in another data set, different for a changed file."""
         what = [FORMAT, part.sha256, row_group, list(self.columns)]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
 
     def _read_ahead(self, part: Part, row_group: int, key: str) -> pa.Table | None:
-        """The row group, or None if another worker is fetching it: then only the reader itself waits."""
+        """Fetch a row group; None if another worker is fetching it, for which only the reader waits."""
         claim = self._claim(key)
         if claim is not None:
             return self._fetch(part, row_group, key, claim)
@@ -153,14 +153,14 @@ class CachedSource:
         return None
 
     def _fetch(self, part: Part, row_group: int, key: str, claim: FileLock) -> pa.Table:
-        """Read from `inner`; the claim is kept until the row group is stored, so that others wait for it."""
+        """Read from `inner`, and hold the claim until the row group is stored, so that other workers wait."""
         levels, encoder, fetching = self._levels, self._encoder, self._fetching
 
         def keep() -> None:
             try:
-                # While the next row group is on its way the processor is idle; now it is decoding this one.
+                # the processor is idle during the next fetch, and now it decodes this row group
                 fetching.wait(QUIET_S)
-                # The disk first, as in the paper: memory is filled when a row group is asked for again.
+                # the disk first, as in the paper; memory gets row groups that are requested again
                 _store([level for level in levels if level.accepts][-1:], key, encoder.encode(table))
             finally:
                 claim.release(remove=True)
@@ -185,7 +185,7 @@ def _store(levels: Sequence[Level], key: str, blob: pa.Buffer) -> None:
 
 
 def _leave_memory(users: FileLock | None, folder: Path) -> None:
-    """Give up our share; the last one of the node removes the folder. Also when dropped, and at exit."""
+    """Release this worker's share; the last worker of the node removes the folder. Runs at exit too."""
     if users is None:
         return
     last = users.try_make_exclusive()
@@ -195,7 +195,7 @@ def _leave_memory(users: FileLock | None, folder: Path) -> None:
 
 
 def _share_memory(config: CacheConfig) -> tuple[FileLock | None, Path]:
-    """The node's folder in memory, and a lock that says that we use it; None if there is no such memory."""
+    """Open the node's folder in memory; returns a lock that marks its use (or None) and its path."""
     name = hashlib.sha256(str(config.folder.resolve()).encode()).hexdigest()[:16]
     folder = config.memory_folder / f"cpr-cache-{os.getuid()}-{name}"
     if config.memory_limit_bytes == 0:

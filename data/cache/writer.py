@@ -1,4 +1,4 @@
-"""A background thread that stores what was fetched, so that storing is never waited for."""
+"""A background thread that stores row groups, so that no reader waits for it."""
 
 import contextlib
 import logging
@@ -13,15 +13,15 @@ logger = logging.getLogger(__name__)
 Task = Callable[[], None]
 
 QUEUED: Final = 4
-"""Row groups that may wait to be stored. When storing is slower than fetching, more are not kept at all."""
+"""Maximum of row groups that wait for storing. If storing is slower than fetching, others are not cached."""
 CLOSE_S: Final = 30.0
-"""How long closing waits for the row groups that are queued."""
+"""Time that closing waits for queued row groups."""
 EXIT_S: Final = 5.0
-"""How long the interpreter's exit waits, if nobody closed the writer."""
+"""Time that the interpreter's exit waits for a writer that was not closed."""
 
 
 class BackgroundWriter:
-    """Runs tasks one after the other in a thread that starts with the first one."""
+    """Runs tasks in order in a background thread, which starts with the first task."""
 
     def __init__(self) -> None:
         self._tasks: queue.Queue[Task | None] = queue.Queue(maxsize=QUEUED)
@@ -29,7 +29,7 @@ class BackgroundWriter:
         self._closed = False
 
     def put(self, task: Task) -> bool:
-        """Queue a task; False if it is not taken, because the queue is full or closed."""
+        """Queue a task; returns False if the queue is full or closed."""
         if self._closed:
             return False
         if self._thread is None:
@@ -58,7 +58,7 @@ def _run(tasks: queue.Queue[Task | None]) -> None:
         except Exception:
             logger.exception("a row group could not be cached; it stays on the remote storage")
         tasks.task_done()
-        del task  # and with it the row group, while waiting for the next one
+        del task  # frees the row group while waiting
 
 
 def _finish(tasks: queue.Queue[Task | None], thread: threading.Thread, patience_s: float) -> None:

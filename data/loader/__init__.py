@@ -1,4 +1,4 @@
-"""Batches of a prepared data set, shuffled in windows, made ahead, with an exact and resumable position."""
+"""Data loader of prepared data sets: shuffles in windows, prefetches, and resumes at an exact position."""
 
 from data.loader.background import FeedClosedError
 from data.loader.loader import DataLoader, LoaderConfig

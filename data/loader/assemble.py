@@ -1,8 +1,7 @@
-"""From the rows of a window to its batches, with one gather a column for the whole window.
+"""Assembles the batches of a window from its rows, with one gather per column for the whole window.
 
-A window is laid out as `[batches, features, batch_size]`, so that each batch's feature-major values
-are one contiguous slice of it: making a batch copies nothing. Only multi-hot features, whose bags
-differ in length, are joined batch by batch.
+A window is stored as `[batches, features, batch_size]`, so that the feature-major values of each batch are a
+contiguous slice without a copy. Multi-hot features, whose bags differ in length, are joined batch by batch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from data.loader.order import Window
 
 
 class Assembler:
-    """Makes the batches of one rank.
+    """Assembles the batches of one rank.
 
     Args:
         keys: names of the features, in manifest order.
@@ -30,18 +29,18 @@ class Assembler:
         self._index_per_key = {key: index for index, key in enumerate(keys)}
         self._batch_size = batch_size
         self._pin_memory = pin_memory
-        # With one id a bag all batches have the same lengths and offsets: made once, shared by all.
+        # with one id per bag, all batches share the same lengths and offsets
         num_bags = len(keys) * batch_size
         self._ones, self._counting = self._empty(num_bags), self._empty(num_bags + 1)
         torch.ones(num_bags, out=self._ones)
         torch.arange(num_bags + 1, out=self._counting)
 
     def batches(self, pieces: Sequence[Rows], window: Window) -> list[Batch]:
-        """The batches of a window.
+        """Assemble the batches of a window.
 
         Args:
             pieces: the rows `window.rows`, in that order, in one or more pieces.
-            window: which of these rows go where.
+            window: order of these rows in the batches.
         """
         order, size = window.order, self._batch_size
         num_batches, num_dense = len(order) // size, len(pieces[0].dense)
@@ -95,7 +94,7 @@ class Assembler:
     def _jagged(
         self, values: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, length_per_key: list[int]
     ) -> KeyedJaggedTensor:
-        """The jagged tensor with all that TorchRec would else compute, or wait for a GPU to tell."""
+        """Make a jagged tensor with the caches that TorchRec would compute, or copy from a GPU."""
         return KeyedJaggedTensor(
             keys=self._keys,
             values=values,

@@ -1,8 +1,8 @@
-"""A background thread that stays ahead of its consumer by a bounded number of items.
+"""Prefetching: a background thread that makes a bounded number of items ahead of its consumer.
 
-The rules that keep it from ever hanging anything: the thread is a daemon and is told to stop when
-its `Feed` is closed, dropped, or the interpreter exits; every wait wakes up regularly, so that
-signals are honoured; an error of the thread is raised again, unchanged, where the consumer waits.
+These rules prevent hangs: the thread is a daemon and stops when its `Feed` is closed or dropped or the
+interpreter exits; every wait has a timeout, so that signals are handled; and an error of the thread is raised
+again, unchanged, in the waiting consumer.
 """
 
 import atexit
@@ -16,19 +16,19 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T")
 
 WAKE_UP_S: Final = 0.2
-"""How often a waiting thread looks around."""
+"""Timeout of a single wait."""
 CLOSE_S: Final = 0.5
-"""How long closing waits for the item that is being made; a thread that is stuck in storage ends later."""
+"""Time that closing waits for the current item; a thread that is stuck in storage ends later."""
 EXIT_S: Final = 10.0
-"""How long exiting waits for all of them: native code must not return into a dead interpreter."""
+"""Time that exit waits for all threads: native code must not return into a dead interpreter."""
 
 
 class FeedClosedError(RuntimeError):
-    """The consumer waited for an item of a feed that somebody closed."""
+    """Raised in a consumer that waits for an item of a closed feed."""
 
 
 class _Maker(Generic[T]):
-    """The background thread and what it shares. It does not know its `Feed`, so that one can be collected."""
+    """The background thread and its shared state, without a reference to its `Feed`."""
 
     def __init__(self, produce: Callable[[Callable[[], bool]], Iterator[T]], ahead: int, name: str) -> None:
         self.changed = threading.Condition()
@@ -73,12 +73,12 @@ class _Maker(Generic[T]):
 
 
 class Feed(Generic[T]):
-    """Items made ahead by a background thread.
+    """Iterator over items that a background thread makes ahead.
 
     Args:
-        produce: called in the thread with a function that says whether the feed was closed, which it
-            should ask between slow operations; it yields the items, none of which is None.
-        ahead: items that wait ready at most; another one is begun only when there is room for it.
+        produce: called in the thread with a function that returns whether the feed was closed, to be checked
+            between slow operations; yields the items, none of which is None.
+        ahead: maximum of ready items; the next item is started when there is room for it.
         name: name of the thread.
     """
 
@@ -87,7 +87,7 @@ class Feed(Generic[T]):
         weakref.finalize(self, self._maker.close)
 
     def start(self) -> None:
-        """Start the thread. Apart from construction, so that a signal handler can already close the feed."""
+        """Start the thread; separate from construction, so that a signal handler can close the feed."""
         _started.difference_update([maker for maker in _started if maker.has_ended()])
         _started.add(self._maker)
         self._maker.thread.start()
@@ -100,7 +100,7 @@ class Feed(Generic[T]):
 
         Raises:
             FeedClosedError: the feed was closed.
-            BaseException: whatever `produce` raised, after the items that it made before.
+            BaseException: the error of `produce`, after all items before it.
         """
         maker = self._maker
         with maker.changed:
@@ -117,18 +117,18 @@ class Feed(Generic[T]):
     def check_open(self) -> None:
         """Raise FeedClosedError if the feed was closed."""
         if self._maker.closed:
-            raise FeedClosedError("the data loader was closed, or began anew, while this iterator was in use")
+            raise FeedClosedError("the data loader was closed or restarted while this iterator was in use")
 
     def close(self) -> None:
-        """Stop the thread and drop what it made. Safe to repeat, and to call from a signal handler."""
+        """Stop the thread and drop its items. Safe to repeat, and to call from a signal handler."""
         self._maker.close()
         if self._maker.thread.is_alive():
             self._maker.thread.join(CLOSE_S)
 
 
 _started: set[_Maker[Any]] = set()
-"""All whose thread may be alive. A thread does not take itself out: to the very end, when its frames and the
-native objects in them are gone, exiting has to wait for it."""
+"""Makers whose threads may be alive. A thread does not remove itself, because exit has to wait until its
+frames and their native objects are gone."""
 
 
 @atexit.register

@@ -1,7 +1,7 @@
-"""Columns of decoded rows as NumPy arrays: one value a row, or one list of values a row.
+"""Columns of decoded rows as NumPy arrays, with one value or one list of values per row.
 
-Every operation is one vectorised gather or concatenation that releases the interpreter lock, since
-the thread that runs them shares a core with training.
+Every operation is one vectorised gather or concatenation, which releases the interpreter lock, since the
+background thread shares a core with training.
 """
 
 from collections.abc import Sequence
@@ -30,28 +30,28 @@ class Column:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     def slice(self, begin: int, end: int) -> "Column":
-        """Rows `begin` to `end`, without a copy."""
+        """View of the rows `begin` to `end`."""
         if self.offsets is None:
             return Column(self.values[begin:end])
         return Column(self.values, self.offsets[begin : end + 1])
 
     def take(self, positions: Positions) -> "Column":
-        """The rows at `positions`, in that order."""
+        """Gather the rows at `positions`, in that order."""
         if self.offsets is None:
             return Column(self.values.take(positions))
         starts = self.offsets.take(positions)
         lengths = self.offsets.take(positions + 1) - starts
         offsets = _from_lengths(lengths)
-        # Value k of the result is value `k - (where its row begins there) + (where it begins here)`.
+        # value k of the result is value `k - (start of its row there) + (start of its row here)`
         source = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Column(self.values.take(source), offsets)
 
     def lengths(self) -> NDArray[Any]:
-        """Values of each row."""
+        """Number of values of each row."""
         return np.ones(len(self), np.int64) if self.offsets is None else np.diff(self.offsets)
 
     def bounds(self, step: int) -> NDArray[Any]:
-        """Where every `step`-th row begins in `values`, and where the last one ends."""
+        """Start in `values` of every `step`-th row, and end of the last one."""
         return np.arange(0, len(self) + 1, step) if self.offsets is None else self.offsets[::step]
 
 
@@ -64,7 +64,7 @@ class Rows:
     ids: tuple[Column, ...]
 
     def pick(self, positions: Positions) -> "Rows":
-        """The rows at ascending `positions`; neighbouring ones are not copied."""
+        """Gather the rows at ascending `positions`; a contiguous range is not copied."""
         begin, end = int(positions[0]), int(positions[-1]) + 1
 
         def pick_column(column: Column) -> Column:
@@ -76,7 +76,7 @@ class Rows:
 
 
 def join(pieces: Sequence[Column]) -> Column:
-    """One column of all rows of `pieces`; a piece of single values counts as lists of one."""
+    """Concatenate columns; single values count as lists of one if another piece holds lists."""
     if len(pieces) == 1:
         return pieces[0]
     values = np.concatenate([_own_values(piece) for piece in pieces])
@@ -86,7 +86,7 @@ def join(pieces: Sequence[Column]) -> Column:
 
 
 def _own_values(column: Column) -> NDArray[Any]:
-    """The values that the rows of a sliced column own."""
+    """Values of the rows of a column that may be sliced."""
     return column.values if column.offsets is None else column.values[column.offsets[0] : column.offsets[-1]]
 
 

@@ -1,7 +1,7 @@
-"""From an Arrow row group to checked columns, without copying.
+"""Decodes an Arrow row group to checked columns, without copies.
 
-Everything that can be wrong in prepared data is caught here, before a bad id reaches a table or a
-NaN the loss: the error names the file, the column, what was expected, what was found and what to do.
+All errors in prepared data are caught here, before a wrong id reaches a table or a NaN the loss. The message
+names the file, the column, the expected and the found value, and what to do.
 """
 
 import numpy as np

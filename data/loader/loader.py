@@ -1,4 +1,4 @@
-"""The data loader: batches of one rank, made ahead in the background, with an exact position."""
+"""The data loader of one rank: prefetches batches in the background and has an exact position."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ STATE_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """How samples become batches."""
+    """Batch size, order and prefetching of a data loader."""
 
     batch_size: int
     """Samples of one rank in one step."""
@@ -29,15 +29,15 @@ class LoaderConfig:
     shuffle: bool = True
     """Shuffle inside each window; the windows themselves stay in time order."""
     order: str = "stripes"
-    """Which rows a rank gets, see `data.loader.order`: `stripes`, all ranks side by side through the log; or
-    `seldp`, each through a chunk of its own, in the next epoch through the one after."""
+    """Distribution of rows over ranks, see `data.loader.order`: with `stripes` all ranks read the log
+    together; with `seldp` each rank reads a chunk of its own, and the next chunk in the next epoch."""
     seed: int = 0
     """Seed of the shuffle."""
     drop_last: bool = True
-    """Leave out the last samples of an epoch, fewer than one batch on every rank. False (evaluation): they
-    make one more, padded batch on every rank, and `Batch.num_valid` says how many of its samples count."""
+    """Leave out the last samples of an epoch, fewer than one batch on every rank. False (for evaluation):
+    these make one more, padded batch on every rank, with the number of real samples in `Batch.num_valid`."""
     prefetch: int = 4
-    """Batches decoded ahead at least, in whole windows."""
+    """Minimum of prefetched batches, rounded up to whole windows."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("window_batches", 1), ("prefetch", 1), ("seed", 0)):
@@ -51,8 +51,8 @@ class LoaderConfig:
 class DataLoader:
     """Batches of one rank from a prepared data set.
 
-    Every rank gets the same number of batches. One iterator at a time: a new one, `load_state_dict` or
-    `close` ends the one before.
+    Every rank gets the same number of batches. A new iterator, `load_state_dict` and `close` end the iterator
+    before.
 
     Args:
         uri: folder of the data set, a local path or any pyarrow filesystem URI.
@@ -100,16 +100,16 @@ class DataLoader:
         self._assembler = Assembler(keys, config.batch_size, pin_memory)
 
     def __len__(self) -> int:
-        """Batches every rank gets in one whole epoch."""
+        """Number of batches of every rank in a whole epoch."""
         return self._order(0, [self._shape]).num_steps(self.config.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the current position to the end of the epoch; then a new epoch begins.
+        """Yield the batches from the current position to the end of the epoch, then start a new epoch.
 
         Raises:
             OSError: a file is missing, damaged or cannot be reached.
             ValueError: a file does not fit the manifest.
-            FeedClosedError: the loader was closed or began anew meanwhile.
+            FeedClosedError: the loader was closed or restarted meanwhile.
         """
         self._stop()
         self._feed = feed = self._new_feed()
@@ -136,7 +136,7 @@ class DataLoader:
         return max(0, order.num_steps(self.config.drop_last) - self._phases[-1].steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out; the same on all ranks, ready for JSON."""
+        """Position after the last yielded batch, equal on all ranks and ready for JSON."""
         return {
             "version": STATE_VERSION,
             "num_rows": self.manifest.num_rows,
@@ -148,7 +148,7 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position, also one that another world size, batch size or order reached.
+        """Continue at a position, even one of another world size, batch size or order.
 
         Raises:
             ValueError: the position belongs to other data, another seed or another shuffle setting.
@@ -168,7 +168,7 @@ class DataLoader:
         self._epoch, self._phases = state["epoch"], phases
 
     def close(self) -> None:
-        """Stop the background thread and let go of the files; a waiting iterator raises FeedClosedError."""
+        """Stop the background thread and close the files; a waiting iterator raises FeedClosedError."""
         self._stop()
         self._own_source.close()
 
@@ -222,7 +222,7 @@ def _windows(
     steps: range,
     rank: int,
 ) -> Iterator[list[Batch]]:
-    """Body of the background thread; a plain function, so that the thread does not keep the loader alive."""
+    """Yield the batches of each window; a function, so that the thread does not keep the loader alive."""
     step = steps.start
     window = order.window(step, rank) if steps else None
     while window is not None:
@@ -238,7 +238,7 @@ def _windows(
 
 
 def _parts_digest(manifest: DatasetManifest) -> str:
-    """Names the samples and their order: equal for equal files in equal order."""
+    """Digest of the samples and their order."""
     digest = hashlib.sha256()
     for part in manifest.parts:
         digest.update(f"{part.path} {part.num_rows} {part.sha256}\n".encode())

@@ -1,9 +1,9 @@
-"""Which rows each rank gets at each step: a pure function, and the heart of an exact position.
+"""The distribution of rows over ranks and steps: a pure function, from which exact positions follow.
 
-An epoch is one pass over all rows: each is handed out once, to one rank. There are two orders.
+An epoch is one pass over all rows: each row goes to one rank, once. There are two orders.
 
 `stripes`: rows are consumed in time order. A stripe is the next `world_size x batch_size x
-window_batches` rows that were not handed out yet. Rank r takes the r-th contiguous run of the
+window_batches` rows that are left. Rank r takes the r-th contiguous run of the
 stripe, so that it reads only its own row groups; it shuffles the run and cuts it into batches. The
 last stripe is shorter: every rank gets the same number of full batches of it.
 
@@ -18,11 +18,10 @@ only.
 
 In both, what is left in the end is the tail of fewer than `world_size x batch_size` rows.
 
-A `Phase` is a stretch of an epoch with one world size, batch size and order. When a run resumes with
-others, the next phase starts on exactly the rows that the phases before it did not hand out, the
-leftovers of interrupted windows among them, and deals these out in its own way. So what comes in an
-epoch follows from the number of rows, the seed, the epoch and the list of phases so far, and nothing
-else needs to be saved.
+A `Phase` is a part of an epoch with one world size, batch size and order. When a run resumes with others, the
+next phase distributes exactly the rows that the phases before it have left, including those of interrupted
+windows. The order of an epoch thus follows from the number of rows, the seed, the epoch and the list of
+phases, and a position needs nothing else.
 """
 
 from abc import ABC, abstractmethod
@@ -38,18 +37,18 @@ from data.loader.row_set import RowNumbers, RowSet
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of an epoch in which nothing about the distribution of rows changed."""
+    """A part of an epoch with one distribution of rows."""
 
     world_size: int
-    """Ranks that shared the rows."""
+    """Number of ranks that share the rows."""
     batch_size: int
     """Samples of one rank in one step."""
     window_batches: int
     """Shuffle window, in batches of one rank."""
     order: str = "stripes"
-    """One of `ORDERS`; positions from before there were several do not name it."""
+    """One of `ORDERS`; absent in positions of versions with one order."""
     steps: int = 0
-    """Steps handed out in this phase, equal on all ranks."""
+    """Finished steps of this phase, equal on all ranks."""
 
     @property
     def global_batch(self) -> int:
@@ -57,31 +56,31 @@ class Phase:
         return self.world_size * self.batch_size
 
     def same_shape(self, other: "Phase") -> bool:
-        """Whether both deal the rows out in the same way, however far they came."""
+        """Whether both phases distribute rows in the same way."""
         return replace(self, steps=0) == replace(other, steps=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Some consecutive batches of one rank: `rows[order]` are their samples in hand-out order."""
+    """Consecutive batches of one rank, with the samples `rows[order]`."""
 
     rows: RowNumbers
     """Ascending row numbers to read."""
     order: RowNumbers
-    """Positions in `rows`, one a sample; a multiple of the batch size, unless padded below."""
+    """Positions in `rows`, one per sample; their number is a multiple of the batch size."""
     num_valid: int
-    """Samples that count; the others are padding in the last batch."""
+    """Number of real samples; the others are padding of the last batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseOrder(ABC):
-    """How one phase deals `rows` out.
+    """Distribution of the rows of one phase.
 
     Attributes:
-        rows: what was not handed out when the phase began.
-        phase: world size, batch size and window; its `steps` are not looked at.
+        rows: rows that were left at the start of the phase.
+        phase: world size, batch size and window; its `steps` are ignored.
         shuffle: shuffle inside each window, else keep the time order.
-        key: what the random order depends on: seed, epoch and the number of the phase in the epoch.
+        key: of the random order: seed, epoch and number of the phase in the epoch.
     """
 
     rows: RowSet
@@ -118,7 +117,7 @@ class PhaseOrder(ABC):
         return Window(rows=window.rows, order=order, num_valid=len(order))
 
     def remaining(self, steps: int) -> RowSet:
-        """The rows that are not handed out yet after `steps` steps."""
+        """Rows that are left after `steps` steps."""
         leftovers = np.empty(0, np.int64)
         if steps > self.full_steps:
             return self.rows.only([], also=leftovers)
@@ -142,7 +141,7 @@ class PhaseOrder(ABC):
 
     @abstractmethod
     def _untouched(self, steps: int) -> list[tuple[int, int]]:
-        """Positions in `rows`, begins and ends, that no window of the first `steps` steps has."""
+        """Ranges of positions in `rows` outside all windows of the first `steps` steps."""
 
     def _whole_window(self, number: int, rank: int) -> Window:
         step = number * self.phase.window_batches
@@ -154,7 +153,7 @@ class PhaseOrder(ABC):
         return Window(rows=self.rows.part(begin, begin + length), order=order, num_valid=length)
 
     def _padded_batch(self, rank: int) -> Window:
-        """The tail, spread evenly, as one batch a rank; missing samples repeat one that is there."""
+        """The tail, distributed evenly, as one padded batch per rank."""
         world, size = self.phase.world_size, self.phase.batch_size
         begin = len(self.rows) - self.tail_rows
         mine = [begin + self.tail_rows * r // world for r in (rank, rank + 1)]
@@ -165,7 +164,7 @@ class PhaseOrder(ABC):
 
 
 class Stripes(PhaseOrder):
-    """All ranks go through the log side by side."""
+    """All ranks read the log together, each a run of every stripe."""
 
     def _begin(self, step: int, rank: int, length: int) -> int:
         return step * self.phase.global_batch + rank * length
@@ -175,7 +174,7 @@ class Stripes(PhaseOrder):
 
 
 class RotatedChunks(PhaseOrder):
-    """Each rank goes through a chunk of its own, in the next epoch through the one after (SelDP)."""
+    """Each rank reads a chunk of its own, and the next chunk in the next epoch (SelDP)."""
 
     def _begin(self, step: int, rank: int, length: int) -> int:
         _, epoch, _ = self.key
@@ -187,7 +186,7 @@ class RotatedChunks(PhaseOrder):
         return [*chunks, (self._chunk(world), len(self.rows))]
 
     def _chunk(self, number: int) -> int:
-        """Position at which chunk `number` begins; that of the tail, for `world_size`."""
+        """Position of the start of chunk `number`, or of the tail for `world_size`."""
         return number * self.full_steps * self.phase.batch_size
 
 
@@ -197,7 +196,7 @@ ORDERS: Final[dict[str, type[PhaseOrder]]] = {"stripes": Stripes, "seldp": Rotat
 def current_order(
     num_rows: int, phases: Sequence[Phase], *, shuffle: bool, seed: int, epoch: int
 ) -> PhaseOrder:
-    """The order of the last of `phases`, after all the phases before it did their steps."""
+    """The order of the last of `phases`, after the steps of all phases before it."""
     rows = RowSet.span(0, num_rows)
     for number, phase in enumerate(phases):
         deal = ORDERS[phase.order]
@@ -211,7 +210,7 @@ def permutation(length: int, key: Sequence[int]) -> RowNumbers:
     """A random order of `range(length)` that depends only on `key`.
 
     It sorts raw random words, because NumPy promises the stream of a bit generator for ever but not
-    what `Generator.permutation` makes of it; a stored position must outlive a NumPy upgrade.
+    what `Generator.permutation` makes of it; a stored position must survive a NumPy upgrade.
     """
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(length)
     return np.argsort(words, kind="stable")

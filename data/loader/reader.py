@@ -1,4 +1,4 @@
-"""From row numbers of the data set to checked rows, decoding each row group once a run."""
+"""Reads checked rows by their numbers in the data set, and decodes each row group once per run of rows."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,19 +12,19 @@ from data.loader.row_set import RowNumbers
 from data.loader.source import ReadsAhead, RowGroupSource
 
 ANNOUNCED: Final = 2
-"""Row groups after the current one that the source is told to expect: one under way, and one to follow."""
+"""Row groups after the current one that are announced to the source: one being fetched and one more."""
 
 
 class RowReader:
     """Reads rows by their numbers in the data set.
 
-    The row group read last is kept decoded, because the next run of rows usually begins in it. Two
-    ranks whose runs meet inside a row group both decode it.
+    The last row group stays decoded, because the next run of rows usually starts in it. If the runs of two
+    ranks share a row group, both ranks decode it.
 
     Args:
         uri: the data set's folder, for messages.
         manifest: the data set; row numbers count through its parts in order.
-        source: gives the row groups.
+        source: of the row groups.
     """
 
     def __init__(self, uri: str, manifest: DatasetManifest, source: RowGroupSource) -> None:
@@ -35,11 +35,11 @@ class RowReader:
         self._kept: tuple[int, Rows] | None = None
 
     def pieces(self, rows: RowNumbers, following: RowNumbers) -> Iterator[Rows]:
-        """The rows of ascending numbers `rows`, in order, one piece a row group.
+        """Yield the rows with these numbers in order, one piece per row group.
 
         Args:
-            rows: what to read.
-            following: the rows that will be read after them, for the source to expect.
+            rows: ascending row numbers.
+            following: row numbers that will be read next, to announce them to the source.
         """
         runs = self._runs(rows)
         groups = [group for group, _, _ in [*runs, *self._runs(following)]]
@@ -48,7 +48,7 @@ class RowReader:
             yield self._decoded(group).pick(rows[begin:end] - self._starts[group])
 
     def _runs(self, rows: RowNumbers) -> list[tuple[int, int, int]]:
-        """The row groups that hold `rows`, in order, each with its first position in `rows` and the end."""
+        """Row groups of `rows` in order, each with the begin and end of its positions in `rows`."""
         runs, done = [], 0
         while done < len(rows):
             group = int(np.searchsorted(self._starts, rows[done], side="right")) - 1
@@ -58,7 +58,7 @@ class RowReader:
         return runs
 
     def _announce(self, groups: list[int]) -> None:
-        """Tell a source that reads ahead which of `groups` it will be asked for: not the one that is kept."""
+        """Announce row groups, except the decoded one, to a source that reads ahead."""
         if not isinstance(self._source, ReadsAhead):
             return
         before = self._kept[0] if self._kept else None

@@ -1,4 +1,4 @@
-"""Row numbers of a data set, kept as runs of neighbours, so that billions of them take next to no memory."""
+"""Sets of row numbers, stored as runs of neighbours, so that billions of them need little memory."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 RowNumbers = NDArray[np.int64]
 
 Runs = tuple[RowNumbers, RowNumbers]
-"""First rows of some runs, and the rows after their last ones."""
+"""First row of each run, and the row after its last one."""
 
 
 class RowSet:
@@ -40,17 +40,17 @@ class RowSet:
         return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
 
     def only(self, positions: Sequence[tuple[int, int]], also: RowNumbers) -> "RowSet":
-        """The rows at these ranges of positions, and besides them the rows `also`, each of them once."""
+        """The set of the rows at these ranges of positions together with the rows `also`."""
         kept = [self._runs(begin, end) for begin, end in positions]
         starts, stops = map(np.concatenate, zip(*kept, _runs_of(np.sort(also)), strict=True))
         ascending = np.argsort(starts)
         starts, stops = starts[ascending], stops[ascending]
         begins = np.ones(len(starts), bool)
-        begins[1:] = starts[1:] != stops[:-1]  # what follows on the run before it is part of that run
+        begins[1:] = starts[1:] != stops[:-1]  # a run that continues the one before is merged with it
         return RowSet(starts[begins], stops[np.roll(begins, -1)])
 
     def _runs(self, begin: int, end: int) -> Runs:
-        """What lies at positions `begin` to `end`."""
+        """Runs of the rows at positions `begin` to `end`."""
         if begin >= end:
             return _runs_of(np.empty(0, np.int64))
         first = int(np.searchsorted(self._ends, begin, side="right"))
@@ -62,7 +62,7 @@ class RowSet:
 
 
 def _runs_of(rows: RowNumbers) -> Runs:
-    """Ascending rows as runs."""
+    """Convert ascending rows to runs."""
     breaks = np.flatnonzero(np.diff(rows) != 1)
     firsts = np.append(0, breaks + 1)[: len(rows)]
     lasts = np.append(breaks, len(rows) - 1)[: len(rows)]

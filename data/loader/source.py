@@ -1,7 +1,7 @@
-"""Where decoded row groups come from: a contract of one method, and Parquet on any filesystem.
+"""Sources of decoded row groups: a protocol with one method, and Parquet files on any filesystem.
 
-A `RowGroupSource` gives one row group of one part as an Arrow table with the columns of
-`column_names`. `ParquetSource` decodes it from the file; `data.cache` wraps any source.
+A `RowGroupSource` gives one row group of one part as an Arrow table with the columns of `column_names`.
+`ParquetSource` decodes Parquet files, and `data.cache` wraps any source.
 """
 
 import threading
@@ -20,19 +20,19 @@ from data.dataset import DatasetManifest, Part, open_folder
 from data.loader.decode import PREPARE_AGAIN
 
 OPEN_FILES: Final = 4
-"""A rank reads in time order, so it needs one file at a time, and two where its windows jump."""
+"""Maximum of open files; a rank reads in time order and needs one at a time, or two between windows."""
 
 
 class RowGroupSource(Protocol):
-    """Gives decoded row groups. Loaders may share a source, so it is called from several threads."""
+    """Gives decoded row groups; thread-safe, since loaders may share a source."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `read` gives, in order."""
+        """Columns of the tables that `read` returns, in order."""
         ...
 
     def read(self, part: Part, row_group: int) -> pa.Table:
-        """All needed columns of one row group.
+        """Read all needed columns of one row group.
 
         Args:
             part: a file of the data set's manifest.
@@ -40,25 +40,25 @@ class RowGroupSource(Protocol):
 
         Raises:
             OSError: the file is missing, damaged or cannot be reached; the message names it.
-            ValueError: the file has other columns or types than the manifest says.
+            ValueError: columns or types of the file differ from the manifest.
         """
         ...
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A source that also wants to know what comes next, because it can fetch that meanwhile."""
+    """A source that can fetch announced row groups in the background."""
 
     def expect(self, part: Part, row_group: int) -> None:
-        """Told what will be read soon, in that order, the row group that is read next included.
+        """Announce a row group that will be read soon; called in reading order, including the next one.
 
-        Never waits for storage and never raises: what goes wrong is raised when the row group is read.
+        The call never waits for storage and never raises; errors are raised when the row group is read.
         """
         ...
 
 
 def column_names(manifest: DatasetManifest) -> tuple[str, ...]:
-    """The Parquet columns that training needs: label, dense, categories."""
+    """Parquet columns that training needs: label, dense, categories."""
     return (LABEL, *manifest.dense, *(feature.name for feature in manifest.features))
 
 
@@ -80,15 +80,15 @@ class ParquetSource:
         self._lock = threading.Lock()
 
     def read(self, part: Part, row_group: int) -> pa.Table:
-        """One row group, as `RowGroupSource.read` says."""
+        """Read one row group; see `RowGroupSource.read`."""
         with self._lock:
             return self._read(part, row_group)
 
     def check_files(self, parts: Sequence[Part]) -> None:
-        """See that all these files are there, each of its size, by a look into their folders: none is opened.
+        """Check that all files exist with their sizes, by listing their folders without opening any.
 
         Raises:
-            OSError: one is missing or has another size, or a folder cannot be looked into; names it.
+            OSError: a file is missing or has another size, or a folder cannot be listed.
         """
         for folder, inside in groupby(parts, key=lambda part: part.path.rpartition("/")[0]):
             selector = fs.FileSelector(f"{self._folder}/{folder}", allow_not_found=True)
@@ -105,7 +105,7 @@ class ParquetSource:
                     )
 
     def close(self) -> None:
-        """Let go of the open files; a read in another thread finishes undisturbed."""
+        """Close the open files; a read in another thread still finishes."""
         self._files.clear()
 
     def _read(self, part: Part, row_group: int) -> pa.Table:
@@ -128,8 +128,8 @@ class ParquetSource:
         handle = self._filesystem.open_input_file(path)
         if handle.size() != part.num_bytes:
             raise OSError(f"{handle.size()} bytes instead of {part.num_bytes}")
-        # Checksums are checked where the writer stored them: a flipped bit in plain int32 data still decodes.
-        # Buffering fetches the columns of a row group in one request, which is what counts on remote storage.
+        # Checksums, where the writer stored them: a flipped bit in plain int32 data would still decode.
+        # Buffering fetches all columns of a row group in one request, which matters on remote storage.
         file = pq.ParquetFile(handle, page_checksum_verification=True, pre_buffer=True)
         if file.num_row_groups != len(part.row_groups):
             raise OSError(f"{file.num_row_groups} row groups instead of {len(part.row_groups)}")
@@ -141,7 +141,7 @@ class ParquetSource:
 
 @contextmanager
 def _named_errors(path: str, row_group: int) -> Iterator[None]:
-    """Put the file's name into whatever pyarrow raises while reading it."""
+    """Add the file's name to errors of pyarrow."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,11 +1,11 @@
-r"""Make a prepared data set from raw Criteo click logs, or check one.
+r"""Makes a prepared data set from raw Criteo click logs, or checks one.
 
     python -m data.prepare train.txt --out data/kaggle --ids vocabulary
     python -m data.prepare day_*.gz --out data/terabyte --ids modulo --processes 16
     python -m data.prepare --verify data/kaggle
 
-Killed at any moment and started again, it goes on where it was. Exit codes: 0 done; 1 a process
-died, or `--verify` found damage; 2 something for you to change (flags, input, folder, rights, disk space).
+The same command continues a job that was killed at any moment. Exit codes: 0 success; 1 a process died, or
+`--verify` found damage; 2 an error of the user (flags, input, folder, permissions, disk space).
 """
 
 import argparse
@@ -29,7 +29,7 @@ from data.prepare.verify import verify
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
-_SHARED_WORTH_SAYING = 0.01
+_REPORTED_SHARE = 0.01
 _GAPS_SHOWN = 10
 
 
@@ -85,16 +85,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"data.prepare: {_explain(error)}", file=sys.stderr)
         return 2 if error.errno in (*_FULL_DISK, *_NO_RIGHT) else 1
     except WorkerDiedError as error:
-        print(f"data.prepare: {error}. Start the same command again to go on.", file=sys.stderr)
+        print(f"data.prepare: {error}. Start the same command again to continue.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("data.prepare: stopped. Start the same command again to go on.", file=sys.stderr)
+        print("data.prepare: stopped. Start the same command again to continue.", file=sys.stderr)
         return 130
 
 
 def _prepare(flags: argparse.Namespace) -> int:
     if flags.out is None:
-        raise ValueError("say where to write with --out DIR")
+        raise ValueError("name the output folder with --out DIR")
     config = PrepareConfig(
         raw=tuple(flags.raw),
         out=flags.out,
@@ -123,20 +123,20 @@ def _prepare(flags: argparse.Namespace) -> int:
 
 
 def _describe_gaps(days: Sequence[int]) -> str:
-    """Days that are left out between others, a line; nothing if there are none."""
+    """A line about missing days between others; empty if there are none."""
     gaps = [(before + 1, after - 1) for before, after in pairwise(sorted(days)) if after - before > 1]
     if not gaps:
         return ""
-    told = [f"{first}" if first == last else f"{first} to {last}" for first, last in gaps]
-    more = ", ..." if len(told) > _GAPS_SHOWN else ""
+    ranges = [f"{first}" if first == last else f"{first} to {last}" for first, last in gaps]
+    more = ", ..." if len(ranges) > _GAPS_SHOWN else ""
     return (
-        f"there is nothing of day {', '.join(told[:_GAPS_SHOWN])}{more}, but of earlier and of later ones. "
+        f"there is nothing of day {', '.join(ranges[:_GAPS_SHOWN])}{more}, but of earlier and of later ones. "
         "If that is a mistake, give all files, and another --out\n"
     )
 
 
 def _describe_sharing(config: PrepareConfig) -> str:
-    """What one pass has merged, a line; nothing if nobody can tell."""
+    """A line about values that share a row; empty if that is unknown."""
     if config.published is None:
         return ""
     shares = {
@@ -145,10 +145,10 @@ def _describe_sharing(config: PrepareConfig) -> str:
             CATEGORY_NAMES, PUBLISHED[config.published], config.static_table_rows, strict=True
         )
     }
-    said = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _SHARED_WORTH_SAYING]
+    shown = [f"{name} {share:.0%}" for name, share in shares.items() if share >= _REPORTED_SHARE]
     return (
         f"--ids {config.ids} merges values by chance. If this is all of Criteo {config.published.title()}, "
-        f"this share of a table's values has no row for itself: {', '.join(said)}, of others under 1%. "
+        f"these shares of a table's values share a row: {', '.join(shown)}, of others under 1%. "
         "--ids vocabulary keeps values apart, in two passes\n"
     )
 
@@ -172,12 +172,12 @@ def _verify(flags: argparse.Namespace) -> int:
 def _explain(error: OSError) -> str:
     if error.errno in _FULL_DISK:
         return (
-            f"there is no room to write ({error}). Free some and start the same command again: "
+            f"the disk is full ({error}). Free some space and start the same command again: "
             "finished pieces are kept"
         )
     if error.errno in _NO_RIGHT:
-        return f"you may not do that ({error}). Change the permissions, or name other files or another --out"
-    return f"{error}. Start the same command again to go on."
+        return f"permission denied ({error}). Change the permissions, or name other files or another --out"
+    return f"{error}. Start the same command again to continue."
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the user asked of `data.prepare`, checked once."""
+"""The configuration of a `data.prepare` job, with its checks."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from data.criteo import TERABYTE_CAP, capped
 from data.prepare.tables import PUBLISHED, parse_rows, published_as, roomy_rows
 
 ONE_PASS: Final = ("modulo", "hash")
-"""Id rules for tables whose rows are known beforehand."""
+"""Id rules for tables whose sizes are known beforehand."""
 ID_RULES: Final = (*ONE_PASS, "vocabulary", "raw")
 DEFAULT_MIN_COUNT: Final = 3
 MOST_DAYS: Final = 10_000
@@ -20,15 +20,15 @@ _READ_BY: Final = {
     "--cap": (*ONE_PASS, "vocabulary"),
     "--min-count": ("vocabulary",),
 }
-"""Flags that not every id rule reads."""
+"""Id rules by flag, for flags that some id rules do not read."""
 
 # Measured with lines of every length, down to the shortest (which make the most rows of a byte).
 PARENT_FIXED_BYTES: Final = 112 << 20
-"""What the parent process holds, its code included."""
+"""Memory of the parent process, code included."""
 WORKER_FIXED_BYTES: Final = 352 << 20
-"""What a worker holds besides a block: its code, and the samples of a piece."""
+"""Memory of a worker for its code and the samples of a piece, without a block."""
 BYTES_PER_BLOCK_BYTE: Final = 17
-"""Memory a worker needs for each byte of a block: text, columns, ids, copies."""
+"""Memory of a worker per byte of a block: text, columns, ids, copies."""
 RAW_BYTES_PER_BLOCK_BYTE: Final = 25
 """The same with raw ids: 104 bytes more a sample, in up to three copies, from lines of 40 bytes at least."""
 _COMFORTABLE_BLOCK_BYTES: Final = 2 << 20
@@ -46,11 +46,11 @@ class PrepareConfig:
     out: Path
     """Folder of the data set."""
     ids: str = "modulo"
-    """How categories become ids: one of `ID_RULES`."""
+    """Rule that maps categories to ids, one of `ID_RULES`."""
     table_rows: str | None = None
     """Rows of the 26 tables for modulo and hash: `terabyte` or `kaggle` for the published sizes, one number
-    for all, or 26 numbers with commas; None for those of the data set that the files' names tell, with room
-    in the small tables."""
+    for all, or 26 numbers with commas; None for the sizes of the data set that the file names suggest, with
+    additional rows in small tables."""
     cap: int | None = None
     """Rows a table may have at most, not for raw; None for `TERABYTE_CAP`."""
     min_count: int | None = None
@@ -106,10 +106,10 @@ class PrepareConfig:
 
     @property
     def published(self) -> str | None:
-        """Whose published sizes decide the tables' rows; None if the user's numbers or the values do.
+        """Data set with the published table sizes; None if the user's numbers or the values decide.
 
         Raises:
-            ValueError: the files' names do not tell.
+            ValueError: the file names suggest no data set.
         """
         if self.ids not in ONE_PASS:
             return None
@@ -122,7 +122,7 @@ class PrepareConfig:
         """Rows of the 26 tables, capped, for modulo and hash.
 
         Raises:
-            ValueError: they are not given, and the files' names do not tell; or they are no such numbers.
+            ValueError: the numbers are invalid, or missing and the file names suggest no data set.
         """
         given = self.table_rows
         rows = roomy_rows(published_as(self.raw)) if given is None else parse_rows(given)
@@ -157,7 +157,7 @@ class PrepareConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the output besides the inputs; processes, memory and the ratio do not."""
+        """Settings that affect the output; processes, memory and the ratio do not."""
         if self.ids == "vocabulary":
             return {"ids": self.ids, "min_count": self.least_count, "cap": self.max_rows}
         if self.ids == "raw":

@@ -1,8 +1,8 @@
-"""One span of a raw file to Parquet: what a worker process does in the converting pass.
+"""Converts a span of a raw file to Parquet, in a worker process.
 
-Rows are written in row groups of exactly `ROW_GROUP_ROWS`, but for the last of a file, whatever the
-size of the blocks they were read in. So the bytes of the output depend on the input and the
-configuration alone, not on processes, memory or where a job was interrupted.
+Row groups have exactly `ROW_GROUP_ROWS` rows, except the last one of a file, whatever the size of the blocks.
+The bytes of the output thus depend on the input and the configuration alone, not on processes, memory or
+interruptions.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ COMPRESSION: Final = "lz4"
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertSpan:
-    """A task: write the pieces of a span, but for those that are finished."""
+    """Task that writes the unfinished pieces of a span."""
 
     span: Span
-    """What to read."""
+    """Part of a raw file."""
     finished: tuple[PieceRecord, ...]
     """Finished pieces of the span."""
     out: Path
@@ -41,7 +41,7 @@ class ConvertSpan:
     """Raw text parsed at once."""
 
     def run(self, report: Report) -> None:
-        """Do it."""
+        """Convert the pieces."""
         for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
             with piece.rejects_into(self.records):
                 written = self._write(piece)
@@ -55,7 +55,7 @@ class ConvertSpan:
             return Written()
         with durable_file(part_path(self.out, piece.name)) as sink:
             samples.write_parquet(
-                sink,  # type: ignore[arg-type]  # a file as far as polars goes
+                sink,  # type: ignore[arg-type]  # polars accepts any object with these methods
                 compression=COMPRESSION,
                 statistics=False,
                 row_group_size=ROW_GROUP_ROWS,
@@ -66,10 +66,10 @@ class ConvertSpan:
 
 
 def part_path(out: Path, piece_name: str) -> Path:
-    """Where the Parquet file of a piece lies."""
+    """Path of the Parquet file of a piece."""
     return out / f"{piece_name}.parquet"
 
 
 def part_is_there(out: Path, record: PieceRecord) -> bool:
-    """Whether the Parquet file of a finished piece, if it has one, is there as it was written by its size."""
+    """Whether the Parquet file of a finished piece, if any, exists with its size."""
     return not record.row_groups or stored_bytes([part_path(out, record.name)]) == record.num_bytes

@@ -1,4 +1,4 @@
-"""How far a job is, for the person who waits."""
+"""Progress display of a job on the terminal."""
 
 import sys
 import time
@@ -11,10 +11,10 @@ QUIET_INTERVAL_S: Final = 30.0
 
 
 class ProgressDisplay:
-    """A bar on a terminal, a line now and then elsewhere: share done, rows/s, time left.
+    """Shows share done, rows/s and time left: as a bar on a terminal, as occasional lines elsewhere.
 
     Args:
-        title: what is being done.
+        title: of the pass.
         total_bytes: all bytes to read, as stored.
         done_bytes: of which an earlier run has read these.
         stream: where to write.
@@ -37,7 +37,7 @@ class ProgressDisplay:
             )
 
     def update(self, done_bytes: int, num_lines: int) -> None:
-        """Show that `done_bytes` of all bytes are read, and `num_lines` lines more than at the last call."""
+        """Show progress: `done_bytes` read in all, and `num_lines` more lines since the last call."""
         self._num_lines += num_lines
         if self._bar is not None:
             self._bar.set_postfix_str(f"{self.rows_per_s:,.0f} rows/s", refresh=False)
@@ -49,7 +49,7 @@ class ProgressDisplay:
             print(f"{self._title}: {self._summary()}", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Take the bar away and say what was done."""
+        """Remove the bar and print a summary."""
         if self._bar is not None:
             self._bar.close()
         if self._num_lines:

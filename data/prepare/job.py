@@ -1,4 +1,4 @@
-"""A whole job: what is left to do, done by worker processes, and the manifest when all is there."""
+"""Runs a whole job: the remaining work in worker processes, then the manifest."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ VOCABULARY_FOLDER: Final = "vocabulary"
 
 
 def prepare(config: PrepareConfig) -> DatasetManifest:
-    """Make a prepared data set, or finish the one that was begun; a finished one is left as it is.
+    """Make a prepared data set, or finish an interrupted one; a finished data set is left unchanged.
 
     Raises:
-        ValueError: the input or the folder is not what it should be, or too many lines are bad.
+        ValueError: the input or the folder is invalid, or too many lines are bad.
         OSError: the disk is full or fails.
         WorkerDiedError: a worker process was killed.
     """
@@ -41,7 +41,7 @@ def prepare(config: PrepareConfig) -> DatasetManifest:
                 with WorkerPool(config.processes) as pool:
                     _Job(config, inputs, state, pool).run(identity)
             except BaseException:
-                remove_leftovers(config.out)  # of workers that were ended in the middle of a file
+                remove_leftovers(config.out)  # of workers that were killed while writing
                 raise
         close_state(config.out)
     return read_manifest(str(config.out))
@@ -63,7 +63,7 @@ class _Job:
         self._config, self._inputs, self._state, self._pool = config, inputs, state, pool
 
     def run(self, identity: Mapping[str, Any]) -> None:
-        """Do what is left, and write the manifest last."""
+        """Do the remaining work, and write the manifest last."""
         out = self._config.out
         rule, table_rows, files = self._ids()
         folder = self._state / "pieces"
@@ -101,7 +101,7 @@ class _Job:
         return run_pass(title, self._inputs, folder, make, is_there, self._pool, self._config.max_bad_ratio)
 
     def _ids(self) -> tuple[IdRule, tuple[int, ...], list[dict[str, Any]]]:
-        """The id rule, the tables' rows, and what the manifest says of files made for the rule."""
+        """The id rule, the rows of the tables, and manifest entries of the rule's files."""
         config = self._config
         if config.ids == "modulo":
             return ModuloIds(config.static_table_rows), config.static_table_rows, []

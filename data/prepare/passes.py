@@ -1,4 +1,4 @@
-"""One pass over the input: what is left of it, run by the pool, and how far it is."""
+"""Runs the remaining work of one pass over the input, and follows its progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ SHORTEST_LINE_BYTES: Final = 41
 MakeTask = Callable[[Span, tuple[PieceRecord, ...]], Task]
 """A task from a span and its finished pieces."""
 IsThere = Callable[[PieceRecord], bool]
-"""Whether what a finished piece has written is still there, at its size."""
+"""Whether the files of a finished piece still exist with their sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
-    """What a pass has done."""
+    """Result of a pass."""
 
     records: tuple[PieceRecord, ...]
-    """Of its pieces, in time order."""
+    """Records of its pieces, in time order."""
     complete: bool
     """False if it stopped early because too many lines are bad, whatever the rest may be."""
 
@@ -40,14 +40,14 @@ def run_pass(
     pool: WorkerPool,
     max_bad_ratio: float,
 ) -> PassResult:
-    """Do what is left of a pass.
+    """Run the remaining tasks of a pass.
 
     Args:
         title: for the progress display.
         inputs: the raw files.
-        folder: where the pass keeps its records.
+        folder: of the pass's records.
         make: makes the task of a span.
-        is_there: tells the finished pieces of an earlier start that have to be done again.
+        is_there: whether the files of a finished piece still exist.
         pool: runs the tasks.
         max_bad_ratio: share of bad lines beyond which the job is going to fail.
     """
@@ -69,7 +69,7 @@ def run_pass(
 
 
 class _Watch:
-    """Follows a pass: shows how far it is, and stops it when too many lines are bad whatever comes."""
+    """Shows the progress of a pass, and stops it when too many lines are bad in any case."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Watch:
         done = self._base + sum(self._done)
         self._display.update(done, num_lines)
         if any(span.raw.compressed for span in self._left):
-            return True  # nobody knows how many lines are left in a compressed file
+            return True  # the number of lines left in a compressed file is unknown
         most_lines = self._num_lines + (self._total - done) / SHORTEST_LINE_BYTES
         return self._num_bad <= self._max_bad_ratio * most_lines
 
@@ -109,9 +109,9 @@ class _Watch:
 
 
 def _finished_before(folder: Path, inputs: Sequence[RawFile], is_there: IsThere) -> dict[str, PieceRecord]:
-    """The pieces that an earlier start has finished; records of those that lost their files are removed.
+    """Finished pieces of an earlier start; records without their files are removed.
 
-    A compressed file is read on from the end of its last piece, so what comes after a lost one is lost too.
+    Reading of a compressed file continues after its last piece, so that pieces after a lost one are lost too.
     """
     records = read_records(folder)
     compressed = {raw.path.name for raw in inputs if raw.compressed}

@@ -1,9 +1,8 @@
-"""What makes a piece of work count: its files are synced and renamed, then its record is.
+"""Commits pieces of work: the files of a piece are synced and renamed, then its record.
 
-A record is one small JSON file. A piece whose record is there is finished and never redone, unless
-somebody has taken its files away since; one without it left nothing that counts, whatever the moment
-it was killed. Everything about a job in progress lies in `.prepare` inside the output folder and goes
-away with the job.
+A record is a small JSON file. A piece with a record is finished and never repeated, unless its files were
+removed meanwhile. Files without a record do not count, whenever their writer was killed. The state of a
+running job is in the folder `.prepare` of the output and is removed at the end.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written for a piece: no Parquet file if it had no good line, or was only counted."""
+    """Files written for a piece; no Parquet file if the piece has no good line, or was only counted."""
 
     row_groups: tuple[int, ...] = ()
     """Rows of the row groups of its Parquet file."""
@@ -33,7 +32,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class PieceRecord(Written):
-    """What is known of a finished piece."""
+    """Record of a finished piece."""
 
     name: str
     """The piece, e.g. `day=3/part-00007`; its Parquet file is that with `.parquet`."""
@@ -66,7 +65,7 @@ class PieceRecord(Written):
 
     @classmethod
     def read(cls, path: Path) -> "PieceRecord":
-        """Read what `write` wrote."""
+        """Read a record."""
         raw: dict[str, Any] = json.loads(path.read_text())
         return cls(**{**raw, "row_groups": tuple(raw["row_groups"])})
 
@@ -77,7 +76,7 @@ def piece_name(day: int, index: int) -> str:
 
 
 def record_path(folder: Path, name: str, suffix: str = ".json") -> Path:
-    """Where a piece's record lies; `folder` is the pass's folder."""
+    """Path of a piece's record in the folder of its pass."""
     return folder / (name.replace("/", "-") + suffix)
 
 
@@ -96,7 +95,7 @@ def stored_bytes(paths: Iterable[Path]) -> int | None:
 
 
 class DigestFile:
-    """A file being written, with the SHA-256 and the size of what was written."""
+    """A file for writing that computes the SHA-256 and the size of its bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -104,7 +103,7 @@ class DigestFile:
         self.num_bytes = 0
         self.closed = False
         self.failure: OSError | None = None
-        """Why something could not be written, whatever a library that was writing makes of it."""
+        """The error of a failed write, which a library may wrap in another one."""
 
     def write(self, data: bytes) -> int:
         """Append `data`."""
@@ -119,12 +118,12 @@ class DigestFile:
         return self.num_bytes
 
     def flush(self) -> None:
-        """Hand buffers to the kernel."""
+        """Flush buffers to the kernel."""
         with self._noting_failure():
             self._stream.flush()
 
     def close(self) -> None:
-        """Say that no more comes; the file itself is closed by `durable_file`."""
+        """Mark the end of the data; `durable_file` closes the file itself."""
         self.closed = True
 
     def readable(self) -> bool:
@@ -155,10 +154,10 @@ class DigestFile:
 
 @contextmanager
 def durable_file(path: Path) -> Iterator[DigestFile]:
-    """Write a file that is at `path` whole, and on disk, or not at all.
+    """Write a file atomically and durably.
 
     Raises:
-        OSError: it could not be written, also if what wrote it calls that by another name.
+        OSError: the write failed, even if a library raised another type of error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
@@ -189,6 +188,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove temporary files that a killed process left in the output folder."""
+    """Remove temporary files of killed processes from the output folder."""
     for path in out.rglob(f"*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)

@@ -1,11 +1,10 @@
-"""Tasks on worker processes that cannot be orphaned and cannot die unnoticed.
+"""Runs tasks on worker processes, which end with their parent and whose death is an error.
 
-Each worker (`data.prepare.worker`) has a connection to the parent and does one task at a time. Its
-standard input is a pipe that the parent holds: when the parent is gone, even by `kill -9`, that ends
-and the worker exits at once. The parent watches its workers: one that dies is an error that says so.
-Libraries in the workers run single-threaded; processes are the parallelism. Workers are programs of
-their own rather than `multiprocessing` ones, because those would first import the caller's main
-module again, whatever it drags in.
+Each worker (`data.prepare.worker`) has a connection to the parent and runs one task at a time. Its standard
+input is a pipe of the parent, which ends with the parent, even by `kill -9`, so that the worker exits at
+once. The parent raises an error if a worker dies. Libraries in the workers run single-threaded, since the
+processes use all cores. Workers are separate programs instead of `multiprocessing` processes, which would
+import the caller's main module.
 """
 
 import os
@@ -21,26 +20,26 @@ from typing import Final, Protocol
 from data.prepare.progress import Progress, Report
 
 TICK_S: Final = 0.5
-"""How often the parent looks up while the workers are silent."""
+"""Interval of progress calls without messages of workers."""
 
 _WORKER_ENVIRONMENT: Final = {
     "POLARS_MAX_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    # glibc: keep freed blocks for the next ones; giving them back costs page faults, a tenth of all time.
+    # glibc: keep freed blocks; returning them costs page faults, a tenth of all time
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 
 
 class Task(Protocol):
-    """Work for a worker; picklable. It is expected to leave its result on disk."""
+    """Picklable work for a worker, which writes its result to disk."""
 
     def run(self, report: Report) -> None:
-        """Do it and tell how far it is."""
+        """Do the work, and report progress."""
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process ended without saying why."""
+    """Raised when a worker process was killed or crashed."""
 
 
 @dataclass
@@ -51,10 +50,10 @@ class _Worker:
 
 
 class WorkerPool:
-    """A few processes that run tasks. A context manager: leaving it ends the processes.
+    """Worker processes that run tasks; a context manager, which ends the processes.
 
     Args:
-        num_processes: how many.
+        num_processes: number of workers.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -74,27 +73,27 @@ class WorkerPool:
         """Run the tasks, started in order.
 
         Args:
-            tasks: what to do.
+            tasks: the tasks.
             on_progress: called with a task's position and what it reported, or with -1 and None every
                 `TICK_S`. When it returns False no further task is started; those that run are finished.
 
         Raises:
             WorkerDiedError: a worker was killed or crashed.
-            Exception: what a task raised.
+            Exception: the error of a task.
         """
         waiting = list(range(len(tasks)))
         waiting.reverse()
-        go_on = True
+        continues = True
         while True:
             for worker in self._workers:
-                if worker.task is None and waiting and go_on:
+                if worker.task is None and waiting and continues:
                     worker.task = waiting.pop()
                     _send(worker, tasks[worker.task])
             busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
             if not busy:
                 return
             ready = connection.wait(list(busy), timeout=TICK_S)
-            go_on &= on_progress(-1, None)
+            continues &= on_progress(-1, None)
             for pipe in ready:
                 worker = busy[pipe]  # type: ignore[index]  # wait() is typed for sockets too
                 position, message = worker.task, _receive(worker)
@@ -104,7 +103,7 @@ class WorkerPool:
                     worker.task = None
                 elif position is not None:
                     assert isinstance(message, Progress)
-                    go_on &= on_progress(position, message)
+                    continues &= on_progress(position, message)
 
 
 def _start_worker() -> _Worker:

@@ -1,4 +1,4 @@
-"""What a worker says of how far it is. Apart from `display`, which workers need not load."""
+"""Progress messages of workers; separate from `display`, which workers do not import."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a worker says after every block."""
+    """Progress message of a worker after a block."""
 
     stored_position: int
-    """Bytes of the raw file, as stored, up to which it has read."""
+    """Bytes of the raw file, as stored, that have been read."""
     num_lines: int
     """Lines of the block, good and bad."""
     num_bad: int

@@ -1,4 +1,4 @@
-"""The bad lines of a job: joined into one file, counted by reason, and judged against what is allowed."""
+"""Collects the bad lines of a job in one file, and checks their share against the limit."""
 
 import json
 from collections import Counter
@@ -19,11 +19,11 @@ def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> 
 
     Args:
         out: folder of the data set.
-        folder: where the pass kept its records.
+        folder: of the pass's records.
         records: of the pass, in time order.
 
     Returns:
-        What the manifest says about them.
+        The manifest's entry about bad lines.
     """
     lines_before: Counter[str] = Counter()
     with durable_file(out / REJECTS_NAME) as sink:
@@ -44,19 +44,19 @@ def collect_rejects(out: Path, folder: Path, records: Sequence[PieceRecord]) -> 
 
 
 def check_rejects(out: Path, result: PassResult, max_bad_ratio: float) -> None:
-    """Refuse an input with too many bad lines, or with a file that ends too early.
+    """Raise an error for too many bad lines, or for a truncated file.
 
-    A file that is cut off has lost unknown many lines, so no share of bad lines below 1 allows it. Bytes that
-    follow a file's compressed data take no line away, so they are told, but do not count.
+    A truncated file has lost an unknown number of lines, so that no limit below 1 allows it. Bytes after a
+    file's compressed data lose no line, so that they are reported but do not count.
 
     Raises:
-        ValueError: says how many lines are bad, why, and where to see them.
+        ValueError: too many lines are bad; the message has their number, reasons and file.
     """
     reasons = _by_reason(result.records)
     where = f"{out / REJECTS_NAME} lists them with file and line number"
     if reasons[TRUNCATED] and max_bad_ratio < 1:
         raise ValueError(
-            f"{_cut_off(result.records)}. Nobody knows how many lines are lost. Get the file again and "
+            f"{_cut_off(result.records)}. The number of lost lines is unknown. Get the file again and "
             "start in a new --out, or take what is readable with --max-bad-ratio 1"
         )
     num_lines = sum(record.num_lines for record in result.records)

@@ -1,7 +1,7 @@
-"""The output folder of a job: whose it is, what configuration it belongs to, what is finished.
+"""State of a job's output folder: its lock and its configuration.
 
-A folder belongs to one configuration and one live process. The lock is the kernel's and is on the
-folder itself: a dead owner, however it died, holds nothing, and no lock file is left behind.
+A folder belongs to one configuration and one running process. The lock is a kernel lock on the folder itself,
+so that it ends with its process and leaves no lock file.
 """
 
 import errno
@@ -23,10 +23,10 @@ MAKER: Final = "data.prepare"
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Own the output folder, which is made if absent.
+    """Lock the output folder, which is created if absent.
 
     Raises:
-        ValueError: another live process owns it, or it cannot be made.
+        ValueError: another running process has locked the folder, or it cannot be created.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,10 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def is_finished(out: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder already holds this very data set.
+    """Whether the folder already holds this data set.
 
     Raises:
-        ValueError: it holds another one.
+        ValueError: the folder holds another data set.
     """
     if not (out / MANIFEST_NAME).exists():
         return False
@@ -68,13 +68,13 @@ def is_finished(out: Path, identity: Mapping[str, Any]) -> bool:
 
 
 def open_state(out: Path, identity: Mapping[str, Any]) -> Path:
-    """Begin a job in the folder, or go on with the one that was begun.
+    """Start a job in the folder, or continue an interrupted one.
 
     Returns:
         The folder of the job's state.
 
     Raises:
-        ValueError: another configuration was begun there, or the folder holds something else.
+        ValueError: the folder belongs to another configuration, or holds other files.
     """
     state = out / STATE_FOLDER
     path = state / _IDENTITY_NAME

@@ -1,11 +1,10 @@
-"""How many rows the tables of ids made in one pass have, and what that costs.
+"""Table sizes for ids made in one pass, and the collisions that they cause.
 
-One pass cannot number the values, because it does not know them: modulo and hash give a value a row
-whatever the others have, so some values share a row while other rows stay empty. Of n values in m
-rows, a value shares its row with the probability 1 - (1 - 1/m)^(n - 1): 63 % if there are as many rows
-as values, 1 % if there are a hundred times as many; three values in three rows stay apart in 2 cases
-of 9. So tables of the published sizes merge much. Room in the small ones costs next to nothing, and who
-does not say how many rows the tables have gets that; values of the large ones a vocabulary alone keeps apart.
+One pass cannot number the values, so that modulo and hash map some values to the same row and leave other
+rows empty. Of n values in m rows, the collision probability of a value is 1 - (1 - 1/m)^(n - 1): 63 % with as
+many rows as values, 1 % with a hundred times as many; three values in three rows have no collision in 2 of 9
+cases. Tables of the published sizes thus have many collisions. Additional rows in the small tables cost
+little and are the default; in the large tables only a vocabulary avoids collisions.
 """
 
 import re
@@ -23,23 +22,23 @@ PUBLISHED: Final[dict[str, tuple[int, ...]]] = {
 """Values of each category in Criteo's data sets."""
 
 ROOMY_ROWS: Final = 100_000
-"""Rows that a table has at least unless the user says how many. That makes all tables together 3 % (Terabyte)
-or 5 % (Kaggle) larger, and of a thousand values 1 % share a row."""
+"""Default minimum of a table's rows. All tables together get 3 % (Terabyte) or 5 % (Kaggle) larger, and 1 %
+of a thousand values collide."""
 
 _MAX_ROWS: Final = 2**31 - 1
 
 
 def published_as(raw: Sequence[Path]) -> str:
-    """Whose published sizes fit the raw files, by their names: a key of `PUBLISHED`.
+    """Data set of raw files by their names: a key of `PUBLISHED`.
 
     Raises:
-        ValueError: the names do not tell.
+        ValueError: the names suggest none.
     """
     if any(day_of(path) is not None for path in raw):
         return "terabyte"
     if len(raw) > 1:
         raise ValueError(
-            "files that are not named day_N may be of any data set; say how many rows the tables have, with "
+            "files that are not named day_N may be of any data set; give the rows of the tables with "
             f"--table-rows {', '.join(PUBLISHED)} or numbers of your own, or take --ids vocabulary"
         )
     return "kaggle"
@@ -54,7 +53,7 @@ def parse_rows(text: str) -> tuple[int, ...]:
     """Rows of the 26 tables from a name of `PUBLISHED`, one number, or 26 with commas.
 
     Raises:
-        ValueError: it is something else, or a table would be too small or too large.
+        ValueError: the text is none of these, or a table would be too small or too large.
     """
     rows = PUBLISHED.get(text)
     if rows is None:
@@ -74,5 +73,5 @@ def parse_rows(text: str) -> tuple[int, ...]:
 
 
 def shared_values(num_values: int, rows: int) -> float:
-    """Share of a table's values that are expected to share their row with another one."""
+    """Expected share of a table's values that collide with another one."""
     return 1 - (1 - 1 / rows) ** (num_values - 1)

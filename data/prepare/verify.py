@@ -1,4 +1,4 @@
-"""Whether a finished data set is still what its manifest says: every digest, every row count."""
+"""Checks every digest and row count of a finished data set against its manifest."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def verify(out: Path) -> list[str]:
     """Check a data set.
 
     Returns:
-        What is wrong, a sentence each; nothing if all is well.
+        A sentence for each problem; empty if the data set is intact.
 
     Raises:
         ValueError: there is no finished data set.

@@ -1,11 +1,11 @@
-"""`--ids vocabulary`: count every value of every category, then give dense ids to the frequent ones.
+"""The pass of `--ids vocabulary`: counts every value of every category, and gives dense ids to frequent ones.
 
-Ids: 0 is missing, 1 is rare, then by count descending and value ascending. Counting holds the
-memory ceiling whatever the size of the input, because nothing is ever kept of more than one piece:
-each piece writes its distinct values with their counts, sorted by value (a run); runs are merged
-`FAN_IN` at a time through small windows until one is left for each category; and since runs are
-sorted by value, a value's rank among those of its count is known by counting along the way, so
-that ranking needs no second sort. Runs take about 12 bytes of disk for each distinct value of a piece.
+Id 0 is missing, 1 is rare, and the others follow by count descending and value ascending. Memory is bounded
+for any size of the input, because only one piece is in memory at a time. Each piece writes its distinct
+values with their counts, sorted by value (a run), and runs are merged `FAN_IN` at a time through small
+windows until one is left for each category. As runs are sorted by value, counting along the way gives a
+value's rank among those of equal count, without a second sort. Runs take about 12 bytes of disk per distinct
+value of a piece.
 """
 
 from collections import Counter
@@ -35,10 +35,10 @@ _Entries = npt.NDArray[np.void]
 
 @dataclass(frozen=True, kw_only=True)
 class CountSpan:
-    """A task: write one run a category and piece of a span, but for the finished pieces."""
+    """Task that writes one run per category for each unfinished piece of a span."""
 
     span: Span
-    """What to read."""
+    """Part of a raw file."""
     finished: tuple[PieceRecord, ...]
     """Finished pieces of the span."""
     records: Path
@@ -47,9 +47,9 @@ class CountSpan:
     """Raw text parsed at once."""
 
     def run(self, report: Report) -> None:
-        """Do it."""
+        """Count the pieces."""
         for piece in read_pieces(self.span, self.finished, self.block_bytes, report):
-            # Of a piece in which no line starts there is no frame.
+            # a piece in which no line starts has no frame
             columns = [[np.empty(0, np.uint32)] for _ in CATEGORY_NAMES]
             with piece.rejects_into(self.records):
                 for frame in piece.frames():
@@ -66,14 +66,14 @@ class CountSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCategory:
-    """A task: merge the runs of one category and write its vocabulary."""
+    """Task that merges the runs of one category and writes its vocabulary."""
 
     name: str
     """The category."""
     runs: tuple[Path, ...]
     """Its runs, one a piece."""
     scratch: Path
-    """Folder for merged runs; what is left there goes away with the job."""
+    """Folder for merged runs, which is removed at the end of the job."""
     path: Path
     """The vocabulary: an npy file, uint32 `[2, n]`: values ascending, and the id of each."""
     min_count: int
@@ -82,7 +82,7 @@ class RankCategory:
     """Ids are below this; values that would get higher ones are rare."""
 
     def run(self, report: Report) -> None:
-        """Do it, unless it is done."""
+        """Merge and rank, unless the vocabulary exists."""
         if self.path.exists():
             return
         runs, merged = list(self.runs), 0
@@ -107,7 +107,7 @@ class RankCategory:
         size = min(int(sizes.sum()), self.cap - FIRST_VOCABULARY_ID)
         kept = self._kept(run, descending, next_id)
         ids_path = run_path(self.scratch, "ids", self.name)
-        # Two rows in one file: values while ids wait in a second file, which is then appended.
+        # The file has two rows: ids wait in a second file, which is appended after all values.
         with durable_file(self.path) as sink, ids_path.open("w+b") as ids_file:
             header = {"descr": "<u4", "fortran_order": False, "shape": (2, size)}
             np.lib.format.write_array_header_1_0(sink, header)
@@ -140,12 +140,12 @@ class RankCategory:
 
 
 def run_path(records: Path, piece_name: str, category: str) -> Path:
-    """Where the run of a category of a piece lies."""
+    """Path of a piece's run of a category."""
     return record_path(records, piece_name, f".{category}.run")
 
 
 def runs_are_there(records: Path, record: PieceRecord) -> bool:
-    """Whether the runs of a finished piece are there as they were written, as far as their sizes tell."""
+    """Whether the runs of a finished piece exist with their sizes."""
     runs = [run_path(records, record.name, name) for name in CATEGORY_NAMES]
     return stored_bytes(runs) == record.num_bytes
 

@@ -1,7 +1,7 @@
 """Criteo-like click logs with a planted teacher, so that the best reachable AUC is known.
 
-`python -m data.synthetic --out DIR` makes the data set of `make train`. In code, `generate` makes
-one on disk, `ClickSource` yields blocks in memory, and `Popularity` draws skewed ids alone:
+`python -m data.synthetic --out DIR` generates the data set of `make train`. In code, `generate` writes a data
+set to disk, `ClickSource` yields blocks in memory, and `Popularity` draws skewed ids alone:
 
 >>> from data.synthetic import ClickSource, SyntheticConfig
 >>> block = ClickSource(SyntheticConfig(rows_per_day=100)).block(day=0, index=0)

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; the same command continues", file=sys.stderr)
         return 130
     print(f"{out} was already there, complete" if there else f"made {out}", end=": ")
     print(f"{config.days} days x {config.rows_per_day:,} rows, {sum(config.table_rows):,} table rows")

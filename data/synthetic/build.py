@@ -1,7 +1,7 @@
-"""Making a data set on disk, by one process or several, resumable.
+"""Generates a data set on disk with one or several processes; resumable.
 
-The unit of work is a file: a finished one is never made again. Files are dealt out to the processes
-in turn; as every block has its own random stream, who makes a file does not change its bytes.
+The unit of work is a file, and finished files are kept. As every block has its own random stream, the bytes
+of a file do not depend on the process that makes it.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ Progress = Callable[[int], object]
 
 
 def generate(config: SyntheticConfig, out: str | Path, processes: int = 1) -> dict[str, Any]:
-    """Make the data set, or what is missing of it, or nothing if it is there.
+    """Generate a data set, or its missing files; a finished data set is left unchanged.
 
     Args:
-        config: which data set.
+        config: of the data set.
         out: its folder, on a local disk; made if absent.
         processes: worker processes; 1 works in this one. The bytes do not depend on it.
 
@@ -71,7 +71,7 @@ def is_finished(config: SyntheticConfig, out: str | Path) -> bool:
 
 
 def _make(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan], progress: Progress) -> None:
-    """Make files one after the other, reporting the samples of each block."""
+    """Generate files in order, and report the samples of each block."""
     source = ClickSource(config)
 
     def blocks(plan: FilePlan) -> Iterator[Block]:
@@ -90,7 +90,7 @@ def _make_in_processes(
     processes: int,
     progress: Progress,
 ) -> None:
-    """Make files in several processes; on any trouble, none of them is left running."""
+    """Generate files in several processes, all of which end on any error."""
     context = multiprocessing.get_context("spawn")
     workers = {}
     try:
@@ -126,12 +126,12 @@ def _check_exit(worker: multiprocessing.process.BaseProcess) -> None:
     if worker.exitcode:
         raise ChildProcessError(
             f"a worker process died (exit code {worker.exitcode}: killed, or out of memory). Run the same "
-            "again to go on, with fewer processes if memory is short"
+            "again to continue, with fewer processes if memory is short"
         )
 
 
 def _work(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan], sender: Connection) -> None:
-    """A worker process. It ends with its parent: reporting the next block then fails."""
+    """Main function of a worker process, which ends with its parent, as its next report fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         _make(config, folder, plans, sender.send)
@@ -156,7 +156,7 @@ def _full_disk_explained(folder: DatasetFolder) -> Iterator[None]:
 
 
 def _commit(config: SyntheticConfig, folder: DatasetFolder, plans: list[FilePlan]) -> dict[str, Any]:
-    """Write the manifest with what is known of all files."""
+    """Write the manifest of all files."""
     results = [result for plan in plans if (result := folder.written(plan)) is not None]
     assert len(results) == len(plans), "a file that was just written is gone"
     days: dict[int, Scores] = {}

@@ -1,4 +1,4 @@
-"""From the teacher's score to click probabilities with known, Criteo-like difficulty.
+"""Calibrates the teacher's scores to click probabilities of known, Criteo-like difficulty.
 
 The logit is `intercept + main_slope * main + pairs_slope * pairs`. The three are solved for on a
 calibration sample, so that click rate, best reachable AUC and the share of the interactions are the

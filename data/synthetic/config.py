@@ -1,4 +1,4 @@
-"""What a synthetic data set is made of: one frozen configuration that decides every byte of it."""
+"""The configuration of a synthetic data set, which decides every byte of it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,9 +11,9 @@ COMPRESSIONS: Final = {"none": "", "gz": ".gz", "zst": ".zst"}
 FORMATS: Final = ("parquet", "tsv")
 
 LEAST_ROW_BYTES: Final = {"parquet": 25, "multi_hot": 100, "none": 150, "gz": 45, "zst": 35}
-"""Of a sample on disk with the smallest tables, less a third; raw files by compression."""
+"""Lower bound of a sample's bytes on disk: the smallest tables, minus a third; raw files by compression."""
 PARQUET_FILE_BYTES: Final = 8192
-"""Of a Parquet file besides its samples: the footer."""
+"""Size of a Parquet file's footer."""
 
 SMALL_TABLE_ROWS: Final = 1000
 """Scaling never makes a table smaller than this; tables that are smaller by nature keep their real size."""
@@ -31,7 +31,7 @@ class SyntheticConfig:
     """
 
     preset: str = "kaggle"
-    """Whose table sizes: `kaggle` or `terabyte`."""
+    """Data set with the table sizes: `kaggle` or `terabyte`."""
     scale: float = 0.002
     """Factor on the real table sizes, in (0, 1]; no table shrinks below `SMALL_TABLE_ROWS` rows."""
     days: int = 6
@@ -97,7 +97,7 @@ class SyntheticConfig:
 
     @property
     def least_bytes(self) -> int:
-        """What the data set takes on disk at least: it is larger with larger tables."""
+        """Lower bound of the data set's size on disk."""
         kind = "multi_hot" if self.multi_hot else "parquet" if self.format == "parquet" else self.compression
         files_per_day = -(-self.rows_per_day // self.rows_per_file) if self.format == "parquet" else 1
         file_bytes = PARQUET_FILE_BYTES if self.format == "parquet" else 0

@@ -1,8 +1,8 @@
-"""Blocks to files: Parquet as `data.loader` reads it, or Criteo's raw lines as `data.prepare` does.
+"""Writes blocks to files: Parquet for `data.loader`, or Criteo's raw lines for `data.prepare`.
 
 A raw category is the 32-bit number `mix(first + id)` as eight hexadecimal digits, where `first` is
 the number of ids in all columns before it at full scale, and `mix` is the finalizer of MurmurHash3,
-a bijection on 32-bit numbers: no two (column, id) share a value, and values tell nothing of ids.
+a bijection on 32-bit numbers: all pairs (column, id) have different values, which do not reveal the ids.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ ZSTD_LEVEL: Final = 1
 
 @dataclass(frozen=True)
 class FilePlan:
-    """One file: which blocks of which day."""
+    """The blocks of one file."""
 
     path: str
     """Relative to the data set's folder."""
@@ -71,7 +71,7 @@ def plan_files(config: SyntheticConfig) -> list[FilePlan]:
 
 
 def write_file(path: Path, config: SyntheticConfig, blocks: Iterator[Block]) -> None:
-    """Write blocks to a new file and bring it safely to disk.
+    """Write blocks to a new file, durably.
 
     Raises:
         OSError: the disk is full, or the file cannot be written for another reason.

@@ -1,8 +1,8 @@
-"""The folder of a synthetic data set: complete, or visibly not there yet.
+"""The folder of a synthetic data set, which is complete or visibly unfinished.
 
-While a data set is being made, everything unfinished lives in its folder `.unfinished`: the
-configuration, temporary files, and what is known of each finished file. A file is moved into place
-when it is whole and on disk. The manifest comes last; then `.unfinished` goes.
+During generation, its folder `.unfinished` holds the configuration, temporary files, and results of finished
+files. A finished file is moved into place after a sync. The manifest is written last, and `.unfinished` is
+removed.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ GENERATOR_VERSION: Final = 1
 """Raised whenever the same configuration would give other bytes."""
 
 RAW_MANIFEST_NAME: Final = "synthetic.json"
-"""Takes the manifest's place beside raw files, which no loader reads."""
+"""Name of the manifest next to raw files, which no loader reads."""
 
 
 class DatasetFolder:
-    """What one configuration finds, or leaves, in one folder.
+    """The folder of one configuration's data set.
 
     Args:
         config: the data set.
@@ -76,17 +76,17 @@ class DatasetFolder:
         return provenance
 
     def check_room(self) -> None:
-        """Refuse a data set that cannot fit on the disk, before hours are spent on finding out.
+        """Raise an error at the start if the data set cannot fit on the disk.
 
         Raises:
-            ValueError: says what it takes and what there is.
+            ValueError: the disk is too small; the message has the needed and the free space.
         """
         there = next(
             folder for folder in (self.path.absolute(), *self.path.absolute().parents) if folder.exists()
         )
         disk = shutil.disk_usage(there)
         free = disk.free + sum(file.stat().st_size for file in self.path.rglob("*"))
-        if disk.total and self._config.least_bytes > free:  # some file systems do not tell
+        if disk.total and self._config.least_bytes > free:  # some file systems report no sizes
             raise ValueError(
                 f"{self._config.days:,} days of {self._config.rows_per_day:,} rows take "
                 f"{self._config.least_bytes / 1e9:,.1f} GB at least, and the disk of {self.path} has "
@@ -95,10 +95,10 @@ class DatasetFolder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Hold the folder for writing, new or as an unfinished run of the same configuration left it.
+        """Lock the folder for writing; it is new, or left unfinished by the same configuration.
 
         Raises:
-            ValueError: the folder holds something else, or somebody is writing it now.
+            ValueError: the folder holds something else, or another process is writing it.
         """
         identity = self._work / "config.json"
         with self._named_in_errors():
@@ -121,7 +121,7 @@ class DatasetFolder:
                 self._sweep()
 
     def write(self, plan: FilePlan, blocks: Iterator[Block]) -> None:
-        """Make one file of the data set, whole or not at all."""
+        """Write one file of the data set atomically."""
         scores = Scores()
         unfinished = self._temporary(plan.path)
         write_file(unfinished, self._config, _scored(blocks, scores))
@@ -156,12 +156,12 @@ class DatasetFolder:
         return part, Scores(result["bins"], result["log_loss"])
 
     def commit(self, manifest_json: str) -> None:
-        """Write the manifest: from here on the data set exists."""
+        """Write the manifest, which makes the data set exist."""
         self._write(self._manifest, manifest_json.encode())
         self.clean()
 
     def clean(self) -> None:
-        """Remove what only an unfinished data set needs."""
+        """Remove the files of an unfinished data set."""
         shutil.rmtree(self._work, ignore_errors=True)
 
     @contextlib.contextmanager
@@ -177,7 +177,10 @@ class DatasetFolder:
             ) from error
 
     def _check_identity(self, made_as: dict[str, Any]) -> None:
-        made_as = {"top_coverage": TOP_COVERAGE, **made_as}  # once it was no choice
+        made_as = {
+            "top_coverage": TOP_COVERAGE,
+            **made_as,
+        }  # absent in data sets of versions without this setting
         differ = [
             f"{key} is {made_as.get(key)!r} there and {self.identity.get(key)!r} now"
             for key in sorted(self.identity.keys() | made_as.keys())
@@ -193,11 +196,11 @@ class DatasetFolder:
         return self._work / (plan.path.replace("/", "_") + ".npz")
 
     def _temporary(self, name: str) -> Path:
-        """A name of this process's own: a worker may outlive a killed parent by a moment."""
+        """Temporary path of this process, since a worker may briefly survive a killed parent."""
         return self._work / f"{name.replace('/', '_')}.{os.getpid()}.part"
 
     def _sweep(self) -> None:
-        """Remove half-written files: they help nobody and take room."""
+        """Remove half-written files."""
         for unfinished in self._work.glob("*.part"):
             unfinished.unlink(missing_ok=True)
 
@@ -211,7 +214,7 @@ class DatasetFolder:
 
 
 def _scored(blocks: Iterator[Block], scores: Scores) -> Iterator[Block]:
-    """The same blocks, counted in passing."""
+    """Yield the blocks and count their scores."""
     for block in blocks:
         scores.add(block.probabilities, block.labels)
         yield block

@@ -1,4 +1,4 @@
-"""How often each id of a table is seen: a power law, sampled without a table of probabilities.
+"""Popularity of the ids of a table: a power law, sampled without a table of probabilities.
 
 Ids are numbered by popularity, as a vocabulary sorted by frequency would number them: id 1 is the
 most popular one, id 0 is kept for missing values. With `rows` rows and exponent `s`,

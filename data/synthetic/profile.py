@@ -1,4 +1,4 @@
-"""What Criteo's columns look like: missing values and the shape of the integers.
+"""Statistics of Criteo's columns: missing values and the distribution of the integers.
 
 Round figures from memory of Criteo Kaggle's training file (share of empty fields, median and mean of
 each integer), not measured and not checked against a source: take them as plausible, not as facts.

@@ -1,8 +1,8 @@
-"""How good any model could be: AUC and log loss of the true click probabilities.
+"""Best reachable AUC and log loss: those of the true click probabilities.
 
 The best reachable AUC of a set of samples is the AUC of the Bayes-optimal score: the true click
 probability given all the features that a model sees, on the labels that were drawn. Its expectation
-over the labels is kept beside it: what a model gains on top of that comes from luck. The best log
+over the labels is stored as well: anything that a model gains above it is chance. The best log
 loss is that of the same probabilities. Preparing raw files with a hash, a modulo or a threshold hides
 some ids from the model; the best AUC stays that of the full features.
 

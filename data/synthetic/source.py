@@ -1,4 +1,4 @@
-"""Samples in memory: any block of any day, the same whenever and wherever it is asked for.
+"""Generates samples in memory: any block of any day, reproducibly.
 
 A block draws from its own random stream, keyed by (seed, day, block), so blocks can be made in any
 order and by any number of processes. The bytes also depend on NumPy's streams and elementary

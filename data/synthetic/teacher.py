@@ -9,7 +9,7 @@ transformed integers z, in two parts:
 Every id has a main effect w and `NUM_FACTORS` factors v; `pairs` sums the dot products of all pairs
 of features, and for integers half their own squares. Under the popularity of the ids the effects of
 a table average to zero, hence pairs of categories are pure interactions, which no sum of main effects
-can stand in for. Effects shrink towards rare ids: nobody could learn those from a few samples. A bag
+can stand in for. Effects shrink towards rare ids, which no model could learn from a few samples. A bag
 of ids counts with its mean, an empty bag with zero; row 0 (missing) has effects like any other.
 
 `data.synthetic.calibration` turns the two parts into a probability.

@@ -1,1 +1,1 @@
-"""From raw Criteo files to typed columns and ids."""
+"""Parses raw Criteo files to typed columns and ids."""

@@ -1,13 +1,13 @@
-r"""Blocks of raw lines to typed columns, by polars, without its ever guessing.
+r"""Parses blocks of raw lines to typed columns with polars, strictly.
 
-polars is fast and forgiving: it fills short lines with nulls, skips empty ones, takes a plus sign
-or a blank before a number. So a block is parsed strictly, and the result is believed only if the
-tabs, the line ends and the rows add up (polars refuses lines of more than 40 fields, so then none is
-shorter either) and no byte is there that it would overlook. Any other block goes through `vet` and its
-good rest is parsed; the tests hold both ways to the same answers for arbitrary bytes.
+polars is fast but lenient: it fills short lines with nulls, skips empty ones, and accepts a plus sign or a
+blank before a number. The result of a block is thus used only if the numbers of tabs, line ends and rows
+agree (polars refuses lines of more than 40 fields, so that then no line is shorter either) and the block has
+none of the bytes that polars ignores. Any other block goes through `vet`, and its good lines are parsed;
+tests compare both ways for arbitrary bytes.
 
-A bad line takes some hundred bytes of memory, however short it is. So a block of very many lines is
-vetted in slices.
+A bad line takes some hundred bytes of memory, however short it is, so that a block of many lines is vetted in
+slices.
 """
 
 import codecs
@@ -21,7 +21,7 @@ from data.criteo import CATEGORY_NAMES, DENSE_NAMES, LABEL, NUM_CATEGORIES, NUM_
 from data.prepare.parse.lines import MAX_LINE_BYTES, BadLine, judge_line
 
 _OVERLOOKED: Final = b"+ \r"
-"""What polars takes, but the grammar does not; at the start of a text, also a byte order mark."""
+"""Bytes that polars accepts and the grammar does not; at the start of a text also a byte order mark."""
 _ZEROS: Final = b"0" * (MAX_LINE_BYTES // NUM_FIELDS - 32)
 """A line beyond `MAX_LINE_BYTES` with values all in range must hold a field with that many leading zeros."""
 _SCHEMA: Final = {
@@ -34,9 +34,9 @@ _CATEGORIES: Final = pl.col(CATEGORY_NAMES).str.to_integer(base=16, dtype=pl.UIn
 _SURELY_GOOD: Final = (
     rf"\A[01](?:\t(?:-?[0-9]{{1,18}})?){{{NUM_DENSE}}}(?:\t[0-9a-fA-F]{{0,8}}){{{NUM_CATEGORIES}}}\z"
 )
-"""Good lines as nearly all of them look. What it does not match goes to `judge_line`."""
+"""Pattern of nearly all good lines; other lines go to `judge_line`."""
 _SLICE_LINE_BYTES: Final = 160
-"""A slice has a line for so many bytes of its block; in a log as it usually is, lines are longer."""
+"""Bytes of a block per line of a slice; lines of a usual log are longer."""
 
 
 def read_block(block: bytes) -> Iterator[tuple[pl.DataFrame, list[BadLine]]]:
@@ -91,7 +91,7 @@ def _parse(block: bytes) -> pl.DataFrame | None:
 
 
 def vet(block: bytes) -> tuple[bytes, list[BadLine]]:
-    r"""Part the good lines of a block from the bad ones.
+    r"""Separate the good lines of a block from the bad ones.
 
     Args:
         block: whole lines, each ended by `\n`.
@@ -99,7 +99,7 @@ def vet(block: bytes) -> tuple[bytes, list[BadLine]]:
     Returns:
         The good lines as a block, and the bad ones in order.
     """
-    # Latin-1 keeps one character a byte, so that a broken line stays one line and cannot match.
+    # Latin-1 keeps one character per byte, so that a broken line stays one line and cannot match
     texts = block.decode("latin-1").split("\n")
     texts.pop()
     sure = pl.Series(texts, dtype=pl.String).str.contains(_SURELY_GOOD)

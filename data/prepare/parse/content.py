@@ -1,7 +1,4 @@
-"""The text of a raw file, plain, gzip or zstd, as a stream that knows where its days start.
-
-The first bytes of a file say which of the three it is; its name does not count.
-"""
+"""The text of a raw file, plain, gzip or zstd by its first bytes, as a stream with its day starts."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +11,7 @@ import zstandard
 _READ_BYTES: Final = 64 << 10
 """Stored bytes that are decompressed at once."""
 _MAX_TRAILING_BYTES: Final = 64 << 10
-"""More bytes than these after the compressed data are taken for a part of it that is damaged."""
+"""Limit of bytes after the compressed data; more of them count as damaged compressed data."""
 
 
 class _Decompressor(Protocol):
@@ -29,10 +26,10 @@ class _Decompressor(Protocol):
 
 @dataclass(frozen=True)
 class Codec:
-    """A way in which a raw file can be compressed."""
+    """A compression format of raw files."""
 
     magics: tuple[bytes, ...]
-    """What a member or frame begins with: one of these."""
+    """First bytes of a member or frame."""
     new: Callable[[], _Decompressor]
     """Makes the decompressor of one member or frame."""
 
@@ -61,14 +58,14 @@ class Content(Protocol):
 
     @property
     def damage(self) -> str | None:
-        """Why the text ends before its end, or None."""
+        """Reason of a damaged or truncated file; None if intact."""
 
     @property
     def trailing(self) -> bytes:
-        """What follows the compressed data and is none itself; known once the text has been read."""
+        """Bytes after the compressed data; known at the end of the text."""
 
     def readinto(self, target: memoryview) -> int:
-        """Put the next bytes into `target`; how many, 0 at the end."""
+        """Read the next bytes into `target`; returns their number, 0 at the end."""
 
     def skip_to(self, offset: int) -> None:
         """Move forward to a byte of the text."""
@@ -78,7 +75,7 @@ class Content(Protocol):
 
 
 class PlainContent:
-    """A file that is its own text."""
+    """The text of an uncompressed file."""
 
     def __init__(self, path: Path, day_starts: Sequence[int]) -> None:
         self._file = path.open("rb", buffering=0)
@@ -107,9 +104,9 @@ class PlainContent:
 class CompressedContent:
     """The text of a gzip (also of several members) or zstd (also of several frames) file.
 
-    As `gzip -d` does, it ends where bytes follow that begin no further member or frame.
-    Input is read up to each day's first stored byte and no further before the text up to there is
-    handed out: so the text offset at which a day starts depends on nothing but the file.
+    As with `gzip -d`, the text ends where the following bytes start no other member or frame. Input is read
+    up to each day's first stored byte before the text up to there is returned, so that the text offset of a
+    day's start depends on the file alone.
     """
 
     def __init__(self, path: Path, codec: Codec, day_starts: Sequence[int]) -> None:
@@ -165,7 +162,7 @@ class CompressedContent:
         return True
 
     def _decompress(self, stored: bytes) -> Iterator[bytes]:
-        """The text of `stored`; up to its damage, as far as that can be told, if there is any."""
+        """Decompress `stored`, up to its damage if there is any."""
         while stored:
             if self._decompressor is None:
                 stored = stored.lstrip(b"\0")  # tape blocks are padded so, and gzip takes it
@@ -193,7 +190,7 @@ class CompressedContent:
         return any(stored.startswith(magic) or magic.startswith(stored) for magic in self._codec.magics)
 
     def _end_before(self, stored: bytes) -> None:
-        """The compressed data is over, and `stored` is none."""
+        """End the text before `stored`, which is not compressed data."""
         trailing = stored + self._file.read(_MAX_TRAILING_BYTES)
         self.stored_position += len(trailing) - len(stored)
         if len(trailing) > _MAX_TRAILING_BYTES:
@@ -203,7 +200,7 @@ class CompressedContent:
 
 
 def codec_of(path: Path) -> Codec | None:
-    """How a file is compressed, by its first bytes; None for a plain one."""
+    """The compression format of a file, by its first bytes; None for a plain file."""
     with path.open("rb") as file:
         head = file.read(_MAGIC_BYTES)
     return next((codec for codec in _CODECS if head.startswith(codec.magics)), None)

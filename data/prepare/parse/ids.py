@@ -1,4 +1,4 @@
-"""Parsed columns to what the model reads: dense values and table rows.
+"""Converts parsed columns to the inputs of a model: dense values and table rows.
 
 Dense: float32(log(x + 1)) in float32, a missing integer counts as 0 and a negative one as 0. That
 is facebookresearch/dlrm's rule (data_utils.py: `X_int[X_int < 0] = 0`, `np.log(X_int + 1)`);
@@ -32,10 +32,9 @@ class IdRule(Protocol):
 class ModuloIds:
     """The raw 32-bit value modulo the table's rows; a missing value counts as 0.
 
-    Values share rows by chance, as `tables` says. They do so less in facebookresearch/dlrm, whose
-    `--max-ind-range` is one modulus for all tables: it then numbers the remainders that occur, table by
-    table (data_utils.py), so that a table of few values has a row for nearly each of them. Without a second
-    pass over the input that cannot be had.
+    Values collide as described in `data.prepare.tables`. facebookresearch/dlrm has fewer collisions: its
+    `--max-ind-range` is one modulus for all tables, and it then numbers the remainders of each table
+    (data_utils.py), which needs a second pass over the input.
     """
 
     def __init__(self, table_rows: Sequence[int]) -> None:

@@ -1,14 +1,13 @@
-"""The raw files: which they are, what days they hold, and how they are cut into pieces.
+"""Finds the raw files and their days, and splits them into pieces.
 
-Days. Files named `day_N` (Terabyte, also `day_N.gz`, `day_N.zst`) say their day. One file without a
-day in its name (Kaggle's train.txt) is cut into `num_days` equal contiguous parts by its bytes as
-stored, so for a compressed file (told by its first bytes) by compressed bytes; a line belongs to the
-part in which it starts. Several files without days in their names each count as one day, in the order
-given.
+Files named `day_N` (Terabyte, also `day_N.gz`, `day_N.zst`) hold that day. One file without a day in its name
+(Kaggle's train.txt) is split into `num_days` equal contiguous parts by its stored bytes, which are compressed
+bytes for a compressed file (detected by its first bytes); a line belongs to the part in which it starts.
+Several files without days in their names count as one day each, in the given order.
 
-Pieces. A piece is the unit of work, of commitment and of output: about 64 MiB of raw text of one
-day of one file, written as one Parquet file. Any range of a plain file can be read by any process;
-a compressed file is one stream, which one process reads from its start.
+A piece is the unit of work, of commits and of output: about 64 MiB of raw text of one day of one file,
+written as one Parquet file. Any process can read any range of a plain file; a compressed file is one stream,
+which one process reads from its start.
 """
 
 import codecs
@@ -37,10 +36,10 @@ _GOOD_SHARE_NEEDED: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class RawFile:
-    """One raw file and its place in time."""
+    """A raw file with its days."""
 
     path: Path
-    """Where it is."""
+    """Path of the file."""
     num_bytes: int
     """Its size as stored."""
     first_day: int
@@ -48,13 +47,13 @@ class RawFile:
     num_days: int
     """Days it is cut into."""
     head_sha256: str
-    """Digest of its first MiB: tells a changed file of the same name and size."""
+    """Digest of its first MiB, which detects a changed file of equal name and size."""
     compressed: bool
     """Whether it can only be read from its start."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must stay the same for a job to go on: name, size, head and days, not its folder."""
+        """Properties that must be equal to continue a job: name, size, head and days, not the folder."""
         return {
             "name": self.path.name,
             "num_bytes": self.num_bytes,
@@ -86,7 +85,7 @@ class Span:
 
 
 def find_inputs(paths: Sequence[Path], num_days: int | None) -> tuple[RawFile, ...]:
-    """Look at the raw files and put them in time order.
+    """Inspect the raw files and sort them by time.
 
     Args:
         paths: the files.
@@ -140,7 +139,7 @@ def plan(raw: RawFile) -> list[Span]:
 
 
 def day_of(path: Path) -> int | None:
-    """The day that a raw file's name says, or None."""
+    """The day in a raw file's name; None if there is none."""
     match = _DAY_NAME.fullmatch(path.name)
     return int(match.group(1)) if match else None
 
@@ -161,7 +160,7 @@ def _look_at(path: Path, first_day: int, num_days: int) -> RawFile:
 
 
 def _refuse_fewer_lines(path: Path, num_days: int) -> None:
-    """Say at once that some days would have no line."""
+    """Raise an error at the start if some days would have no line."""
     content, head = open_content(path, [0]), memoryview(bytearray(_LOOK_BYTES))
     num_lines, last_line_ends = 0, True
     try:
@@ -176,7 +175,7 @@ def _refuse_fewer_lines(path: Path, num_days: int) -> None:
 
 
 def _refuse_another_format(raw: RawFile) -> None:
-    """Say at once, not after an hour, that a file is something else than labelled Criteo lines."""
+    """Raise an error at the start if a file does not hold labelled Criteo lines."""
     content, head = open_content(raw.path, [0]), memoryview(bytearray(_LOOK_BYTES))
     try:
         lines = bytes(head[: content.readinto(head)]).removeprefix(codecs.BOM_UTF8).split(b"\n")

@@ -1,12 +1,11 @@
-r"""The grammar of a raw Criteo line, and why a line is refused.
+r"""The grammar of a raw Criteo line, and the reasons to refuse a line.
 
 A line is 40 fields separated by tabs: a label `0` or `1`, 13 integers, 26 hexadecimal categories.
 Integers and categories may be empty, which means missing. An integer is an optional minus and
 decimal digits, in the range of 64 bits; a category is hexadecimal digits of either case, below 2^32. There
 is no quoting, no plus sign, no blank and no comment. A line ends with `\n` or `\r\n`; the last
-one may lack it. `streams` takes a byte order mark off the first line of a file. `judge_line` is this
-paragraph as code, one line at a time; `columns` does the same for a block of lines at a speed that a
-large file can afford.
+one may lack it. `streams` takes a byte order mark off the first line of a file. `judge_line` checks one line;
+`columns` does the same for a block of lines, fast.
 """
 
 import re
@@ -19,9 +18,9 @@ MAX_LINE_BYTES: Final = 1 << 20
 """A longer line is refused whatever it holds, so that a file without line ends cannot fill the memory."""
 
 TRUNCATED: Final = "truncated"
-"""The line in which a file's compressed data ends too early or is damaged; given by `walk`."""
+"""Reason for the line in which a file's compressed data is truncated or damaged; given by `walk`."""
 TRAILING_BYTES: Final = "trailing_bytes"
-"""No line: what follows the compressed data of a file; given by `walk`."""
+"""Reason for bytes after the compressed data of a file, which are no line; given by `walk`."""
 REASONS: Final = (
     "too_long",
     "broken_utf8",
@@ -32,7 +31,7 @@ REASONS: Final = (
     TRUNCATED,
     TRAILING_BYTES,
 )
-"""Why a line can be refused, in the order in which it is looked for."""
+"""Reasons to refuse a line, in the order of the checks."""
 
 _INTEGER: Final = re.compile(rb"-?[0-9]+")
 _HEX: Final = re.compile(rb"[0-9a-fA-F]+")
@@ -52,7 +51,7 @@ class BadLine:
 
 
 def judge_line(line: bytes) -> str | None:
-    r"""Why a line is refused, or None for a good one.
+    r"""The reason to refuse a line; None for a good one.
 
     Args:
         line: one line without its `\n` or `\r\n`.

@@ -1,4 +1,4 @@
-"""Ids from a vocabulary: the third `IdRule`, used in the second pass of `--ids vocabulary`."""
+"""Ids from a vocabulary: the `IdRule` of the second pass of `--ids vocabulary`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ class VocabularyIds:
 
     def encode(self, frame: pl.DataFrame) -> pl.DataFrame:
         """See `IdRule`."""
-        if self._tables is None:  # after it has reached its process
+        if self._tables is None:  # opened in the worker process, since mapped files cannot be pickled
             self._tables = [np.load(path, mmap_mode="r") for path in self._files]
         return frame.with_columns(
             pl.Series(name, _look_up(frame[name], table), dtype=pl.Int32)

@@ -1,4 +1,4 @@
-r"""Whole lines of a raw file in blocks of bounded size, however long the file or a line of it."""
+r"""Reads whole lines of a raw file in blocks of bounded size, however long the file or a line is."""
 
 import bisect
 import codecs
@@ -9,11 +9,11 @@ from data.prepare.parse.content import Content
 from data.prepare.parse.lines import MAX_LINE_BYTES
 
 _KEPT_BYTES: Final = MAX_LINE_BYTES + 2
-r"""What is kept of a line that is too long: enough to be too long still without a `\r\n`."""
+r"""Kept bytes of a too long line, which is still too long without a `\r\n`."""
 
 
 class LineReader:
-    r"""Cuts a content into blocks of whole lines.
+    r"""Splits a content into blocks of whole lines.
 
     Args:
         content: the text, at a line's start.
@@ -23,16 +23,16 @@ class LineReader:
 
     def __init__(self, content: Content, offset: int, block_bytes: int) -> None:
         self.content = content
-        self._buffer = bytearray(block_bytes)  # one for all blocks: fresh memory is slow to touch
+        self._buffer = bytearray(block_bytes)  # reused for all blocks, as fresh memory is slow at first use
         self._size = 0  # bytes of it that are filled
         self._at_end = False
         self.partial = b""
-        """The line in the middle of which a damaged content ends."""
+        """The incomplete line at the end of a damaged content."""
         self.offset = offset
-        """Byte of the text at which the first line starts that has not been handed out."""
+        """Byte of the text at which the next line starts."""
 
     def skip_partial_line(self) -> None:
-        """Drop the rest of a line whose start lies before the content's position."""
+        """Drop the rest of a line that starts before the content's position."""
         while not self.exhausted:
             cut = self._buffer.find(b"\n", 0, self._size) + 1
             self._drop(cut or self._size)
@@ -52,7 +52,7 @@ class LineReader:
         return self._at_end and not self._size
 
     def day_end(self, start: int) -> int | None:
-        """Where the day that `start` lies in ends, or None if that is not known yet."""
+        """End of the day of byte `start`; None if it is not known yet."""
         position = bisect.bisect_right(self.content.day_starts, start)
         return self.content.day_starts[position] if position < len(self.content.day_starts) else None
 
@@ -87,13 +87,13 @@ class LineReader:
         """Take whole lines off the buffer, at least one, all that start before `end`."""
         cut = 0
         if end is not None and end - self.offset < self._size:
-            # The last of them holds byte `end - 1`; it may end beyond the buffer.
+            # the last of them holds byte `end - 1` and may end beyond the buffer
             cut = self._buffer.find(b"\n", end - self.offset - 1, self._size) + 1
         cut = cut or self._buffer.rfind(b"\n", 0, self._size) + 1
         return self._drop(cut) if cut else self._take_long()
 
     def _take_long(self) -> bytes:
-        """The buffer is one line without its end: read on, but keep only what a bad line needs."""
+        """Read the rest of a line that fills the buffer, and keep only the bytes that a bad line needs."""
         kept = self._drop(self._size)
         while not self.exhausted:
             cut = self._buffer.find(b"\n", 0, self._size) + 1

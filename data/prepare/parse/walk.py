@@ -1,7 +1,6 @@
-"""The pieces of a span, one after the other, as typed columns.
+"""Reads the pieces of a span in order, as typed columns, for both passes.
 
-Both passes walk this way. A piece counts its lines, keeps its bad ones, tells how far it is, and in
-the end knows everything of its record but what was written.
+A piece counts its lines, stores bad ones, reports progress, and finally makes its record.
 """
 
 import json
@@ -30,7 +29,7 @@ from data.prepare.progress import Progress, Report
 
 REJECTS_SUFFIX: Final = ".rejects.jsonl"
 REJECT_TEXT_BYTES: Final = 4096
-"""What is kept of a bad line."""
+"""Stored bytes of a bad line."""
 
 
 class Piece:
@@ -42,7 +41,7 @@ class Piece:
         day: day of the piece.
         index: position in the day.
         limit: byte of the text before which the piece's lines start; None as long as it is not known.
-        report: told of every block.
+        report: called after every block.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Piece:
 
     @contextmanager
     def rejects_into(self, folder: Path) -> Iterator[None]:
-        """Keep the bad lines that are met inside the block in a file of `folder`, if there are any."""
+        """Store the bad lines found within the block in a file of `folder`, if there are any."""
         with ExitStack() as stack:
             sinks: list[DigestFile] = []
 
@@ -127,13 +126,13 @@ class Piece:
 def read_pieces(
     span: Span, finished: Sequence[PieceRecord], block_bytes: int, report: Report
 ) -> Iterator[Piece]:
-    """The pieces of a span that are not finished; each must be read before the next is asked for.
+    """Yield the unfinished pieces of a span; each must be read before the next one is requested.
 
     Args:
-        span: what to read.
+        span: part of a raw file.
         finished: records of finished pieces of the span.
         block_bytes: raw text parsed at once.
-        report: told of every block.
+        report: called after every block.
     """
     if any(record.last for record in finished) or (finished and span.end is not None):
         return
@@ -148,7 +147,7 @@ def read_pieces(
 def _piece_of_range(
     span: Span, finished: Sequence[PieceRecord], content: Content, block_bytes: int, report: Report
 ) -> Iterator[Piece]:
-    # One byte early: if that is a line's end, the line at `start` is ours.
+    # start one byte early: if that byte ends a line, the line at `start` belongs to this piece
     early = max(span.start - 1, 0)
     content.skip_to(early)
     reader = LineReader(content, early, block_bytes)

@@ -319,7 +319,7 @@ def test_a_full_disk_is_a_clear_error_and_can_be_mended(raw, whole, tmp_path):
         process = start(raw, small / "out")
         output = process.communicate()[0]
         assert process.returncode == 2, output
-        assert "no room to write" in output
+        assert "the disk is full" in output
         assert not (small / "out" / "dataset.json").exists()
         assert not list((small / "out").rglob("*.tmp"))
         subprocess.run(["mount", "-o", "remount,size=50m", str(small)], check=True)

@@ -28,7 +28,7 @@ def test_flags_are_these():
     ("error", "code", "words"),
     [
         (ValueError("change this"), 2, "change this"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "no room to write"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
         (OSError(errno.EIO, "Input/output error"), 1, "Start the same command again"),
         (PermissionError(errno.EACCES, "Permission denied", "day_0"), 2, "Change the permissions"),
         (OSError(errno.EROFS, "Read-only file system", "out"), 2, "another --out"),
@@ -81,7 +81,7 @@ def test_a_place_without_rights_is_not_to_be_tried_again(monkeypatch, capsys, tm
     [
         (
             ["train.txt"],
-            "all of Criteo Kaggle, this share of a table's values has no row for itself: cat_0 1%",
+            "all of Criteo Kaggle, these shares of a table's values share a row: cat_0 1%",
         ),
         (["train.txt", "--table-rows", "kaggle"], "cat_7 63%, cat_8 56%, cat_9 63%"),
         (["day_0", "--ids", "hash"], "--ids hash merges values by chance. If this is all of Criteo Terabyte"),

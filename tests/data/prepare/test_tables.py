@@ -23,9 +23,7 @@ def test_names_tell_whose_sizes_fit(names, published):
 
 
 def test_nobody_guesses_whose_several_files_are():
-    with pytest.raises(
-        ValueError, match="say how many rows the tables have, with --table-rows terabyte, kaggle"
-    ):
+    with pytest.raises(ValueError, match="give the rows of the tables with --table-rows terabyte, kaggle"):
         published_as([Path("a.txt"), Path("b.txt")])
 
 
