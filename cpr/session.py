@@ -264,6 +264,8 @@ class PartialRecovery:
             with allocate_tables(segment, adopt=bool(self._memory.claimed) and not is_lost) as allocation:
                 yield
             self._allocation = allocation
+        if self._memory.claimed and not allocation.adopted:
+            logger.info("the tables get new memory: %s", allocation.reason)
 
     def restore(
         self,

@@ -80,7 +80,7 @@ class CopyOut:
         """Copy as `run` does; called by the main thread, when it trains no more.
 
         Here, too, a separate thread copies, while the main thread waits. If it receives SIGTERM meanwhile,
-        its handler waits until `run`, which `StopSignal` calls, has found this copy complete.
+        its handler waits until `run`, which `SigtermHook` calls, has found this copy complete.
 
         Raises:
             NotEnoughMemoryError: there is no room.
@@ -135,7 +135,7 @@ def _settle(device: torch.device) -> None:
         time.sleep(0.001)
 
 
-class StopSignal:
+class SigtermHook:
     """Runs work before the process ends, when it receives SIGTERM during the block.
 
     A thread does the work: it learns of the signal even while the main thread hangs outside of Python. Then
@@ -146,9 +146,9 @@ class StopSignal:
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="cpr-stop-signal", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name="cpr-sigterm-hook", daemon=True)
 
-    def __enter__(self) -> "StopSignal":
+    def __enter__(self) -> "SigtermHook":
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)

@@ -123,11 +123,6 @@ class Home:
                     refused.append(f"{folder.name}: {reason}")
         return found, refused
 
-    def live(self) -> list[str]:
-        """Names of the segments whose owner lives."""
-        with alone_in(self.folder):
-            return [folder.name for folder in live_segments(self.folder)]
-
     def remove(self) -> bool:
         """Free all memory of the run; returns False, and does nothing, while a process owns a segment.
 

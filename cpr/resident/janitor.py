@@ -92,7 +92,7 @@ def watch(home: Path) -> None:
 
 
 def _is_done(home: Path) -> bool:
-    """Free the memory if no process needs it; whether nothing is left to do, also if others must keep it."""
+    """Free the memory if no process needs it; returns whether the janitor can end."""
     if live_keepers(home):
         return False
     with alone_in(home) as there:

@@ -138,11 +138,6 @@ class StatusPage:
         self._page[REASON_AT : REASON_AT + len(data)] = data
         self._words[WORDS.index("reason_bytes")] = len(data)
 
-    def close(self) -> None:
-        """Unmap the page, which must not be used afterwards."""
-        self._words.release()
-        self._page.close()
-
     def _initialise(self) -> None:
         for place in range(2, len(WORDS) - 1):
             self._words[place] = NOTHING

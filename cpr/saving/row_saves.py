@@ -14,7 +14,7 @@ from cpr.recovery.run.progress import RunProgress
 
 
 class RowSaves:
-    """Chooses between row saves and full saves, and the rows.
+    """Decides whether the next save is a row save or a full one, and which rows a row save holds.
 
     The portion of lost samples counts as if the whole table was saved whenever as many rows as it has were
     saved: by a full save, and by every 1/ratio-th row save (as in the CPR paper, which does not weight rows

@@ -131,11 +131,6 @@ class Assessment:
     counters: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The newest counters of each table's optimizer, where known."""
 
-    @property
-    def step(self) -> int | None:
-        """Training steps done in the newest replicated state; None: there is none."""
-        return None if self.slot is None else self.slot.step
-
 
 def assess(reports: Sequence[WorkerReport], directory: Directory) -> Assessment:
     """Draw conclusions from the reports of all workers, in order of rank.
@@ -222,9 +217,9 @@ class _Found:
         return None
 
     def was_interrupted(self, newest: Slot) -> bool:
-        """Whether rows began to change after the newest step, and that slot does not account for it yet.
+        """Whether a step after the newest replicated state began to change rows, and is not counted yet.
 
-        A slot of a later generation does: that generation has seen `update_begun`.
+        A state written by a later generation counts that step: the generation has read `update_begun`.
         """
         return self.segment.update_begun > newest.step and self.segment.generation >= newest.generation
 

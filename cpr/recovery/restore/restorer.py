@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How these workers may start, as known when the model is built."""
+    """Conditions under which these workers start, as known when the model is built."""
 
     group: WorkerGroup
     resumes: bool
@@ -61,7 +61,7 @@ class Restorer:
         policy: limits of partial recovery.
         phases: receives the seconds that recovery takes.
         directory: the checkpoint directory.
-        start: how these workers may start.
+        start: conditions of this start.
         initialize: gives the model its first values, called on all ranks where training begins at its
             beginning; None: those it was built with.
     """

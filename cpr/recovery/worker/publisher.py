@@ -12,7 +12,7 @@ from cpr.recovery.run.progress import RunProgress
 from cpr.recovery.worker.memory import WorkerMemory
 from cpr.recovery.worker.replicated_state import live_tree
 from cpr.rendezvous import WorkerGroup
-from cpr.resident.copy_out import CopyOut, StopSignal
+from cpr.resident.copy_out import CopyOut, SigtermHook
 from cpr.resident.segment import Segment
 from cpr.shards import before_updates
 from cpr.shards.shard import TableShard
@@ -47,7 +47,7 @@ class Publisher:
         self._exits.enter_context(before_updates(model, optimizers, self._note_update))
         if self._copy_out.num_bytes:
             memory.home.check_room(self._copy_out.num_bytes)
-            self._exits.enter_context(StopSignal(self._copy_out.run))
+            self._exits.enter_context(SigtermHook(self._copy_out.run))
 
     def publish(self) -> None:
         """Copy the replicated state into shared memory after a step; it counts at once."""

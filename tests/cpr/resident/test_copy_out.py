@@ -11,7 +11,7 @@ from torch import nn
 
 from cpr.errors import DamagedMemoryError
 from cpr.recovery.worker.publisher import Publisher
-from cpr.resident.copy_out import CopyOut, StopSignal
+from cpr.resident.copy_out import CopyOut, SigtermHook
 from tests.cpr.resident.shards import RUN, assert_same, crash_and_find, make_shard
 
 
@@ -93,7 +93,7 @@ def test_a_death_during_the_copy_leaves_only_what_lives_in_the_segment(segment, 
 def _copy_and_hang(pipe, home, hang):
     segment = home.create("rank1")
     copy = copier(segment, [make_shard(fill=6.0)])
-    with StopSignal(copy.run):
+    with SigtermHook(copy.run):
         pipe.send("running")
         hang()
 
@@ -160,7 +160,7 @@ def test_a_worker_that_is_told_to_stop_while_it_copies_ends_with_one_whole_copy(
 
 def _handle_signals(pipe):
     signal.signal(signal.SIGTERM, lambda signum, frame: pipe.send("handled"))
-    with StopSignal(lambda: pipe.send("saved")):
+    with SigtermHook(lambda: pipe.send("saved")):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.1)
         pipe.send("goes on")
@@ -176,7 +176,7 @@ def test_a_program_that_handles_the_signal_still_does_so_afterwards(start):
 
 
 def _fail_to_copy(pipe):
-    with StopSignal(lambda: 1 / 0):
+    with SigtermHook(lambda: 1 / 0):
         os.kill(os.getpid(), signal.SIGTERM)
         hang_in_python()
 
@@ -190,7 +190,7 @@ def test_a_failing_copy_does_not_keep_the_worker_alive(start):
 
 def test_nothing_of_it_stays():
     before = signal.getsignal(signal.SIGTERM)
-    with StopSignal(lambda: None):
+    with SigtermHook(lambda: None):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
     assert signal.set_wakeup_fd(-1) == -1

@@ -73,7 +73,7 @@ def test_damage_is_refused(path, word, value, said):
 
 
 def test_another_size_is_refused(path):
-    StatusPage(path).close()
+    StatusPage(path)
     os.truncate(path, PAGE_BYTES - 1)
     with pytest.raises(DamagedMemoryError, match=f"{PAGE_BYTES - 1} bytes"):
         StatusPage(path)

@@ -68,20 +68,20 @@ def worker(rank, *segments, adopted=True, shards=None):
 
 def test_no_worker_holds_memory():
     found = assess_all([worker(0), worker(1)])
-    assert (found.step, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
+    assert (found.slot, found.slot_of, found.old_world_size, found.held) == (None, None, 0, ())
     assert not any(need.adopted for need in found.needed)
     assert not found.interrupted
 
 
 def test_the_furthest_replica_counts_and_the_lowest_rank_has_it():
     found = assess_all([worker(0, segment(0, slot=6, step=6)), worker(1, segment(1)), worker(2, segment(2))])
-    assert (found.step, found.slot_of) == (7, (1, 0))
+    assert (found.slot.step, found.slot_of) == (7, (1, 0))
     assert [need.adopted for need in found.needed] == [True, True, True]
 
 
 def test_a_slot_may_be_ahead_of_the_mark_that_follows_it():
     found = assess_all([worker(0, segment(0, step=6, slot=7)), worker(1, segment(1, step=6, slot=6))])
-    assert found.step == 7
+    assert found.slot.step == 7
     assert len(found.held) == 2
 
 
@@ -96,7 +96,7 @@ def test_a_later_generation_counts_more_than_a_later_step():
     stale = segment(0, step=10, slot=10)
     newer = {"step": 9, "slot": 9, "generation": 1, "slot_generation": 1}
     found = assess_all([worker(0, segment(0, **newer), stale), worker(1, segment(1, **newer))])
-    assert (found.slot.generation, found.step, found.slot_of) == (1, 9, (0, 0))
+    assert (found.slot.generation, found.slot.step, found.slot_of) == (1, 9, (0, 0))
 
 
 def test_of_one_generation_and_step_the_state_that_knows_its_own_recovery_counts():
@@ -131,7 +131,7 @@ def test_memory_of_before_all_workers_went_back_does_not_count():
     back = segment(0, step=5, slot=5, generation=1, slot_generation=1, went_back=1)
     stale = segment(1, step=10, slot=10, generation=0, slot_generation=1, counters={"t": {"iter": 10}})
     found = assess_all([worker(0, back), worker(1, stale)])
-    assert (found.step, found.slot_of) == (5, (0, 0))
+    assert (found.slot.step, found.slot_of) == (5, (0, 0))
     assert [(held.rank, held.generation) for held in found.held] == [(0, 1)]
     assert [need.adopted for need in found.needed] == [True, False]
     assert (found.lost, found.counters, found.interrupted) == ({1: 1.0}, {}, False)

@@ -45,7 +45,7 @@ def test_a_worker_that_returns_stops_no_worker_with_fresh_memory():
     directory = Directory(newest=SavedState(sequence=3, epoch=2, step=7))
     fresh, stale = segment(0, epoch=2), segment(1, epoch=1, step=9, slot=9)
     found = assess([worker(0, fresh), worker(1, stale)], directory)
-    assert (found.step, found.epoch, found.stale) == (7, 2, None)
+    assert (found.slot.step, found.epoch, found.stale) == (7, 2, None)
     assert list(found.lost) == [1]
     assert "memory of old rank 1 on here: of step 9 (epoch 1), but save 3 of step 7" in found.refused[0]
 
