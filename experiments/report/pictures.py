@@ -7,7 +7,6 @@ An experiment takes part with a function `draw(result, folder)` in `experiments.
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +38,7 @@ def shrink(path: Path) -> None:
 
 def _draw_function(name: str) -> Draw | None:
     for module in (f"experiments.{name}.picture", f"experiments.{name}.run", f"experiments.{name}"):
-        draw = getattr(import_module(module), "draw", None) if _exists(module) else None
-        if draw is not None and list(signature(draw).parameters) == ["result", "folder"]:
+        if _exists(module) and (draw := getattr(import_module(module), "draw", None)):
             function: Draw = draw
             return function
     return None

@@ -5,7 +5,9 @@ import re
 import pytest
 from PIL import Image
 
+from experiments.harness.record import RESULTS
 from experiments.report.pictures import shrink
+from experiments.report.results import EXPERIMENTS
 from experiments.report.run import READMES, main, staleness
 
 README = """# A house
@@ -91,6 +93,14 @@ def test_a_picture_is_stored_with_few_colours_once(tmp_path):
         assert image.mode == "P"
     shrink(path)
     assert path.read_bytes() == small
+
+
+def test_every_stored_picture_has_a_function_that_draws_it():
+    modules = [*EXPERIMENTS.glob("*.py"), *EXPERIMENTS.glob("*/run.py"), *EXPERIMENTS.glob("*/picture.py")]
+    drawing = [path for path in modules if "def draw(result: Row, folder: Path)" in path.read_text()]
+    drawn = {path.stem if path.parent == EXPERIMENTS else path.parent.name for path in drawing}
+    stored = {path.stem for path in RESULTS.glob("*.png")}
+    assert stored - drawn == {"communication_training", "learning_curve"}  # of communication, of `make train`
 
 
 def test_what_is_stored_here_is_fresh(capsys):
