@@ -31,9 +31,6 @@ class LookedUp(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._look())
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self._look())})"
-
 
 def match_state(
     fqn: str, weights: Tensor, optimizers: Sequence[Optimizer]

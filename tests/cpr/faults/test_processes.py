@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cpr.faults.worker_processes import find_workers, victim
-from cpr.processes import Process
 from tests.cpr.faults.processes import python, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -72,15 +71,6 @@ def named(name):
 
 def _name(process):
     return Path(f"/proc/{process.pid}/comm").read_text().rstrip()
-
-
-def test_reused_pid_gets_no_signal(run):
-    process = victim(run.agent(0))
-    before = Process(process.pid, process.start_ticks - 1)
-    assert not before.is_alive
-    assert not before.send(signal.SIGKILL)
-    assert find_workers(before) == []
-    assert process.is_alive
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 1], ids=["this", "above", "init"])

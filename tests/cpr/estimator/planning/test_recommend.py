@@ -12,29 +12,10 @@ from cpr.estimator.planning.inputs import EstimatorInputs
 from cpr.estimator.planning.interval import IntervalRule, RunMeasurements
 from cpr.estimator.planning.recommend import recommend, with_save_time
 from cpr.estimator.planning.recommend_text import as_text
+from tests.cpr.estimator.planning.jobs import HOUR, KAGGLE, MINUTE, jobs
 
-MINUTE, HOUR = 60.0, 3600.0
-KAGGLE = Job(T_total=56 * HOUR, T_fail=28 * HOUR, O_save=5.6 * MINUTE, O_load=0, O_res=5.4 * MINUTE, N_emb=8)
-
-
-@st.composite
-def jobs(draw):
-    T_fail = draw(st.floats(HOUR, 1000 * HOUR))  # noqa: N806
-    O_save = T_fail * draw(st.floats(1e-5, 0.05))  # noqa: N806
-    O_rows = draw(st.none() | st.floats(0.01, 1).map(lambda share: share * O_save))  # noqa: N806
-    return Job(
-        T_total=T_fail * draw(st.floats(2, 100)),
-        T_fail=T_fail,
-        O_save=O_save,
-        O_load=0.0,
-        O_res=0.0,
-        N_emb=draw(st.integers(1, 10_000)),
-        blocked_save=draw(st.none() | st.floats(1e-4, 1).map(lambda share: share * O_save)),
-        O_rows=O_rows,
-        blocked_rows=(O_rows or 0.0) * draw(st.floats(0, 1)),
-        row_share=draw(st.floats(0.1, 1)),
-        nodes_lost=draw(st.sampled_from([0.0, 0.1, 1.0])),
-    )
+any_jobs = jobs() | jobs(background=True) | jobs(background=True, rows=True)
+any_jobs |= any_jobs.map(lambda job: replace(job, nodes_lost=0.0))
 
 
 def test_recommendation_in_the_setting_of_the_paper():
@@ -57,7 +38,7 @@ def test_strict_target_falls_back_to_full_recovery():
     assert what.chosen.expected_pls == 0
 
 
-@given(jobs(), st.floats(1e-5, 1))
+@given(any_jobs, st.floats(1e-5, 1))
 def test_properties_of_every_recommendation(job, target):
     what = recommend(job, target)
     assert what.is_partial == (target >= reachable_pls(job) and partial_wins(job, target))
@@ -72,7 +53,7 @@ def test_properties_of_every_recommendation(job, target):
     assert what.chosen.overhead.total <= what.full.overhead.total
 
 
-@given(jobs(), st.floats(1e-5, 1))
+@given(any_jobs, st.floats(1e-5, 1))
 def test_decision_changes_at_the_thresholds(job, target):
     what = recommend(job, target)
     bounds = what.thresholds
