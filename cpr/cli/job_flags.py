@@ -10,7 +10,7 @@ from cpr.humanize import parse_duration
 
 if TYPE_CHECKING:
     from cpr.estimator.history import RunHistory
-    from cpr.estimator.planning.inputs import EstimatorInputs
+    from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 
 TIMES: Final = (
     ("--total", "T_total", "useful training time of the job, such as 56h"),
@@ -93,7 +93,7 @@ def inputs_of(options: argparse.Namespace) -> "EstimatorInputs":
         CheckpointError: a run's directory cannot be read.
     """
     from cpr.estimator.failures.log import read_log
-    from cpr.estimator.planning.inputs import FLAGS, gather
+    from cpr.estimator.planning.estimator_inputs import FLAGS, gather
 
     try:
         log = read_log(options.failures) if options.failures else None

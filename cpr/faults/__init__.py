@@ -6,7 +6,7 @@ A `Plan` has schedules (`AtStep`, `AtTime`, `AtRate`, `Trace`) of kinds (`Raise`
 what a worker cannot do to itself. Both act only on the run's own processes (and on links between nodes that
 the user gives them), log a warning before each failure, and keep a record in JSON lines.
 
-From inside, without changes to the training script (the JSON is described in `cpr.faults.plan`):
+From inside, without changes to the training script (the JSON is described in `cpr.faults.fault_plan`):
 
     plan = Plan(schedules=(AtStep(step=37, kind=KillWorker(), target=1),))
     Path("faults.json").write_text(json.dumps(plan.to_json()))
@@ -25,6 +25,7 @@ For failures from both drivers at once, give each a plan of its own: exponential
 both add up to one failure a minute.
 """
 
+from cpr.faults.fault_plan import Plan
 from cpr.faults.injector import Injector
 from cpr.faults.killer import Deed, Killer
 from cpr.faults.kinds import (
@@ -43,7 +44,6 @@ from cpr.faults.kinds import (
     StorageError,
     StorageOutage,
 )
-from cpr.faults.plan import Plan
 from cpr.faults.schedules import AtRate, AtStep, AtTime, Event, Trace
 from cpr.faults.storages import FaultyStorage, SlowStorage, WrappedStorage
 from cpr.faults.strikes import Link, Node

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cpr.faults.codec import decode_kind, encode
 from cpr.faults.damage import damage_newest_save
+from cpr.faults.fault_plan import Cursor, Plan
 from cpr.faults.injection_record import InjectionRecord, InjectionStart
 from cpr.faults.kinds import (
     KILL,
@@ -26,7 +27,6 @@ from cpr.faults.kinds import (
     StorageError,
     StorageOutage,
 )
-from cpr.faults.plan import Cursor, Plan
 from cpr.faults.schedules import Event
 from cpr.faults.storages import FaultyStorage
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from cpr.faults.codec import encode
 from cpr.faults.damage import check_wipeable, damage_newest_save
+from cpr.faults.fault_plan import Cursor, Plan
 from cpr.faults.kinds import DamageFile, Hang, KillWorker, Kind, LoseNode, Partition, PauseNode
-from cpr.faults.plan import Cursor, Plan
 from cpr.faults.schedules import Event
 from cpr.faults.strikes import Link, Node, Strike, find_victims, strike, watch
 from cpr.processes import Process

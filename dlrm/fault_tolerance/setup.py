@@ -15,7 +15,7 @@ from cpr.checkpoint.checkpointer import CheckpointConfig as SaveConfig
 from cpr.checkpoint.checkpointer import Checkpointer
 from cpr.checkpoint.state.model_state import Heir, Stateful
 from cpr.estimator.planning.interval import IntervalRule
-from cpr.faults.plan import ENVIRONMENT as FAULTS_VARIABLE
+from cpr.faults.fault_plan import ENVIRONMENT as FAULTS_VARIABLE
 from cpr.priority.config import PriorityConfig
 from cpr.recovery.decide.decision import RecoveryPolicy
 from cpr.resident.home import LAUNCH_VARIABLE

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from cpr.estimator.failures.log_report import LogReport
+from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 from cpr.estimator.planning.formulas import FAR_SHORTER, FEW_SAVES, Job, interval_partial, overhead_partial
-from cpr.estimator.planning.inputs import EstimatorInputs
 from cpr.estimator.planning.recommend import MAX_OVERHEAD, Recommendation, RecoveryPlan, recommend
 from cpr.humanize import align_columns, duration_text, share_text
 

@@ -6,8 +6,8 @@ import pytest
 
 from cpr.cli.command import FAILED, FINE
 from cpr.cli.main import build_parser, entry
+from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 from cpr.estimator.planning.formulas import Job, expected_pls
-from cpr.estimator.planning.inputs import EstimatorInputs
 
 TIMES = {"--total": "56h", "--fail": "28h", "--save": "5.6m", "--load": "2.7m", "--reschedule": "2.7m"}
 JOB = [*(word for pair in TIMES.items() for word in pair), "--nodes", "8"]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cpr.estimator.failures.log import FailureLog, Stretch
 from cpr.estimator.failures.log_report import report_on
+from cpr.estimator.planning.estimator_inputs import EstimatorInputs
 from cpr.estimator.planning.formulas import Job, interval_full, interval_partial, partial_wins, reachable_pls
-from cpr.estimator.planning.inputs import EstimatorInputs
 from cpr.estimator.planning.interval import IntervalRule, RunMeasurements
 from cpr.estimator.planning.recommend import recommend, with_save_time
 from cpr.estimator.planning.recommend_text import as_text

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cpr.estimator.failures.log import FailureLog, Stretch
-from cpr.estimator.planning.inputs import FLAGS, gather
+from cpr.estimator.planning.estimator_inputs import FLAGS, gather
 from tests.cpr.estimator.histories import make_failure, make_history, make_save
 
 GIVEN = dict.fromkeys(FLAGS) | {"T_total": 1000.0, "T_fail": 500.0, "O_save": 10.0, "N_emb": 4}
