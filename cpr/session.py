@@ -320,7 +320,7 @@ class PartialRecovery:
         for name, owned in (per_rank_states or {}).items():
             checkpointer.register(name, owned, per_rank=True)
         directory = take_directory(checkpointer, worker_group, resumes=self._resume)
-        note_run(self._config.uri, self._memory.home.folder)
+        note_run(self._config.uri, worker_group.session_id, self._memory.home.folder)
         self._builder = builder = SavesBuilder(self._settings, checkpointer, self._progress, group)
         with self._phases.measured("restore"):
             builder.track(model, optimizers, self._memory.segment, self._allocation.adopted)

@@ -27,7 +27,9 @@ DEFAULT_ROOT: Final = "/dev/shm"
 OWNER_FILE: Final = "owner"
 """File in a segment's folder; the owner holds a lock on it as long as the owner lives."""
 UNSAVED_FILE: Final = "unsaved"
-"""File in the folder of a segment whose run cannot save at the moment."""
+"""File in the folder of a segment that could not be saved; holds the newest step that is saved."""
+RUN_FILE: Final = "run.json"
+"""File in a run's folder: the checkpoint directory and the session of the run."""
 KEEPER_PREFIX: Final = "keeper-"
 JANITOR_PREFIX: Final = "janitor-"
 PRIVATE_FOLDER: Final = 0o700
@@ -196,10 +198,18 @@ def unsaved_segments(home: Path) -> list[Path]:
     return [folder for folder in segment_folders(home) if (folder / UNSAVED_FILE).exists()]
 
 
-def forget_unsaved(home: Path) -> None:
-    """Let unsaved segments be freed like others, because the run has finished without them."""
+def forget_unsaved(home: Path, newest_step: int | None = None) -> None:
+    """Let unsaved memory be freed like the rest, because the run has continued without it.
+
+    Args:
+        home: the run's folder.
+        newest_step: of what is saved now: memory that was marked when another step was the newest is
+            forgotten; None: the run has finished, all is forgotten.
+    """
     for folder in unsaved_segments(home):
-        (folder / UNSAVED_FILE).unlink(missing_ok=True)
+        marker = folder / UNSAVED_FILE
+        if newest_step is None or marker.read_text() != str(newest_step):
+            marker.unlink(missing_ok=True)
 
 
 def live_segments(home: Path) -> list[Path]:

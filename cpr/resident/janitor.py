@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from cpr.processes import Process, agent_pid, launcher_of_this_worker
 from cpr.resident.cleanup import free_leftovers
 from cpr.resident.folders import (
     KEEPER_PREFIX,
+    RUN_FILE,
     alone_in,
     foreign_keepers,
     is_locked,
@@ -33,6 +35,9 @@ from cpr.resident.folders import (
 
 LOOK_S: Final = 1.0
 """Pause between checks for live agents."""
+FIRST_CHECK_S: Final = 10.0
+"""Pause after the first check whether unsaved memory is still of use; each later one is twice as long."""
+LONGEST_CHECK_S: Final = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +91,11 @@ def watch(home: Path) -> None:
             return
         file = open_private(janitor_file(home), os.O_RDWR | os.O_CREAT)
         is_mine = try_lock(file)
+    pause_s, next_check_s = FIRST_CHECK_S, 0.0
     while is_mine and home.is_dir() and not _is_done(home):
+        if not live_keepers(home) and time.monotonic() >= next_check_s:
+            _check_unsaved(home)
+            next_check_s, pause_s = time.monotonic() + pause_s, min(2 * pause_s, LONGEST_CHECK_S)
         time.sleep(LOOK_S)
     os.close(file)
 
@@ -96,10 +105,26 @@ def _is_done(home: Path) -> bool:
     if live_keepers(home):
         return False
     with alone_in(home) as there:
-        if there and (live_keepers(home) or live_segments(home)):
+        if there and (live_keepers(home) or live_segments(home) or unsaved_segments(home)):
             return False
         if there:
             remove_dead_keepers(home)
-            if not foreign_keepers(home) and not unsaved_segments(home):
+            if not foreign_keepers(home):
                 remove_home(home)
     return True
+
+
+def _check_unsaved(home: Path) -> None:
+    """Ask the checkpoint directory whether the run has continued without the memory that it could not save.
+
+    Storage needs libraries, which a janitor does not load: another process asks, `cpr.launch.finished`.
+    """
+    if not unsaved_segments(home) or not (home / RUN_FILE).exists():
+        return
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "cpr.launch.finished", str(home / RUN_FILE)]
+    quiet = subprocess.DEVNULL
+    with suppress(subprocess.TimeoutExpired, OSError):
+        subprocess.run(
+            command, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60, check=False
+        )

@@ -103,13 +103,14 @@ class Segment:
         """Whether the newest save failed: then the memory is freed only at a user's request."""
         return (self.folder / UNSAVED_FILE).exists()
 
-    @is_unsaved.setter
-    def is_unsaved(self, is_unsaved: bool) -> None:
-        path = self.folder / UNSAVED_FILE
-        if is_unsaved:
-            os.close(open_private(path, os.O_WRONLY | os.O_CREAT))
-        else:
-            path.unlink(missing_ok=True)
+    def mark_unsaved(self, newest_step: int | None) -> None:
+        """Keep the memory even if the run is not restarted, until a step after `newest_step` is saved."""
+        with os.fdopen(open_private(self.folder / UNSAVED_FILE, os.O_WRONLY | os.O_CREAT), "w") as marker:
+            marker.write(str(newest_step))
+
+    def clear_unsaved(self) -> None:
+        """Undo `mark_unsaved`."""
+        (self.folder / UNSAVED_FILE).unlink(missing_ok=True)
 
     @property
     def is_claimed(self) -> bool:

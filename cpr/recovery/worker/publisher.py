@@ -60,10 +60,11 @@ class Publisher:
         """Mark the memory as unsaved while saves fail: then it stays even if the run is not restarted."""
         newest = self._checkpointer.newest_step
         if are_failing and not self.is_unsaved:
-            self.is_unsaved = self._segment.is_unsaved = True
-            self._saved_before = newest
+            self._segment.mark_unsaved(newest)
+            self.is_unsaved, self._saved_before = True, newest
         elif self.is_unsaved and not are_failing and newest != self._saved_before:
-            self.is_unsaved = self._segment.is_unsaved = False
+            self._segment.clear_unsaved()
+            self.is_unsaved = False
 
     def note_epoch(self) -> None:
         """Record the ownership of the directory, which a save may have claimed only now."""

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from cpr.checkpoint.ownership.lock import DirectoryLock
+from cpr.checkpoint.ownership.records import Claimant
+from cpr.checkpoint.storage.base import open_storage
+from cpr.launch.finished import main as finished_main
+from cpr.launch.finished import note_run
 from cpr.processes import AGENT_PID, LAUNCH_PID, Process, pid_namespace
-from cpr.resident.folders import KEEPER_PREFIX, is_locked, janitor_file, live_keepers
+from cpr.resident.folders import KEEPER_PREFIX, RUN_FILE, is_locked, janitor_file, live_keepers
 from cpr.resident.home import Home
 from cpr.resident.janitor import LOOK_S, ensure_janitor
+from tests.cpr.checkpoint.saves import commit
 from tests.cpr.resident.shards import RUN, make_shard
 
 PATIENCE_S = 60
@@ -166,3 +172,35 @@ def test_memory_whose_janitor_was_killed_goes_at_the_start_of_the_next_run(
     assert f"a run which is over had left: {watched.folder}" in caplog.text
     assert next_home.remove()
     wait_until(lambda: janitors(next_home) == [])
+
+
+@pytest.fixture
+def directory(tmp_path_factory):
+    """A checkpoint directory of session "session", which has saved step 10."""
+    storage = open_storage(str(tmp_path_factory.mktemp("checkpoint")))
+    lock = DirectoryLock(storage, "run-a", claimant=Claimant(session="session", generation=1))
+    lock.acquire(list)
+    commit(storage, 1, epoch=lock.epoch)
+    yield storage, lock
+    lock.release()
+
+
+@pytest.mark.parametrize("session_id", ["session", "another"])
+def test_unsaved_memory_is_kept_until_its_own_run_saves_a_later_step(watched, agent, directory, session_id):
+    storage, lock = directory
+    (segment,), _ = watched.find()
+    segment.mark_unsaved(10)
+    note_run(storage.uri, session_id, watched.folder)
+    agent.kill()
+    agent.wait()
+    time.sleep(3 * LOOK_S)
+    assert watched.folder.exists()
+    commit(storage, 2, epoch=lock.epoch)
+    if session_id == "session":
+        wait_until(lambda: not watched.folder.exists())
+        return
+    finished_main(str(watched.folder / RUN_FILE))  # as the janitor asks, now and then
+    assert segment.is_unsaved
+    lock.finish(30)
+    finished_main(str(watched.folder / RUN_FILE))
+    wait_until(lambda: not watched.folder.exists())
