@@ -7,7 +7,7 @@ from data.dataset import MANIFEST_NAME, read_manifest
 
 
 @pytest.mark.parametrize("name", ["absent", "file", "file/inside", "empty"])
-def test_what_holds_no_data_set_is_told_with_how_to_make_one(tmp_path, name):
+def test_folder_without_a_data_set_raises_with_the_remedy(tmp_path, name):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=rf"{name} holds no dataset\.json.*data\.prepare"):
@@ -15,7 +15,7 @@ def test_what_holds_no_data_set_is_told_with_how_to_make_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b"3"])
-def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+def test_invalid_manifest_is_refused(tmp_path, content):
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(ValueError, match=r"dataset\.json cannot be read .* prepare the data again"):
         read_manifest(str(tmp_path))
@@ -30,12 +30,12 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, content):
         ("gs://bucket/a?speed=5", "Unexpected query parameter"),
     ],
 )
-def test_a_uri_that_no_file_system_takes_is_told_with_one_that_is(uri, cause):
+def test_unsupported_uri_raises_with_an_example(uri, cause):
     with pytest.raises(ValueError, match=rf"{cause}.* give a folder or a URI such as s3://BUCKET/FOLDER"):
         read_manifest(uri)
 
 
-def test_a_store_that_is_not_there_is_named_without_secrets(monkeypatch):
+def test_unreachable_store_is_named_without_secrets(monkeypatch):
     monkeypatch.setattr(dataset, "GCS_RETRY_S", 1)
     with pytest.raises(
         OSError, match=r"gs://bucket/a cannot be read \(.*check that it can be reached"

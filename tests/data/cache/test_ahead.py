@@ -9,7 +9,7 @@ import pytest
 from data.cache import CacheConfig, CachedSource
 from data.cache.ahead import AHEAD
 from data.dataset import read_manifest
-from data.loader import DataLoader, LoaderConfig, ParquetSource
+from data.loader import ParquetSource
 
 GROUPS = ((400, 300), (500,), (200, 200))
 READS = [(part, group) for part, sizes in enumerate(GROUPS) for group in range(len(sizes))]
@@ -87,7 +87,7 @@ def wait_until_ready(cache, count):
 
 
 @pytest.mark.parametrize("limits", [{}, {"disk": 0, "in_memory": 0}])
-def test_what_is_expected_is_fetched_before_it_is_asked_for_and_only_once(open_cache, dataset, limits):
+def test_announced_row_groups_are_fetched_once_before_they_are_read(open_cache, dataset, limits):
     cache, inner = open_cache(**limits)
     expect(cache, inner, READS[:3])
     expect(cache, inner, READS[:3])
@@ -98,7 +98,7 @@ def test_what_is_expected_is_fetched_before_it_is_asked_for_and_only_once(open_c
     assert inner.reads == READS[:3]
 
 
-def test_no_more_than_the_stated_number_is_fetched_ahead(open_cache):
+def test_read_ahead_is_bounded(open_cache):
     cache, inner = open_cache()
     inner.gate.clear()
     expect(cache, inner, READS)
@@ -111,7 +111,7 @@ def test_no_more_than_the_stated_number_is_fetched_ahead(open_cache):
     assert inner.reads == READS[: AHEAD + 1]
 
 
-def test_what_nobody_came_for_makes_room(open_cache):
+def test_unread_row_groups_make_room(open_cache):
     cache, inner = open_cache()
     expect(cache, inner, READS[:AHEAD])
     wait_until_ready(cache, AHEAD)
@@ -120,7 +120,7 @@ def test_what_nobody_came_for_makes_room(open_cache):
     assert len(cache._ahead._shared.futures) <= AHEAD
 
 
-def test_what_is_cached_is_left_to_the_reader(open_cache):
+def test_cached_row_groups_are_not_fetched_ahead(open_cache):
     before, inner_before = open_cache()
     for one in READS[:2]:
         read(before, inner_before, one)
@@ -132,7 +132,7 @@ def test_what_is_cached_is_left_to_the_reader(open_cache):
     assert read(cache, inner, READS[0]).num_rows == 400
 
 
-def test_an_error_reaches_who_reads_that_row_group_with_the_name_of_the_file(open_cache, dataset):
+def test_error_of_a_fetch_is_raised_at_the_read_with_the_file_name(open_cache, dataset):
     cache, inner = open_cache()
     name = inner.manifest.parts[1].path
     file, away = dataset / name, dataset / "away"
@@ -147,19 +147,7 @@ def test_an_error_reaches_who_reads_that_row_group_with_the_name_of_the_file(ope
     assert read(cache, inner, READS[2]).num_rows == 500
 
 
-def test_the_training_loop_gets_the_error(open_cache, dataset):
-    cache, inner = open_cache()
-    name = inner.manifest.parts[2].path
-    (dataset / name).unlink()
-    loader = DataLoader(str(dataset), LoaderConfig(batch_size=100, window_batches=2), source=cache)
-    batches = iter(loader)
-    for _ in range(12):
-        next(batches)  # the batches before the missing file are good
-    with pytest.raises(FileNotFoundError, match=name):
-        next(batches)
-
-
-def test_what_another_worker_fetches_is_not_fetched_too(open_cache):
+def test_row_group_that_another_worker_fetches_is_not_fetched_again(open_cache):
     (one, inner_one), (two, inner_two) = open_cache(), open_cache()
     inner_one.gate.clear()
     expect(one, inner_one, READS[:1])
@@ -172,7 +160,7 @@ def test_what_another_worker_fetches_is_not_fetched_too(open_cache):
     assert inner_two.reads == READS[1:2]
 
 
-def test_closing_does_not_wait_for_stuck_storage_and_begins_nothing_more(open_cache, monkeypatch):
+def test_closing_does_not_wait_for_stuck_storage(open_cache, monkeypatch):
     monkeypatch.setattr("data.cache.ahead.CLOSE_S", 0.05)
     cache, inner = open_cache()
     inner.gate.clear()
@@ -187,7 +175,7 @@ def test_closing_does_not_wait_for_stuck_storage_and_begins_nothing_more(open_ca
     assert not cache._ahead._thread.is_alive()
 
 
-def test_a_dropped_cache_ends_the_thread_and_leaves_no_memory(dataset, tmp_path, memory):
+def test_dropped_cache_ends_its_thread_and_empties_its_memory(dataset, tmp_path, memory):
     config = CacheConfig(
         folder=tmp_path / "disk", disk_limit_bytes=0, memory_limit_bytes=10**8, memory_folder=memory
     )

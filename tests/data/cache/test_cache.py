@@ -1,7 +1,6 @@
 """The cache gives what the source gives, whatever happens to its files, its disk or its other users."""
 
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -111,7 +110,7 @@ def size_of(folder):
     return sum(sizes)
 
 
-def test_reads_each_row_group_once_and_gives_the_same(open_cache, dataset):
+def test_each_row_group_is_read_from_the_data_set_once(open_cache, dataset):
     cache, inner = open_cache()
     first = read_settled(cache, inner)
     assert inner.reads == READS
@@ -121,7 +120,7 @@ def test_reads_each_row_group_once_and_gives_the_same(open_cache, dataset):
     assert first == second == plain
 
 
-def test_workers_share_what_is_in_memory(open_cache, tmp_path, memory):
+def test_workers_share_the_memory_level(open_cache, tmp_path, memory):
     one, inner_one = open_cache()
     read_settled(one, inner_one)
     assert len(entries(tmp_path / "disk")) == len(READS)
@@ -138,17 +137,7 @@ def test_workers_share_what_is_in_memory(open_cache, tmp_path, memory):
     assert list(memory.iterdir()) == []
 
 
-def test_a_dropped_cache_leaves_no_memory_behind(dataset, tmp_path, memory):
-    inner = CountingSource(dataset)
-    cache = CachedSource(inner, _config(tmp_path / "disk", memory, disk_limit_bytes=0))
-    read_settled(cache, inner)
-    assert len(entries(memory)) == len(READS)
-    del cache
-    gc.collect()
-    assert list(memory.iterdir()) == []
-
-
-def test_later_runs_find_the_disk(open_cache):
+def test_later_runs_reuse_the_disk_level(open_cache):
     one, inner = open_cache()
     tables = read_settled(one, inner)
     one.close()
@@ -165,7 +154,7 @@ def test_either_level_alone_is_enough(open_cache, disk, in_memory):
     assert inner.reads == READS
 
 
-def test_without_both_levels_it_only_passes_on(open_cache):
+def test_without_levels_every_read_goes_to_the_data_set(open_cache):
     cache, inner = open_cache(disk=0, in_memory=0)
     read_settled(cache, inner)
     read_all(cache, inner)
@@ -218,7 +207,7 @@ def test_damaged_files_are_read_again_and_replaced(open_cache, tmp_path, dataset
 
 @pytest.mark.parametrize("level", ["shm", "disk"])
 @pytest.mark.parametrize("left", [0, 200])
-def test_a_file_cut_short_after_it_was_read_is_read_again(open_cache, tmp_path, caplog, level, left):
+def test_entry_truncated_after_a_read_is_read_again(open_cache, tmp_path, caplog, level, left):
     cache, inner = open_cache(**({"disk": 0} if level == "shm" else {"in_memory": 0}))
     expected = read_settled(cache, inner)
     read_settled(cache, inner)  # from the files, which are mapped no more afterwards
@@ -232,7 +221,7 @@ def test_a_file_cut_short_after_it_was_read_is_read_again(open_cache, tmp_path, 
 
 
 @pytest.mark.parametrize("level", ["shm", "disk"])
-def test_limits_hold_and_what_fits_stays_through_the_epochs(open_cache, tmp_path, caplog, level):
+def test_limits_hold_and_entries_that_fit_stay_over_epochs(open_cache, tmp_path, caplog, level):
     whole, inner = open_cache()
     read_settled(whole, inner)
     sizes = [path.stat().st_size for path in entries(tmp_path / "disk")]
@@ -251,7 +240,7 @@ def test_limits_hold_and_what_fits_stays_through_the_epochs(open_cache, tmp_path
     assert len(set(missed_later)) < len(READS) / 2
 
 
-def test_what_earlier_runs_left_goes_least_recently_used_first(open_cache, tmp_path):
+def test_entries_of_earlier_runs_are_evicted_least_recently_used_first(open_cache, tmp_path):
     before, inner = open_cache(in_memory=0)
     read_settled(before, inner, READS[:3])
     before.close()
@@ -269,7 +258,7 @@ def test_what_earlier_runs_left_goes_least_recently_used_first(open_cache, tmp_p
     assert len(gone) in (1, 2)
 
 
-def test_what_this_run_used_stays_even_if_it_is_the_oldest(open_cache, tmp_path):
+def test_entries_of_this_run_are_not_evicted(open_cache, tmp_path):
     before, inner = open_cache(in_memory=0)
     read_settled(before, inner, READS[:3])
     before.close()
@@ -284,7 +273,7 @@ def test_what_this_run_used_stays_even_if_it_is_the_oldest(open_cache, tmp_path)
     assert len(entries(tmp_path / "disk")) < 4
 
 
-def test_two_workers_that_want_the_same_fetch_it_once(open_cache):
+def test_two_workers_fetch_the_same_row_group_once(open_cache):
     one, inner_one = open_cache()
     two, inner_two = open_cache()
     inner_one.gate.clear()
@@ -306,7 +295,7 @@ def test_two_workers_that_want_the_same_fetch_it_once(open_cache):
     assert inner_two.reads == []
 
 
-def test_a_failing_source_raises_and_lets_the_others_try(open_cache):
+def test_failing_source_raises_and_releases_its_claim(open_cache):
     cache, inner = open_cache()
     part = inner.manifest.parts[0]
 
@@ -347,7 +336,7 @@ def test_a_full_disk_costs_one_warning(open_cache, tmp_path, caplog):
     assert len([r for r in caplog.records if "cannot be written" in r.message]) == len(caplog.records) == 1
 
 
-def test_an_entry_that_can_be_read_but_not_touched_still_serves(open_cache, monkeypatch):
+def test_read_only_entry_is_used(open_cache, monkeypatch):
     cache, inner = open_cache(in_memory=0)
     read_settled(cache, inner)
 
@@ -362,7 +351,7 @@ def test_an_entry_that_can_be_read_but_not_touched_still_serves(open_cache, monk
 
 @pytest.mark.parametrize("name", ["disk_limit_bytes", "memory_limit_bytes"])
 @pytest.mark.parametrize("limit", [-1, "1", 0.5])
-def test_limits_that_are_no_numbers_of_bytes_are_refused(tmp_path, name, limit):
+def test_invalid_limits_are_refused(tmp_path, name, limit):
     limits = {"disk_limit_bytes": 0, "memory_limit_bytes": 0, name: limit}
     with pytest.raises(ValueError, match=name):
         CacheConfig(folder=tmp_path, **limits)
@@ -402,7 +391,7 @@ def _fill_and_hang(folder, memory, dataset, holding):
 
 @pytest.mark.system
 @pytest.mark.timeout(60)
-def test_a_filler_killed_with_kill_9_blocks_nobody(open_cache, tmp_path, memory, dataset):
+def test_killed_fetching_worker_does_not_block_others(open_cache, tmp_path, memory, dataset):
     context = forks.context()
     holding = context.Event()
     filler = context.Process(target=_fill_and_hang, args=(tmp_path / "disk", memory, dataset, holding))
@@ -440,7 +429,7 @@ def _read_in_random_order(seed, folder, memory, dataset, limit, failures):
 
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_many_workers_and_kills_never_give_a_wrong_row_group(tmp_path, memory, dataset):
+def test_many_workers_with_kills_never_read_a_wrong_row_group(tmp_path, memory, dataset):
     context = forks.context()
     failures = context.Queue()
     limit = 30_000  # of the 41 kB of all row groups

@@ -46,7 +46,7 @@ def alive():
     return [thread for thread in threading.enumerate() if thread.name.startswith("data-loader")]
 
 
-def test_items_come_in_order_and_no_further_ahead_than_asked():
+def test_items_come_in_order_with_bounded_prefetching():
     made = []
 
     def produce(closed):
@@ -126,7 +126,7 @@ def test_a_signal_handler_may_close_the_loader(folder, stuck):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_iterator_of_a_closed_loader_gives_nothing_more(folder):
+def test_iterator_of_a_closed_loader_raises(folder):
     loader = DataLoader(folder, CONFIG)
     batches = iter(loader)
     next(batches)

@@ -161,7 +161,7 @@ def test_second_resume_in_one_epoch_at_other_world_sizes_loses_nothing(one_hot, 
     assert sorted(seen) == list(range(100))
 
 
-def test_the_position_counts_what_the_caller_got_not_what_was_made_ahead(one_hot):
+def test_position_ignores_prefetched_batches(one_hot):
     loader = DataLoader(one_hot, config(prefetch=12))
     batches = iter(loader)
     next(batches)
@@ -169,7 +169,7 @@ def test_the_position_counts_what_the_caller_got_not_what_was_made_ahead(one_hot
     assert [phase["steps"] for phase in loader.state_dict()["phases"]] == [2]
 
 
-def test_leaving_the_loop_and_coming_back_goes_on(one_hot):
+def test_new_iterator_continues_at_the_position(one_hot):
     loader, seen = DataLoader(one_hot, config()), []
     for batch in loader:
         seen.append(batch)
@@ -179,7 +179,7 @@ def test_leaving_the_loop_and_coming_back_goes_on(one_hot):
     assert numbers(seen) == numbers(DataLoader(one_hot, config()))
 
 
-def test_after_the_last_batch_the_state_begins_the_next_epoch(one_hot):
+def test_state_after_the_last_batch_starts_the_next_epoch(one_hot):
     loader = DataLoader(one_hot, config())
     list(loader)
     second = numbers(loader)
@@ -196,7 +196,7 @@ def test_after_the_last_batch_the_state_begins_the_next_epoch(one_hot):
     ("change", "name"),
     [({"seed": 6}, "seed"), ({"shuffle": False}, "shuffle"), ({"days": [0]}, "num_rows")],
 )
-def test_a_foreign_position_is_refused(one_hot, change, name):
+def test_position_of_other_data_is_refused(one_hot, change, name):
     days = change.pop("days", None)
     state = DataLoader(one_hot, config()).state_dict()
     with pytest.raises(ValueError, match=name):
@@ -216,12 +216,12 @@ def test_too_few_rows_for_one_step_is_an_error(one_hot):
     assert len(DataLoader(one_hot, config(batch_size=32, drop_last=False), world_size=4)) == 1
 
 
-def test_too_few_rows_are_an_error_before_memory_for_a_batch_is_asked_for(one_hot):
+def test_too_few_rows_raise_before_allocating_a_batch(one_hot):
     with pytest.raises(ValueError, match="fewer than one step"):
         DataLoader(one_hot, config(batch_size=2**50))
 
 
-def test_a_position_from_before_there_were_orders_is_understood(one_hot):
+def test_position_without_an_order_is_one_of_stripes(one_hot):
     loader = DataLoader(one_hot, config())
     batches = iter(loader)
     for _ in range(5):

@@ -57,7 +57,7 @@ def play(
     config=settings_of_order,
 )
 @settings(max_examples=300)
-def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_rows, phases, config):
+def test_phases_yield_every_row_once_and_leave_less_than_a_global_batch(num_rows, phases, config):
     last = Phase(world_size=3, batch_size=4, window_batches=2, order=phases[-1].order, steps=10**6)
     phases = [*phases, last]
     seen, order = play(num_rows, phases, drop_last=True, **config)
@@ -75,7 +75,7 @@ def test_phases_hand_out_every_row_once_and_leave_less_than_a_global_batch(num_r
     config=settings_of_order,
 )
 @settings(max_examples=150)
-def test_without_drop_last_every_row_is_handed_out(num_rows, phases, config):
+def test_without_drop_last_every_row_is_yielded(num_rows, phases, config):
     last = Phase(world_size=4, batch_size=5, window_batches=3, order=phases[-1].order, steps=10**6)
     phases = [*phases, last]
     seen, order = play(num_rows, phases, drop_last=False, **config)
@@ -85,7 +85,7 @@ def test_without_drop_last_every_row_is_handed_out(num_rows, phases, config):
 
 @given(num_rows=st.integers(20, 300), phase=shapes, split=st.integers(0, 20), config=settings_of_order)
 @settings(max_examples=100)
-def test_stopping_and_going_on_with_the_same_shape_changes_nothing(num_rows, phase, split, config):
+def test_resuming_with_the_same_shape_changes_nothing(num_rows, phase, split, config):
     order = current_order(num_rows, [phase], **config)
     steps = order.num_steps(drop_last=False)
     split = min(split, steps)
@@ -136,7 +136,7 @@ def test_a_rank_reads_one_contiguous_run_a_window():
     assert not np.array_equal(window.order, np.arange(50))
 
 
-def test_a_new_shape_begins_with_the_leftovers_of_the_stripe():
+def test_new_shape_starts_with_the_rest_of_the_stripe():
     first = Phase(world_size=2, batch_size=2, window_batches=5, steps=3)
     seen, _ = play(60, [first], drop_last=True, shuffle=True, seed=3, epoch=0)
     second = Phase(world_size=1, batch_size=4, window_batches=2)
@@ -164,7 +164,7 @@ def test_seed_epoch_and_phase_change_the_order(other):
     shuffle=st.booleans(),
 )
 @settings(max_examples=100)
-def test_seldp_shows_each_rank_chunk_after_chunk_and_every_row_in_as_many_epochs_as_there_are_ranks(
+def test_seldp_ranks_see_every_row_in_world_size_epochs(
     world_size, batch_size, window_batches, steps, first_epoch, shuffle
 ):
     """SelSync, arXiv 2307.07950: worker n reads chunks n, n + 1, ... and wraps."""
@@ -194,7 +194,7 @@ def test_seldp_without_shuffle_keeps_time_order_on_each_rank():
     assert [order.window(3, rank).rows.tolist() for rank in range(3)] == [[18], [18], [19]]
 
 
-def test_other_ranks_take_over_the_ends_of_all_chunks():
+def test_new_world_size_continues_all_chunks():
     first = Phase(world_size=2, batch_size=2, window_batches=2, order="seldp", steps=3)
     second = Phase(world_size=3, batch_size=2, window_batches=2, order="seldp")
     order = current_order(40, [first, second], shuffle=False, seed=0, epoch=0)
@@ -202,11 +202,6 @@ def test_other_ranks_take_over_the_ends_of_all_chunks():
     ranks = [np.concatenate(handed_out(order, rank, range(4))).tolist() for rank in range(3)]
     assert ranks == [left[:8], left[8:16], left[16:24]]
     assert order.tail_rows == 4
-
-
-def test_a_position_that_names_no_order_is_one_of_stripes():
-    """Saved before there was another."""
-    assert Phase(world_size=2, batch_size=3, window_batches=4).order == "stripes"
 
 
 def test_permutation_is_pinned():

@@ -31,9 +31,7 @@ class ReadingAhead:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("window_batches", [1, 3])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_all_that_is_read_was_announced_in_order(
-    tmp_path, make_dataset, world_size, window_batches, drop_last
-):
+def test_reads_are_announced_in_order(tmp_path, make_dataset, world_size, window_batches, drop_last):
     manifest = make_dataset(tmp_path, row_groups=GROUPS)
     config = LoaderConfig(batch_size=16, window_batches=window_batches, drop_last=drop_last)
     for rank in range(world_size):
@@ -45,7 +43,7 @@ def test_all_that_is_read_was_announced_in_order(
         assert len(source.reads) > ANNOUNCED
 
 
-def test_a_resumed_epoch_announces_only_what_is_left(tmp_path, make_dataset):
+def test_resumed_epoch_announces_only_remaining_row_groups(tmp_path, make_dataset):
     manifest = make_dataset(tmp_path, row_groups=GROUPS)
     config = LoaderConfig(batch_size=16, window_batches=3)
     first = DataLoader(str(tmp_path), config)

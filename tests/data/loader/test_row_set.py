@@ -44,7 +44,7 @@ def test_neighbours_become_one_run_so_that_billions_of_rows_take_no_memory():
     assert rest.part(10**11, 10**11 + 2).tolist() == [10**11 + 5, 10**11 + 6]
 
 
-def test_nothing_of_nothing():
+def test_empty_set():
     nothing = RowSet.span(0, 0)
     for rows in (nothing, nothing.only([], also=NOTHING), nothing.only([(0, 0)], also=NOTHING)):
         assert len(rows) == 0

@@ -161,7 +161,7 @@ def test_a_flipped_bit_is_noticed_or_harmless(dataset, where, bit):
     assert refusal is None or FILE in refusal
 
 
-def test_any_pyarrow_filesystem_serves(dataset):
+def test_any_pyarrow_filesystem_works(dataset):
     folder, manifest = dataset
     local = ParquetSource(str(folder), manifest)
     mounted = ParquetSource(
@@ -200,7 +200,7 @@ def test_files_are_checked_without_opening_any(dataset):
         source.check_files(manifest.parts)
 
 
-def test_what_has_no_size_is_left_to_whoever_reads_it(dataset):
+def test_files_without_a_size_pass_the_check(dataset):
     folder, manifest = dataset
     (folder / FILE).unlink()
     os.mkfifo(folder / FILE)

@@ -53,12 +53,6 @@ def test_files_of_unknown_data_sets_need_table_rows_in_one_pass():
         assert config(raw=raw, ids=ids).published is None
 
 
-def test_published_sizes_are_known_by_name():
-    assert config().published == "terabyte"
-    assert config(table_rows="kaggle").published == "kaggle"
-    assert config(table_rows="1000").published is None
-
-
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
@@ -100,11 +94,5 @@ def test_processes_by_default_fit_the_memory(monkeypatch):
     assert many.processes == 64
 
 
-def test_processes_memory_and_ratio_do_not_decide_the_output():
-    assert config(num_processes=1, memory_bytes=3 << 30, max_bad_ratio=1).identity == config().identity
-    assert config(ids="hash").identity != config().identity
-    assert config(ids="raw").identity == {"ids": "raw"}
-
-
-def test_a_default_said_aloud_gives_the_same_data_set():
+def test_explicit_defaults_give_the_same_data_set():
     assert config(ids="vocabulary", min_count=3, cap=10_000_000).identity == config(ids="vocabulary").identity

@@ -54,7 +54,7 @@ def test_blocks_of_any_size_give_the_same_bytes(run):
     assert records[0] == records[1] == records[2]
 
 
-def test_no_good_line_no_file(run, monkeypatch):
+def test_piece_without_good_lines_has_no_file(run, monkeypatch):
     monkeypatch.setattr("data.prepare.parse.walk.read_block", lambda block: read_block(b""))
     record, path = run(5_000)
     assert (record.row_groups, record.num_bytes) == ((), 0)

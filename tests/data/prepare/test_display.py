@@ -22,7 +22,7 @@ def clock(monkeypatch):
     return now_s
 
 
-def test_elsewhere_it_is_quiet_but_for_a_line_now_and_then(clock):
+def test_output_without_a_terminal_has_occasional_lines(clock):
     stream = io.StringIO()
     shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=200, stream=stream)
     clock[0] += QUIET_INTERVAL_S - 1
@@ -37,7 +37,7 @@ def test_elsewhere_it_is_quiet_but_for_a_line_now_and_then(clock):
     assert stream.getvalue().count("\n") == 1
 
 
-def test_the_end_says_what_was_done(clock):
+def test_closing_prints_a_summary(clock):
     stream = io.StringIO()
     shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=0, stream=stream)
     clock[0] += 4
@@ -46,20 +46,7 @@ def test_the_end_says_what_was_done(clock):
     assert stream.getvalue() == "prepare: 6,000 rows in 4.0 s, 1,500 rows/s\n"
 
 
-def test_where_nothing_was_left_to_do_nothing_is_said(clock):
+def test_closing_prints_nothing_if_nothing_was_done(clock):
     stream = io.StringIO()
     ProgressDisplay("prepare", total_bytes=1000, done_bytes=1000, stream=stream).close()
     assert stream.getvalue() == ""
-
-
-def test_a_terminal_has_a_bar_with_speed_and_time_left(clock):
-    stream = Terminal()
-    shown = ProgressDisplay("prepare", total_bytes=1000, done_bytes=200, stream=stream)
-    clock[0] += 10
-    shown.update(600, 5000)
-    shown.close()
-    bar = stream.getvalue()
-    assert "prepare  20%" in bar
-    assert "prepare  60%" in bar
-    assert " < " in bar
-    assert "500 rows/s" in bar

@@ -226,7 +226,7 @@ def test_a_file_of_fewer_lines_than_days(tmp_path, ids):
     assert verify(tmp_path / "out") == []
 
 
-def test_a_killed_worker_stops_the_job_and_the_next_one_goes_on(raw, whole, tmp_path):
+def test_killed_worker_stops_the_job_and_the_next_one_continues(raw, whole, tmp_path):
     out = tmp_path / "out"
     process = start(raw, out)
     wait_for_records(process, out, 1, "pieces")
@@ -268,7 +268,7 @@ def test_hopeless_input_stops_early(raw, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_cut_off_file_fails_and_says_how_much_is_readable(tmp_path, suffix):
+def test_truncated_file_raises_with_its_readable_lines(tmp_path, suffix):
     text = b"\n".join(make_lines(3000)) + b"\n"
     packed = gzip.compress(text) if suffix == "gz" else zstandard.compress(text, 3)
     raw = tmp_path / f"day_0.{suffix}"
@@ -307,7 +307,7 @@ def test_a_folder_in_use_or_with_other_files_is_refused(raw, tmp_path):
         job(raw, raw)
 
 
-def test_a_full_disk_is_a_clear_error_and_can_be_mended(raw, whole, tmp_path):
+def test_job_continues_after_a_full_disk(raw, whole, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(

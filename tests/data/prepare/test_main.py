@@ -65,7 +65,7 @@ def test_mistakes_are_code_2(capsys, monkeypatch, tmp_path, arguments, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_without_rights_is_not_to_be_tried_again(monkeypatch, capsys, tmp_path):
+def test_missing_permissions_are_code_2(monkeypatch, capsys, tmp_path):
     def fail(config):
         raise PermissionError(errno.EACCES, "Permission denied", str(config.out))
 
@@ -87,7 +87,7 @@ def test_a_place_without_rights_is_not_to_be_tried_again(monkeypatch, capsys, tm
         (["day_0", "--ids", "hash"], "--ids hash merges values by chance. If this is all of Criteo Terabyte"),
     ],
 )
-def test_what_one_pass_merges_is_said_at_the_end(monkeypatch, capsys, arguments, shares):
+def test_shares_of_collisions_are_printed_at_the_end(monkeypatch, capsys, arguments, shares):
     monkeypatch.setattr(command, "prepare", lambda config: MANIFEST)
     assert command.main([*arguments, "--out", "x"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -96,7 +96,7 @@ def test_what_one_pass_merges_is_said_at_the_end(monkeypatch, capsys, arguments,
 
 
 @pytest.mark.parametrize("flags", [["--ids", "vocabulary"], ["--ids", "raw"], ["--table-rows", "1000"]])
-def test_nothing_is_said_of_merging_where_nobody_can_tell(monkeypatch, capsys, flags):
+def test_unknown_collisions_are_not_printed(monkeypatch, capsys, flags):
     monkeypatch.setattr(command, "prepare", lambda config: MANIFEST)
     assert command.main(["day_0", "--out", "x", *flags]) == 0
     assert capsys.readouterr().out == "x: 0 rows on 0 days in 0 files; 0 bad lines\n"
@@ -125,7 +125,7 @@ def test_days_that_are_missing_between_others_are_named(monkeypatch, capsys, day
     assert said in "".join(more)
 
 
-def test_bytes_after_compressed_data_are_told(monkeypatch, capsys):
+def test_bytes_after_compressed_data_are_reported(monkeypatch, capsys):
     rejects = {"num_rejects": {"trailing_bytes": 2, "hex": 1}}
     monkeypatch.setattr(command, "prepare", lambda config: replace(MANIFEST, provenance={"rejects": rejects}))
     assert command.main(["day_0", "--out", "x", "--ids", "raw"]) == 0

@@ -28,7 +28,7 @@ def tree_memory_bytes(pid: int) -> int:
 
 @pytest.mark.system
 @pytest.mark.timeout(240)
-def test_all_processes_together_stay_under_the_ceiling(tmp_path):
+def test_memory_of_all_processes_stays_below_the_limit(tmp_path):
     raw = tmp_path / "day_0"
     usual = b"\n".join(make_lines(20_000)) + b"\n"
     with raw.open("wb") as stream:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from data.prepare.pieces import PieceRecord, durable_file, read_records, remove_leftovers
+from data.prepare.pieces import durable_file, remove_leftovers
 
 
 def test_a_durable_file_knows_its_digest_and_size(tmp_path):
@@ -81,27 +81,7 @@ def test_what_interrupts_a_write_that_failed_keeps_its_name(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_records_come_back_as_they_were_written(tmp_path):
-    record = PieceRecord(
-        name="day=3/part-00007",
-        raw_name="day_3",
-        day=3,
-        index=7,
-        start=10,
-        end=99,
-        last=True,
-        num_lines=5,
-        num_rejects={"hex": 1},
-        row_groups=(3, 1),
-        num_bytes=70,
-        sha256="ab",
-    )
-    record.write(tmp_path)
-    assert read_records(tmp_path) == {"day=3/part-00007": record}
-    assert record.num_rows == 4
-
-
-def test_leftovers_of_a_killed_process_go(tmp_path):
+def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "day=0").mkdir()
     (tmp_path / "day=0" / "part-00000.parquet.123.tmp").touch()
     (tmp_path / "day=0" / "part-00001.parquet").touch()

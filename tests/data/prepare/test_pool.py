@@ -72,7 +72,7 @@ def test_a_killed_worker_is_an_error():
         pool.run([Die()], keep_on)
 
 
-def test_workers_go_with_a_killed_parent():
+def test_workers_end_with_a_killed_parent():
     code = (
         "import time\n"
         "from data.prepare.pool import WorkerPool\n"

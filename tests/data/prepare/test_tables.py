@@ -18,11 +18,11 @@ from data.prepare.tables import PUBLISHED, ROOMY_ROWS, parse_rows, published_as,
         (["day_3.gz", "day_4.gz"], "terabyte"),
     ],
 )
-def test_names_tell_whose_sizes_fit(names, published):
+def test_published_sizes_follow_from_file_names(names, published):
     assert published_as([Path(name) for name in names]) == published
 
 
-def test_nobody_guesses_whose_several_files_are():
+def test_several_files_without_days_need_table_rows():
     with pytest.raises(ValueError, match="give the rows of the tables with --table-rows terabyte, kaggle"):
         published_as([Path("a.txt"), Path("b.txt")])
 
@@ -42,7 +42,7 @@ def test_published_names_mean_the_published_sizes():
 
 
 @pytest.mark.parametrize(("num_values", "rows"), [(3, 3), (1000, 1000), (1000, 100_000), (40_000, 10_000)])
-def test_as_many_values_share_their_row_as_expected(num_values, rows):
+def test_expected_share_of_collisions_is_that_of_random_rows(num_values, rows):
     rng = np.random.default_rng(0)
     shares = []
     for _ in range(max(10, 9000 // num_values)):

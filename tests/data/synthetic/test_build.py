@@ -89,7 +89,7 @@ def test_finished_data_set_is_left_alone(made):
 
 
 @pytest.mark.parametrize("num_files", range(NUM_FILES))
-def test_interrupted_data_set_looks_unfinished_and_goes_on_to_the_same_bytes(
+def test_interrupted_data_set_is_unfinished_and_continues_to_the_same_bytes(
     tmp_path, made, interrupt_after, num_files
 ):
     interrupt_after(num_files)
@@ -131,7 +131,7 @@ def test_a_data_set_from_before_the_skew_was_a_choice_has_the_usual_one(tmp_path
         generate(replace(TINY, top_coverage=0.5), tmp_path)
 
 
-def test_folder_of_somebody_else_is_refused(tmp_path):
+def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="not empty"):
         generate(TINY, tmp_path)
@@ -149,7 +149,7 @@ def test_damaged_data_set_is_noticed(tmp_path):
         generate(TINY, tmp_path)
 
 
-def test_two_makers_of_one_folder_do_not_meet(tmp_path):
+def test_folder_that_another_process_writes_is_refused(tmp_path):
     with (
         folder.DatasetFolder(TINY, tmp_path).opened(),
         pytest.raises(ValueError, match="another process is making"),
@@ -172,7 +172,7 @@ def test_full_disk_is_explained_and_the_rest_is_made_later(tmp_path, made):
     assert contents(tmp_path) == contents(made)
 
 
-def test_raw_files_have_a_manifest_that_no_loader_takes_for_its_own(tmp_path):
+def test_manifest_of_raw_files_is_no_data_set(tmp_path):
     config = replace(TINY, format="tsv", compression="zst")
     provenance = generate(config, tmp_path)
     assert contents(tmp_path).keys() == {"day_0.zst", "day_1.zst", "synthetic.json"}
@@ -192,7 +192,7 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, made, processe
 
 @pytest.mark.system
 @pytest.mark.timeout(60)
-def test_trouble_in_a_worker_reaches_the_caller(tmp_path, made):
+def test_error_in_a_worker_is_raised_in_the_caller(tmp_path, made):
     large = max(file.stat().st_size for file in made.rglob("*.parquet"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (large - 1_000, limits[1]))

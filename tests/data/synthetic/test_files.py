@@ -30,7 +30,7 @@ def raw(blocks, tmp_path_factory):
     return path.read_bytes()
 
 
-def test_raw_lines_say_what_the_blocks_hold(blocks, raw):
+def test_raw_lines_hold_the_values_of_the_blocks(blocks, raw):
     lines = raw.decode("ascii").split("\n")
     assert lines.pop() == ""
     fields = [line.split("\t") for line in lines]

@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import termios
 import time
 
 import psutil
@@ -105,22 +104,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, out):
     assert error.count("\n") == 1
 
 
-@pytest.mark.system
-@pytest.mark.timeout(60)
-def test_progress_is_shown_on_a_terminal(tmp_path):
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "data.synthetic", "--out", str(tmp_path / "set"), *SMALL]
-    termios.tcsetwinsize(theirs, (40, 120))
-    try:
-        subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, check=True)
-    finally:
-        os.close(theirs)
-    with os.fdopen(ours, "rb", buffering=0) as terminal:
-        shown = terminal.read(4096).decode()
-    assert "2.00k/2.00k" in shown
-    assert "row/s" in shown
-
-
 LONG = SyntheticConfig(days=16, rows_per_day=65_536, scale=1e-4)
 LONG_FLAGS = ("--days", "16", "--rows-per-day", "65536", "--scale", "0.0001", "--processes", "2")
 
@@ -160,7 +143,7 @@ def test_stopped_run_ends_at_once_with_its_workers(running, signum):
 
 @pytest.mark.system
 @pytest.mark.timeout(60)
-def test_killed_run_goes_on_to_the_same_bytes(running, tmp_path):
+def test_killed_run_continues_to_the_same_bytes(running, tmp_path):
     process, workers, path = running
     process.kill()
     psutil.wait_procs(workers, timeout=20)

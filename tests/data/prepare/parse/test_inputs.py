@@ -14,7 +14,7 @@ from data.prepare.parse.streams import LineReader
 from tests.data.prepare.conftest import make_lines
 
 
-def test_day_names_say_the_day(raw_file):
+def test_days_follow_from_file_names(raw_file):
     paths = [raw_file(make_lines(2), name) for name in ("day_10", "day_2", "day_0.tsv")]
     assert [(raw.path.name, raw.first_day, raw.num_days) for raw in find_inputs(paths, None)] == [
         ("day_0.tsv", 0, 1),
@@ -78,7 +78,7 @@ def test_files_that_are_not_there_empty_or_given_twice(tmp_path, raw_file):
         find_inputs([path, path], None)
 
 
-def test_the_first_bytes_say_whether_a_file_is_compressed(tmp_path, raw_file):
+def test_compression_is_detected_by_the_first_bytes(tmp_path, raw_file):
     text = b"\n".join(make_lines(20)) + b"\n"
     packed = {"train.txt": gzip.compress(text), "day.tsv": zstandard.compress(text), "plain.gz": text}
     for name, stored in packed.items():

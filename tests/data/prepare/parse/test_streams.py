@@ -85,7 +85,7 @@ def test_days_of_a_compressed_file_start_where_its_stored_bytes_say(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 @pytest.mark.parametrize("spoil", ["cut", "flip"])
-def test_damage_keeps_whole_lines_and_tells(tmp_path, suffix, spoil):
+def test_damaged_file_keeps_whole_lines_and_reports_damage(tmp_path, suffix, spoil):
     text = b"".join(b"line %d\n" % (index * 7919) for index in range(50_000))
     packed = (
         gzip.compress(text)

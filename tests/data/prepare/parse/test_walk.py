@@ -52,7 +52,7 @@ def test_the_cuts_do_not_depend_on_the_block_size(stream):
     assert walk_through(stream, block_bytes=777) == walk_through(stream, block_bytes=100_000)
 
 
-def test_an_interrupted_stream_goes_on_after_its_finished_pieces(stream):
+def test_interrupted_stream_continues_after_its_finished_pieces(stream):
     records, labels = walk_through(stream)
     for num_finished in range(len(records) + 1):
         rest, rest_labels = walk_through(stream, records[:num_finished])
