@@ -226,11 +226,12 @@ class Checkpointer:
         if self._committer is not None:
             return
         self.claim()
+        # A run that continues keeps the id of the saves that it builds on: a chain never mixes two runs.
         run_id = self.ownership.run_id if self._loaded is None else self._loaded.newest.run_id
         found = sweep_and_list(
             self._storage, self._group, run_id, self._loaded, self._rejected, self._manifests
         )
-        self._manifests.clear()
+        self._manifests.clear()  # the committer knows them now; keeping deleted ones would leak memory
         self._committer = Committer(
             storage=self._storage,
             group=self._background_group,
@@ -584,6 +585,7 @@ class Checkpointer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         began = time.perf_counter() if began is None else began
         self._prepare_to_save()
+        # A problem of this rank travels in the request: raised here, it would leave other ranks waiting.
         selections, states, request = self._make_request(kind, moment, rows, deadline)
         requests = self.agreement.gather(request)
         if not agree(request, requests):
@@ -596,7 +598,7 @@ class Checkpointer:
         self._save = save
         self._stager.begin(save, Snapshot(selections), states)
         save.blocked_s = time.perf_counter() - began  # set already here, as a small save is soon committed
-        self._writer.start(save)
+        self._writer.start(save)  # before copying, which may need buffers that the writer releases
         if moment == "consistent":
             self._stager.copy_in_background(self.steps_done, deadline)
         save.blocked_s = time.perf_counter() - began

@@ -53,7 +53,7 @@ def test_fields_are_built_from_their_annotations():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"kind": "c"}, "kind is 'c', not one of 'a', 'b'"),
         ({"kind": ["a"]}, "kind is a list of 1, not one of"),
@@ -75,14 +75,14 @@ def test_fields_are_built_from_their_annotations():
         ({"is_done": 1}, "is_done is 1, neither true nor false"),
     ],
 )
-def test_faults_are_reported_with_their_path(change, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+def test_faults_are_reported_with_their_path(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
         build(Tree, {**WHOLE, **change})
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"a": {"b": 1, "b": 1}}', "it has 'b' twice"),
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
@@ -91,8 +91,8 @@ def test_faults_are_reported_with_their_path(change, said):
         ("1" * 5000, "digits"),
     ],
 )
-def test_invalid_json_is_a_value_error(text, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_json_is_a_value_error(text, message):
+    with pytest.raises(ValueError, match=message):
         parse(text)
 
 

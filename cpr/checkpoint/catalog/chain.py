@@ -193,6 +193,7 @@ def _current_folders(storage: Storage) -> tuple[list[tuple[int, int]], list[Reje
         if numbers is None:
             continue
         folder = save_folder(*numbers)
+        # A name such as `1` for save 00000001 comes from a copy by hand: the properly named folder counts.
         if folder == f"{SAVES}/{name}":
             numbered.append(numbers)
         else:
@@ -255,6 +256,7 @@ def _read_manifest(storage: Storage, folder: str) -> bytes | None:
     try:
         return read_file(storage, f"{folder}/manifest.json")
     except CorruptFileError:
+        # Only a listing tells a save without a manifest from one whose manifest cannot be read.
         if is_committed(storage, folder):
             raise
         return None

@@ -113,7 +113,7 @@ class Committer:
             SaveGivenUpError: the save does not count, because the time limit ran out on some rank.
             SaveFailedError: the save does not count; names the failure and the rank.
         """
-        self.next_sequence = sequence + 1
+        self.next_sequence = sequence + 1  # after a failure, too: no folder is ever written twice
         own = _RankResult(sequence, kind, part, problem, blocked_s, is_out_of_time)
         results = self.group.gather_to_0(own)
         made: Manifest | None = None
@@ -154,7 +154,7 @@ class Committer:
         sequences = self.retention.to_delete(self.committed)
         if not sequences:
             return
-        self._verify_newest()
+        self._verify_newest()  # a damaged newest state must not cost the older ones
         # The other ranks wait here, in the background, and not in the next collective of training.
         deleted = on_rank_0(self.group, lambda: self._delete_all(sequences))
         self.committed = [manifest for manifest in self.committed if manifest.sequence not in deleted]
@@ -178,6 +178,7 @@ class Committer:
             self._write_merged(sequence, work, part)
         except Exception as error:
             problem = error
+        # All ranks must know of damage on any of them, or their chains would differ from here on.
         if any(self.group.gather(isinstance(problem, CorruptFileError))):
             self._give_up_chain()
         self.commit(
@@ -326,7 +327,7 @@ class Committer:
             if self._delete(save):
                 deleted.add(sequence)
             else:
-                stuck.add(save.base)
+                stuck.add(save.base)  # deleting older saves of this chain would leave a gap in it
         return deleted
 
     def _delete(self, save: Manifest) -> bool:

@@ -81,6 +81,7 @@ def load_newest(
     rejected = [entry for entry in rejected if not entry.unfinished]
     mismatch: MismatchError | None = None
     for number in range(num_states):
+        # One state at a time: usually the first one loads, and each may have millions of chunks.
         state = group.broadcast(states[number] if states else None)
         newer = sorted(
             (entry for entry in rejected if entry.sequence > state.sequence), key=lambda each: each.sequence

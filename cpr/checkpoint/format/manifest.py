@@ -199,6 +199,7 @@ class Manifest:
     def without_chunks(self) -> "Manifest":
         """The same save without the entries of chunks, of which there may be millions."""
         short = replace(self, rows=tuple(replace(entry, chunks=()) for entry in self.rows))
+        # Row saves on top of this one name it by the digest of the full manifest.
         object.__setattr__(short, "_stored_digest", self.file_digest)
         return short
 

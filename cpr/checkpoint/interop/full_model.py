@@ -132,6 +132,7 @@ class FullModel:
             replicated=False,
             weights=values["weights"],
             optimizer_state={name: value for name, value in values.items() if name != "weights"},
+            # overwritten by the load, and unused: exports take counters from the manifest
             counters={name: torch.zeros((), dtype=torch.float64) for name in entry.counters},
         )
         load_shards(self._storage, self._state, [shard])

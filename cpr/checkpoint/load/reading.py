@@ -112,7 +112,7 @@ def run_reads(storage: Storage, reads: Sequence[Read], progress: Callable[[int],
             stop.set()
             raise
         finally:
-            read.stage.leave()
+            read.stage.leave()  # after an error, too, or threads of the next stage would wait for ever
         return read.chunk.length
 
     bytes_read = 0

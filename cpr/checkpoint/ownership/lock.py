@@ -231,7 +231,7 @@ class DirectoryLock:
         if ours.session and holder.session == ours.session and holder.generation < ours.generation:
             logger.info("taking %s over from %s of the same session", self._storage.uri, holder)
             return
-        if holder.place == ours.place:
+        if holder.place == ours.place:  # only then its pid means the same process here
             alive = Process(holder.pid, holder.started).is_alive
         else:
             alive = self._changes(holder)
@@ -243,6 +243,7 @@ class DirectoryLock:
         logger.warning("taking %s over from %s, which is gone", self._storage.uri, holder)
 
     def _changes(self, holder: Owner) -> bool:
+        # An owner that renews its record rarely gets more time to show that it is alive.
         patience_s = max(self._patience_s, 3 * holder.beat_s)
         logger.info("watching for %.0f s whether the owner of %s is alive", patience_s, self._storage.uri)
         deadline = time.monotonic() + patience_s

@@ -145,7 +145,7 @@ def _newest_first(storage: Storage) -> Iterator[Owner]:
 def _read_owner(storage: Storage, epoch: int, token: str) -> Owner | str | None:
     """A record; or why it is damaged; or None if it was deleted meanwhile."""
     path, problem = f"{OWNERS}/{epoch:08d}-{token}.json", ""
-    for _ in range(READS):
+    for _ in range(READS):  # the record may just be being replaced by a longer one
         try:
             owner = Owner.from_bytes(read_file(storage, path))
             if owner.path == path:

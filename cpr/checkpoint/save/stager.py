@@ -148,6 +148,7 @@ class Stager:
                     _run_out(job)
                     break
                 buffer = self._pool.acquire(wait=False)
+                # Without a free buffer the writer must get all that is ready, or it could release none.
                 if buffer is None or len(ready) * PIECE_BYTES >= HANDOVER_BYTES:
                     job.save.feed_all(ready)
                 if buffer is None and wait:

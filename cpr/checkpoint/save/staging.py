@@ -52,7 +52,7 @@ class StagingPool:
                 return self._free.pop()
             else:
                 make = False
-        return self._make() if make else None
+        return self._make() if make else None  # outside of the lock, as touching fresh pages takes long
 
     def release(self, buffer: Tensor) -> None:
         """Return a buffer."""

@@ -183,6 +183,7 @@ class WriterThread:
             self._committer.check_lock()
         except Exception as error:
             problem = describe(error)
+            # The rows still have to be taken from the queue, so that their buffers are released.
             save.is_refused = isinstance(error, SupersededError)
             save.broken.set()
         folder = save_folder(sequence, self._committer.epoch)

@@ -134,6 +134,7 @@ class ModelState:
         Raises:
             CheckpointError: the present state cannot be restored.
         """
+        # A copy on the host, because state dicts may alias the tensors that a load overwrites.
         common, own = to_host(self.common(0)), to_host(self.own())
         try:
             yield

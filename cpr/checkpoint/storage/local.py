@@ -39,7 +39,7 @@ class LocalStorage:
                 writer.finish()
                 temporary.replace(target)
                 sync_folder(target.parent)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt, too, must not leave a temporary file behind
             with suppress(OSError):
                 writer.close()
             with suppress(OSError):

@@ -241,7 +241,7 @@ def test_a_failed_save_reaches_training_with_the_files_name_and_leaves_older_one
     with pytest.raises(SaveFailedError, match=r"rank 0: OSError: the disk says no.*save 0 is the newest"):
         run.train(1)
     assert save.manifest is None
-    run.train(1)  # told once
+    run.train(1)  # raised once
     states, rejected = states_of(run)
     assert [state.sequence for state in states] == [0]
     assert not rejected, "what the failed save had written is gone"

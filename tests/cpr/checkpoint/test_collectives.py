@@ -62,8 +62,8 @@ def two_ranks(function, folder):
 @pytest.mark.system
 @pytest.mark.timeout(2 * SAFETY_NET_S)
 def test_a_save_times_out_if_one_rank_hangs(tmp_path):
-    with two_ranks(work, tmp_path) as said:
-        assert "Timed out waiting 500ms" in said
+    with two_ranks(work, tmp_path) as message:
+        assert "Timed out waiting 500ms" in message
 
 
 @pytest.mark.system

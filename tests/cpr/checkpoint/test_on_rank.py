@@ -23,7 +23,7 @@ def failing(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (CorruptFileError("torn"), CorruptFileError, "torn"),
         (ValueError("7"), ValueError, "7"),
@@ -33,10 +33,10 @@ def failing(error):
         (KeyError("x"), CheckpointError, "KeyError: 'x'"),
     ],
 )
-def test_any_error_of_rank_0_is_raised_on_all_ranks(error, kind, said):
+def test_any_error_of_rank_0_is_raised_on_all_ranks(error, kind, message):
     found = run_ranks(lambda group: on_rank_0(group, failing(error)))
     assert [type(each) for each in found] == [kind, kind]
-    assert all(said in str(each) for each in found)
+    assert all(message in str(each) for each in found)
 
 
 def test_a_manifest_that_cannot_be_made_fails_the_save_on_all_ranks():
@@ -75,8 +75,8 @@ def test_any_storage_error_reaches_all_ranks_before_anything_is_deleted():
     before, size = dict(storage.files), storage.size
 
     def work(group):
-        history = committer_of(group, storage, next_sequence=4, committed=saves, chain=saves[-1:])
-        history.clean_up()
+        committer = committer_of(group, storage, next_sequence=4, committed=saves, chain=saves[-1:])
+        committer.clean_up()
 
     storage.size = lambda path: failing(MemoryError("no room"))() if "state" in path else size(path)
     found = run_ranks(work)
@@ -105,7 +105,7 @@ def test_a_failed_choice_of_the_interval_reaches_all_ranks():
     class Broken:
         @property
         def history(self):
-            raise ZeroDivisionError("of no step")
+            raise ZeroDivisionError("no step")
 
     class Course:
         steps_done = 0
@@ -114,7 +114,7 @@ def test_a_failed_choice_of_the_interval_reaches_all_ranks():
         history_writer = Broken() if group.rank == 0 else None
         AutoPace(None, group, Course(), history_writer, saved_at=0).is_due(FIRST_STEPS)
 
-    assert [str(each) for each in run_ranks(work)] == ["ZeroDivisionError: of no step"] * 2
+    assert [str(each) for each in run_ranks(work)] == ["ZeroDivisionError: no step"] * 2
 
 
 def test_a_tree_that_cannot_be_serialized_fails_on_all_ranks():

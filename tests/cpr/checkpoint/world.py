@@ -28,7 +28,7 @@ class ThreadGroup(RankGroup):
         self.rank, self.world_size, self._board = rank, world_size, board
         self._group = None
         self.received: list[Any] = []
-        """All that other ranks told this one."""
+        """Everything that this rank received from other ranks."""
 
     def _exchange(self, value: Any) -> dict[int, Any]:
         self._board.values[self.rank] = value

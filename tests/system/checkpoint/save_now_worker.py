@@ -83,7 +83,7 @@ def stuck_storage():
 
 
 @contextmanager
-def heard_late():
+def out_of_time():
     """Rank 1 has no time left when it comes to save."""
     yield
 
@@ -97,16 +97,16 @@ def agreed(verdict):
 
 
 def main(folder):
-    told = []
+    errors = []
     logging.getLogger("cpr").addHandler(record := logging.Handler(logging.ERROR))
-    record.emit = told.append
+    record.emit = errors.append
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    for trouble in (slow_copy, stuck_storage, heard_late):
+    for trouble in (slow_copy, stuck_storage, out_of_time):
         run = Trained(folder / trouble.__name__)
         run.step()
         with trouble():
-            late = trouble is heard_late and rank == 1
+            late = trouble is out_of_time and rank == 1
             assert agreed(run.now(-1.0 if late else TIMEOUT_S)) is False, trouble
             run.step()  # what was given up is no failure
         assert agreed(run.now(None)) is True
@@ -117,7 +117,7 @@ def main(folder):
         run.saves.finish()  # at the same step
         with run_again(folder / trouble.__name__) as again:
             assert again.load().state.step == 3
-    assert not told, [each.getMessage() for each in told]
+    assert not errors, [each.getMessage() for each in errors]
     _fail_on_one_rank(folder / "failing")
     dist.barrier()
     dist.destroy_process_group()
@@ -136,10 +136,10 @@ def _fail_on_one_rank(folder):
 
     Snapshot.copy_next = broken
     try:
-        told = agreed(run.now(30))
+        verdict = agreed(run.now(30))
     finally:
         Snapshot.copy_next = copy
-    assert "rank 1: OSError: no such device" in told
+    assert "rank 1: OSError: no such device" in verdict
     assert agreed(run.now(None)) is True
     run.saves.finish()
 

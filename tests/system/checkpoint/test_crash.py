@@ -33,8 +33,8 @@ def expected(step):
 @pytest.mark.timeout(240)
 def test_wish_6_killed_at_any_moment_the_newest_complete_state_loads(start, tmp_path, world_of_one):
     process = start("-m", "tests.system.checkpoint.crash_worker", tmp_path, forks=True)
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said[-4000:]
+    _, output = process.communicate(timeout=200)
+    assert process.returncode == 0, output[-4000:]
     touched = json.loads((tmp_path / "moments.json").read_text())
     kinds = {what for what, _, _ in touched}
     assert kinds == {"create", "write", "created", "delete", "deleted", "replace", "replaced"}
@@ -45,16 +45,18 @@ def test_wish_6_killed_at_any_moment_the_newest_complete_state_loads(start, tmp_
     fell_short = 0
     for folder in folders:
         log = tmp_path / f"{folder.name}.log"
-        told = len(log.read_text().splitlines()) if log.exists() else 0
+        num_reported = len(log.read_text().splitlines()) if log.exists() else 0
         with Checkpointer(model, CheckpointConfig(uri=str(folder), merge_after=0)) as checkpointer:
             loaded = checkpointer.load()
             if loaded is None:
-                assert told == 0, f"{folder.name}: save {told} was committed, and is gone"
+                assert num_reported == 0, f"{folder.name}: save {num_reported} was committed, and is gone"
                 continue
             step = loaded.state.step
-            assert step in {told, told + 1}, f"{folder.name}: {told} were committed, {step} came back"
+            assert step in {num_reported, num_reported + 1}, (
+                f"{folder.name}: {num_reported} were committed, {step} came back"
+            )
             assert not [each for each in loaded.rejected if not each.unfinished]
-            fell_short += step == told
+            fell_short += step == num_reported
             weights = checkpointer.shards[0].weights
             assert torch.equal(weights, expected(step).unsqueeze(1).expand_as(weights)), folder.name
             checkpointer.save("consistent")  # training continues from there

@@ -7,5 +7,5 @@ import pytest
 @pytest.mark.timeout(120)
 def test_two_ranks_choose_what_was_looked_up_most(start, tmp_path):
     process = start("-m", "tests.system.checkpoint.priority_worker", tmp_path / "saved", ranks=2, forks=True)
-    _, said = process.communicate(timeout=100)
-    assert process.returncode == 0, said[-4000:]
+    _, output = process.communicate(timeout=100)
+    assert process.returncode == 0, output[-4000:]

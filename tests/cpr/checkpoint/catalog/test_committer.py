@@ -19,7 +19,7 @@ WORLD_SIZE = 3
 
 
 def chunks_in(value):
-    """Entries of chunks anywhere in what a rank was told."""
+    """Entries of chunks anywhere in what a rank received."""
     if isinstance(value, ChunkEntry):
         yield value
     elif isinstance(value, dict):
@@ -44,41 +44,41 @@ def parts_of(storage, sequence, shards, rows_per_chunk):
     return parts
 
 
-def heard_at_a_commit(rows_per_chunk, waited_s=(0.1, 0.4, 0.2)):
-    """Bytes that rank 1 was told, and the histories of all."""
+def commit_on_ranks(rows_per_chunk, waited_s=(0.1, 0.4, 0.2)):
+    """Number of bytes that rank 1 received, and the committers of all ranks."""
     storage, shards = MemoryStorage(), shards_of_ranks()
     parts = parts_of(storage, 1, shards, rows_per_chunk)
 
     def work(group):
-        history = committer_of(group, storage)
+        committer = committer_of(group, storage)
 
         def manifest_of(parts):
             rows = tuple(entry for part in parts for entry in part.rows)
             return commit(MemoryStorage(), 1, tables=parts[0].tables, rows=rows, world_size=WORLD_SIZE)
 
-        manifest, longest_s = history.commit(
+        manifest, longest_s = committer.commit(
             1, "base", parts[group.rank], None, manifest_of, waited_s[group.rank]
         )
         assert longest_s == max(waited_s)
-        assert history.chain == [manifest]
-        return group.received, history
+        assert committer.chain == [manifest]
+        return group.received, committer
 
-    told = run_ranks(work, WORLD_SIZE)
-    for received, _ in told[1:]:
+    results = run_ranks(work, WORLD_SIZE)
+    for received, _ in results[1:]:
         assert list(chunks_in(received)) == []
-    return len(pickle.dumps(told[1][0])), [history for _, history in told]
+    return len(pickle.dumps(results[1][0])), [committer for _, committer in results]
 
 
 def test_the_longest_blocked_time_of_all_ranks_is_reported():
     for waited_s in ((0.001, 0.4, 0.0), (0.4, 0.001, 0.0), (0.0, 0.0, 0.4)):
-        heard_at_a_commit(16, waited_s)
+        commit_on_ranks(16, waited_s)
 
 
 def test_messages_to_other_ranks_do_not_grow_with_the_number_of_chunks():
-    few_bytes, _ = heard_at_a_commit(rows_per_chunk=40)
-    many_bytes, histories = heard_at_a_commit(rows_per_chunk=1)
+    few_bytes, _ = commit_on_ranks(rows_per_chunk=40)
+    many_bytes, committers = commit_on_ranks(rows_per_chunk=1)
     assert many_bytes < few_bytes + 100  # the files themselves are longer, so their sizes have more digits
-    full, *short = [history.chain[0] for history in histories]
+    full, *short = [committer.chain[0] for committer in committers]
     assert len(list(chunks_in(full))) == 100
     for each in short:
         assert each.file_digest == full.file_digest  # by which a child calls it
@@ -114,18 +114,18 @@ def test_each_rank_receives_only_its_own_chunks_for_compaction_and_verification(
 
     def work(group):
         committed = [*old, *saves]
-        history = committer_of(
+        committer = committer_of(
             group, storage, next_sequence=5, merge_after=1, committed=committed, chain=list(saves)
         )
-        history.clean_up()
-        return group.received, history.chain
+        committer.clean_up()
+        return group.received, committer.chain
 
-    told = run_ranks(work, WORLD_SIZE)
-    assert not any(isinstance(each, Exception) for each in told)
-    (merged,) = told[0][1]
+    results = run_ranks(work, WORLD_SIZE)
+    assert not any(isinstance(each, Exception) for each in results)
+    (merged,) = results[0][1]
     assert merged.merged == (2, 3, 4)
-    assert [chain[0].file_digest for _, chain in told] == [merged.file_digest] * WORLD_SIZE
-    for received, chain_ in told[1:]:
+    assert [chain[0].file_digest for _, chain in results] == [merged.file_digest] * WORLD_SIZE
+    for received, chain_ in results[1:]:
         assert list(chunks_in(chain_)) == []
         entries = [entry for entry in rows_in(received) if entry.chunks]
         assert entries, "what it merges and verifies"
@@ -150,12 +150,12 @@ def test_resuming_and_preparing_send_no_chunks_to_other_ranks(chain):
     def work(group):
         state, _ = find_newest(storage, group)
         found = sweep_and_list(storage, group, "run-a", state, ())
-        history = committer_of(group, storage, committed=list(found.committed), chain=list(saves))
-        history.go_back_to(find_states(storage)[0][0], ())
-        return group.received, state, found, history
+        committer = committer_of(group, storage, committed=list(found.committed), chain=list(saves))
+        committer.go_back_to(find_states(storage)[0][0], ())
+        return group.received, state, found, committer
 
-    for rank, (received, state, found, history) in enumerate(run_ranks(work, WORLD_SIZE)):
-        known = [*chunks_in(state), *chunks_in(found), *chunks_in([history.committed, history.chain])]
+    for rank, (received, state, found, committer) in enumerate(run_ranks(work, WORLD_SIZE)):
+        known = [*chunks_in(state), *chunks_in(found), *chunks_in([committer.committed, committer.chain])]
         assert bool(known) == (rank == 0)
         assert state.newest.file_digest == saves[-1].file_digest
         if rank:

@@ -429,7 +429,7 @@ HUGE = 2**60
 
 
 def forged(storage, **fields):
-    """The newest state, its manifest as if it had said so."""
+    """The newest state, its manifest with other fields."""
     state = newest_state(storage)
     return State((*state.saves[:-1], replace(state.newest, **fields)))
 
@@ -460,7 +460,7 @@ def test_a_counter_that_its_tensor_cannot_hold_changes_nothing(saved):
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         ([], "holds a list"),
         ({"dense": {}, "steps_done": 20}, "no registered states"),
@@ -468,12 +468,12 @@ def test_a_counter_that_its_tensor_cannot_hold_changes_nothing(saved):
         ({"dense": {}, "registered": {}, "steps_done": 21}, "of step 21, its manifest of step 20"),
     ],
 )
-def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, said):
+def test_a_state_of_another_form_is_refused_with_its_file(saved, tree, message):
     storage, _ = saved
     writer = RankWriter(storage, save_folder(2), "exact", with_ids=True)
     writer.write_state(tree, None)
     states = tuple(writer.finish({}).states)
-    with pytest.raises(CorruptFileError, match=f"saves/00000002/state.arrow.*{said}"):
+    with pytest.raises(CorruptFileError, match=f"saves/00000002/state.arrow.*{message}"):
         read_state_file(storage, forged(storage, states=states), None)
 
 

@@ -12,7 +12,7 @@ LONGEST_PAUSE_S: Final = 60.0
 Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and content."""
 REFUSED: Final[Answer] = (403, [("Content-Length", "0")], b"")
-"""Whoever gets this tries no more."""
+"""The answer after which a client stops retrying."""
 
 
 class DelayingProxy:

@@ -108,7 +108,7 @@ def test_late_requests_of_a_replaced_owner_change_nothing(runs, proxy, late, is_
 
 
 def test_a_replaced_owner_keeps_a_save_that_the_new_owner_found(runs, proxy):
-    """Its manifest is there, and its owner is paused before it hears so."""
+    """Its manifest is there, and its owner is paused before it receives the answer."""
     first, second, _, storage = runs
     first.save(1)
     proxy.pause_at("PUT", f"{OF_SAVE_1}manifest.json", before="answer")

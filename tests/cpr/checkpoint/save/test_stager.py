@@ -236,7 +236,7 @@ def test_a_wait_that_times_out_gives_the_save_up(start, monkeypatch):
 
 
 def test_tables_without_update_hooks_are_copied_at_once(monkeypatch, tmp_path):
-    """Tables of an ordinary optimizer, also of one that the checkpointer was not told of."""
+    """Tables of an ordinary optimizer, including one that was not passed to the checkpointer."""
     gate = Gate(monkeypatch)
     torch.manual_seed(1)
     model = models.shard({"a": "dp", "b": "tw", "c": "unfused"}, ebc=models.bags(a=30, b=20, c=10))
