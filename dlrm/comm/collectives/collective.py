@@ -1,7 +1,7 @@
 """The base class of all collectives, which sum vectors over ranks and leave behind the values not sent."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,12 @@ class Buffers:
         if tensor is None or tensor.numel() < size or (tensor.dtype, tensor.device) != (dtype, device):
             tensor = self._tensors[name] = torch.empty(size, dtype=dtype, device=device)
         return tensor[:size]
+
+    def take_messages(self, name: str, lengths: Sequence[int], device: torch.device) -> list[Tensor]:
+        """uint8 tensors of these lengths in one buffer, each aligned for fp32."""
+        sizes = [-(-length // 4) * 4 for length in lengths]
+        parts = torch.split(self.take(name, sum(sizes), torch.uint8, device), sizes)
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
 class Collective(ABC):

@@ -47,29 +47,29 @@ class Ring(_DenseSum):
 
     def sent_bytes(self, num_values: int, num_kept: int) -> float:
         """See `Collective.sent_bytes`."""
-        return 2 * (self.num_ranks - 1) / self.num_ranks * self._encoded_bytes(num_values)
+        return 2 * (self.num_ranks - 1) / self.num_ranks * sum(self._slice_bytes(num_values))
 
     def predict_s(self, links: Links, num_values: int, num_kept: int) -> float:
         """See `Collective.predict_s`."""
-        num_bytes = self._encoded_bytes(num_values)
+        num_bytes = sum(self._slice_bytes(num_values))
         if self.is_lossless:
             link = links.slowest
             return cost.ring_s(link.latency_s, link.s_per_byte, self.num_ranks, num_bytes)
         link, num_slices = links.all_to_all, self.num_ranks
         return 2 * cost.all_gather_s(link.latency_s, link.s_per_byte, num_slices, num_bytes / num_slices)
 
-    def _encoded_bytes(self, num_values: int) -> int:
-        if self.is_lossless:
-            return 4 * num_values
+    def _slice_bytes(self, num_values: int) -> list[int]:
+        """Lengths of the messages of all ranks' slices."""
         bounds = split_evenly(num_values, self.num_ranks)
-        return sum(self._packing.num_bytes(each.stop - each.start) for each in bounds)
+        return [self._packing.num_bytes(each.stop - each.start) for each in bounds]
 
     def _sum_in_place(self, vector: Tensor) -> None:
         dist.all_reduce(vector, group=self.group)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
         bounds = split_evenly(vector.numel(), self.num_ranks)
-        encoded = self._messages("ring.sums", [each.stop - each.start for each in bounds], vector.device)
+        sizes = self._slice_bytes(vector.numel())
+        encoded = self.buffers.take_messages("ring.sums", sizes, vector.device)
         own = vector[bounds[self.rank]]
         self._sum_own_slice([vector[each] for each in bounds], encoded, own)
         self._packing.pack(own, encoded[self.rank])
@@ -82,20 +82,12 @@ class Ring(_DenseSum):
         peers = peers_after(self.rank, self.num_ranks)
         for peer in peers:
             self._packing.pack(pieces[peer], outgoing[peer])
-        received = self._messages("ring.received", [own.numel()] * len(peers), own.device)
+        sizes = [self._packing.num_bytes(own.numel())] * len(peers)
+        received = self.buffers.take_messages("ring.received", sizes, own.device)
         incoming = dict(zip(peers, received, strict=True))
         send_and_receive({peer: outgoing[peer] for peer in peers}, incoming, self.group)
         for peer in sorted(incoming):  # in the order of ranks, so that runs can be repeated bit for bit
             self._packing.add(incoming[peer], own)
-
-    def _messages(self, name: str, lengths: list[int], device: torch.device) -> list[Tensor]:
-        """Buffers for encoded vectors of these lengths, each aligned for fp32."""
-        sizes = [self._packing.aligned_bytes(length) for length in lengths]
-        memory = self.buffers.take(name, sum(sizes), torch.uint8, device)
-        return [
-            part[: self._packing.num_bytes(length)]
-            for part, length in zip(torch.split(memory, sizes), lengths, strict=True)
-        ]
 
 
 class Tree(_DenseSum):

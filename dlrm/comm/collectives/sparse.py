@@ -52,13 +52,15 @@ class SparseAllGather(Collective):
         )
 
     def _piece_bytes(self, num_kept: int) -> int:
+        """Length of a message of indices, followed by their values."""
         return num_kept * INDEX_BYTES + self._packing.num_bytes(num_kept)
 
     def _reduce_into(self, total: Tensor, vector: Tensor, select: Select) -> None:
         check_length(vector)
         indices = select(vector)
         lengths = gather_lengths(indices, self._exact, self.group)
-        pieces = self._pieces(lengths, vector.device)
+        sizes = [self._piece_bytes(length) for length in lengths]
+        pieces = self.buffers.take_messages("sparse.pieces", sizes, vector.device)
         self._fill(pieces[self.rank], vector, indices)
         all_gather_in_place(pieces, self.group)
         total.zero_()
@@ -67,15 +69,6 @@ class SparseAllGather(Collective):
         for piece, length in zip(pieces, lengths, strict=True):
             self._packing.unpack(piece[INDEX_BYTES * length :], values[:length])
             total.index_add_(0, piece[: INDEX_BYTES * length].view(torch.int32), values[:length])
-
-    def _pieces(self, lengths: list[int], device: torch.device) -> list[Tensor]:
-        """Buffers for each rank's indices, followed by its values."""
-        sizes = [INDEX_BYTES * length + self._packing.aligned_bytes(length) for length in lengths]
-        memory = self.buffers.take("sparse.pieces", sum(sizes), torch.uint8, device)
-        return [
-            part[: self._piece_bytes(length)]
-            for part, length in zip(torch.split(memory, sizes), lengths, strict=True)
-        ]
 
     def _fill(self, piece: Tensor, vector: Tensor, indices: Tensor) -> None:
         """Move the values at `indices` to `piece`; their rounding errors stay in `vector`."""

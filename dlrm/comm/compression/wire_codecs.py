@@ -137,10 +137,6 @@ class Packing:
         chunks, rest = divmod(num_values, CHUNK)
         return chunks * self._codec.num_bytes(CHUNK) + self._codec.num_bytes(rest)
 
-    def aligned_bytes(self, num_values: int) -> int:
-        """`num_bytes`, rounded up so that an fp32 can follow."""
-        return -(-self.num_bytes(num_values) // 4) * 4
-
     def pack(self, values: Tensor, data: Tensor) -> None:
         """Encode values, and replace them by their rounding errors (0 where that is not finite).
 

@@ -9,6 +9,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
+from dlrm.config.reference import describe
 from dlrm.config.schema import DENSE_OPTIMIZERS, TablesConfig
 from dlrm.config.table_optimizers import ROW_OPTIMIZERS, TABLE_OPTIMIZERS
 from dlrm.sharding.host_lookup import use_host_lookups
@@ -57,3 +58,7 @@ def test_optimizers_of_operators_are_dense_optimizers_with_an_update_on_the_cpu(
     for name, known in TABLE_OPTIMIZERS.items():
         assert ("cpu" in known.operator_devices) == (known.update_table is not None), name
         assert not known.operator_devices or name in DENSE_OPTIMIZERS, name
+
+
+def test_the_configuration_reference_names_every_optimizer_of_tables():
+    assert all(f"`{name}`" in describe("tables.optimizer") for name in ROW_OPTIMIZERS)

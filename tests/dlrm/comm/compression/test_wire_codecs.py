@@ -117,7 +117,7 @@ def test_message_and_rounding_errors_add_up(codec, length):
     packing = Packing(codec)
     values = torch.randn(length)
     before = values.clone()
-    data = torch.zeros(packing.aligned_bytes(length) + 4, dtype=torch.uint8)
+    data = torch.zeros(packing.num_bytes(length) + 4, dtype=torch.uint8)
     packing.pack(values, data[: packing.num_bytes(length)])
     assert not data[packing.num_bytes(length) :].any()
     sent = torch.empty(length)
