@@ -101,9 +101,10 @@ class GradientHook:
         self.exchange: Exchange = build_exchange(config, sum(sizes), device, model.process_group)
         """Sums the gradients."""
         self._flat = self.exchange.make_buffer()
-        self._places = dict(zip(map(id, named.values()), _slices(sizes), strict=True))
+        self._sizes = sizes
+        self._pieces = dict(zip(map(id, named.values()), self._split(self._flat), strict=True))
         warns = dist.get_rank(model.process_group) == 0
-        self.check_step = StepCheck(config, self._places.keys(), self.exchange.residual, warns=warns)
+        self.check_step = StepCheck(config, self._pieces.keys(), self.exchange.residual, warns=warns)
         """Checks the optimizer before its step."""
         self._buckets: list[_Bucket] = []
         self._num_taken = 0
@@ -159,8 +160,8 @@ class GradientHook:
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
         for parameter, gradient in pairs:
             self._num_taken += gradient.numel()
-            if id(parameter) in self._places:  # else it was frozen before `register`
-                self._flat[self._places[id(parameter)]].view_as(gradient).copy_(gradient)
+            if id(parameter) in self._pieces:  # else it was frozen before `register`
+                self._pieces[id(parameter)].view_as(gradient).copy_(gradient)
         devices: list[int | str | torch.device] = (
             [self._flat.device] if self._flat.device.type == "cuda" else []
         )
@@ -184,14 +185,18 @@ class GradientHook:
             self.exchange.observe(begin_s - self._began_s)
         self._began_s = begin_s
         total, _ = self.exchange.combine(self._flat, mean=self._mean, problem=problem)
+        totals = dict(zip(self._pieces, self._split(total), strict=True))
         for bucket in self._buckets:
             # gradients are views of the bucket's buffer, which DDP reads from the future
             for parameter, gradient in bucket.pairs:
-                gradient.copy_(total[self._places[id(parameter)]].view_as(gradient))
+                gradient.copy_(totals[id(parameter)].view_as(gradient))
                 if self._may_be_unused or parameter.grad is None:
                     self._deliver(parameter, gradient)
             bucket.future.set_result(bucket.buffer)
         self._buckets.clear()
+
+    def _split(self, flat: Tensor) -> Sequence[Tensor]:
+        return torch.split(flat[: self.exchange.num_values], self._sizes)
 
     def _deliver(self, parameter: Tensor, gradient: Tensor) -> None:
         """Write to `.grad` what arrives for a parameter that this rank has not used in this step.
@@ -207,15 +212,6 @@ class GradientHook:
 
 def _exchange_bucket(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return state.take(bucket)
-
-
-def _slices(sizes: Sequence[int]) -> list[slice]:
-    """Slices of a flat vector for tensors of these sizes."""
-    found, end = [], 0
-    for size in sizes:
-        found.append(slice(end, end + size))
-        end += size
-    return found
 
 
 def _check_dtypes(named: Mapping[str, nn.Parameter]) -> None:
